@@ -1,0 +1,38 @@
+# Two commands do all the set-up: `make demo` and `make test`. Needs Python 3.11 to 3.13 and make.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+CONFIG ?= configs/synthetic.toml
+
+.DEFAULT_GOAL := help
+.PHONY: help demo run test quick check clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(READY) ## Learn two models from 100 clients, privately, in a simulation on this machine
+	$(BIN)/python -m simulation.launch
+
+run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/hospital.toml
+	$(BIN)/python -m simulation.launch --config $(CONFIG)
+
+test: $(READY) ## Run all tests, with coverage
+	$(BIN)/python -m pytest --cov --cov-report=term --cov-fail-under=90
+
+quick: $(READY) ## Run the tests that take no longer than a few seconds each
+	$(BIN)/python -m pytest -m "not slow"
+
+check: $(READY) ## Lint, check types, and check which way imports run
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean: ## Remove the virtual environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if (3, 11) <= sys.version_info < (3, 14) else "umbel needs Python 3.11 to 3.13: make PYTHON=python3.12")'
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	touch $@

@@ -1,0 +1,342 @@
+"""The cohort engine: score hypotheses and train them for many clients at once.
+
+`score` and `train` each have two forms that give the same numbers to rounding: a plain loop over
+clients, which is the reference, and a batched one, in which the clients of a cohort are computed
+together. `choose_engine` says which runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from federation import Federation
+from models.base import Model, Parameters
+from protocol import DEVICES, ENGINES, Arrays
+
+# Memory that one chunk of a cohort may take. Fixed, not measured, because the size of a chunk
+# may change results in the last digit and a seed must give the same result every time.
+CPU_CHUNK_BYTES = 1 << 30
+GPU_CHUNK_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """The rows of some clients, those of a client together.
+
+    Attributes
+    ----------
+    features : Tensor, shape (rows, \\*feature shape), float32
+    targets : Tensor, shape (rows,) or (rows, outputs), float32, or int64 for classes
+    lengths : ndarray of int64, shape (clients,)
+        Number of rows of each client.
+    """
+
+    features: Tensor
+    targets: Tensor
+    lengths: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """First row of each client."""
+        return np.cumsum(self.lengths) - self.lengths
+
+    @classmethod
+    def gather(cls, federation: Federation, clients: Sequence[int], device: torch.device) -> Cohort:
+        """Read the rows of `clients`, and no others, in one copy."""
+        chosen = np.asarray(clients, dtype=np.int64)
+        first = federation.offsets[chosen]
+        lengths = federation.offsets[chosen + 1] - first
+        rows = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
+        features = np.asarray(federation.features[rows], dtype=np.float32)
+        if federation.manifest.feature_scale != 1.0:
+            features = features * np.float32(federation.manifest.feature_scale)
+        targets = np.asarray(federation.targets[rows])
+        targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
+        return cls(torch.from_numpy(features).to(device), torch.from_numpy(targets).to(device), lengths)
+
+    def part(self, clients: slice) -> Cohort:
+        """Return a run of clients as a cohort of its own, without a copy."""
+        starts, lengths = self.starts[clients], self.lengths[clients]
+        rows = slice(int(starts[0]), int(starts[-1] + lengths[-1]))
+        return Cohort(self.features[rows], self.targets[rows], lengths)
+
+
+@dataclass(frozen=True)
+class LocalUpdate:
+    """How a client trains: E epochs of minibatch SGD with step size s and batch size B.
+
+    A batch size of 0 takes all rows at once. The last minibatch of an epoch may be smaller.
+    """
+
+    local_epochs: int
+    step_size: float
+    batch_size: int
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device called `name`; ``auto`` takes the GPU if there is one."""
+    if name not in DEVICES:
+        raise ValueError(f"unknown device {name!r}; choose from {', '.join(DEVICES)}")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    elif name == "cuda" and not torch.cuda.is_available():
+        raise ValueError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"')
+    return torch.device(name)
+
+
+def choose_engine(name: str, model: Model, device: torch.device) -> str:
+    """Return ``loop`` or ``batched`` for a model on a device.
+
+    A batched convolution becomes a grouped one, which the CPU computes more slowly than one
+    client after the other; in every other case the batched form is faster.
+    """
+    if name not in ENGINES:
+        raise ValueError(f"unknown engine {name!r}; choose from {', '.join(ENGINES)}")
+    if name != "auto":
+        return name
+    convolves = any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.module.modules())
+    return "loop" if convolves and device.type == "cpu" else "batched"
+
+
+def score(
+    model: Model, hypotheses: Arrays, cohort: Cohort, engine: str
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the loss and the metric of every hypothesis on every client's rows.
+
+    Returns
+    -------
+    losses, metrics : ndarray, shape (k, clients)
+        As reported (`Score.report`), not as descended.
+    """
+    device = cohort.features.device
+    stacked = _to_tensors(hypotheses, device)
+    k = len(next(iter(stacked.values())))
+    sums = np.empty((2, k, len(cohort)))
+    with torch.inference_mode():
+        if engine == "loop":
+            for c in range(len(cohort)):
+                one = cohort.part(slice(c, c + 1))
+                for j in range(k):
+                    outputs = model.apply({name: value[j] for name, value in stacked.items()}, one.features)
+                    sums[0, j, c] = model.loss.per_sample(outputs, one.targets).double().sum().item()
+                    sums[1, j, c] = model.metric.per_sample(outputs, one.targets).double().sum().item()
+        else:
+            for part, rows in _row_chunks(model, cohort):
+                sums[:, :, part] = _score_rows(model, stacked, rows)
+    means = torch.from_numpy(sums / cohort.lengths)
+    return model.loss.report(means[0]).numpy(), model.metric.report(means[1]).numpy()
+
+
+def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return each client's hypothesis of lowest loss (Algorithm 1, line 5), ties to the lowest index.
+
+    A loss that is not a number never wins.
+    """
+    best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
+    return best
+
+
+def train(
+    model: Model,
+    hypotheses: Arrays,
+    chosen: NDArray[np.int64],
+    cohort: Cohort,
+    update: LocalUpdate,
+    generators: Sequence[np.random.Generator],
+    engine: str,
+) -> Arrays:
+    """Train each client from its chosen hypothesis (Algorithm 1, line 6).
+
+    Parameters
+    ----------
+    model : Model
+    hypotheses : dict of ndarray, each (k, \\*shape)
+    chosen : ndarray of int, shape (clients,)
+    cohort : Cohort
+    update : LocalUpdate
+    generators : sequence of Generator, one a client
+        Each shuffles its own client's rows, so that a client's result does not depend on who
+        else is in the cohort.
+    engine : str
+        ``loop`` or ``batched``.
+
+    Returns
+    -------
+    dict of ndarray, each (clients, \\*shape), float32
+    """
+    form = _train_loop if engine == "loop" else _train_batched
+    stacked = _to_tensors(hypotheses, cohort.features.device)
+    trained: Arrays = {name: np.empty((len(cohort), *value.shape[1:]), np.float32) for name, value in stacked.items()}
+    for part in _client_chunks(model, cohort, update):
+        index = torch.from_numpy(chosen[part]).to(cohort.features.device)
+        start = {name: value[index] for name, value in stacked.items()}
+        rows = cohort.part(part)
+        order = _shuffle(rows.lengths, update, generators[part])
+        for name, value in form(model, start, rows, update, order).items():
+            trained[name][part] = value.cpu().numpy()
+    return trained
+
+
+def _train_loop(
+    model: Model, start: Parameters, cohort: Cohort, update: LocalUpdate, order: NDArray[np.int64]
+) -> Parameters:
+    results: list[Parameters] = []
+    for c in range(len(cohort)):
+        parameters = {name: value[c] for name, value in start.items()}
+        first, length = int(cohort.starts[c]), int(cohort.lengths[c])
+        batch_size = update.batch_size or length
+        for epoch in range(update.local_epochs):
+            rows = torch.from_numpy(order[epoch, first : first + length]).to(cohort.features.device)
+            for batch in rows.split(batch_size):
+                parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+                outputs = model.apply(parameters, cohort.features[batch])
+                loss = model.loss.objective(model.loss.per_sample(outputs, cohort.targets[batch]).mean())
+                gradients = torch.autograd.grad(loss, list(parameters.values()))
+                with torch.no_grad():
+                    parameters = {
+                        name: value - update.step_size * gradient
+                        for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
+                    }
+        results.append({name: value.detach() for name, value in parameters.items()})
+    return {name: torch.stack([result[name] for result in results]) for name in start}
+
+
+def _train_batched(
+    model: Model, start: Parameters, cohort: Cohort, update: LocalUpdate, order: NDArray[np.int64]
+) -> Parameters:
+    device = cohort.features.device
+    forward = vmap(lambda parameters, inputs: functional_call(model.module, parameters, (inputs,)))
+    parameters = start
+    for rows, weights, active in _minibatches(cohort, update, order):
+        index = torch.from_numpy(rows).to(device)
+        share = torch.from_numpy(weights).to(device)
+        parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        outputs = forward(parameters, cohort.features[index])
+        losses = model.loss.per_sample(outputs, cohort.targets[index])
+        # Each client's loss depends on its own parameters alone, so the gradient of the sum
+        # holds the gradient of each.
+        objective = model.loss.objective((losses * share).sum(1))
+        gradients = torch.autograd.grad(
+            (objective * torch.from_numpy(active).to(device)).sum(), list(parameters.values())
+        )
+        with torch.no_grad():
+            parameters = {
+                name: value - update.step_size * gradient
+                for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
+            }
+    return {name: value.detach() for name, value in parameters.items()}
+
+
+def _minibatches(
+    cohort: Cohort, update: LocalUpdate, order: NDArray[np.int64]
+) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield, a step, the rows (clients, b), their shares of the mean, and which clients have any.
+
+    A client that has fewer rows than others is padded with its first row at share 0; one that
+    has none left in this step is inactive.
+    """
+    starts, lengths = cohort.starts[:, None], cohort.lengths[:, None]
+    longest = int(cohort.lengths.max())
+    batch_size = min(update.batch_size or longest, longest)
+    for epoch in range(update.local_epochs):
+        for begin in range(0, longest, batch_size):
+            position = np.arange(begin, min(begin + batch_size, longest))[None, :]
+            real = position < lengths
+            rows = order[epoch][starts + np.where(real, position, 0)]
+            count = real.sum(1, keepdims=True)
+            weights = real / np.maximum(count, 1)
+            yield rows, weights.astype(np.float32), (count[:, 0] > 0).astype(np.float32)
+
+
+def _shuffle(
+    lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
+) -> NDArray[np.int64]:
+    """Return the order (epochs, rows) in which each client goes through its rows.
+
+    The order of a client that takes all its rows at once is of no consequence, and no draw is
+    spent on it.
+    """
+    order = np.tile(np.arange(int(lengths.sum())), (update.local_epochs, 1))
+    if update.batch_size:
+        starts = np.cumsum(lengths) - lengths
+        for c in np.flatnonzero(lengths > update.batch_size).tolist():
+            rows = slice(starts[c], starts[c] + lengths[c])
+            for epoch in range(update.local_epochs):
+                order[epoch, rows] = generators[c].permutation(order[epoch, rows])
+    return order
+
+
+def _score_rows(model: Model, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
+    """Return the summed loss and metric (2, k, clients) of every hypothesis."""
+    forward = vmap(lambda parameters: functional_call(model.module, parameters, (cohort.features,)))
+    outputs = forward(stacked)
+    targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
+    values = torch.stack([model.loss.per_sample(outputs, targets), model.metric.per_sample(outputs, targets)]).double()
+    client = torch.from_numpy(np.repeat(np.arange(len(cohort)), cohort.lengths)).to(values.device)
+    sums = torch.zeros(*values.shape[:2], len(cohort), dtype=values.dtype, device=values.device)
+    result: NDArray[np.float64] = sums.index_add_(2, client, values).cpu().numpy()
+    return result
+
+
+def _row_chunks(model: Model, cohort: Cohort) -> Iterator[tuple[slice, Cohort]]:
+    """Yield runs of whole clients whose rows can be scored together."""
+    most = max(1, _chunk_bytes(cohort.features.device) // (4 * _activations(model, cohort)))
+    begin = 0
+    while begin < len(cohort):
+        fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), most, side="right"))
+        part = slice(begin, begin + max(1, fits))
+        yield part, cohort.part(part)
+        begin = part.stop
+
+
+def _client_chunks(model: Model, cohort: Cohort, update: LocalUpdate) -> Iterator[slice]:
+    """Yield runs of clients that can be trained together."""
+    rows = min(update.batch_size or int(cohort.lengths.max()), int(cohort.lengths.max()))
+    # Parameters, their gradient and the next parameters; activations, forward and backward.
+    client_bytes = 4 * (3 * model.num_parameters + 2 * rows * _activations(model, cohort))
+    most = max(1, _chunk_bytes(cohort.features.device) // client_bytes)
+    for begin in range(0, len(cohort), most):
+        yield slice(begin, min(begin + most, len(cohort)))
+
+
+def _chunk_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory * GPU_CHUNK_SHARE)
+    return CPU_CHUNK_BYTES
+
+
+def _activations(model: Model, cohort: Cohort) -> int:
+    return _count_activations(model, tuple(cohort.features.shape[1:]))
+
+
+@lru_cache(maxsize=16)
+def _count_activations(model: Model, shape: tuple[int, ...]) -> int:
+    """Return how many numbers the layers put out for one row."""
+    total = int(np.prod(shape))
+
+    def count(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        nonlocal total
+        total += outputs.numel() if isinstance(outputs, Tensor) else 0
+
+    network = model.network()
+    for layer in network.modules():
+        layer.register_forward_hook(count)
+    with torch.inference_mode():
+        network(torch.zeros(1, *shape))
+    return total
+
+
+def _to_tensors(arrays: Arrays, device: torch.device) -> Parameters:
+    return {name: torch.from_numpy(np.asarray(value)).to(device) for name, value in arrays.items()}

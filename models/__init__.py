@@ -1,0 +1,94 @@
+"""Models by name, each with its loss and metric.
+
+A model of your own is a function that returns a ``torch.nn.Module`` (or a `Model`), given as
+``package.module:factory``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+
+from torch import nn
+
+from models.base import LOSSES, METRICS, Loss, Model, Score
+from models.networks import CNN, Linear, mlp
+from protocol import import_by_name
+
+__all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
+
+MODELS = {
+    "linear": Model("linear", Linear, LOSSES["mse"], METRICS["rmse"]),
+    "mlp": Model("mlp", mlp, LOSSES["rmse"], METRICS["rmse"]),
+    "cnn": Model("cnn", CNN, LOSSES["cross-entropy"], METRICS["accuracy"]),
+}
+
+
+@lru_cache(maxsize=16)
+def load(name: str, loss: str = "") -> Model:
+    """Return the model called `name`, checked.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS` or ``package.module:factory``.
+    loss : str
+        A key of `LOSSES`; empty for the model's own.
+
+    Raises
+    ------
+    ValueError
+        When the model or the loss is unknown or unusable; the text lists what there is.
+    """
+    if loss and loss not in LOSSES:
+        raise ValueError(f"unknown loss {loss!r}; choose from {', '.join(LOSSES)}")
+    if ":" in name:
+        model = _from_factory(name, loss)
+    elif name in MODELS:
+        model = MODELS[name]
+    else:
+        raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)} or give package.module:factory")
+    if loss:
+        model = replace(model, loss=LOSSES[loss])
+    _check(model)
+    return model
+
+
+def load_for(model: str, loss: str, default_model: str, default_loss: str) -> Model:
+    """Return the model that a run asks for, or else the one its federation was made for.
+
+    Parameters
+    ----------
+    model, loss : str
+        From the run config; empty when it leaves the choice to the federation.
+    default_model, default_loss : str
+        From the federation's manifest. A model of the run's own brings its own loss.
+    """
+    if not (model or default_model):
+        raise ValueError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
+    return load(model or default_model, loss or ("" if model else default_loss))
+
+
+def _from_factory(name: str, loss: str) -> Model:
+    factory = import_by_name(name)
+    made = factory()
+    if isinstance(made, Model):
+        return replace(made, name=name)
+    if not isinstance(made, nn.Module):
+        raise ValueError(f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model")
+    if not loss:
+        raise ValueError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
+    return Model(name, factory, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"])
+
+
+def _check(model: Model) -> None:
+    if buffers := [name for name, _ in model.module.named_buffers()]:
+        raise ValueError(
+            f"model {model.name!r} has buffers {buffers}; use layers without running statistics, "
+            "as GroupNorm instead of BatchNorm"
+        )
+    state = model.module.state_dict()
+    if not state:
+        raise ValueError(f"model {model.name!r} has no parameters")
+    if odd := [name for name, value in state.items() if not value.is_floating_point()]:
+        raise ValueError(f"model {model.name!r} has parameters that are not floating point: {odd}")

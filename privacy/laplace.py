@@ -1,0 +1,100 @@
+"""The Laplace mechanism under Euclidean distance (group privacy paper, Lemma 4.1 and Algorithm 2).
+
+The noise rho in R^n has density proportional to exp(-epsilon |rho|). Its norm is
+Gamma(n, 1/epsilon), its direction uniform, its components have variance (n + 1)/epsilon^2
+(Lemma 4.3). All arithmetic is in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+
+def sample(n: int, epsilon: float, generator: np.random.Generator) -> Matrix:
+    """Draw one noise vector.
+
+    Drawn as a scale mixture of Gaussians, ``sqrt(W) g`` with W ~ Gamma((n+1)/2, scale
+    2/epsilon^2) and g ~ N(0, I_n): the same law as the paper's norm and direction (Sec. 4.2)
+    without a normalisation, so there is no zero norm to divide by.
+
+    Parameters
+    ----------
+    n : int
+        Number of components, at least 1.
+    epsilon : float
+        Privacy lost per unit of distance, above 0.
+    generator : Generator
+        Source of the draw.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+    """
+    if n < 1 or not epsilon > 0:
+        raise ValueError(f"the Laplace mechanism needs n >= 1 and epsilon > 0, got n={n}, epsilon={epsilon}")
+    mixing = generator.standard_gamma((n + 1) / 2) * 2.0
+    noise: Matrix = generator.standard_normal(n) * (np.sqrt(mixing) / epsilon)
+    return noise
+
+
+def clip(updates: Matrix, radius: float) -> Matrix:
+    """Shorten the rows of `updates` (m, n) that are longer than `radius`."""
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    clipped: Matrix = updates * np.minimum(1.0, radius / np.maximum(norms, np.finfo(float).tiny))
+    return clipped
+
+
+def sanitise(
+    updates: Matrix,
+    noise_multiplier: float,
+    radius: float,
+    radius_mode: str,
+    generators: Sequence[np.random.Generator],
+    layers: Sequence[slice] | None = None,
+) -> Matrix:
+    """Return clients' updates with noise of scale epsilon = n / (nu r) (Algorithm 2).
+
+    Parameters
+    ----------
+    updates : ndarray, shape (m, n)
+        Trained parameters less the chosen hypothesis, a row a client.
+    noise_multiplier : float
+        nu; 0 adds no noise.
+    radius : float
+        In mode ``public`` the radius r itself, to which updates are clipped. In mode ``update``
+        the least radius: r = max(|update|, radius), since an update of norm 0 would otherwise
+        go without noise.
+    radius_mode : str
+        ``update`` (the paper) or ``public``.
+    generators : sequence of Generator, one a client
+    layers : sequence of slice, optional
+        Columns to be noised by themselves, each within its own radius, as in the paper's
+        Sec. 5.3; by default the whole vector at once.
+
+    Returns
+    -------
+    ndarray of float64, shape (m, n)
+    """
+    if radius_mode not in ("update", "public"):
+        raise ValueError(f"unknown radius mode {radius_mode!r}")
+    if not (np.isfinite(noise_multiplier) and noise_multiplier >= 0 and np.isfinite(radius) and radius > 0):
+        raise ValueError(f"cannot sanitise with noise multiplier {noise_multiplier} and radius {radius}")
+    sanitised = np.empty_like(updates)
+    for columns in layers or [slice(None)]:
+        part = updates[:, columns]
+        if radius_mode == "public":
+            part = clip(part, radius)
+            radii = np.full(len(part), radius)
+        else:
+            radii = np.maximum(np.linalg.norm(part, axis=1), radius)
+        sanitised[:, columns] = part
+        if noise_multiplier > 0:
+            n = part.shape[1]
+            for row, (r, generator) in enumerate(zip(radii, generators, strict=True)):
+                sanitised[row, columns] += sample(n, n / (noise_multiplier * r), generator)
+    return sanitised

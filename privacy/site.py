@@ -1,0 +1,87 @@
+"""What a node knows about itself, from where it runs and from its own configuration.
+
+Nothing here reads a message: a server must not be able to tell a site that it is simulated.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DATA_PATH = "data-path"
+
+_in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
+
+
+class SiteError(ValueError):
+    """The node is not set up to serve data."""
+
+
+@contextmanager
+def in_process() -> Iterator[None]:
+    """Mark what runs inside as a simulation in this process (for `simulation.grid` alone)."""
+    token = _in_process.set(True)
+    try:
+        yield
+    finally:
+        _in_process.reset(token)
+
+
+def runs_in_simulation() -> bool:
+    """Return whether this code runs in a Ray worker or in the in-process grid."""
+    if _in_process.get():
+        return True
+    ray = sys.modules.get("ray")
+    return bool(ray and ray.is_initialized() and ray.get_runtime_context().worker.mode == ray.WORKER_MODE)
+
+
+@dataclass(frozen=True)
+class Site:
+    """A node, as far as privacy is concerned.
+
+    Attributes
+    ----------
+    data_path : Path or None
+        The data this node's own configuration names; None in simulation, where the node serves
+        a part of the run config's federation.
+    first, step : int
+        In simulation, the node hosts the federation's clients ``first, first + step, ...``.
+    """
+
+    data_path: Path | None
+    first: int = 0
+    step: int = 1
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> Site:
+        """Return the site that a node configuration describes.
+
+        Raises
+        ------
+        SiteError
+            When the node is no simulation and names no data of its own.
+        """
+        # The site's own path is asked for first: real nodes may have a partition-id as well.
+        if path := node_config.get(DATA_PATH):
+            return cls(Path(str(path)).expanduser())
+        if not runs_in_simulation():
+            raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
+        return cls(None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the node holds no data of its own."""
+        return self.data_path is None
+
+    def client_ids(self, clients: tuple[int, ...]) -> list[int]:
+        """Return the federation-wide numbers of clients counted within the node."""
+        return [self.first + self.step * client for client in clients]
+
+    def seed(self, run_config: Mapping[str, Any]) -> int | None:
+        """Return the run's seed in simulation, None where the data are the site's own."""
+        return int(run_config["seed"]) if self.simulated else None

@@ -1,0 +1,98 @@
+"""What a run leaves behind: one folder, each file replaced whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict
+from fractions import Fraction
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import tomli_w
+from numpy.typing import NDArray
+
+from protocol import Arrays
+from server.rounds import State
+
+_PACKAGES = ("flwr", "torch", "numpy", "safetensors")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    with scratch.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+class RunFolder:
+    """The folder of one run.
+
+    ==========================  ==========================================================
+    ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
+    ``latest.safetensors``      what the next round would have started from
+    ``history.jsonl``           a line a round (`server.rounds.Round`)
+    ``ledger.csv``              clients that released: participations and what they spent
+    ``config.toml``             the run config and the versions it ran with
+    ``report.html``             the outcome for people
+    ==========================  ==========================================================
+
+    Parameters
+    ----------
+    path : Path
+        Made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.mkdir(parents=True, exist_ok=True)
+
+    def write_config(self, run_config: Mapping[str, Any]) -> None:
+        """Save the configuration of the run and the versions it runs with."""
+        versions = {package: version(package) for package in _PACKAGES} | {"python": platform.python_version()}
+        document = {"config": dict(run_config), "versions": versions}
+        write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())
+
+    def write_round(self, state: State, participations: NDArray[np.int64], cost: Fraction | None) -> None:
+        """Save where the run stands.
+
+        Parameters
+        ----------
+        state : State
+        participations : ndarray of int
+            How often each training client released.
+        cost : Fraction or None
+            What one participation costs; None when nothing bounds it.
+        """
+        self._write_arrays("latest", state.hypotheses)
+        self._write_arrays("hypotheses", state.best)
+        lines = [json.dumps(asdict(entry)) for entry in state.history]
+        write_atomically(self.path / "history.jsonl", "".join(line + "\n" for line in lines).encode())
+        rows = ["client,participations,spent\n"]
+        for client in np.flatnonzero(participations):
+            times = int(participations[client])
+            rows.append(f"{client},{times},{spend(times, cost):.10g}\n")
+        write_atomically(self.path / "ledger.csv", "".join(rows).encode())
+
+    def write_report(self, html: str) -> None:
+        """Save the report."""
+        write_atomically(self.path / "report.html", html.encode())
+
+    def _write_arrays(self, name: str, arrays: Arrays) -> None:
+        content = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+        write_atomically(self.path / f"{name}.safetensors", content)
+
+
+def spend(participations: float, cost: Fraction | None) -> float:
+    """Return what a number of participations costs; infinite for unsanitised releases."""
+    if cost is None:
+        return float("inf") if participations else 0.0
+    return float(Fraction(participations) * cost)

@@ -1,0 +1,166 @@
+"""A run's configuration, checked before any work starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ConfigRecord
+
+import models
+import strategies
+from federation import Manifest, find_federation, read_manifest
+from models.base import Model
+from protocol import DEVICES, ENGINES, RADIUS_MODES
+from strategies import HypothesisStrategy, RadiusSchedule
+
+
+class ConfigError(ValueError):
+    """The run config cannot be run; the text names the key and the fix."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the server needs of the run config.
+
+    Attributes
+    ----------
+    strategy : HypothesisStrategy
+    model : Model
+    manifest : Manifest or None
+        Of the federation; None where every node serves its own.
+    seed, rounds, patience, validate_every, restarts : int
+    round_timeout : float
+        Seconds to wait for a round's replies.
+    train_config : ConfigRecord
+        What every `protocol.Demand` of the run has in common.
+    """
+
+    strategy: HypothesisStrategy
+    model: Model
+    manifest: Manifest | None
+    seed: int
+    rounds: int
+    patience: int
+    validate_every: int
+    restarts: int
+    round_timeout: float
+    train_config: ConfigRecord
+
+    @classmethod
+    def parse(cls, run_config: Mapping[str, Any]) -> Settings:
+        """Check a run config and return the settings in it.
+
+        Raises
+        ------
+        ConfigError
+            For the first entry that cannot be used.
+        """
+        read = _Reader(run_config)
+        seed = read.whole("seed", 0)
+        radius = RadiusSchedule(
+            read.choice("radius", RADIUS_MODES),
+            read.number("radius-floor", above=0),
+            read.number("radius-start", above=0),
+            read.number("radius-decay", above=0),
+        )
+        read.choice("device", DEVICES)
+        read.choice("engine", ENGINES)
+        try:
+            strategy_class = strategies.load(read.text("strategy"))
+            manifest = _manifest(read.text("federation"))
+            model = models.load_for(
+                read.text("model"),
+                read.text("loss"),
+                manifest.model if manifest else "",
+                manifest.loss if manifest else "",
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        strategy = strategy_class(
+            hypotheses=read.whole("hypotheses", 1),
+            clients_per_round=read.whole("clients-per-round", 1),
+            validation_clients_per_round=read.whole("validation-clients-per-round", 0),
+            min_releases=read.whole("min-releases", 1),
+            radius=radius,
+            seed=seed,
+            min_nodes=read.whole("min-nodes", 1),
+            node_wait=read.number("node-wait", above=0),
+        )
+        train_config = ConfigRecord(
+            {
+                "local_epochs": read.whole("local-epochs", 1),
+                "step_size": read.number("step-size", above=0),
+                "batch_size": read.whole("batch-size", 0),
+                "noise_multiplier": read.number("noise-multiplier", least=0),
+                "per_layer": read.flag("noise-per-layer"),
+            }
+        )
+        return cls(
+            strategy=strategy,
+            model=model,
+            manifest=manifest,
+            seed=seed,
+            rounds=read.whole("rounds", 1),
+            patience=read.whole("patience", 0),
+            validate_every=read.whole("validate-every", 1),
+            restarts=read.whole("restarts", 1),
+            round_timeout=read.number("round-timeout", above=0),
+            train_config=train_config,
+        )
+
+
+def _manifest(name: str) -> Manifest | None:
+    return read_manifest(find_federation(name)) if name else None
+
+
+class _Reader:
+    """Reads entries of a run config, with an error that names the key."""
+
+    def __init__(self, run_config: Mapping[str, Any]) -> None:
+        self._config = run_config
+
+    def _get(self, key: str) -> Any:
+        if key not in self._config:
+            raise ConfigError(f"the run config lacks {key}; its default is in pyproject.toml, [tool.flwr.app.config]")
+        return self._config[key]
+
+    def text(self, key: str) -> str:
+        value = self._get(key)
+        if not isinstance(value, str):
+            raise ConfigError(f"{key} must be text, got {value!r}")
+        return value
+
+    def choice(self, key: str, options: tuple[str, ...]) -> str:
+        value = self.text(key)
+        if value not in options:
+            raise ConfigError(f"{key} must be one of {', '.join(options)}, got {value!r}")
+        return value
+
+    def flag(self, key: str) -> bool:
+        value = self._get(key)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{key} must be true or false, got {value!r}")
+        return value
+
+    def whole(self, key: str, least: int) -> int:
+        value = self._get(key)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ConfigError(f"{key} must be a whole number of at least {least}, got {value!r}")
+        return value
+
+    def number(self, key: str, *, above: float | None = None, least: float | None = None) -> float:
+        value = self._get(key)
+        bound = f"above {above:g}" if above is not None else f"of at least {least:g}"
+        fits = (
+            isinstance(value, int | float)
+            and not isinstance(value, bool)
+            and math.isfinite(value)
+            and (above is None or value > above)
+            and (least is None or value >= least)
+        )
+        if not fits:
+            raise ConfigError(f"{key} must be a finite number {bound}, got {value!r}")
+        return float(value)

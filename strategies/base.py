@@ -1,0 +1,333 @@
+"""The strategy that all of umbel's are built on.
+
+To write one of your own, subclass `HypothesisStrategy` or one of its children and override
+`assign` (which hypothesis does each release belong to?) or `combine` (what becomes of a
+group?), then name it in the run config: ``strategy = "package.module:Class"``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+from protocol import (
+    ARRAYS,
+    COUNTS,
+    SCORES,
+    Arrays,
+    Demand,
+    evaluate_request,
+    flatten,
+    from_array_record,
+    to_array_record,
+    train_request,
+    unflatten,
+)
+from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
+
+# Keys that keep the server's draws for different purposes apart.
+_SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
+
+
+@dataclass(frozen=True)
+class RadiusSchedule:
+    """The radius asked for in round t.
+
+    Mode ``update``: `floor`. Mode ``public``: ``start * decay**(t - 1)``, at least `floor`.
+    """
+
+    mode: str = "update"
+    floor: float = 0.01
+    start: float = 1.0
+    decay: float = 1.0
+
+    def at(self, round: int) -> float:
+        """Return the radius of a round, counted from 1."""
+        return self.floor if self.mode == "update" else max(self.start * self.decay ** (round - 1), self.floor)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The clients a kind of message went to: for each node, their positions in the sample."""
+
+    clients: NDArray[np.int64]
+    positions: dict[int, list[int]]
+
+
+class HypothesisStrategy(Strategy):
+    """Federated training of k hypotheses (group privacy paper, Algorithm 1).
+
+    Clients are sampled over all nodes and their replies put in client order before anything is
+    computed, so the result does not depend on how many nodes there are or who answers first.
+
+    Parameters
+    ----------
+    hypotheses : int
+        k, the number of hypotheses.
+    clients_per_round : int
+        U, the number of training clients asked in a round.
+    validation_clients_per_round : int
+        Number of validation clients asked; 0 for all.
+    min_releases : int
+        A round with fewer releases leaves the hypotheses as they are.
+    radius : RadiusSchedule
+        Radius within which updates are hidden.
+    seed : int
+        Of the server's sampling.
+    min_nodes : int
+        Number of nodes to wait for.
+    node_wait : float
+        Seconds to wait for them.
+    """
+
+    fixed_hypotheses: ClassVar[int | None] = None
+    """The only number of hypotheses the strategy can train, if there is one."""
+    discloses_choice: ClassVar[bool] = False
+    """Whether clients are asked for the hypothesis they chose."""
+
+    def __init__(
+        self,
+        *,
+        hypotheses: int = 2,
+        clients_per_round: int = 7,
+        validation_clients_per_round: int = 0,
+        min_releases: int = 1,
+        radius: RadiusSchedule | None = None,
+        seed: int = 0,
+        min_nodes: int = 1,
+        node_wait: float = 60.0,
+    ) -> None:
+        self.hypotheses = self.fixed_hypotheses or hypotheses
+        self.clients_per_round = clients_per_round
+        self.validation_clients_per_round = validation_clients_per_round
+        self.min_releases = min_releases
+        self.radius = radius or RadiusSchedule()
+        self.seed = seed
+        self.min_nodes = min_nodes
+        self.node_wait = node_wait
+        self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
+        """How often each training client has released."""
+        self._roster: Roster | None = None
+        self._current: Arrays = {}
+        self._asked: dict[str, _Asked] = {}
+
+    def assign(
+        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return the hypothesis each release belongs to.
+
+        Parameters
+        ----------
+        releases : ndarray, shape (m, n)
+            Sanitised parameter vectors, in client order.
+        hypotheses : ndarray, shape (k, n)
+            The hypotheses that were broadcast.
+        choices : ndarray of int, shape (m,), or None
+            What the clients chose, if the strategy `discloses_choice`.
+
+        Returns
+        -------
+        ndarray of int, shape (m,)
+        """
+        raise NotImplementedError
+
+    def combine(self, group: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the next hypothesis (n,) from the releases (g, n) assigned to it: their mean."""
+        mean: NDArray[np.float64] = group.mean(axis=0)
+        return mean
+
+    def roster(self, grid: Grid) -> Roster:
+        """Return the nodes and their clients, asking them the first time."""
+        if self._roster is None:
+            roster = gather(grid, self.min_nodes, self.node_wait)
+            check_enough("clients-per-round", self.clients_per_round, roster.train)
+            check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
+            check_enough("min-releases", self.min_releases, self.clients_per_round)
+            self.participations = np.zeros(roster.train, np.int64)
+            self._roster = roster
+        return self._roster
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask a sample of the training clients to train; `config` holds what a `Demand` needs besides."""
+        roster = self.roster(grid)
+        clients = sample([self.seed, _SAMPLE_TRAIN, server_round], roster.train, self.clients_per_round)
+        placed = self._ask("train", clients, roster.place(TRAIN, clients))
+        self._current = from_array_record(arrays)
+        common: dict[str, Any] = {
+            **config,
+            "round": server_round,
+            "radius_mode": self.radius.mode,
+            "radius": self.radius.at(server_round),
+            "disclose_choice": self.discloses_choice,
+        }
+        return [
+            Message(
+                train_request(arrays, Demand(**common, clients=tuple(locals_))),
+                node,
+                "train",
+                group_id=str(server_round),
+            )
+            for node, (_, locals_) in placed.items()
+        ]
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Assign the releases to hypotheses and combine each group.
+
+        Returns
+        -------
+        ArrayRecord or None
+            The next hypotheses; None when fewer than `min_releases` clients released. A
+            hypothesis without releases stays as it was.
+        MetricRecord
+            ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases a hypothesis.
+        """
+        asked = self._asked["train"]
+        releases, positions, choices, lost = self._collect(replies, asked)
+        self.participations[asked.clients[positions]] += 1
+        groups = np.zeros(self.hypotheses, np.int64)
+        following = None
+        if len(releases) >= self.min_releases and len(releases):
+            hypotheses = flatten(self._current)
+            labels = self.assign(releases, hypotheses, choices)
+            groups = np.bincount(labels, minlength=self.hypotheses)
+            moved = hypotheses.copy()
+            for j in np.flatnonzero(groups):
+                moved[j] = self.combine(releases[labels == j])
+            following = to_array_record(unflatten(moved, self._current))
+        metrics = MetricRecord(
+            {
+                "asked": len(asked.clients),
+                "releases": len(releases),
+                "lost-nodes": lost,
+                "groups": [int(count) for count in groups],
+            }
+        )
+        return following, metrics
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask a sample of the validation clients to score the hypotheses."""
+        roster = self.roster(grid)
+        size = self.validation_clients_per_round or roster.validation
+        if not size:
+            return []
+        clients = sample([self.seed, _SAMPLE_VALIDATION, server_round], roster.validation, size)
+        placed = self._ask("evaluate", clients, roster.place(VALIDATION, clients))
+        return [
+            Message(evaluate_request(arrays, server_round, locals_), node, "evaluate", group_id=str(server_round))
+            for node, (_, locals_) in placed.items()
+        ]
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average loss and metric over the validation clients that answered, each counting once.
+
+        Returns
+        -------
+        MetricRecord or None
+            ``loss``, ``metric`` and ``clients``; None when nobody answered.
+        """
+        asked = self._asked.get("evaluate")
+        if asked is None:
+            return None
+        scores = np.full((2, len(asked.clients)), np.nan)
+        for node, reply in self._answers(replies, asked).items():
+            record = reply.content.metric_records.get(SCORES, MetricRecord())
+            positions = asked.positions[node]
+            for row, name in enumerate(("loss", "metric")):
+                values = record.get(name)
+                if isinstance(values, list) and len(values) == len(positions):
+                    scores[row, positions] = values
+        answered = np.isfinite(scores).all(axis=0)
+        if not answered.any():
+            return None
+        # In client order, so that rounding does not depend on the nodes.
+        loss, metric = scores[:, answered].mean(axis=1)
+        return MetricRecord({"loss": float(loss), "metric": float(metric), "clients": int(answered.sum())})
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        log(
+            INFO,
+            "%s: k = %d hypotheses, %d clients a round, radius %s",
+            type(self).__name__,
+            self.hypotheses,
+            self.clients_per_round,
+            self.radius.mode,
+        )
+
+    def _ask(
+        self, kind: str, clients: NDArray[np.int64], placed: dict[int, tuple[list[int], list[int]]]
+    ) -> dict[int, tuple[list[int], list[int]]]:
+        self._asked[kind] = _Asked(clients, {node: positions for node, (positions, _) in placed.items()})
+        return placed
+
+    def _answers(self, replies: Iterable[Message], asked: _Asked) -> dict[int, Message]:
+        """Return one usable reply a node; errors, strangers and repeats are dropped."""
+        answers: dict[int, Message] = {}
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                log(WARNING, "a node did not answer: %s", reply.error.reason)
+            elif node in asked.positions and node not in answers:
+                answers[node] = reply
+            else:
+                log(WARNING, "dropped an unasked reply of node %s", node)
+        return answers
+
+    def _collect(
+        self, replies: Iterable[Message], asked: _Asked
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64] | None, int]:
+        """Return releases (m, n) in client order, their positions in the sample, choices, lost nodes."""
+        n = sum(value[0].size for value in self._current.values())
+        matrices, positions, choices = [np.zeros((0, n))], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        answers = self._answers(replies, asked)
+        lost = len(asked.positions) - len(answers)
+        for node, reply in answers.items():
+            try:
+                matrix, released, chosen = self._read(reply, len(asked.positions[node]))
+            except (KeyError, ValueError) as error:
+                log(WARNING, "dropped the reply of node %s: %s", node, error)
+                lost += 1
+                continue
+            matrices.append(matrix)
+            positions.append(np.asarray(asked.positions[node])[released])
+            choices.append(chosen)
+        joined = np.concatenate(positions)
+        order = np.argsort(joined)
+        disclosed = np.concatenate(choices)[order] if self.discloses_choice else None
+        return np.concatenate(matrices)[order], joined[order], disclosed, lost
+
+    def _read(self, reply: Message, asked: int) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+        """Check a train reply; return its releases (m, n), who released, and their choices."""
+        counts = reply.content.metric_records[COUNTS]
+        flags = np.asarray(counts["released"])
+        if flags.shape != (asked,) or not np.isin(flags, (0, 1)).all():
+            raise ValueError("it does not say who released")
+        released = flags.astype(bool)
+        arrays = from_array_record(reply.content.array_records[ARRAYS])
+        shapes = {name: (int(released.sum()), *value.shape[1:]) for name, value in self._current.items()}
+        if {name: value.shape for name, value in arrays.items()} != shapes:
+            raise ValueError("its arrays do not fit the hypotheses")
+        matrix = flatten({name: arrays[name] for name in self._current})
+        if not np.isfinite(matrix).all():
+            raise ValueError("its arrays are not finite")
+        chosen = np.asarray(counts["choices"] if self.discloses_choice else [], dtype=np.int64)
+        if self.discloses_choice and (
+            chosen.shape != (len(matrix),) or not np.isin(chosen, range(self.hypotheses)).all()
+        ):
+            raise ValueError("it does not say what its clients chose")
+        return matrix, released, chosen

@@ -1,0 +1,55 @@
+"""Algorithm 1 of *Group privacy for personalized federated learning*."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from strategies.base import HypothesisStrategy
+
+MAX_ITERATIONS = 300
+
+
+def nearest(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the nearest of `centroids` (k, n) to each of `points` (m, n), ties to the lowest index."""
+    distances = np.stack([np.square(points - centroid).sum(axis=1) for centroid in centroids])
+    labels: NDArray[np.int64] = distances.argmin(axis=0)
+    return labels
+
+
+def seeded_kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
+
+    A centroid that attracts nobody stays where it is: moving it into another cluster, as
+    library implementations do, would throw away a hypothesis that nobody happened to train.
+
+    Parameters
+    ----------
+    points : ndarray, shape (m, n)
+    centroids : ndarray, shape (k, n)
+
+    Returns
+    -------
+    ndarray of int, shape (m,)
+        The cluster of each point.
+    """
+    centroids = centroids.copy()
+    labels = nearest(points, centroids)
+    for _ in range(MAX_ITERATIONS):
+        for j in np.unique(labels):
+            centroids[j] = points[labels == j].mean(axis=0)
+        following = nearest(points, centroids)
+        if np.array_equal(following, labels):
+            break
+        labels = following
+    return labels
+
+
+class GroupPrivacy(HypothesisStrategy):
+    """k-means over the sanitised models, seeded with the hypotheses; unweighted averages."""
+
+    def assign(
+        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return the k-means cluster of each release."""
+        return seeded_kmeans(releases, hypotheses)

@@ -1,0 +1,156 @@
+"""Who is there: the nodes of a run and the clients they host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
+from flwr.supercore import log
+from numpy.typing import NDArray
+
+import protocol
+from protocol import COUNTS, Hosting, ProtocolError
+
+TRAIN, VALIDATION = "training", "validation"
+
+
+class RosterError(RuntimeError):
+    """The nodes that a run needs are not there."""
+
+
+class Roster:
+    """The clients of all nodes, numbered the same whatever the number of nodes.
+
+    Training clients have the numbers 0 to `train` - 1 and validation clients 0 to
+    `validation` - 1. In simulation the numbers are the federation's own order; elsewhere nodes
+    follow each other by node id.
+
+    Parameters
+    ----------
+    nodes : dict from int to Hosting
+        What each node says it hosts, by node id.
+    """
+
+    def __init__(self, nodes: dict[int, Hosting]) -> None:
+        self._nodes = sorted(nodes)
+        self._hosting = [nodes[node] for node in self._nodes]
+        self._steps = {hosting.step for hosting in self._hosting}
+        if len(self._steps) > 1:
+            raise RosterError("some nodes are simulated and some are not, or they split the federation differently")
+        if self.simulated:
+            # By partition, because node ids are drawn anew in each run.
+            order = np.argsort([hosting.first for hosting in self._hosting])
+            self._nodes = [self._nodes[i] for i in order]
+            self._hosting = [self._hosting[i] for i in order]
+            if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
+                raise RosterError("the simulated nodes do not split the federation among themselves")
+        self._counts = {
+            TRAIN: np.array([hosting.train for hosting in self._hosting]),
+            VALIDATION: np.array([hosting.validation for hosting in self._hosting]),
+        }
+        self.train = int(self._counts[TRAIN].sum())
+        self.validation = int(self._counts[VALIDATION].sum())
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the nodes split one federation among themselves."""
+        return self._steps != {-1}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
+        """Group clients by node.
+
+        Parameters
+        ----------
+        role : str
+            `TRAIN` or `VALIDATION`.
+        clients : ndarray of int
+            Clients of that role.
+
+        Returns
+        -------
+        dict from node id to (positions, locals)
+            Positions in `clients`, and the same clients as the node counts them.
+        """
+        if self.simulated:
+            number = clients + (self.train if role == VALIDATION else 0)
+            step = self._hosting[0].step
+            node, local = number % step, number // step
+        else:
+            counts = self._counts[role]
+            first = np.cumsum(counts) - counts
+            node = np.searchsorted(first + counts, clients, side="right")
+            local = clients - first[node]
+            if role == VALIDATION:
+                local = local + self._counts[TRAIN][node]
+        placed = {}
+        for index in np.unique(node):
+            positions = np.flatnonzero(node == index)
+            placed[self._nodes[index]] = (positions.tolist(), local[positions].tolist())
+        return placed
+
+
+def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
+    """Ask the nodes what they host, until all are there.
+
+    Waits for `min_nodes` nodes and, in simulation, for every part of the federation, since the
+    first look at a simulation may show only some of its nodes.
+
+    Raises
+    ------
+    RosterError
+        When they are not there after `wait_s` seconds, or a node speaks another version.
+    """
+    deadline = time.monotonic() + wait_s
+    nodes: dict[int, Hosting] = {}
+    refused: set[int] = set()
+    while True:
+        new = [node for node in grid.get_node_ids() if node not in nodes and node not in refused]
+        if new:
+            messages = [Message(protocol.query(), node, "query", group_id="query") for node in new]
+            for reply in grid.send_and_receive(messages, timeout=max(1.0, deadline - time.monotonic())):
+                node = reply.metadata.src_node_id
+                if reply.has_error():
+                    refused.update({node} & set(new))
+                    log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
+                    continue
+                try:
+                    nodes[node] = Hosting.from_record(reply.content.metric_records[COUNTS])
+                except (KeyError, ProtocolError) as error:
+                    raise RosterError(f"node {node} {error}; install the same umbel everywhere") from None
+        parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
+        if len(nodes) >= max(min_nodes, parts):
+            roster = Roster(nodes)
+            log(
+                INFO,
+                "%d nodes host %d training and %d validation clients",
+                len(roster),
+                roster.train,
+                roster.validation,
+            )
+            return roster
+        if refused and parts > 1:
+            raise RosterError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
+        if time.monotonic() > deadline:
+            raise RosterError(
+                f"after {wait_s:.0f} s {len(nodes)} nodes host clients, {len(refused)} refused, and the run needs "
+                f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait"
+            )
+        time.sleep(0.1)
+
+
+def check_enough(what: str, asked: int, there: int) -> None:
+    """Raise when more clients are asked for than there are."""
+    if asked > there:
+        raise ValueError(f"{what} = {asked}, but the nodes host only {there} such clients; lower it")
+
+
+def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
+    """Draw `size` of `population` clients without replacement, in increasing order."""
+    return np.sort(np.random.default_rng(seed).choice(population, size, replace=False)).astype(np.int64)

@@ -1,0 +1,400 @@
+"""The hospital recipe: a small file whose every figure can be checked by hand, then the real one."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pgeocode
+import pytest
+from typer.testing import CliRunner
+
+from federation import Federation, FederationError, Manifest, open_federation, write_federation
+
+PROJECT = Path(__file__).parents[2]
+DATA = PROJECT.parent / "shared" / "data"
+REAL_CSV, REAL_GEONAMES = DATA / "IPPS_FY2011.csv.gz", DATA / "geonames_US.txt.gz"
+needs_data = pytest.mark.skipif(
+    not (REAL_CSV.exists() and REAL_GEONAMES.exists()),
+    reason=f"needs {REAL_CSV.name} and {REAL_GEONAMES.name} in {DATA}",
+)
+
+
+def load_recipe(name: str) -> ModuleType:
+    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", PROJECT / "datasets" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+hospital = load_recipe("hospital")
+
+# Stray spaces, dollar signs, commas and the order of rows are as in the exports. 10001 is in Alabama; 20002 in
+# Boston, whose ZIP code 02115 has lost its zero; 30003 in Beverly Hills; 40004 in no place that GeoNames knows;
+# 50005 offers none of the four services.
+CSV = """\
+DRG Definition,Provider Id,Provider Name,Provider Zip Code, Average Covered Charges , Average Total Payments
+690 - KIDNEY & URINARY TRACT INFECTIONS W/O MCC,10001,A,36301,1,"$4,500.00"
+039 - EXTRACRANIAL PROCEDURES W/O CC/MCC,50005,E,36301,1,not read
+292 - HEART FAILURE & SHOCK W CC,20002,B,2115,1,7000
+392 - ESOPHAGITIS W/O MCC,30003,C,90210,1,5000
+194 - SIMPLE PNEUMONIA & PLEURISY W CC,40004,D,99999,1,8000
+194 - SIMPLE PNEUMONIA & PLEURISY W CC,10001,A,36301,1,6000.5
+"""
+PLACES = {"36301": [(31.14, -85.4)], "02115": [(42.34, -71.1)], "90210": [(34.08, -118.4), (34.1, -118.42)]}
+
+# By hand: service index / 4, longitude / 100, latitude / 100 (the two places of 90210 at their mean); dollars / 10,000.
+CLIENTS = {
+    10001: ([[0.0, -0.854, 0.3114], [0.75, -0.854, 0.3114]], [0.60005, 0.45]),
+    20002: ([[0.25, -0.711, 0.4234]], [0.7]),
+    30003: ([[0.5, -1.1841, 0.3409]], [0.5]),
+}
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> Path:
+    path = tmp_path / "charges.csv"
+    path.write_text(CSV)
+    return path
+
+
+@pytest.fixture
+def geonames(tmp_path: Path) -> Path:
+    """A GeoNames postal code file; a place name begins with a lone quotation mark: GeoNames does not quote."""
+    path = tmp_path / "US.txt"
+    rows = [(code, *place) for code, places in PLACES.items() for place in places]
+    path.write_text("".join(f'US\t{c}\t"Camp X\tState\tST\tCounty\t1\t\t\t{lat}\t{lon}\t4\n' for c, lat, lon in rows))
+    return path
+
+
+def run(csv: Path, geonames: Path | None, out: Path, *options: str) -> Any:
+    """Run the recipe's command line."""
+    place = [] if geonames is None else ["--geonames", str(geonames)]
+    return CliRunner().invoke(hospital.app, ["--csv", str(csv), *place, "--out", str(out), *options])
+
+
+def assert_refused(result: Any, out: Path, *texts: str) -> None:
+    """Check for status 1, the texts on standard error, no traceback, nothing on standard output, nothing written."""
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("hospital: ")
+    for text in texts:
+        assert text in message
+    assert result.stdout == ""
+    assert not (out / "manifest.json").exists()
+
+
+def assert_holds(federation: Federation, providers: list[int]) -> None:
+    """Check that the clients are those providers of `CLIENTS`, in that order."""
+    assert federation.manifest.clients == len(providers)
+    for i, provider in enumerate(providers):
+        features, targets = federation.client(i)
+        np.testing.assert_array_equal(features, np.array(CLIENTS[provider][0], np.float32))
+        np.testing.assert_array_equal(targets, np.array(CLIENTS[provider][1], np.float32))
+
+
+# --- the small file
+
+
+def test_as_integer_loses_the_place_whose_zip_code_begins_with_zero(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    result = run(csv, geonames, tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "1 training and 1 validation clients, 3 rows; providers left out, their ZIP code unknown to GeoNames: 2",
+        str(tmp_path / "out"),
+    ]
+    federation = open_federation(tmp_path / "out")
+    # Seed 0 gives the first and the second provider, by id, the places 0 and 1.
+    assert np.random.default_rng(0).permutation(2).tolist() == [0, 1]
+    assert_holds(federation, [10001, 30003])
+    assert "begin with 0 are not found" in federation.manifest.provenance
+
+
+def test_padded_finds_it(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    result = run(csv, geonames, tmp_path / "out", "--zip", "padded")
+    assert result.exit_code == 0, result.stderr
+    federation = open_federation(tmp_path / "out")
+    # 70 % of 3 clients, rounded down, train. Seed 0 gives 10001, 20002, 30003 the places 2, 0, 1.
+    assert federation.manifest.split == {"train": 2, "validation": 1}
+    assert np.random.default_rng(0).permutation(3).tolist() == [2, 0, 1]
+    assert_holds(federation, [20002, 30003, 10001])
+    assert "begin with 0" not in federation.manifest.provenance
+
+
+def test_the_seed_decides_who_trains(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    run(csv, geonames, tmp_path / "out", "--seed", "3")
+    federation = open_federation(tmp_path / "out")
+    assert np.random.default_rng(3).permutation(2).tolist() == [1, 0]
+    assert_holds(federation, [30003, 10001])
+    assert "seed 3" in federation.manifest.provenance
+
+
+def test_the_manifest_tells_units_source_and_licence(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    run(csv, geonames, tmp_path / "out")
+    federation = open_federation(tmp_path / "out")
+    manifest = federation.manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("hospital", "mlp", "rmse")
+    assert manifest.units == {
+        "target": {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0},
+        "features": [
+            {"name": "service", "unit": "index in DRGs 194, 292, 392, 690", "scale": 4.0},
+            {"name": "longitude", "unit": "degrees", "scale": 100.0},
+            {"name": "latitude", "unit": "degrees", "scale": 100.0},
+        ],
+    }
+    assert "fiscal year 2011" in manifest.provenance
+    assert "Average Total Payments" in manifest.provenance
+    assert "public domain" in manifest.licence
+    assert "GeoNames, CC BY 4.0" in manifest.licence
+    assert federation.features.dtype == federation.targets.dtype == np.float32
+
+
+def test_the_order_of_rows_in_the_file_plays_no_part(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    header, *rows = CSV.splitlines(keepends=True)
+    csv.write_text("".join([header, *reversed(rows)]))
+    run(csv, geonames, tmp_path / "out", "--zip", "padded")
+    assert_holds(open_federation(tmp_path / "out"), [20002, 30003, 10001])
+
+
+def test_columns_are_found_under_the_names_of_other_exports(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    header, rows = CSV.split("\n", 1)
+    names = [name.strip().replace(" ", "_").lower() for name in header.split(",")]
+    csv.write_text(",".join(names) + "\n" + rows)
+    assert run(csv, geonames, tmp_path / "out").exit_code == 0
+    assert_holds(open_federation(tmp_path / "out"), [10001, 30003])
+
+
+@pytest.mark.filterwarnings("ignore:Length of header:pandas.errors.ParserWarning")
+def test_a_comma_at_the_end_of_each_row_moves_no_column(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    header, *rows = CSV.splitlines()
+    csv.write_text("\n".join([header, *(f"{row}," for row in rows)]))
+    result = run(csv, geonames, tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert_holds(open_federation(tmp_path / "out"), [10001, 30003])
+
+
+def test_compressed_files_are_read(tmp_path: Path, csv: Path, geonames: Path) -> None:
+    for path in (csv, geonames):
+        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    result = run(Path(f"{csv}.gz"), Path(f"{geonames}.gz"), tmp_path / "out")
+    assert result.exit_code == 0, result.stderr
+    assert_holds(open_federation(tmp_path / "out"), [10001, 30003])
+
+
+def test_rows_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
+    csv: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hospital, "_CHUNK_ROWS", 2)
+    assert hospital.read_charges(csv)["provider"].tolist() == [10001, 20002, 30003, 40004, 10001]
+    csv.write_text(CSV.replace("6000.5", "none"))
+    with pytest.raises(FederationError, match="in data row 6 is 'none'"):
+        hospital.read_charges(csv)
+
+
+def test_a_run_takes_the_place_of_the_one_before(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    run(csv, geonames, tmp_path / "out", "--zip", "padded")
+    assert run(csv, geonames, tmp_path / "out").exit_code == 0
+    assert open_federation(tmp_path / "out").manifest.clients == 2
+
+
+def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        str(PROJECT / "datasets" / "hospital.py"),
+        "--csv",
+        csv.name,
+        "--geonames",
+        geonames.name,
+    ]
+    environment = os.environ | {"UMBEL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "home" / "data" / "hospital")
+    assert_holds(open_federation(tmp_path / "home" / "data" / "hospital"), [10001, 30003])
+
+
+# --- without a GeoNames file
+
+
+def test_pgeocode_gives_the_same_places(
+    csv: Path, tmp_path: Path, geonames: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What pgeocode keeps after a download: the same columns, comma separated under a header.
+    table = pd.read_csv(geonames, sep="\t", header=None, names=pgeocode.DATA_FIELDS, dtype=str, quoting=3)
+    table.to_csv(tmp_path / "US.txt", index=False)
+    monkeypatch.setattr(pgeocode, "STORAGE_DIR", str(tmp_path))
+    result = run(csv, None, tmp_path / "out", "--zip", "padded")
+    assert result.exit_code == 0, result.stderr
+    assert_holds(open_federation(tmp_path / "out"), [20002, 30003, 10001])
+
+
+def test_a_download_that_fails_names_the_way_around(csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pgeocode, "STORAGE_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(pgeocode, "DOWNLOAD_URL", [(tmp_path / "nothing.zip").as_uri()])
+    result = run(csv, None, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "GeoNames cannot be downloaded", "--geonames")
+
+
+# --- what cannot be used
+
+
+def test_a_missing_csv_is_named(geonames: Path, tmp_path: Path) -> None:
+    result = run(tmp_path / "none.csv", geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{tmp_path}/none.csv is not a file", "data.cms.gov", "--csv")
+
+
+def test_a_missing_geonames_file_is_named(csv: Path, tmp_path: Path) -> None:
+    result = run(csv, tmp_path / "none.txt", tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{tmp_path}/none.txt is not a file", "US.zip", "--geonames")
+
+
+def test_missing_columns_are_named_beside_those_found(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    csv.write_text(CSV.replace("Provider Id", "Hospital").replace("Provider Zip Code", "Postcode"))
+    assert_refused(
+        run(csv, geonames, tmp_path / "out"),
+        tmp_path / "out",
+        f"{csv} lacks the columns ['Provider Id', 'Provider Zip Code']",
+        "found ['DRG Definition', 'Hospital', 'Provider Name', 'Postcode', ",
+        "rename its columns",
+    )
+
+
+@pytest.mark.parametrize("rows", ["", "039 - EXTRACRANIAL PROCEDURES W/O CC/MCC,50005,E,36301,1,5\n"])
+def test_a_csv_without_the_four_services_is_refused(csv: Path, geonames: Path, tmp_path: Path, rows: str) -> None:
+    csv.write_text(CSV.split("\n", 1)[0] + "\n" + rows)
+    result = run(csv, geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{csv}: no row has a DRG among (194, 292, 392, 690)", "fiscal year 2011")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("7000", "n/a", "Average Total Payments in data row 3 is 'n/a'"),
+        ("7000", "", "Average Total Payments in data row 3 is ''"),
+        ("7000", "inf", "Average Total Payments in data row 3 is 'inf'"),
+        ("90210", "Beverly Hills", "Provider Zip Code in data row 4 is 'Beverly Hills'"),
+        ("30003", "C3", "Provider Id in data row 4 is 'C3'"),
+    ],
+)
+def test_what_is_not_a_number_is_named_by_column_and_row(
+    csv: Path, geonames: Path, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    csv.write_text(CSV.replace(old, new))
+    result = run(csv, geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{csv}: {message}, not a number; repair or remove that row")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("charges.csv", b""),
+        ("charges.csv", b"\xff\xfe\x00"),
+        ("charges.csv.gz", gzip.compress(CSV.encode() * 99)[:200]),
+    ],
+)
+def test_a_file_that_is_no_csv_is_named(geonames: Path, tmp_path: Path, name: str, content: bytes) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    result = run(path, geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{path} cannot be read as CSV: ", "download it again")
+
+
+@pytest.mark.parametrize("content", ["", "ZIP,LAT,LON\n36301,31.14,-85.4\n"])
+def test_a_file_that_is_not_geonames_is_named(csv: Path, geonames: Path, tmp_path: Path, content: str) -> None:
+    geonames.write_text(content)
+    result = run(csv, geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{geonames} is not a GeoNames postal code file", "US.txt of US.zip")
+
+
+def test_a_coordinate_that_is_not_a_number_is_named(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    geonames.write_text(geonames.read_text().replace("42.34", "north"))
+    result = run(csv, geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{geonames}: latitude in data row 2 is 'north'")
+
+
+def test_providers_that_cannot_be_located_are_refused_together(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    geonames.write_text(geonames.read_text().splitlines(keepends=True)[0])
+    result = run(csv, geonames, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", "1 providers have a ZIP code that GeoNames knows", "--zip padded")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    csv.write_text("would be refused, if it were read")
+    for out in (csv, csv / "below" / "a" / "file"):
+        assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission_is_refused(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    (tmp_path / "theirs").mkdir(mode=0o500)
+    out = tmp_path / "theirs" / "out"
+    assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
+
+
+def test_a_folder_of_something_else_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    csv.write_text("would be refused, if it were read")
+    assert_refused(run(csv, geonames, tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["US.txt", "charges.csv"]
+
+
+def test_a_refusal_leaves_the_federation_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:
+    manifest = Manifest(name="before", clients=1, split={"train": 1, "validation": 0})
+    write_federation(tmp_path / "out", manifest, np.ones((1, 1)), np.ones(1), np.array([0, 1]))
+    csv.write_text(CSV.replace("7000", "n/a"))
+    assert run(csv, geonames, tmp_path / "out").exit_code == 1
+    assert open_federation(tmp_path / "out").manifest == manifest
+
+
+# --- the real file
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("form", "clients", "rows", "train", "validation"),
+    [("as-integer", 2947, 11_119, 2062, 885), ("padded", 3150, 11_911, 2205, 945)],
+)
+def test_the_real_file_gives_the_clients_of_the_paper(
+    tmp_path: Path, form: str, clients: int, rows: int, train: int, validation: int
+) -> None:
+    result = run(REAL_CSV, REAL_GEONAMES, tmp_path / "out", "--zip", form)
+    assert result.exit_code == 0, result.stderr
+    federation = open_federation(tmp_path / "out")
+    assert federation.manifest.clients == clients
+    assert federation.manifest.split == {"train": train, "validation": validation}
+    assert len(federation.features) == rows
+
+    service, longitude, latitude = (federation.features * np.array([4, 100, 100])).T
+    assert np.unique(service).tolist() == [0, 1, 2, 3]
+    # From the west of Alaska to the north-east, from Hawaii to the north of Alaska.
+    assert -168 < longitude.min() < -150
+    assert -75 < longitude.max() < -66
+    assert 18 < latitude.min() < 23
+    assert 60 < latitude.max() < 72
+    dollars = federation.targets * 10_000
+    assert 2_000 < dollars.min() < 5_000
+    assert 15_000 < dollars.max() < 40_000
+    # "In the range of the units", as the paper asks.
+    assert np.abs(federation.features).max() < 2
+    assert federation.targets.max() < 4
+
+
+@needs_data
+def test_clients_of_the_real_file_are_in_one_place_with_increasing_services(tmp_path: Path) -> None:
+    run(REAL_CSV, REAL_GEONAMES, tmp_path / "out")
+    federation = open_federation(tmp_path / "out")
+    for i in range(federation.manifest.clients):
+        features, _ = federation.client(i)
+        assert len(np.unique(features[:, 1:], axis=0)) == 1
+        assert np.all(np.diff(features[:, 0]) > 0)

@@ -1,0 +1,132 @@
+"""The synthetic clients are what Sec. 5.1 of the group privacy paper says, and the committed file is them."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+from federation import open_federation
+
+RECIPES = Path(__file__).parents[2] / "datasets"
+COMMITTED = RECIPES / "synthetic.json"
+
+
+def load_recipe(name: str) -> ModuleType:
+    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+synthetic = load_recipe("synthetic")
+
+
+def explained_by(theta: tuple[float, float], x: NDArray[np.float64], y: NDArray[np.float64]) -> bool:
+    """Say whether every residual ``y - x . theta`` is a noise in [0, 1), to the six decimals kept."""
+    residual = y - x @ theta
+    return bool(residual.min() > -1e-6 and residual.max() < 1 + 1e-6)
+
+
+def test_the_committed_file_is_what_the_script_writes(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "again.json"
+    result = CliRunner().invoke(synthetic.app, ["--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines() == ["100 training and 100 validation clients, 10 rows each", str(out)]
+    assert out.read_bytes() == COMMITTED.read_bytes()
+
+
+def test_the_committed_file_is_small_enough_to_travel() -> None:
+    assert COMMITTED.stat().st_size < 100_000
+
+
+def test_the_manifest_is_that_of_the_paper() -> None:
+    federation = open_federation(COMMITTED)
+    manifest = federation.manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("synthetic", "linear", "mse")
+    assert manifest.split == {"train": 100, "validation": 100}
+    assert manifest.truth == [[5, 6], [4, -4.5]]
+    assert "The paper does not state the distribution of x" in manifest.provenance
+    assert manifest.licence.startswith("Apache-2.0")
+    assert federation.features.shape == (2000, 2)
+    assert federation.targets.shape == (2000,)
+    assert set(np.diff(federation.offsets)) == {10}
+
+
+def test_each_client_follows_one_equation_and_either_is_drawn() -> None:
+    _, clients = synthetic.make()
+    follows = [[explained_by(theta, x, y) for theta in synthetic.OPTIMA] for x, y in clients.values()]
+    assert all(sum(one) == 1 for one in follows)
+    # Of 200 fair draws, 100 come up on average with standard deviation sqrt(200)/2 = 7.1.
+    first = sum(one[0] for one in follows)
+    assert abs(first - 100) < 4 * 7.1
+
+
+def test_least_squares_recovers_the_optima_and_the_mean_of_the_noise() -> None:
+    _, clients = synthetic.make()
+    for theta in synthetic.OPTIMA:
+        group = [(x, y) for x, y in clients.values() if explained_by(theta, x, y)]
+        x, y = np.concatenate([x for x, _ in group]), np.concatenate([y for _, y in group])
+        fit = np.linalg.lstsq(np.column_stack([x, np.ones(len(x))]), y)[0]
+        # U[0, 1) has standard deviation sqrt(1/12), x ~ U[-1, 1] has sqrt(1/3): the standard error
+        # is sqrt(1/12 / rows) for the intercept, sqrt(3) times that for theta.
+        error = np.sqrt(1 / 12 / len(x))
+        np.testing.assert_allclose(fit[:2], theta, atol=4 * np.sqrt(3) * error)
+        np.testing.assert_allclose(fit[2], 0.5, atol=4 * error)
+        # Without intercept the residual at theta* is the noise itself, whose root mean square is sqrt(1/3).
+        rmse = np.sqrt(np.mean((y - x @ theta) ** 2))
+        assert abs(rmse - np.sqrt(1 / 3)) < 0.03
+
+
+def test_inputs_fill_the_square() -> None:
+    _, clients = synthetic.make()
+    x = np.concatenate([x for x, _ in clients.values()])
+    assert np.all(np.abs(x) <= 1)
+    # 2000 values a column: the mean has standard error sqrt(1/3/2000) = .013, and a gap of .02 at an
+    # edge has probability (1 - .01)^2000 = 2e-9.
+    assert np.all(np.abs(x.mean(axis=0)) < 4 * 0.013)
+    assert np.all(x.min(axis=0) < -0.98)
+    assert np.all(x.max(axis=0) > 0.98)
+
+
+def test_the_seed_decides() -> None:
+    def rows(seed: int) -> list[list[float]]:
+        return [list(y) for _, y in synthetic.make(seed=seed)[1].values()]
+
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+
+
+def test_sizes_are_as_asked(tmp_path: Path) -> None:
+    out = tmp_path / "few.json"
+    options = ["--out", str(out), "--seed", "3", "--clients", "2", "--validation-clients", "1", "--samples", "4"]
+    assert CliRunner().invoke(synthetic.app, options).exit_code == 0
+    federation = open_federation(out)
+    assert federation.manifest.split == {"train": 2, "validation": 1}
+    assert federation.offsets.tolist() == [0, 4, 8, 12]
+    assert "seed 3" in federation.manifest.provenance
+
+
+def test_a_file_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(synthetic.app, ["--out", str(tmp_path / "file" / "out.json")])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("synthetic: ")
+    assert str(tmp_path / "file") in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("option", ["--clients", "--samples"])
+def test_no_clients_and_no_samples_are_refused(option: str) -> None:
+    result = CliRunner().invoke(synthetic.app, [option, "0"])
+    assert result.exit_code == 2
+    assert option in result.stderr
