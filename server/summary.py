@@ -14,7 +14,7 @@ from protocol import Arrays, flatten
 from server.rounds import Round, State
 from server.run_folder import spend
 
-_SHOWN_PARAMETERS = 11
+_SHOWN_PARAMETERS = 3
 _MEANING = {
     "update": "n/nu a participation, within the norm of the client's own update: a heuristic, no guarantee",
     "public": "n/nu a participation, for updates one radius apart",
@@ -64,7 +64,7 @@ class Narrator:
         lines = [f"The run is over after {trained} rounds: {state.stopped}."]
         if state.best_round:
             loss = self.loss(state.best_loss)
-            lines.append(f"Best hypotheses: those that round {state.best_round} started from, validation {loss}.")
+            lines.append(f"Best hypotheses: after {state.best_round - 1} rounds of training, validation {loss}.")
         vectors = flatten(state.best)
         if vectors.shape[1] <= _SHOWN_PARAMETERS:
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]

@@ -59,13 +59,13 @@ def read_settings(config: Path | None, settings: list[str]) -> dict[str, Any]:
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise LaunchError(f"cannot read {config}: {error}") from None
     for setting in settings:
+        if "=" not in setting:
+            raise LaunchError(f"{setting!r} is not KEY=VALUE")
         try:
             values |= tomllib.loads(setting)
         except tomllib.TOMLDecodeError:
             # As a shell hands it over: without the quotes of TOML.
-            key, equals, text = setting.partition("=")
-            if not equals:
-                raise LaunchError(f"{setting!r} is not KEY=VALUE") from None
+            key, _, text = setting.partition("=")
             values[key.strip()] = text.strip()
     return values
 
@@ -80,19 +80,24 @@ def run(app: Path, values: dict[str, Any], nodes: int = 0) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="umbel-simulation-") as scratch:
         home = Path(scratch)
-        override = home / "run-config.toml"
-        override.write_text(tomli_w.dumps(values), encoding="utf-8")
         with superlink(home) as environment:
-            flwr = [_tool("flwr"), "run", str(app), "simulation", "--stream"]
-            flwr += ["--federation-config", federation_config(nodes)]
-            if values:
-                flwr += ["--run-config", str(override)]
-            submitted = subprocess.run(flwr, env=environment, cwd=home, check=False)
-            if submitted.returncode:
-                raise LaunchError("the run could not be submitted; flwr's message is above")
-            status, details = _outcome(environment, home)
-            if status != "finished:completed":
-                raise LaunchError(f"the run ended as {status}: {details or 'see the log above'}")
+            submit(app, values, environment, nodes)
+
+
+def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes: int = 0) -> None:
+    """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`."""
+    home = Path(environment["FLWR_HOME"])
+    override = home / "run-config.toml"
+    override.write_text(tomli_w.dumps(values), encoding="utf-8")
+    flwr = [_tool("flwr"), "run", str(app), "simulation", "--stream"]
+    flwr += ["--federation-config", federation_config(nodes)]
+    if values:
+        flwr += ["--run-config", str(override)]
+    if subprocess.run(flwr, env=environment, cwd=home, check=False).returncode:
+        raise LaunchError("the run could not be submitted; flwr's message is above")
+    status, details = _outcome(environment, home)
+    if status != "finished:completed":
+        raise LaunchError(f"the run ended as {status}: {details or 'see the log above'}")
 
 
 def federation_config(nodes: int = 0) -> str:
@@ -179,7 +184,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _outcome(environment: dict[str, str], home: Path) -> tuple[str, str]:
-    """Return the status of the only run, and Flower's details."""
+    """Return the status of the newest run, and Flower's details."""
     command = [_tool("flwr"), "list", "simulation", "--format", "json"]
     for _ in range(50):
         listed = subprocess.run(command, env=environment, cwd=home, check=False, capture_output=True, text=True)

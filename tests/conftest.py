@@ -1,0 +1,27 @@
+"""What the tests share: the app's own defaults, and a home for data and runs."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(autouse=True)
+def umbel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty $UMBEL_HOME, so that no test reads or writes the user's."""
+    home = tmp_path / "umbel-home"
+    monkeypatch.setenv("UMBEL_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def run_config() -> dict[str, Any]:
+    """The defaults of the run config, as Flower hands them to the app."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    config: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]
+    return config

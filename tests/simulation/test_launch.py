@@ -1,0 +1,126 @@
+"""Real Flower simulations: Ray workers, a SuperLink, and ``flwr run``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import safetensors.numpy
+from flwr.app import Context, RecordDict
+
+from client.app import app as client_app
+from server.app import app as server_app
+from simulation.grid import InProcessGrid
+from simulation.launch import APP, LaunchError, federation_config, read_settings, submit, superlink
+
+SHORT = {"rounds": 4, "restarts": 2, "seed": 3}
+
+
+def newest_run(home: Path) -> dict[str, np.ndarray[Any, Any]]:
+    """Return the hypotheses that the newest run left for its next round."""
+    folder = max((home / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
+    return safetensors.numpy.load_file(folder / "latest.safetensors")
+
+
+def in_process(run_config: dict[str, Any], home: Path) -> dict[str, np.ndarray[Any, Any]]:
+    server_app(InProcessGrid(client_app, run_config), Context(1, 0, {}, RecordDict(), run_config))
+    return newest_run(home)
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of one SuperLink for all tests here; it ends with everything it started."""
+    home = tmp_path_factory.mktemp("flwr-home")
+    before = {process.pid for process in psutil.process_iter()}
+    previous = os.environ.get("UMBEL_HOME")
+    os.environ["UMBEL_HOME"] = str(home / "umbel")
+    try:
+        with superlink(home) as environment:
+            yield environment
+    finally:
+        os.environ.pop("UMBEL_HOME") if previous is None else os.environ.update(UMBEL_HOME=previous)
+    flower = ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet", "gcs_server", "ray::")
+    left = [
+        process.info["cmdline"]
+        for process in psutil.process_iter(["pid", "cmdline"])
+        if process.info["pid"] not in before and any(name in " ".join(process.info["cmdline"] or []) for name in flower)
+    ]
+    assert not left, "the launcher stops what it started"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "engine"), [(1, "loop"), (2, "loop"), (7, "loop"), (2, "batched")])
+def test_ray_gives_what_one_process_gives_whatever_the_number_of_nodes(
+    simulation: dict[str, str], run_config: dict[str, Any], umbel_home: Path, nodes: int, engine: str
+) -> None:
+    values = SHORT | {"engine": engine}
+    submit(APP, values, simulation, nodes)
+    expected = in_process(run_config | values, umbel_home)
+    found = newest_run(Path(simulation["UMBEL_HOME"]))
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        if engine == "loop":
+            assert found[name].tobytes() == value.tobytes()
+        else:
+            np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_failed_run_is_an_error_that_says_why(simulation: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match=r"finished:failed: .*unknown strategy 'nonsense'; choose from group-privacy"):
+        submit(APP, {"strategy": "nonsense"}, simulation)
+
+
+def test_a_key_that_the_app_does_not_have_is_not_submitted(simulation: dict[str, str]) -> None:
+    with pytest.raises(LaunchError, match="could not be submitted"):
+        submit(APP, {"no-such-key": 1}, simulation)
+
+
+def test_settings_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text('rounds = 3\nstrategy = "ifca"\n')
+    assert read_settings(config, ["rounds=7", "strategy=fedavg", "radius-floor=0.5"]) == {
+        "rounds": 7,
+        "strategy": "fedavg",
+        "radius-floor": 0.5,
+    }
+
+
+@pytest.mark.parametrize("text", ["rounds: 3", ""])
+def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
+    with pytest.raises(LaunchError, match="is not KEY=VALUE"):
+        read_settings(None, [text])
+    missing = tmp_path / "missing.toml"
+    with pytest.raises(LaunchError, match=str(missing)):
+        read_settings(missing, [])
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "expected"),
+    [
+        (1, 0, "num-supernodes=2 client-resources-num-cpus=1"),
+        (2, 0, "num-supernodes=2 client-resources-num-cpus=2"),
+        (16, 0, "num-supernodes=8 client-resources-num-cpus=2"),
+        (16, 1, "num-supernodes=2 client-resources-num-cpus=2 client-resources-num-gpus=0.5"),
+        (16, 4, "num-supernodes=4 client-resources-num-cpus=2 client-resources-num-gpus=1"),
+    ],
+)
+def test_nodes_share_out_the_machine(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, expected: str) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)), raising=False)
+    monkeypatch.setattr("simulation.launch._gpus", lambda: gpus)
+    assert federation_config() == expected
+
+
+def test_the_command_line_exits_with_an_error_and_no_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "simulation.launch", "--config", str(tmp_path / "missing.toml")]
+    done = subprocess.run(command, cwd=APP, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"Error: cannot read {tmp_path / 'missing.toml'}" in done.stderr
+    assert "Traceback" not in done.stderr
