@@ -31,6 +31,9 @@ ARRAYS = "arrays"
 COUNTS = "counts"
 SCORES = "scores"
 
+# More than any experiment needs, and few enough that a node cannot be made to run out of memory.
+MAX_HYPOTHESES = 1000
+
 # Choices that both sides check in the run config.
 RADIUS_MODES = ("update", "public")
 ENGINES = ("auto", "loop", "batched")
@@ -238,7 +241,8 @@ def from_array_record(record: ArrayRecord) -> Arrays:
 def flatten(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
     """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n)."""
     rows = len(next(iter(arrays.values())))
-    return np.concatenate([value.reshape(rows, -1) for value in arrays.values()], axis=1, dtype=np.float64)
+    parts = [value.reshape(rows, math.prod(value.shape[1:])) for value in arrays.values()]
+    return np.concatenate(parts, axis=1, dtype=np.float64)
 
 
 def unflatten(matrix: NDArray[Any], like: Mapping[str, NDArray[Any]]) -> Arrays:
@@ -261,6 +265,8 @@ def import_by_name(name: str) -> Any:
         When there is none; the text says which half is missing.
     """
     module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise ValueError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

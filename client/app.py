@@ -8,7 +8,7 @@ from flwr.clientapp import ClientApp
 
 from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, pick_device, score, train
 from client.node import Node
-from privacy.gate import Gate, guard, local_result
+from privacy.gate import Gate, ReportGate, guard, local_report, local_result
 from privacy.randomness import streams
 from protocol import (
     CONFIG,
@@ -18,7 +18,6 @@ from protocol import (
     Demand,
     ProtocolError,
     asked_clients,
-    evaluate_reply,
     from_array_record,
 )
 
@@ -56,9 +55,12 @@ def train_clients(msg: Message, context: Context) -> Message:
     return Message(local_result(trained, chosen), reply_to=msg)
 
 
-@app.evaluate(mods=[guard])
+@app.evaluate(mods=[ReportGate()])
 def evaluate_clients(msg: Message, context: Context) -> Message:
-    """Report loss and metric of each asked validation client under its best hypothesis."""
+    """Report loss and metric of each asked validation client under its best hypothesis.
+
+    The gate stands here as well.
+    """
     node = Node.of(context.node_config, context.run_config)
     hypotheses = from_array_record(msg.content.array_records[HYPOTHESES])
     node.check(hypotheses)
@@ -69,6 +71,10 @@ def evaluate_clients(msg: Message, context: Context) -> Message:
         node.model, hypotheses, cohort, choose_engine(str(context.run_config["engine"]), node.model, device)
     )
     best = best_hypothesis(losses)[None]
-    return Message(
-        evaluate_reply(np.take_along_axis(losses, best, 0)[0], np.take_along_axis(metrics, best, 0)[0]), reply_to=msg
+    report = local_report(
+        np.take_along_axis(losses, best, 0)[0],
+        np.take_along_axis(metrics, best, 0)[0],
+        [client // node.site.step for client in clients],
+        node.training_clients_report,
     )
+    return Message(report, reply_to=msg)

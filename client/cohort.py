@@ -133,7 +133,7 @@ def score(
                     sums[0, j, c] = model.loss.per_sample(outputs, one.targets).double().sum().item()
                     sums[1, j, c] = model.metric.per_sample(outputs, one.targets).double().sum().item()
         else:
-            for part, rows in _row_chunks(model, cohort):
+            for part, rows in _row_chunks(model, cohort, k):
                 sums[:, :, part] = _score_rows(model, stacked, rows)
     means = torch.from_numpy(sums / cohort.lengths)
     return model.loss.report(means[0]).numpy(), model.metric.report(means[1]).numpy()
@@ -217,7 +217,8 @@ def _train_batched(
     model: Model, start: Parameters, cohort: Cohort, update: LocalUpdate, order: NDArray[np.int64]
 ) -> Parameters:
     device = cohort.features.device
-    forward = vmap(lambda parameters, inputs: functional_call(model.module, parameters, (inputs,)))
+    module = model.module  # built here if need be: inside vmap its initialisers could not draw
+    forward = vmap(lambda parameters, inputs: functional_call(module, parameters, (inputs,)))
     parameters = start
     for rows, weights, active in _minibatches(cohort, update, order):
         index = torch.from_numpy(rows).to(device)
@@ -227,7 +228,8 @@ def _train_batched(
         losses = model.loss.per_sample(outputs, cohort.targets[index])
         # Each client's loss depends on its own parameters alone, so the gradient of the sum
         # holds the gradient of each.
-        objective = model.loss.objective((losses * share).sum(1))
+        # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
+        objective = model.loss.objective(torch.where(share > 0, losses * share, 0.0).sum(1))
         gradients = torch.autograd.grad(
             (objective * torch.from_numpy(active).to(device)).sum(), list(parameters.values())
         )
@@ -280,7 +282,8 @@ def _shuffle(
 
 def _score_rows(model: Model, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
     """Return the summed loss and metric (2, k, clients) of every hypothesis."""
-    forward = vmap(lambda parameters: functional_call(model.module, parameters, (cohort.features,)))
+    module = model.module  # built here if need be: inside vmap its initialisers could not draw
+    forward = vmap(lambda parameters: functional_call(module, parameters, (cohort.features,)))
     outputs = forward(stacked)
     targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
     values = torch.stack([model.loss.per_sample(outputs, targets), model.metric.per_sample(outputs, targets)]).double()
@@ -290,9 +293,9 @@ def _score_rows(model: Model, stacked: Parameters, cohort: Cohort) -> NDArray[np
     return result
 
 
-def _row_chunks(model: Model, cohort: Cohort) -> Iterator[tuple[slice, Cohort]]:
-    """Yield runs of whole clients whose rows can be scored together."""
-    most = max(1, _chunk_bytes(cohort.features.device) // (4 * _activations(model, cohort)))
+def _row_chunks(model: Model, cohort: Cohort, k: int) -> Iterator[tuple[slice, Cohort]]:
+    """Yield runs of whole clients whose rows can be scored together under k hypotheses."""
+    most = max(1, _chunk_bytes(cohort.features.device) // (4 * k * _activations(model, cohort)))
     begin = 0
     while begin < len(cohort):
         fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), most, side="right"))

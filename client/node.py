@@ -11,58 +11,73 @@ from typing import Any
 import models
 from federation import Federation, find_federation, open_federation
 from models.base import Model
+from privacy.policy import Policy
 from privacy.site import Site
 from protocol import Arrays, Hosting, ProtocolError
 
 
 @dataclass(frozen=True)
 class Node:
-    """A node's clients, counted from 0, training clients first.
+    """A node's clients, counted from 0: those that train first, then those that report.
 
     Attributes
     ----------
     site : Site
         Where the node runs.
     federation : Federation
-        The data it serves: in simulation every ``site.step``-th client, elsewhere all.
+        The data it serves.
     model : Model
         The network the federation is for.
+    training, validation : range
+        The federation's numbers of the clients that train and that report. At a site that lets
+        training clients report with noise, they are the same.
     """
 
     site: Site
     federation: Federation
     model: Model
+    training: range
+    validation: range
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
         """Return the node that the site's configuration describes.
 
-        Only in simulation does the run config, which is the server's, name the federation.
+        Only in simulation does the run config, which is the server's, name the federation, and
+        the node then hosts every ``site.step``-th client of it.
         """
         site = Site.of(node_config)
+        policy = Policy.of(site, node_config)
         path = site.data_path or find_federation(str(run_config["federation"]))
         federation = _open(path, _modified(path))
         manifest = federation.manifest
         model = models.load_for(str(run_config["model"]), str(run_config["loss"]), manifest.model, manifest.loss)
-        return cls(site, federation, model)
+        hosted = range(site.first, manifest.clients, site.step)
+        train = len(range(site.first, manifest.train, site.step))
+        trains = {"train": len(hosted), "validation": 0, "split": train}[policy.role]
+        training, validation = hosted[:trains], hosted[trains:]
+        if policy.report_noise_multiplier > 0 and policy.role == "train":
+            validation = training
+        return cls(site, federation, model, training, validation)
 
     @property
     def hosting(self) -> Hosting:
         """What the node says when asked."""
-        manifest, site = self.federation.manifest, self.site
-        train = len(range(site.first, manifest.train, site.step))
-        clients = len(range(site.first, manifest.clients, site.step))
-        place = (site.first, site.step) if site.simulated else (-1, -1)
-        return Hosting(train, clients - train, *place)
+        place = (self.site.first, self.site.step) if self.site.simulated else (-1, -1)
+        return Hosting(len(self.training), len(self.validation), *place)
+
+    @property
+    def training_clients_report(self) -> bool:
+        """Whether the clients that report also train, so that their reports need noise."""
+        return len(self.validation) > 0 and self.validation == self.training
 
     def training_clients(self, asked: tuple[int, ...]) -> list[int]:
         """Return the federation's numbers of asked clients, which must all train here."""
-        return self._clients(asked, 0, self.hosting.train, "training")
+        return self._pick(asked, 0, self.training, "training")
 
     def validation_clients(self, asked: tuple[int, ...]) -> list[int]:
-        """Return the federation's numbers of asked clients, which must all validate here."""
-        hosting = self.hosting
-        return self._clients(asked, hosting.train, hosting.train + hosting.validation, "validation")
+        """Return the federation's numbers of asked clients, which must all report here."""
+        return self._pick(asked, len(self.training), self.validation, "validation")
 
     def check(self, hypotheses: Arrays) -> None:
         """Raise unless the hypotheses fit this node's model."""
@@ -71,17 +86,21 @@ class Node:
             raise ProtocolError(
                 f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}"
             )
+        if len({len(value) for value in hypotheses.values()}) != 1:
+            raise ProtocolError("the hypotheses are not stacked arrays of one length")
 
-    def _clients(self, asked: tuple[int, ...], first: int, stop: int, role: str) -> list[int]:
+    @staticmethod
+    def _pick(asked: tuple[int, ...], first: int, clients: range, role: str) -> list[int]:
+        stop = first + len(clients)
         if strangers := [client for client in asked if not first <= client < stop]:
             raise ProtocolError(f"clients {strangers} are no {role} clients of this node ({first} to {stop - 1})")
-        return self.site.client_ids(asked)
+        return [clients[client - first] for client in asked]
 
 
 def _modified(path: Path) -> int:
     """Return when the data last changed, so that a node that lives on reads them again."""
-    file = path / "manifest.json" if path.is_dir() else path
-    return file.stat().st_mtime_ns if file.exists() else 0
+    files = [*path.iterdir()] if path.is_dir() else [path]
+    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
 
 
 @lru_cache(maxsize=4)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+import torch
 from torch import nn
 
 from models.base import LOSSES, METRICS, Loss, Model, Score
@@ -92,3 +93,8 @@ def _check(model: Model) -> None:
         raise ValueError(f"model {model.name!r} has no parameters")
     if odd := [name for name, value in state.items() if not value.is_floating_point()]:
         raise ValueError(f"model {model.name!r} has parameters that are not floating point: {odd}")
+    if odd := [name for name, value in state.items() if value.dtype != torch.float32]:
+        raise ValueError(f"model {model.name!r} has parameters that are not float32: {odd}")
+    dropout = nn.modules.dropout._DropoutNd
+    if odd := [name for name, layer in model.module.named_modules() if isinstance(layer, dropout) and layer.p > 0]:
+        raise ValueError(f"model {model.name!r} has layers that drop out at random: {odd}; leave them out")

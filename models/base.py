@@ -51,8 +51,11 @@ class Loss(Score):
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return ``|output - target|**2`` a sample; classes count as one-hot vectors."""
-    if not targets.is_floating_point():
+    """Return ``|output - target|**2`` a sample; classes count as one-hot vectors.
+
+    Whole numbers are classes where there are several outputs and one target a sample.
+    """
+    if not targets.is_floating_point() and outputs.shape[-1] > 1 and targets.ndim < outputs.ndim:
         targets = nn.functional.one_hot(targets.long(), outputs.shape[-1])
     return (outputs - targets.reshape(outputs.shape)).square().sum(-1)
 

@@ -1,15 +1,19 @@
-"""The gate: the one door through which a client's training result leaves its node.
+"""The gate: the one door through which what a client knows leaves its node.
 
-A Flower Mod around the train handler. It checks the demand against the site's policy before
-anything is trained, charges the ledger, adds the noise, and builds a new reply from the allowed
-fields alone. It fails closed: whatever goes wrong inside, no release leaves, the server reads
-"refused", and the reason stays in the node's own log.
+Flower Mods around the handlers. `Gate` stands around training: it checks the demand against the
+site's policy and its budget before anything is trained, charges the ledger, adds the noise, and
+builds a new reply from the allowed fields alone. `ReportGate` does the same around evaluation.
+Both fail closed: whatever goes wrong inside, nothing is released, the server reads "refused",
+and the reason stays in the node's own log.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from logging import ERROR
+from contextlib import suppress
+from copy import copy
+from logging import ERROR, INFO
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -18,26 +22,33 @@ from flwr.common.constant import ErrorCode
 from flwr.supercore import log
 from numpy.typing import NDArray
 
+from federation import umbel_home
+from privacy import randomness
 from privacy.laplace import sanitise
-from privacy.ledger import StateLedger
+from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.memory_ledger import MemoryLedger
 from privacy.policy import Policy, Refused
-from privacy.randomness import streams
-from privacy.site import Site
+from privacy.precision import least_radius, resolution, round_to_grid
+from privacy.site import Site, SiteError
 from protocol import (
     ARRAYS,
     CONFIG,
     HYPOTHESES,
+    MAX_HYPOTHESES,
+    SCORES,
     Arrays,
     Demand,
+    ProtocolError,
+    evaluate_reply,
     flatten,
     from_array_record,
-    price,
     to_array_record,
     train_reply,
     unflatten,
 )
 
 _PRIVATE = "private"
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
@@ -53,6 +64,25 @@ def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
     return RecordDict({ARRAYS: to_array_record(trained), _PRIVATE: ConfigRecord({"chosen": [int(j) for j in chosen]})})
 
 
+def local_report(
+    losses: NDArray[np.float64], metrics: NDArray[np.float64], clients: Sequence[int], trains: bool
+) -> RecordDict:
+    """Return what an evaluate handler hands to the gate.
+
+    Parameters
+    ----------
+    losses, metrics : ndarray, shape (clients,)
+        Of each asked client.
+    clients : sequence of int
+        Their numbers in the ledger.
+    trains : bool
+        Whether they are training clients, whose reports need noise.
+    """
+    content = evaluate_reply(losses, metrics)
+    content[_PRIVATE] = ConfigRecord({"clients": list(clients), "trains": trains})
+    return content
+
+
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Flower Mod: when a handler fails, reply "refused" and keep the reason in the node's log.
 
@@ -63,10 +93,18 @@ def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Messa
         reply = call_next(msg, context)
         if not reply.has_error():
             return reply
-        log(ERROR, "umbel refused a %s message: the handler replied an error", msg.metadata.message_type)
+        _explain(msg, Refused("the handler replied an error"))
     except Exception as error:  # anything at all: fail closed
-        log(ERROR, "umbel refused a %s message: %s", msg.metadata.message_type, error, exc_info=error)
+        _explain(msg, error)
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
+
+
+def _explain(msg: Message, error: Exception) -> None:
+    """Write the reason to the node's own log; an error in doing so must not leave either."""
+    foreseen = isinstance(error, Refused | SiteError | ProtocolError | LedgerError)
+    with suppress(Exception):
+        reason = None if foreseen else error
+        log(ERROR, "umbel refused a %s message: %s", msg.metadata.message_type, error, exc_info=reason)
 
 
 class Gate:
@@ -78,42 +116,134 @@ class Gate:
 
     def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         site = Site.of(context.node_config)
-        policy = Policy.of(site)
+        policy = Policy.of(site, context.node_config)
+        ledger = _ledger(policy, context)
         demand = Demand.from_record(_config(msg.content, CONFIG))
         policy.check(demand)
         hypotheses = from_array_record(_arrays(msg.content, HYPOTHESES))
         _check_hypotheses(hypotheses)
+        everything = flatten(hypotheses)
+        n, nu = everything.shape[1], demand.noise_multiplier
+        radius = max(demand.radius, policy.radius_floor)
+        if not site.simulated:
+            radius = max(radius, least_radius(n, nu, resolution(everything)))
+        public = demand.radius_mode == "public"
+        charge = Charge(
+            str(context.run_id), demand.round, "train", n, nu, demand.radius_mode, radius if public else None
+        )
+        able = ledger.affordable(demand.clients, charge.cost, policy.budget)
+        asked = tuple(client for client, fits in zip(demand.clients, able, strict=True) if fits)
+        if not asked:
+            raise Refused("no asked client can afford this round")
 
-        result = call_next(msg, context)
+        result = call_next(_ask_only(msg, asked), context)
         if result.has_error():
             raise Refused("the train handler replied an error")
         trained = from_array_record(_arrays(result.content, ARRAYS))
-        chosen = _check_result(trained, _config(result.content, _PRIVATE), hypotheses, len(demand.clients))
-
-        start = flatten(hypotheses)[chosen]
+        chosen = _check_result(trained, _config(result.content, _PRIVATE), hypotheses, len(asked))
+        start = everything[chosen]
         updates = flatten(trained) - start
-        finite = np.asarray(np.isfinite(updates).all(axis=1))
-        releasing = [client for client, fit in zip(demand.clients, finite, strict=True) if fit]
-        n = updates.shape[1]
+        # Training that blew up counts as no update at all. Whether it does depends on the data and
+        # on what the server asks for, so a release that stayed away would tell about the data.
+        updates[~np.isfinite(updates).all(axis=1)] = 0.0
 
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
-        StateLedger(context.state).charge(releasing, price(n, demand.noise_multiplier))
+        paid = np.array(ledger.charge(charge, asked, policy.budget))
+        releasing = _which(asked, paid)
+        if not site.simulated:
+            log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
         noised = sanitise(
-            updates[finite],
-            demand.noise_multiplier,
-            max(demand.radius, policy.radius_floor),
+            updates[paid],
+            nu,
+            radius,
             demand.radius_mode,
-            streams(site.seed(context.run_config), "noise", demand.round, site.client_ids(tuple(releasing))),
+            randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)),
             _layers(hypotheses) if demand.per_layer else None,
         )
-        releases = start[finite] + noised
-        with np.errstate(over="ignore"):
-            fits = np.isfinite(releases.astype(np.float32)).all(axis=1)
-        released = finite.copy()
-        released[finite] = fits
-        choices = chosen[released].tolist() if demand.disclose_choice else None
-        reply = train_reply(unflatten(releases[fits], hypotheses), released.astype(int).tolist(), choices)
+        releases = start[paid] + noised
+        if nu > 0:
+            releases = round_to_grid(releases, n, nu, radius, resolution(everything))
+        choices = chosen[paid].tolist() if demand.disclose_choice else None
+        reply = train_reply(
+            unflatten(np.clip(releases, -_LARGEST, _LARGEST), hypotheses),
+            [int(client in releasing) for client in demand.clients],
+            choices,
+        )
         return Message(reply, reply_to=msg)
+
+
+class ReportGate:
+    """Flower Mod: let validation clients report, and training clients only with noise."""
+
+    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Return loss and metric of each asked client, or "refused"."""
+        return guard(msg, context, lambda m, c: self._pass(m, c, call_next))
+
+    def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        site = Site.of(context.node_config)
+        policy = Policy.of(site, context.node_config)
+        result = call_next(msg, context)
+        if result.has_error():
+            raise Refused("the evaluate handler replied an error")
+        scores = result.content.metric_records[SCORES]
+        private = _config(result.content, _PRIVATE)
+        values = np.array([scores["loss"], scores["metric"]], dtype=np.float64)
+        if private["trains"] is not False:
+            values = self._noised(values, private, site, policy, msg, context)
+        return Message(evaluate_reply(*values), reply_to=msg)
+
+    def _noised(
+        self,
+        values: NDArray[np.float64],
+        private: ConfigRecord,
+        site: Site,
+        policy: Policy,
+        msg: Message,
+        context: Context,
+    ) -> NDArray[np.float64]:
+        """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
+
+        Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
+        reports.
+        """
+        nu, bound = policy.report_noise_multiplier, policy.report_bound
+        if not nu > 0:
+            raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
+        clients: list[int] = list(private["clients"])  # type: ignore[arg-type]
+        round = int(_config(msg.content, CONFIG)["round"])  # type: ignore[arg-type]
+        radius = math.sqrt(2) * bound
+        charge = Charge(str(context.run_id), round, "report", 2, nu, "public", radius)
+        paid = np.array(_ledger(policy, context).charge(charge, clients, policy.budget))
+        clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
+        sources = randomness.noise(
+            site.seed(context.run_config), round, site.client_ids(_which(clients, paid)), "report"
+        )
+        # Centred, because the mechanism clips what it gets to the radius.
+        noised = sanitise(clipped - bound / 2, nu, radius, "public", sources) + bound / 2
+        reported = np.full_like(values, np.nan)
+        reported[:, paid] = round_to_grid(noised, 2, nu, radius, float(np.spacing(np.float32(bound)))).T
+        return reported
+
+
+def _ledger(policy: Policy, context: Context) -> Ledger | MemoryLedger:
+    if policy.ledger_path is None:
+        return MemoryLedger(context.state)
+    if policy.ledger_path.parent == umbel_home():
+        umbel_home().mkdir(parents=True, exist_ok=True)  # a folder of the site's choosing must be there
+    return Ledger(policy.ledger_path)
+
+
+def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
+    return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
+
+
+def _ask_only(msg: Message, clients: tuple[int, ...]) -> Message:
+    """Return the message as if it asked only these clients."""
+    asked = ConfigRecord(dict(msg.content.config_records[CONFIG]))
+    asked["clients"] = list(clients)
+    narrowed = copy(msg)
+    narrowed.content = RecordDict({HYPOTHESES: msg.content.array_records[HYPOTHESES], CONFIG: asked})
+    return narrowed
 
 
 def _arrays(content: RecordDict, name: str) -> ArrayRecord:
@@ -131,8 +261,8 @@ def _config(content: RecordDict, name: str) -> ConfigRecord:
 def _check_hypotheses(hypotheses: Arrays) -> None:
     """Raise unless these are float32 arrays with one common leading axis and finite values."""
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
-    if len(counts) != 1 or counts == {0}:
-        raise Refused("the hypotheses are not stacked arrays of one length")
+    if len(counts) != 1 or not 1 <= min(counts) <= MAX_HYPOTHESES:
+        raise Refused(f"the hypotheses are not 1 to {MAX_HYPOTHESES} stacked arrays of one length")
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")

@@ -8,6 +8,7 @@ Gamma(n, 1/epsilon), its direction uniform, its components have variance (n + 1)
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +16,17 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float64]
 
 
-def sample(n: int, epsilon: float, generator: np.random.Generator) -> Matrix:
+class NoiseSource(Protocol):
+    """The part of ``numpy.random.Generator`` that the mechanism draws from."""
+
+    def standard_normal(self, size: int, /) -> Matrix:
+        """Return independent standard normals."""
+
+    def standard_gamma(self, shape: float, /) -> float:
+        """Return a gamma variate of scale 1."""
+
+
+def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
     """Draw one noise vector.
 
     Drawn as a scale mixture of Gaussians, ``sqrt(W) g`` with W ~ Gamma((n+1)/2, scale
@@ -28,15 +39,15 @@ def sample(n: int, epsilon: float, generator: np.random.Generator) -> Matrix:
         Number of components, at least 1.
     epsilon : float
         Privacy lost per unit of distance, above 0.
-    generator : Generator
+    generator : NoiseSource
         Source of the draw.
 
     Returns
     -------
     ndarray of float64, shape (n,)
     """
-    if n < 1 or not epsilon > 0:
-        raise ValueError(f"the Laplace mechanism needs n >= 1 and epsilon > 0, got n={n}, epsilon={epsilon}")
+    if n < 1 or not 0 < epsilon < np.inf:
+        raise ValueError(f"the Laplace mechanism needs n >= 1 and a finite epsilon > 0, got {n} and {epsilon}")
     mixing = generator.standard_gamma((n + 1) / 2) * 2.0
     noise: Matrix = generator.standard_normal(n) * (np.sqrt(mixing) / epsilon)
     return noise
@@ -45,7 +56,8 @@ def sample(n: int, epsilon: float, generator: np.random.Generator) -> Matrix:
 def clip(updates: Matrix, radius: float) -> Matrix:
     """Shorten the rows of `updates` (m, n) that are longer than `radius`."""
     norms = np.linalg.norm(updates, axis=1, keepdims=True)
-    clipped: Matrix = updates * np.minimum(1.0, radius / np.maximum(norms, np.finfo(float).tiny))
+    shrink = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
+    clipped: Matrix = updates * shrink
     return clipped
 
 
@@ -54,7 +66,7 @@ def sanitise(
     noise_multiplier: float,
     radius: float,
     radius_mode: str,
-    generators: Sequence[np.random.Generator],
+    generators: Sequence[NoiseSource],
     layers: Sequence[slice] | None = None,
 ) -> Matrix:
     """Return clients' updates with noise of scale epsilon = n / (nu r) (Algorithm 2).
@@ -71,7 +83,7 @@ def sanitise(
         go without noise.
     radius_mode : str
         ``update`` (the paper) or ``public``.
-    generators : sequence of Generator, one a client
+    generators : sequence of NoiseSource, one a client
     layers : sequence of slice, optional
         Columns to be noised by themselves, each within its own radius, as in the paper's
         Sec. 5.3; by default the whole vector at once.
@@ -84,7 +96,8 @@ def sanitise(
         raise ValueError(f"unknown radius mode {radius_mode!r}")
     if not (np.isfinite(noise_multiplier) and noise_multiplier >= 0 and np.isfinite(radius) and radius > 0):
         raise ValueError(f"cannot sanitise with noise multiplier {noise_multiplier} and radius {radius}")
-    sanitised = np.empty_like(updates)
+    updates = np.asarray(updates, np.float64)
+    sanitised = updates.copy()
     for columns in layers or [slice(None)]:
         part = updates[:, columns]
         if radius_mode == "public":

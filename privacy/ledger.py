@@ -1,62 +1,257 @@
-"""What each client has spent: participations times n / nu, exactly."""
+"""A site's ledger: one SQLite file, a row a charge, durable before any noise is drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from fractions import Fraction
+from pathlib import Path
 
-import numpy as np
-from flwr.app import ConfigRecord, RecordDict
+from protocol import price
 
-_RECORD = "umbel.ledger"
-_UNBOUNDED = "unbounded"
+_APPLICATION = 0x554D424C  # "UMBL"
+_VERSION = 1
+_BUSY_S = 60.0
+_SCHEMA = """
+CREATE TABLE charges (
+    id INTEGER PRIMARY KEY,
+    at TEXT NOT NULL,
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    client INTEGER NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('train', 'report')),
+    n INTEGER NOT NULL CHECK (n > 0),
+    noise_multiplier REAL NOT NULL CHECK (noise_multiplier >= 0),
+    radius_mode TEXT NOT NULL,
+    radius REAL
+) STRICT;
+CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, radius_mode);
+"""
+_COLUMNS = ("at", "run", "round", "client", "kind", "n", "noise_multiplier", "radius_mode", "radius")
 
 
-class StateLedger:
-    """A ledger in the node's memory, for the time of one run.
+class LedgerError(RuntimeError):
+    """The ledger cannot be used; the text names the file and the fix."""
 
-    For each price it holds how often each client paid it, as pairs of int64 (client, times).
+
+@dataclass(frozen=True)
+class Charge:
+    """What a release costs each client that takes part.
+
+    Attributes
+    ----------
+    run : str
+    round : int
+    kind : str
+        ``train`` for a model, ``report`` for a loss and metric.
+    n : int
+        Numbers released.
+    noise_multiplier : float
+        nu; the cost is n / nu, exactly; 0 has no bound.
+    radius_mode : str
+    radius : float or None
+        Only where it is public: the norm of an update is not for writing down.
+    """
+
+    run: str
+    round: int
+    kind: str
+    n: int
+    noise_multiplier: float
+    radius_mode: str
+    radius: float | None = None
+
+    @property
+    def cost(self) -> Fraction | None:
+        """What each client pays; None when nothing bounds it."""
+        return price(self.n, self.noise_multiplier)
+
+
+@dataclass(frozen=True)
+class Account:
+    """What a client has spent on releases of one kind and price.
+
+    Attributes
+    ----------
+    client : int
+    kind, radius_mode : str
+    n : int
+    noise_multiplier : float
+    times : int
+        How often it paid.
+    """
+
+    client: int
+    kind: str
+    n: int
+    noise_multiplier: float
+    radius_mode: str
+    times: int
+
+    @property
+    def spent(self) -> Fraction | float:
+        """The sum, exactly; infinite where nothing bounds it."""
+        cost = price(self.n, self.noise_multiplier)
+        return float("inf") if cost is None else cost * self.times
+
+
+class Ledger:
+    """An open ledger.
 
     Parameters
     ----------
-    state : RecordDict
-        The node's ``context.state``, which never leaves the node.
+    path : Path
+        A ledger, or where one is to be made; its folder must be there.
+
+    Raises
+    ------
+    LedgerError
+        When the file is not a ledger, or damaged. It is left as it is: a site that lost its
+        ledger must decide itself what its clients have spent.
     """
 
-    def __init__(self, state: RecordDict) -> None:
-        if _RECORD not in state:
-            state[_RECORD] = ConfigRecord()
-        self._record: ConfigRecord = state[_RECORD]  # type: ignore[assignment]
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if not path.exists():
+            _create(path)
+        _check(path)
 
-    def charge(self, clients: Iterable[int], cost: Fraction | None) -> None:
-        """Charge each client once; a client may be any whole number."""
-        key = _UNBOUNDED if cost is None else str(cost)
-        paid = self._paid(key)
-        both, where = np.unique(np.concatenate([paid[:, 0], np.fromiter(clients, np.int64)]), return_inverse=True)
-        times = np.bincount(where[: len(paid)], weights=paid[:, 1], minlength=len(both)).astype(np.int64)
-        times += np.bincount(where[len(paid) :], minlength=len(both))
-        self._record[key] = np.stack([both, times], axis=1).tobytes()
+    def affordable(self, clients: Sequence[int], cost: Fraction | None, budget: Fraction | None) -> list[bool]:
+        """Return for each client whether one more charge stays within the budget."""
+        if budget is None:
+            return [True] * len(clients)
+        with self._transaction() as connection:
+            return _affordable(connection, clients, cost, budget)
 
-    def participations(self, client: int) -> int:
-        """Return how often a client was charged."""
-        return sum(self._times(key, client) for key in self._record)
+    def charge(self, charge: Charge, clients: Sequence[int], budget: Fraction | None = None) -> list[bool]:
+        """Charge each client that can afford it, all at once, and return which those are.
+
+        Asking and charging are one transaction, so that processes that share the ledger cannot
+        together exceed the budget. On return the charges are on disk.
+        """
+        with self._transaction() as connection:
+            affords = _affordable(connection, clients, charge.cost, budget)
+            at = datetime.now(UTC).isoformat(timespec="seconds")
+            release = (charge.kind, charge.n, charge.noise_multiplier, charge.radius_mode, charge.radius)
+            rows = [
+                (at, charge.run, charge.round, client, *release)
+                for client, fits in zip(clients, affords, strict=True)
+                if fits
+            ]
+            places = ", ".join("?" * len(_COLUMNS))
+            connection.executemany(f"INSERT INTO charges ({', '.join(_COLUMNS)}) VALUES ({places})", rows)
+        return affords
+
+    def accounts(self) -> list[Account]:
+        """Return what every client has spent, by kind and price."""
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges GROUP BY 1, 2, 3, 4, 5"
+            ).fetchall()
+        return [Account(*row) for row in rows]
 
     def spent(self, client: int) -> Fraction | float:
-        """Return the sum of a client's charges; infinite after an unsanitised release."""
-        total = Fraction(0)
-        for key in self._record:
-            times = self._times(key, client)
-            if key == _UNBOUNDED and times:
-                return float("inf")
-            if times:
-                total += Fraction(key) * times
-        return total
+        """Return what a client has spent in all; infinite after an unsanitised release."""
+        return sum((account.spent for account in self.accounts() if account.client == client), Fraction(0))
 
-    def _paid(self, key: str) -> np.ndarray:
-        packed = self._record.get(key, b"")
-        assert isinstance(packed, bytes)
-        return np.frombuffer(packed, np.int64).reshape(-1, 2)
+    def rows(self) -> Iterator[dict[str, object]]:
+        """Yield every charge, oldest first."""
+        with self._transaction() as connection:
+            for row in connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM charges ORDER BY id"):
+                yield dict(zip(_COLUMNS, row, strict=True))
 
-    def _times(self, key: str, client: int) -> int:
-        paid = self._paid(key)
-        return int(paid[paid[:, 0] == client, 1].sum())
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """Hold the ledger alone; what was written is on disk afterwards, or none of it is."""
+        try:
+            connection = _connect(self.path)
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger {self.path} cannot be opened: {error}") from error
+        try:
+            # EXTRA also syncs the folder, without which a power cut could bring a journal back.
+            connection.execute("PRAGMA synchronous = EXTRA")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger {self.path} cannot be read or written: {error}") from error
+        finally:
+            connection.close()  # rolls back what was not committed
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open a file that is there; none is made."""
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
+
+
+def _affordable(
+    connection: sqlite3.Connection, clients: Sequence[int], cost: Fraction | None, budget: Fraction | None
+) -> list[bool]:
+    if budget is None:
+        return [True] * len(clients)
+    if cost is None:
+        return [False] * len(clients)
+    spent: dict[int, Fraction | float] = dict.fromkeys(clients, Fraction(0))
+    rows = connection.execute(
+        "SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges "
+        "WHERE client IN (SELECT value FROM json_each(?)) GROUP BY 1, 2, 3, 4, 5",
+        (json.dumps(list(clients)),),
+    )
+    for row in rows:
+        account = Account(*row)
+        spent[account.client] += account.spent
+    return [spent[client] + cost <= budget for client in clients]
+
+
+def _create(path: Path) -> None:
+    """Make an empty ledger in one step, so that nobody ever opens half of one."""
+    if not path.parent.is_dir():
+        raise LedgerError(f"the folder of the ledger {path} is not there; make it, or set ledger-path")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    os.close(handle)
+    scratch = Path(name)
+    try:
+        connection = sqlite3.connect(scratch, isolation_level=None)
+        connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+        connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.executescript(_SCHEMA)
+        connection.close()
+        with suppress(FileExistsError):
+            os.link(scratch, path)  # unlike a rename, this never replaces another process's ledger
+    except OSError as error:
+        raise LedgerError(f"the ledger {path} cannot be made: {error}") from error
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _check(path: Path) -> None:
+    """Raise unless the file is a whole ledger of this version; never write to it."""
+    if not path.is_file():
+        raise LedgerError(f"the ledger {path} is not a file")
+    if path.stat().st_size == 0:
+        raise LedgerError(f"the ledger {path} is empty: charges may be lost; restore it from a backup")
+    # Read by hand: a charge that was cut off is rolled back when SQLite opens the file, and a file
+    # that is not ours must not be touched.
+    with path.open("rb") as file:
+        header = file.read(100)
+    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != _APPLICATION:
+        raise LedgerError(f"{path} is not umbel's ledger; set ledger-path to another file")
+    if (version := int.from_bytes(header[60:64], "big")) != _VERSION:
+        raise LedgerError(f"the ledger {path} is of version {version}, this umbel reads {_VERSION}; upgrade umbel")
+    try:
+        connection = _connect(path)
+        try:
+            faults = [fault for (fault,) in connection.execute("PRAGMA quick_check")]
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise LedgerError(f"the ledger {path} is damaged ({error}); restore it from a backup") from error
+    if faults != ["ok"]:
+        raise LedgerError(f"the ledger {path} is damaged ({faults[0].splitlines()[-1]}); restore it from a backup")

@@ -8,13 +8,23 @@ seed: whoever knows it could predict the noise and subtract it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from privacy.entropy import SecureGenerator
+from privacy.laplace import NoiseSource
+
+
+def noise(seed: int | None, round: int, clients: Sequence[int], purpose: str = "noise") -> Sequence[NoiseSource]:
+    """Return what each client's noise is drawn from; without a seed, a `SecureGenerator` each."""
+    if seed is None:
+        return [SecureGenerator() for _ in clients]
+    return streams(seed, purpose, round, clients)
+
 
 def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> list[np.random.Generator]:
-    """Return a generator for each client.
+    """Return a generator for each client; not for noise, see `noise`.
 
     Parameters
     ----------

@@ -31,7 +31,7 @@ def main(grid: Grid, context: Context) -> None:
     multiplier = float(settings.train_config["noise_multiplier"])  # type: ignore[arg-type]
     cost = price(settings.model.num_parameters, multiplier)
     narrator = Narrator(settings.model, settings.manifest, cost, strategy.radius.mode)
-    folder = RunFolder(umbel_home() / "runs" / _name(context, settings))
+    folder = RunFolder.make(umbel_home() / "runs", _name(context, settings))
     folder.write_config(context.run_config)
 
     start = initial_hypotheses(settings, grid)

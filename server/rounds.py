@@ -140,11 +140,11 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
         after_round(state)
         if state.stopped:
             return
+    state.stopped = f"all {settings.rounds} rounds done"
     # What the last round of training left has not been evaluated yet.
     if state.best_round:
         _run_round(settings, grid, state, settings.rounds + 1, train=False)
-    state.stopped = f"all {settings.rounds} rounds done"
-    after_round(state)
+        after_round(state)
 
 
 def _run_round(settings: Settings, grid: Grid, state: State, number: int, train: bool) -> None:

@@ -26,11 +26,14 @@ _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
     scratch = path.with_name(f".{path.name}.tmp")
-    with scratch.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    scratch.replace(path)
+    try:
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.replace(path)
+    finally:
+        scratch.unlink(missing_ok=True)
 
 
 class RunFolder:
@@ -54,6 +57,19 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def make(cls, parent: Path, name: str) -> RunFolder:
+        """Make a folder that no other run has, called `name` or with a number behind it."""
+        parent.mkdir(parents=True, exist_ok=True)
+        path, number = parent / name, 1
+        while True:
+            try:
+                path.mkdir()
+                return cls(path)
+            except FileExistsError:
+                number += 1
+                path = parent / f"{name}-{number}"
 
     def write_config(self, run_config: Mapping[str, Any]) -> None:
         """Save the configuration of the run and the versions it runs with."""

@@ -11,9 +11,9 @@ from flwr.app import ConfigRecord
 
 import models
 import strategies
-from federation import Manifest, find_federation, read_manifest
+from federation import Manifest, find_federation, open_federation
 from models.base import Model
-from protocol import DEVICES, ENGINES, RADIUS_MODES
+from protocol import DEVICES, ENGINES, MAX_HYPOTHESES, RADIUS_MODES
 from strategies import HypothesisStrategy, RadiusSchedule
 
 
@@ -79,11 +79,16 @@ class Settings:
             )
         except ValueError as error:
             raise ConfigError(str(error)) from error
+        rounds, asked = read.whole("rounds", 1), read.whole("clients-per-round", 1)
+        if (least := read.whole("min-releases", 1)) > asked:
+            raise ConfigError(f"min-releases = {least} is more than clients-per-round = {asked}; lower it")
+        if not _bounded(radius, rounds):
+            raise ConfigError(f"radius-decay = {radius.decay} makes the radius infinite in {rounds} rounds; lower it")
         strategy = strategy_class(
-            hypotheses=read.whole("hypotheses", 1),
-            clients_per_round=read.whole("clients-per-round", 1),
+            hypotheses=read.whole("hypotheses", 1, MAX_HYPOTHESES),
+            clients_per_round=asked,
             validation_clients_per_round=read.whole("validation-clients-per-round", 0),
-            min_releases=read.whole("min-releases", 1),
+            min_releases=least,
             radius=radius,
             seed=seed,
             min_nodes=read.whole("min-nodes", 1),
@@ -103,7 +108,7 @@ class Settings:
             model=model,
             manifest=manifest,
             seed=seed,
-            rounds=read.whole("rounds", 1),
+            rounds=rounds,
             patience=read.whole("patience", 0),
             validate_every=read.whole("validate-every", 1),
             restarts=read.whole("restarts", 1),
@@ -113,7 +118,15 @@ class Settings:
 
 
 def _manifest(name: str) -> Manifest | None:
-    return read_manifest(find_federation(name)) if name else None
+    # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
+    return open_federation(find_federation(name)).manifest if name else None
+
+
+def _bounded(radius: RadiusSchedule, rounds: int) -> bool:
+    try:
+        return math.isfinite(radius.at(rounds))
+    except OverflowError:
+        return False
 
 
 class _Reader:
@@ -145,10 +158,12 @@ class _Reader:
             raise ConfigError(f"{key} must be true or false, got {value!r}")
         return value
 
-    def whole(self, key: str, least: int) -> int:
+    def whole(self, key: str, least: int, most: int | None = None) -> int:
         value = self._get(key)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(f"{key} must be a whole number of at least {least}, got {value!r}")
+        if most is not None and value > most:
+            raise ConfigError(f"{key} must be at most {most}, got {value}")
         return value
 
     def number(self, key: str, *, above: float | None = None, least: float | None = None) -> float:

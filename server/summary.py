@@ -77,9 +77,8 @@ class Narrator:
     def report(self, state: State, config: dict[str, object]) -> str:
         """Return the report as one HTML page."""
         head = "".join(f"<p>{escape(line)}</p>" for line in self.closing_lines(state))
-        rows = "".join(
-            f"<tr><td>{escape(self.round_line(entry, len(state.history)))}</td></tr>" for entry in state.history
-        )
+        trained = sum(1 for entry in state.history if entry.asked)
+        rows = "".join(f"<tr><td>{escape(self.round_line(entry, trained))}</td></tr>" for entry in state.history)
         settings = "".join(
             f"<tr><th>{escape(key)}</th><td>{escape(str(value))}</td></tr>" for key, value in config.items()
         )
@@ -96,14 +95,15 @@ class Narrator:
         name = "RMSE" if self.model.loss.name in ("mse", "rmse") else self.model.loss.name
         target = self.manifest.units.get("target", {}) if self.manifest else {}
         if name == "RMSE" and self.model.metric.name == "rmse" and "scale" in target:
-            return f"RMSE {value * target['scale']:,.1f} {target['unit']}"
+            return f"RMSE {value * target['scale']:,.1f} {target.get('unit', '')}".rstrip()
         return f"{name} {value:.4f}"
 
     def _found(self, best: Arrays) -> list[str]:
         """Compare with the truth, where the data are synthetic and it is known."""
-        if not (self.manifest and self.manifest.truth):
-            return []
         vectors = flatten(best)
+        # A run may learn another model than the one that the data were made from.
+        if not (self.manifest and all(len(truth) == vectors.shape[1] for truth in self.manifest.truth)):
+            return []
         lines = []
         for truth in np.asarray(self.manifest.truth):
             distances = np.linalg.norm(vectors - truth, axis=1)

@@ -299,7 +299,7 @@ class HypothesisStrategy(Strategy):
         for node, reply in answers.items():
             try:
                 matrix, released, chosen = self._read(reply, len(asked.positions[node]))
-            except (KeyError, ValueError) as error:
+            except Exception as error:  # whatever one node sends, the run goes on
                 log(WARNING, "dropped the reply of node %s: %s", node, error)
                 lost += 1
                 continue
@@ -319,15 +319,16 @@ class HypothesisStrategy(Strategy):
             raise ValueError("it does not say who released")
         released = flags.astype(bool)
         arrays = from_array_record(reply.content.array_records[ARRAYS])
-        shapes = {name: (int(released.sum()), *value.shape[1:]) for name, value in self._current.items()}
-        if {name: value.shape for name, value in arrays.items()} != shapes:
+        m = int(released.sum())
+        expected = {name: ((m, *value.shape[1:]), value.dtype) for name, value in self._current.items()}
+        if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
             raise ValueError("its arrays do not fit the hypotheses")
         matrix = flatten({name: arrays[name] for name in self._current})
         if not np.isfinite(matrix).all():
             raise ValueError("its arrays are not finite")
-        chosen = np.asarray(counts["choices"] if self.discloses_choice else [], dtype=np.int64)
+        chosen = np.asarray(counts["choices"] if self.discloses_choice else [])
         if self.discloses_choice and (
             chosen.shape != (len(matrix),) or not np.isin(chosen, range(self.hypotheses)).all()
         ):
             raise ValueError("it does not say what its clients chose")
-        return matrix, released, chosen
+        return matrix, released, chosen.astype(np.int64)

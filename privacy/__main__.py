@@ -1,0 +1,134 @@
+"""``python -m privacy``: plan a run's privacy, read a site's ledger."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections import defaultdict
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from privacy.accountant import formal
+from privacy.ledger import Account, Ledger, LedgerError
+from privacy.plan import plan
+
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+ledger_app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
+app.add_typer(ledger_app, name="ledger")
+
+_LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger file.")]
+_Delta = Annotated[float, typer.Option(help="Delta of the (epsilon, delta) guarantee.")]
+
+
+@app.command("plan")
+def plan_command(
+    parameters: Annotated[int, typer.Option(help="n, the number of parameters of the model.")],
+    noise_multiplier: Annotated[float, typer.Option(help="nu.")],
+    hypotheses: Annotated[int, typer.Option(help="k.")],
+    clients: Annotated[int, typer.Option(help="Number of training clients.")],
+    clients_per_round: Annotated[int, typer.Option(help="U.")],
+    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
+    delta: _Delta = 1e-5,
+) -> None:
+    """Print what a run would cost its clients, before anything is run."""
+    try:
+        figures = plan(parameters, noise_multiplier, hypotheses, clients, clients_per_round, rounds, delta)
+    except ValueError as error:
+        _fail(str(error))
+    table = Table("figure", "value", "what it means", title="A planned run")
+    add = table.add_row
+    add("cost a participation", f"{figures.cost:.4g}", "n/nu, within one radius")
+    add("participations", f"median {figures.median}, most {figures.most}", "expected, over all clients")
+    add(
+        "heuristic spend",
+        f"median {figures.median * figures.cost:.4g}, most {figures.most * figures.cost:.4g}",
+        "radius update: the paper's figure, no guarantee",
+    )
+    add(
+        "pure epsilon",
+        f"median {figures.formal_median.pure:.4g}, most {figures.formal_most.pure:.4g}",
+        "radius public: formal, for updates one radius apart",
+    )
+    add(
+        f"epsilon at delta {delta:g}",
+        f"median {figures.formal_median.epsilon:.4g}, most {figures.formal_most.epsilon:.4g}",
+        "radius public: formal, numerical composition or the pure one if smaller",
+    )
+    add("noise against update", f"{figures.noise_to_update:.3g}", "left in a hypothesis after averaging, in radii")
+    add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
+    console = Console()
+    console.print(table)
+    for warning in figures.warnings:
+        console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+
+
+@ledger_app.command()
+def show(path: _LedgerPath, delta: _Delta = 1e-5) -> None:
+    """Print what each client has spent; heuristic and formal spends are never added up."""
+    accounts = _open(path).accounts()
+    table = Table(
+        "client", "participations", "heuristic", "formal: pure", f"formal: at delta {delta:g}", title=str(path)
+    )
+    by_client: dict[int, list[Account]] = defaultdict(list)
+    for account in accounts:
+        by_client[account.client].append(account)
+    for client, own in sorted(by_client.items()):
+        public = [account for account in own if account.radius_mode == "public" and account.noise_multiplier > 0]
+        rest = [account for account in own if account not in public]
+        releases: dict[tuple[int, float], int] = defaultdict(int)
+        for account in public:
+            releases[account.n, account.noise_multiplier] += account.times
+        guarantee = formal(releases, delta)
+        table.add_row(
+            str(client),
+            str(sum(account.times for account in own)),
+            f"{float(sum((account.spent for account in rest), Fraction(0))):.4g}",
+            f"{guarantee.pure:.4g}",
+            f"{guarantee.epsilon:.4g}",
+        )
+    console = Console()
+    console.print(table)
+    console.print("heuristic: radius update, n/nu within the norm of each update, no guarantee. "
+                  "formal: radius public, for updates one radius apart.", soft_wrap=True)  # fmt: skip
+
+
+@ledger_app.command()
+def export(path: _LedgerPath) -> None:
+    """Write every charge to standard output as CSV, oldest first."""
+    writer = None
+    for row in _open(path).rows():
+        if writer is None:
+            writer = csv.DictWriter(sys.stdout, list(row))
+            writer.writeheader()
+        writer.writerow(row)
+
+
+@ledger_app.command()
+def check(path: _LedgerPath) -> None:
+    """Say whether the file is a whole ledger; exit with an error if it is not."""
+    ledger = _open(path)
+    charges = sum(account.times for account in ledger.accounts())
+    typer.echo(f"{path} is a whole ledger with {charges} charges")
+
+
+def _open(path: Path) -> Ledger:
+    if not path.exists():
+        _fail(f"there is no ledger {path}")
+    try:
+        return Ledger(path)
+    except LedgerError as error:
+        _fail(str(error))
+
+
+def _fail(reason: str) -> NoReturn:
+    typer.echo(f"Error: {reason}", err=True)
+    raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,75 @@
+"""The ledger of a simulated node: in memory, for the time of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from privacy.ledger import Charge
+
+_RECORD = "umbel.ledger"
+_UNBOUNDED = "unbounded"
+
+
+class MemoryLedger:
+    """What each client of a node has spent in this run; the same questions as `privacy.ledger.Ledger`.
+
+    For each price it holds how often each client paid it, as pairs of int64 (client, times).
+
+    Parameters
+    ----------
+    state : RecordDict
+        The node's ``context.state``, which never leaves the node.
+    """
+
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+        self._record = state.config_records.get(_RECORD, ConfigRecord())
+
+    def affordable(self, clients: Sequence[int], cost: Fraction | None, budget: Fraction | None) -> list[bool]:
+        """Return for each client whether one more charge stays within the budget."""
+        if budget is None:
+            return [True] * len(clients)
+        return [cost is not None and self.spent(client) + cost <= budget for client in clients]
+
+    def charge(self, charge: Charge, clients: Sequence[int], budget: Fraction | None = None) -> list[bool]:
+        """Charge each client that can afford it, and return which those are."""
+        affords = self.affordable(clients, charge.cost, budget)
+        paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
+        key = _UNBOUNDED if charge.cost is None else str(charge.cost)
+        paid = self._paid(key)
+        both, where = np.unique(np.concatenate([paid[:, 0], np.array(paying, np.int64)]), return_inverse=True)
+        times = np.zeros(len(both), np.int64)
+        np.add.at(times, where[: len(paid)], paid[:, 1])
+        np.add.at(times, where[len(paid) :], 1)
+        self._record[key] = np.stack([both, times], axis=1).tobytes()
+        self._state[_RECORD] = self._record
+        return affords
+
+    def participations(self, client: int) -> int:
+        """Return how often a client was charged."""
+        return sum(self._times(key, client) for key in self._record)
+
+    def spent(self, client: int) -> Fraction | float:
+        """Return the sum of a client's charges; infinite after an unsanitised release."""
+        total = Fraction(0)
+        for key in self._record:
+            times = self._times(key, client)
+            if key == _UNBOUNDED and times:
+                return float("inf")
+            if times:
+                total += Fraction(key) * times
+        return total
+
+    def _paid(self, key: str) -> NDArray[np.int64]:
+        packed = self._record.get(key, b"")
+        assert isinstance(packed, bytes)
+        return np.frombuffer(packed, np.int64).reshape(-1, 2)
+
+    def _times(self, key: str, client: int) -> int:
+        paid = self._paid(key)
+        return int(paid[paid[:, 0] == client, 1].sum())

@@ -1,0 +1,227 @@
+"""A node serves its part of a simulated federation, or all of its own data and nothing that a server names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import client.node
+from client.node import Node
+from federation import BUNDLED, Manifest, offsets_of, write_federation
+from privacy.site import SiteError, in_process
+from protocol import Hosting, ProtocolError
+
+Config = dict[str, Any]
+
+
+@pytest.fixture(autouse=True)
+def simulation() -> Iterator[None]:
+    """Run each test as the in-process grid runs a node."""
+    with in_process():
+        yield
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The paths that nodes look up by name, or open."""
+    paths: list[Path] = []
+    find, read = client.node.find_federation, client.node.open_federation
+
+    def spy_on_find(name: str) -> Path:
+        paths.append(Path(name))
+        return find(name)
+
+    def spy_on_open(path: Path) -> Any:
+        paths.append(path)
+        return read(path)
+
+    monkeypatch.setattr(client.node, "find_federation", spy_on_find)
+    monkeypatch.setattr(client.node, "open_federation", spy_on_open)
+    client.node._open.cache_clear()
+    return paths
+
+
+def part(index: int, parts: int, run_config: Config) -> Node:
+    """Return one of several simulated nodes."""
+    return Node.of({"partition-id": index, "num-partitions": parts}, run_config)
+
+
+def save(path: Path, train: int, validation: int, model: str = "linear", seconds: int = 0) -> Path:
+    """Write clients of one row each; client i has the target i. `seconds` sets the time of writing."""
+    clients = train + validation
+    manifest = Manifest("own", clients, {"train": train, "validation": validation}, model=model)
+    features, targets = np.ones((clients, 2), np.float32), np.arange(clients, dtype=np.float32)
+    write_federation(path, manifest, features, targets, offsets_of([1] * clients))
+    os.utime(path / "manifest.json", (seconds, seconds))
+    return path
+
+
+# --- in simulation
+
+
+@pytest.mark.parametrize(
+    ("parts", "counts"),
+    [
+        (1, [(100, 100)]),
+        (2, [(50, 50), (50, 50)]),
+        # Of 200 clients 0, 7, 14, ... the first node has 15 and 14, and so on: 200 = 4 * 29 + 3 * 28.
+        (7, [(15, 14), (15, 14), (14, 15), (14, 15), (14, 14), (14, 14), (14, 14)]),
+    ],
+)
+def test_nodes_split_the_federation(parts: int, counts: list[tuple[int, int]], run_config: Config) -> None:
+    hosting = [part(index, parts, run_config).hosting for index in range(parts)]
+    assert hosting == [Hosting(*both, first=index, step=parts) for index, both in enumerate(counts)]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 7, 200, 300])
+def test_every_client_is_hosted_once(parts: int, run_config: Config) -> None:
+    training: list[int] = []
+    validation: list[int] = []
+    for index in range(parts):
+        node = part(index, parts, run_config)
+        hosting = node.hosting
+        training += node.training_clients(tuple(range(hosting.train)))
+        validation += node.validation_clients(tuple(range(hosting.train, hosting.train + hosting.validation)))
+    assert sorted(training) == list(range(100))
+    assert sorted(validation) == list(range(100, 200))
+
+
+def test_clients_keep_the_order_in_which_they_were_asked(run_config: Config) -> None:
+    assert part(1, 7, run_config).training_clients((3, 0, 14)) == [1 + 7 * 3, 1, 1 + 7 * 14]
+
+
+@pytest.mark.parametrize("asked", [(15,), (0, 15), (28,), (29,), (10**6,)])
+def test_who_does_not_train_here_is_not_trained(asked: tuple[int, ...], run_config: Config) -> None:
+    with pytest.raises(
+        ProtocolError, match=rf"clients \[{asked[-1]}\] are no training clients of this node \(0 to 14\)"
+    ):
+        part(0, 7, run_config).training_clients(asked)
+
+
+@pytest.mark.parametrize("asked", [(14,), (20, 0), (29,), (10**6,)])
+def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run_config: Config) -> None:
+    with pytest.raises(ProtocolError, match=rf"clients \[{asked[-1]}\] are no validation clients .* \(15 to 28\)"):
+        part(0, 7, run_config).validation_clients(asked)
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "chosen"),
+    [("", "", ("linear", "mse")), ("", "rmse", ("linear", "rmse")), ("mlp", "", ("mlp", "rmse"))],
+)
+def test_the_run_chooses_the_model_before_the_federation(
+    model: str, loss: str, chosen: tuple[str, str], run_config: Config
+) -> None:
+    node = part(0, 1, run_config | {"model": model, "loss": loss})
+    assert (node.model.name, node.model.loss.name) == chosen
+
+
+def test_the_run_names_the_federation(tmp_path: Path, run_config: Config, opened: list[Path]) -> None:
+    path = save(tmp_path / "other", train=2, validation=1)
+    assert part(0, 1, run_config | {"federation": str(path)}).hosting == Hosting(2, 1, first=0, step=1)
+    assert opened == [path, path], "found by its name, then opened"
+
+
+def test_data_that_stay_the_same_are_read_once(run_config: Config, opened: list[Path]) -> None:
+    first = part(0, 2, run_config).federation
+    assert part(1, 2, run_config).federation is first
+    assert opened.count(BUNDLED / "synthetic.json") == 1
+
+
+def test_a_node_that_is_no_simulation_needs_data_of_its_own(
+    run_config: Config, monkeypatch: pytest.MonkeyPatch, opened: list[Path]
+) -> None:
+    monkeypatch.setattr("privacy.site.runs_in_simulation", lambda: False)
+    with pytest.raises(SiteError, match="this node serves no data: start it with --node-config"):
+        part(0, 1, run_config)
+    assert not opened
+
+
+# --- a site with data of its own
+
+
+@pytest.mark.parametrize("simulated", [True, False])
+def test_a_site_serves_all_clients_of_its_own_data(
+    simulated: bool, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privacy.site.runs_in_simulation", lambda: simulated)
+    path = save(tmp_path / "own", train=3, validation=2)
+    # Flower may give real nodes a partition as well; it plays no part.
+    node = Node.of({"data-path": str(path), "role": "split", "partition-id": 1, "num-partitions": 2}, run_config)
+    assert node.hosting == Hosting(train=3, validation=2, first=-1, step=-1)
+    assert node.training_clients((2, 0, 1)) == [2, 0, 1]
+    assert node.validation_clients((4, 3)) == [4, 3]
+
+
+@pytest.mark.parametrize("named", ["synthetic", "no-such-data", "/no/such/folder", "", "other"])
+def test_a_site_never_opens_what_a_server_names(
+    named: str, tmp_path: Path, run_config: Config, opened: list[Path]
+) -> None:
+    own, other = save(tmp_path / "own", train=3, validation=2), save(tmp_path / "other", train=1, validation=0)
+    named = str(other) if named == "other" else named
+    node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"federation": named, "data-path": named})
+    assert node.hosting == Hosting(3, 2)
+    assert opened == [own]
+
+
+def test_a_tilde_is_the_sites_home(tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "own", train=3, validation=2)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert Node.of({"data-path": "~/own", "role": "split"}, run_config).hosting == Hosting(3, 2)
+
+
+def test_data_that_change_are_read_again(tmp_path: Path, run_config: Config) -> None:
+    path = save(tmp_path / "own", train=3, validation=2, seconds=1)
+    config = {"data-path": str(path), "role": "split"}
+    assert Node.of(config, run_config).hosting == Hosting(3, 2)
+    save(path, train=4, validation=0, seconds=2)
+    assert Node.of(config, run_config).hosting == Hosting(4, 0)
+
+
+@pytest.mark.parametrize("name", ["features", "targets", "offsets"])
+def test_an_array_that_changes_alone_is_read_again(name: str, tmp_path: Path, run_config: Config) -> None:
+    path = save(tmp_path / "own", train=3, validation=2, seconds=1)
+    config = {"data-path": str(path), "role": "split"}
+    before = Node.of(config, run_config).federation
+    array = np.load(path / f"{name}.npy")
+    np.save(tmp_path / "new.npy", array)
+    os.utime(tmp_path / "new.npy", (10**10, 10**10))
+    (tmp_path / "new.npy").replace(path / f"{name}.npy")
+    assert Node.of(config, run_config).federation is not before
+
+
+# --- hypotheses
+
+
+def test_hypotheses_that_fit_pass_whatever_their_number(run_config: Config) -> None:
+    node = part(0, 1, run_config)
+    for k in (1, 5):
+        node.check({"weight": np.zeros((k, 1, 2), np.float32)})
+
+
+@pytest.mark.parametrize(
+    "hypotheses",
+    [
+        {},
+        {"weight": np.zeros((2, 2))},
+        {"weight": np.zeros((2, 1, 3))},
+        {"bias": np.zeros((2, 1, 2))},
+        {"weight": np.zeros((2, 1, 2)), "bias": np.zeros((2, 1))},
+    ],
+    ids=["nothing", "too flat", "too wide", "another name", "one more"],
+)
+def test_hypotheses_of_another_model_are_refused(hypotheses: dict[str, Any], run_config: Config) -> None:
+    with pytest.raises(ProtocolError, match=r"hypotheses of shapes .* do not fit model 'linear': {'weight': \(1, 2\)}"):
+        part(0, 1, run_config).check(hypotheses)
+
+
+def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(run_config: Config) -> None:
+    node = part(0, 1, run_config | {"model": "mlp"})
+    hypotheses = {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
+    node.check(hypotheses)
+    with pytest.raises(ProtocolError, match="hypotheses"):
+        node.check(hypotheses | {"0.bias": np.zeros((3, 2), np.float32)})

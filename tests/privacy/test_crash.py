@@ -1,0 +1,110 @@
+"""A client process that is killed at any moment: what it released, it has paid for."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+from collections import Counter
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from federation import Manifest, offsets_of, write_federation
+from privacy.ledger import Ledger
+
+CLIENTS = 3
+KILLS = 200
+
+
+def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> None:
+    """Answer one demand after the other; note in a file what has left."""
+    from flwr.app import Message
+
+    from client.app import app
+    from privacy import gate
+    from protocol import COUNTS, Demand, to_array_record, train_request
+    from simulation.grid import InProcessGrid
+
+    if die_before_noise:
+        gate.sanitise = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+    config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
+    grid = InProcessGrid(app, run_config, node_configs=[config])
+    [node] = grid.get_node_ids()
+    hypotheses = to_array_record({"weight": np.ones((2, 1, 2), np.float32)})
+    demand = Demand(1, tuple(range(CLIENTS)), 1, 0.1, 10, 3.0)
+    (folder / "ready").touch()
+    sent = os.open(folder / "sent", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    while True:
+        [reply] = grid.send_and_receive([Message(train_request(hypotheses, demand), node, "train")])
+        released = reply.content.metric_records[COUNTS]["released"]
+        os.write(sent, "".join(f"{client}\n" for client, flag in enumerate(released) if flag).encode())  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    generator = np.random.default_rng(0)
+    features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
+    manifest = Manifest("own", CLIENTS, {"train": CLIENTS, "validation": 0}, "linear", "mse")
+    write_federation(tmp_path / "own", manifest, features, features[:, 0], offsets_of([10] * CLIENTS))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def forks() -> ForkServerContext:
+    """Processes that start with everything imported already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["client.app", "simulation.grid"])
+    return context
+
+
+def times_paid(folder: Path) -> list[int]:
+    paid = Counter({account.client: account.times for account in Ledger(folder / "ledger.sqlite").accounts()})
+    return [paid[client] for client in range(CLIENTS)]
+
+
+@pytest.mark.slow
+def test_spent_is_never_less_than_what_was_released(
+    folder: Path, run_config: dict[str, Any], forks: ForkServerContext
+) -> None:
+    """A ledger on disk, a process that trains, charges and releases, and kill -9 at a random moment, 200 times."""
+    generator = np.random.default_rng(1)
+    (folder / "sent").touch()
+    cut_off = 0
+    for _ in range(KILLS):
+        (folder / "ready").unlink(missing_ok=True)
+        process = forks.Process(target=_serve, args=(folder, run_config, False))
+        process.start()
+        while not (folder / "ready").exists():
+            assert process.is_alive()
+            time.sleep(0.001)
+        time.sleep(generator.uniform(0, 0.1))
+        assert process.pid
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        released = Counter((folder / "sent").read_text().split())
+        if (folder / "ledger.sqlite").exists():
+            paid = times_paid(folder)
+            assert all(paid[client] >= released[str(client)] for client in range(CLIENTS))
+            assert len(set(paid)) == 1, "a charge is made for all or for none"
+            cut_off = paid[0] - released["0"]
+        else:
+            assert not released
+    assert sum(released.values()) > CLIENTS * KILLS / 10, "or nothing was tested"
+    assert cut_off > 0, "or no kill came between charge and release"
+
+
+@pytest.mark.slow
+def test_a_kill_between_charge_and_release_leaves_the_charge(
+    folder: Path, run_config: dict[str, Any], forks: ForkServerContext
+) -> None:
+    process = forks.Process(target=_serve, args=(folder, run_config, True))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert times_paid(folder) == [1] * CLIENTS
+    assert (folder / "sent").read_text() == ""

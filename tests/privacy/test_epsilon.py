@@ -1,0 +1,72 @@
+"""An auditor's lower bound on epsilon, from samples alone, against what is stated."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from privacy.laplace import sanitise
+from privacy.randomness import streams
+
+DRAWS = 1_000_000
+FALSE_ALARM = 1e-6
+
+
+def releases(update: NDArray[np.float64], nu: float, radius: float, mode: str, seed: int) -> NDArray[np.float64]:
+    """Return a million releases of one update, from the mechanism itself."""
+    [generator] = streams(seed, "audit", 0, [0])
+    return sanitise(np.tile(update, (DRAWS, 1)), nu, radius, mode, [generator] * DRAWS)
+
+
+def lower_bound(first: NDArray[np.float64], second: NDArray[np.float64], statistic: NDArray[np.float64]) -> float:
+    """Return the epsilon that samples from two inputs prove, wrongly with a chance of at most 1e-6.
+
+    An event is chosen on one half of the samples and counted on the other; Clopper-Pearson
+    bounds on its two probabilities bound their ratio. `statistic` is the direction in which the
+    two differ.
+    """
+    half = DRAWS // 2
+    a, b = first @ statistic, second @ statistic
+    best, threshold = -math.inf, 0.0
+    for candidate in np.quantile(a[:half], np.linspace(0.001, 0.999, 200)):
+        p, q = np.mean(a[:half] > candidate), np.mean(b[:half] > candidate)
+        if q > 0 and p > 0.001 and math.log(p / q) > best:
+            best, threshold = math.log(p / q), float(candidate)
+    hits = int(np.sum(a[half:] > threshold)), int(np.sum(b[half:] > threshold))
+    low = stats.beta.ppf(FALSE_ALARM / 2, hits[0], half - hits[0] + 1)
+    high = stats.beta.ppf(1 - FALSE_ALARM / 2, hits[1] + 1, half - hits[1])
+    return math.log(low / high)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_a_public_radius_keeps_what_it_states(n: int) -> None:
+    """Updates one radius apart are told apart by at most n / nu; nu = n, so by at most 1."""
+    radius, axis = 0.5, np.eye(1, n)[0]
+    first = releases(radius / 2 * axis, float(n), radius, "public", 1)
+    second = releases(-radius / 2 * axis, float(n), radius, "public", 2)
+    proved = lower_bound(first, second, axis)
+    assert proved <= 1.0
+    assert proved > 0.5, "or the audit would not notice anything"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [1, 2, 3, 5])
+def test_the_audit_catches_a_mechanism_with_half_the_noise(n: int) -> None:
+    radius, axis = 0.5, np.eye(1, n)[0]
+    first = releases(radius / 2 * axis, n / 2, radius, "public", 1)
+    second = releases(-radius / 2 * axis, n / 2, radius, "public", 2)
+    assert lower_bound(first, second, axis) > 1.0
+
+
+@pytest.mark.slow
+def test_clipping_keeps_any_two_updates_within_two_radii() -> None:
+    """However long the updates are, they cost at most 2 n / nu apart."""
+    axis = np.eye(1, 2)[0]
+    first = releases(1e6 * axis, 2.0, 0.5, "public", 1)
+    second = releases(-1e6 * axis, 2.0, 0.5, "public", 2)
+    assert 1.0 < lower_bound(first, second, axis) <= 2.0

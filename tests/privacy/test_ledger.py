@@ -1,0 +1,169 @@
+"""A site's ledger on disk."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import sqlite3
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from privacy.ledger import Charge, Ledger, LedgerError
+
+TRAIN = Charge(run="7", round=1, kind="train", n=11, noise_multiplier=3.0, radius_mode="update")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def test_sums_are_exact(path: Path) -> None:
+    ledger = Ledger(path)
+    for _ in range(30):
+        ledger.charge(TRAIN, [0])
+    ledger.charge(Charge("7", 2, "train", 11, 0.1, "public", 0.5), [0])
+    assert ledger.spent(0) == Fraction(110) + 11 / Fraction(0.1)
+    assert ledger.spent(1) == 0
+
+
+def test_every_charge_is_a_row(path: Path) -> None:
+    Ledger(path).charge(Charge("run", 3, "train", 11, 3.0, "public", 0.25), [4, 9])
+    rows = list(Ledger(path).rows())
+    assert [row["client"] for row in rows] == [4, 9]
+    assert rows[0]["at"].startswith("20")  # type: ignore[attr-defined]
+    expected = {"run": "run", "round": 3, "kind": "train", "n": 11, "noise_multiplier": 3.0}
+    assert rows[0].items() >= (expected | {"radius_mode": "public", "radius": 0.25}).items()
+
+
+def test_the_norm_of_an_update_is_not_written_down(path: Path) -> None:
+    Ledger(path).charge(TRAIN, [0])
+    assert next(Ledger(path).rows())["radius"] is None
+
+
+def test_it_survives_being_closed_and_opened(path: Path) -> None:
+    Ledger(path).charge(TRAIN, [0, 1])
+    Ledger(path).charge(TRAIN, [1])
+    assert (Ledger(path).spent(0), Ledger(path).spent(1)) == (Fraction(11, 3), Fraction(22, 3))
+
+
+def test_a_client_pays_as_long_as_the_budget_lasts_and_to_the_last_penny(path: Path) -> None:
+    """The budget of 11 is exactly three participations of 11/3."""
+    ledger, budget = Ledger(path), Fraction(11)
+    assert [ledger.charge(TRAIN, [0], budget) for _ in range(4)] == [[True], [True], [True], [False]]
+    assert ledger.affordable([0, 1], TRAIN.cost, budget) == [False, True]
+    assert ledger.charge(TRAIN, [0, 1], budget) == [False, True]
+    assert (ledger.spent(0), ledger.spent(1)) == (11, Fraction(11, 3))
+
+
+def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
+    ledger = Ledger(path)
+    bare = Charge("7", 1, "train", 11, 0.0, "update")
+    assert ledger.charge(bare, [0], Fraction(10**9)) == [False]
+    assert ledger.charge(bare, [0]) == [True]
+    assert ledger.spent(0) == math.inf
+    assert ledger.affordable([0], TRAIN.cost, Fraction(10**9)) == [False]
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"", "is empty: charges may be lost"),
+        (b"client,spent\n0,3.7\n", "is not umbel's ledger"),
+        (b"SQLite format 3\0" + bytes(84), "is not umbel's ledger"),
+    ],
+)
+def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(path: Path, content: bytes, reason: str) -> None:
+    path.write_bytes(content)
+    with pytest.raises(LedgerError, match=f"{path}.*{reason}|{reason}"):
+        Ledger(path)
+    assert path.read_bytes() == content
+
+
+def test_another_programs_database_is_refused_and_left_as_it_is(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE patients (name TEXT)")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(LedgerError, match="is not umbel's ledger; set ledger-path to another file"):
+        Ledger(path)
+    assert path.read_bytes() == before
+
+
+def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
+    Ledger(path).charge(TRAIN, list(range(2000)))
+    damaged = bytearray(path.read_bytes())
+    damaged[8192:12288] = b"\xff" * 4096
+    path.write_bytes(damaged)
+    with pytest.raises(LedgerError, match=r"is damaged.*restore it from a backup"):
+        Ledger(path)
+    assert path.read_bytes() == bytes(damaged)
+
+
+def test_a_ledger_cut_short_is_refused(path: Path) -> None:
+    Ledger(path).charge(TRAIN, list(range(2000)))
+    path.write_bytes(path.read_bytes()[:20_000])
+    with pytest.raises(LedgerError, match="is damaged"):
+        Ledger(path)
+
+
+def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
+    Ledger(path)
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 9")
+    connection.close()
+    with pytest.raises(LedgerError, match="is of version 9, this umbel reads 1; upgrade umbel"):
+        Ledger(path)
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="make it, or set ledger-path"):
+        Ledger(tmp_path / "nowhere" / "ledger.sqlite")
+
+
+def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LedgerError, match="is not a file"):
+        Ledger(tmp_path)
+
+
+def test_a_ledger_that_is_removed_while_in_use_is_not_made_anew(path: Path) -> None:
+    """An empty ledger in its place would forget what was spent."""
+    ledger = Ledger(path)
+    path.unlink()
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        ledger.charge(TRAIN, [0])
+    assert not path.exists()
+
+
+def _charge_often(path: Path, times: int, clients: list[int], budget: Fraction | None) -> None:
+    for _ in range(times):
+        Ledger(path).charge(TRAIN, clients, budget)
+
+
+@pytest.mark.slow
+def test_two_processes_lose_no_charge_and_make_none_twice(path: Path) -> None:
+    """10,000 charges: 2 processes, 250 transactions each, 20 clients a transaction; none is lost."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_charge_often, args=(path, 250, list(range(20)), None)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    accounts = Ledger(path).accounts()
+    assert sum(account.times for account in accounts) == 10_000
+    assert {account.times for account in accounts} == {500}
+
+
+@pytest.mark.slow
+def test_two_processes_together_never_exceed_the_budget(path: Path) -> None:
+    """Room for 30 participations, 2 x 40 attempts."""
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=_charge_often, args=(path, 40, [0], Fraction(110))) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert Ledger(path).spent(0) == 110

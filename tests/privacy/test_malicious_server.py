@@ -1,0 +1,424 @@
+"""What a malicious server can try, through the real ClientApp, at a site with data of its own.
+
+In each case: nothing unsanitised leaves, the ledger is right, and the node goes on serving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from client import node as client_node
+from client.app import app
+from federation import FederationError, Manifest, offsets_of, write_federation
+from privacy import gate, randomness
+from privacy.ledger import Ledger
+from protocol import (
+    ARRAYS,
+    CONFIG,
+    COUNTS,
+    HYPOTHESES,
+    MAX_HYPOTHESES,
+    SCORES,
+    Demand,
+    evaluate_request,
+    from_array_record,
+    to_array_record,
+    train_request,
+)
+from simulation.grid import InProcessGrid
+
+CLIENTS = 4
+HONEST = Demand(
+    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, radius=0.01
+)
+PRICE = Fraction(2, 3)
+THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
+
+
+class Site:
+    """A site with four clients, a ledger, and a server that may send it anything."""
+
+    def __init__(self, folder: Path, run_config: dict[str, Any], **policy: Any) -> None:
+        generator = np.random.default_rng(0)
+        features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
+        targets = (features @ np.array([1.0, 2.0], np.float32)).astype(np.float32)
+        manifest = Manifest("own", CLIENTS, {"train": CLIENTS, "validation": 0}, "linear", "mse")
+        write_federation(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
+        self.ledger_path = folder / "ledger.sqlite"
+        config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
+        self.run_config = run_config
+        self.grid = InProcessGrid(app, run_config, node_configs=[config])
+        [self.node] = self.grid.get_node_ids()
+
+    def send(self, content: RecordDict, message_type: str = "train") -> Message:
+        [reply] = self.grid.send_and_receive([Message(content, self.node, message_type)])
+        return reply
+
+    def ask(self, demand: Demand = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
+        return self.send(train_request(to_array_record(THETA) if hypotheses is None else hypotheses, demand))
+
+    def ask_raw(self, **changes: Any) -> Message:
+        """Send a demand that `Demand` itself would not let pass."""
+        record = HONEST.to_record()
+        for key, value in changes.items():
+            record[key] = value
+        return self.send(RecordDict({HYPOTHESES: to_array_record(THETA), CONFIG: record}))
+
+    def spent(self) -> list[Fraction | float]:
+        if not self.ledger_path.exists():
+            return [Fraction(0)] * CLIENTS
+        ledger = Ledger(self.ledger_path)
+        return [ledger.spent(client) for client in range(CLIENTS)]
+
+    def lives(self) -> bool:
+        """An honest demand is still answered, with noise."""
+        return not self.ask(replace(HONEST, clients=(3,))).has_error()
+
+
+@pytest.fixture
+def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
+    return Site(tmp_path, run_config)
+
+
+def refused(reply: Message) -> bool:
+    return reply.has_error() and not reply.has_content() and reply.error.reason == "refused"
+
+
+def releases(reply: Message) -> np.ndarray[Any, Any]:
+    return from_array_record(reply.content.array_records[ARRAYS])["weight"].reshape(-1, 2)
+
+
+def test_an_honest_demand_is_charged_and_noised(site: Site) -> None:
+    reply = site.ask()
+    assert reply.content.metric_records[COUNTS]["released"] == [1, 1]
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e-300, 0.999])
+def test_a_noise_multiplier_below_the_policy(site: Site, multiplier: float) -> None:
+    assert refused(site.ask_raw(noise_multiplier=multiplier))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+@pytest.mark.parametrize("mode", ["update", "public"])
+@pytest.mark.parametrize("radius", [1e-300, 1e-9])
+def test_a_radius_that_goes_to_zero_is_raised_to_the_floor(site: Site, mode: str, radius: float) -> None:
+    """At nu = 3, n = 2 and radius .01 a release is 3 * .01 = .03 from the trained model on average.
+
+    Fifty releases of at most the floor's noise would have to be on average 1,000 times nearer
+    for the radius that was asked; the mean distance is at least half of .03 with a false alarm
+    below 1e-6.
+    """
+    hypotheses = to_array_record({"weight": np.array([[[1.0, 2.0]]], np.float32)})  # the optimum: updates are nil
+    distances = []
+    for number in range(1, 26):
+        reply = site.ask(replace(HONEST, round=number, radius_mode=mode, radius=radius), hypotheses)
+        distances += np.linalg.norm(releases(reply) - [1.0, 2.0], axis=1).tolist()
+    assert np.mean(distances) > 0.015
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
+def test_a_radius_that_is_none(site: Site, radius: float) -> None:
+    assert refused(site.ask_raw(radius=radius))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+def test_a_seed_that_the_server_knows_does_not_predict_the_noise(site: Site) -> None:
+    """Two identical demands differ, and neither is what the seed's streams give in simulation."""
+    first, second = releases(site.ask()), releases(site.ask())
+    assert not np.any(first == second)
+    seed = int(site.run_config["seed"])
+    streams = randomness.noise(seed, HONEST.round, list(HONEST.clients))
+    expected = [generator.standard_normal(2) for generator in streams]
+    trained = THETA["weight"].reshape(2, 2)
+    for released, noise in zip(first, expected, strict=True):
+        for start in trained:
+            left = released - start
+            cosine = abs(left @ noise) / np.linalg.norm(left) / np.linalg.norm(noise)
+            assert cosine < 1 - 1e-9
+
+
+@pytest.mark.parametrize("name", ["synthetic", "{own}", "/etc", "../../own", "~"])
+def test_a_run_config_that_names_a_federation_is_not_listened_to(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    site = Site(tmp_path, run_config | {"federation": name.format(own=tmp_path / "own")})
+
+    def never(asked: str) -> Path:
+        raise AssertionError(f"the node looked for {asked}")
+
+    monkeypatch.setattr(client_node, "find_federation", never)
+    assert not site.ask().has_error()
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+
+
+def test_a_run_config_cannot_weaken_the_policy(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Neither can it claim a simulation."""
+    wishes = {"allow-unsanitised": "true", "least-noise-multiplier": 0.0, "partition-id": 0, "num-partitions": 1}
+    site = Site(tmp_path, run_config | wishes)
+    assert refused(site.ask(replace(HONEST, noise_multiplier=0.0)))
+
+
+def test_the_same_round_twice_is_paid_twice_and_noised_anew(site: Site) -> None:
+    first, second = site.ask(), site.ask()
+    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
+    assert not np.any(releases(first) == releases(second))
+
+
+def test_after_the_budget_is_gone_nothing_is_trained(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget of 4/3 is two participations; a client that still can is trained alone."""
+    site = Site(tmp_path, run_config, budget=4 / 3 + 1e-9)
+    for _ in range(2):
+        assert not site.ask().has_error()
+    reply = site.ask(replace(HONEST, clients=(1, 2)))
+    assert reply.content.metric_records[COUNTS]["released"] == [0, 1]
+    assert len(releases(reply)) == 1
+    assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
+
+    def never(*_: Any) -> Any:
+        raise AssertionError("a client without budget was trained")
+
+    monkeypatch.setattr("client.app.train", never)
+    assert refused(site.ask())
+    assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
+
+
+def stacked(k: int, value: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
+    return {"weight": np.full((k, 1, 2), value, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "hypotheses",
+    [
+        pytest.param(stacked(2, math.nan), id="NaN"),
+        pytest.param(stacked(2, math.inf), id="infinite"),
+        pytest.param({"weight": np.ones((2, 3, 2), np.float32)}, id="wrong shape"),
+        pytest.param({"weight": np.float32(1.0)}, id="no axis"),
+        pytest.param({"weight": np.ones((2, 1, 2), np.int64)}, id="integers"),
+        pytest.param({"weight": np.ones((2, 1, 2), np.float64)}, id="64 bits"),
+        pytest.param({"wait": np.ones((2, 1, 2), np.float32)}, id="another key"),
+        pytest.param(stacked(2) | {"bias": np.ones((2, 1), np.float32)}, id="one key too many"),
+        pytest.param({}, id="no key"),
+        pytest.param(stacked(0), id="none"),
+        pytest.param(stacked(MAX_HYPOTHESES + 1), id="too many"),
+        pytest.param(stacked(1_000_000), id="a million copies"),
+        pytest.param({"weight": np.array([["<script>"]])}, id="text"),
+        pytest.param({"weight": np.array([[None]], dtype=object)}, id="objects"),
+    ],
+)
+def test_hypotheses_that_are_none(site: Site, hypotheses: dict[str, Any]) -> None:
+    try:
+        record = to_array_record(hypotheses)
+    except (TypeError, ValueError):
+        pytest.skip("Flower itself cannot send this")
+    assert refused(site.ask(hypotheses=record))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> None:
+    """An .npy of objects is a pickle, and loading one runs code."""
+    marker = tmp_path / "ran"
+
+    class Payload:
+        def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+            return (Path.touch, (marker,))  # type: ignore[return-value]
+
+    array = to_array_record(stacked(2))
+    from io import BytesIO
+
+    buffer = BytesIO()
+    np.save(buffer, np.array([[Payload()]], dtype=object), allow_pickle=True)
+    array["weight"].data = buffer.getvalue()
+    assert refused(site.ask(hypotheses=array))
+    assert not marker.exists()
+    assert site.lives()
+
+
+@pytest.mark.parametrize("entry", list(HONEST.to_record()))
+def test_a_demand_with_one_entry_missing(site: Site, entry: str) -> None:
+    record = HONEST.to_record()
+    del record[entry]
+    assert refused(site.send(RecordDict({HYPOTHESES: to_array_record(THETA), CONFIG: record})))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+@pytest.mark.parametrize(
+    "clients", [[], [0, 0], [-1], [CLIENTS], [10**18], [0.5], ["0"], [True], list(range(CLIENTS)) * 1000]
+)
+def test_clients_that_are_none(site: Site, clients: list[Any]) -> None:
+    assert refused(site.ask_raw(clients=clients))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+@pytest.mark.parametrize("empty", [RecordDict(), RecordDict({CONFIG: ConfigRecord()})])
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_an_empty_message(site: Site, empty: RecordDict, kind: str) -> None:
+    assert refused(site.send(empty, kind))
+    assert site.lives()
+
+
+def test_a_choice_is_not_disclosed(site: Site) -> None:
+    assert refused(site.ask(replace(HONEST, disclose_choice=True)))
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_training_clients_do_not_report(site: Site) -> None:
+    for clients in ([0], [CLIENTS], [0, 1, 2, 3]):
+        assert refused(site.send(evaluate_request(to_array_record(THETA), 1, clients), "evaluate"))
+    assert site.lives()
+
+
+@pytest.mark.parametrize("kind", ["train.steal", "query.data", "evaluate.all"])
+def test_a_message_type_that_the_app_does_not_know(site: Site, kind: str) -> None:
+    reply = site.send(train_request(to_array_record(THETA), HONEST), kind)
+    assert reply.has_error()
+    assert not reply.has_content()
+    assert "own" not in reply.error.reason
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+def test_steps_that_blow_up_release_the_hypothesis_with_noise_and_cost_as_ever(site: Site) -> None:
+    """A release that stayed away would tell the server something, for nothing."""
+    reply = site.ask(replace(HONEST, step_size=1e38, local_epochs=50))
+    assert reply.content.metric_records[COUNTS]["released"] == [1, 1]
+    assert np.isfinite(releases(reply)).all()
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+    assert site.lives()
+
+
+def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, **{"radius-mode": "public"})
+    assert refused(site.ask())
+    assert not site.ask(replace(HONEST, radius_mode="public", radius=0.5)).has_error()
+    [first, *_] = Ledger(site.ledger_path).rows()
+    assert (first["radius_mode"], first["radius"]) == ("public", 0.5)
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        {"least-noise-multiplier": "three"},
+        {"least-noise-multiplier": 0.0},
+        {"least-noise-multiplier": math.nan},
+        {"radius-floor": -1.0},
+        {"radius-floor": 0.0},
+        {"budget": "lots"},
+        {"budget": math.nan},
+        {"role": "trainer"},
+        {"radius-mode": "update"},
+        {"allow-unsanitised": True},
+        {"allow-unsanitised": "maybe"},
+        {"report-bound": 0.0},
+    ],
+)
+def test_a_slip_in_the_policy_closes_the_site(tmp_path: Path, run_config: dict[str, Any], slip: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, **slip)
+    assert refused(site.ask())
+    assert not site.ledger_path.exists()
+
+
+def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config)
+    site.ledger_path.write_text("not a ledger")
+    assert refused(site.ask())
+    assert site.ledger_path.read_text() == "not a ledger"
+
+
+def test_data_that_cannot_be_opened_say_so_at_the_site_alone(
+    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, run_config)
+    (tmp_path / "own" / "targets.npy").unlink()
+    caplog.set_level("ERROR", "flwr")
+    from flwr.supercore import logger
+
+    logger.FLOWER_LOGGER.propagate = True
+    try:
+        assert refused(site.ask())
+    finally:
+        logger.FLOWER_LOGGER.propagate = False
+    assert "targets.npy is missing; write the federation again" in caplog.text
+    assert FederationError.__name__
+
+
+def test_the_policy_may_come_from_the_environment(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container; the node's own configuration wins over it."""
+    monkeypatch.setenv("UMBEL_LEAST_NOISE_MULTIPLIER", "4")
+    assert refused(Site(tmp_path / "a", run_config).ask())
+    assert not Site(tmp_path / "b", run_config, **{"least-noise-multiplier": 2.0}).ask().has_error()
+
+
+class TestReports:
+    """A site may let training clients report, with noise that is charged."""
+
+    def report(self, site: Site, clients: list[int]) -> Message:
+        """Evaluation counts the clients that report after those that train."""
+        asked = [CLIENTS + client for client in clients]
+        return site.send(evaluate_request(to_array_record(THETA), 1, asked), "evaluate")
+
+    def test_reports_are_noised_clipped_and_charged(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
+        """n = 2 numbers at nu = 4 cost 1/2; noise of a radius of 3 sqrt(2) cannot leave both where they were."""
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "report-bound": 3.0})
+        first, second = self.report(site, [0, 1]), self.report(site, [0, 1])
+        scores = [reply.content.metric_records[SCORES]["loss"] for reply in (first, second)]
+        assert not np.any(np.array(scores[0]) == np.array(scores[1]))
+        assert site.spent() == [1, 1, 0, 0]
+
+    def test_the_noise_of_reports_is_that_of_the_mechanism(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
+        """RMSE is loss and metric, so both report the same number: their difference is noise alone.
+
+        Its variance is twice (n+1)/epsilon^2 with epsilon = n/(nu r): n = 2, nu = 1, r = sqrt(2)
+        gives 3. Of 400 reports the sample variance is within half of it but for a chance below
+        1e-6 (chi-square with a kurtosis of at most 6).
+        """
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 1.0, "report-bound": 1.0})
+        differences = []
+        for _ in range(100):
+            scores = self.report(site, [0, 1, 2, 3]).content.metric_records[SCORES]
+            differences += np.subtract(scores["loss"], scores["metric"]).tolist()  # type: ignore[arg-type]
+        assert 1.5 < np.var(differences) < 4.5
+
+    def test_a_client_without_budget_reports_nothing(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "budget": 0.5})
+        assert np.isfinite(self.report(site, [0]).content.metric_records[SCORES]["loss"]).all()  # type: ignore[arg-type]
+        scores = self.report(site, [0, 1]).content.metric_records[SCORES]
+        assert np.isnan(scores["loss"]).tolist() == [True, False]  # type: ignore[arg-type]
+        assert np.isnan(scores["metric"]).tolist() == [True, False]  # type: ignore[arg-type]
+
+    def test_a_validation_site_reports_as_it_is_and_never_trains(
+        self, tmp_path: Path, run_config: dict[str, Any]
+    ) -> None:
+        site = Site(tmp_path, run_config, role="validation")
+        reply = site.send(evaluate_request(to_array_record(THETA), 1, [0]), "evaluate")
+        assert set(reply.content) == {SCORES}
+        assert refused(site.ask())
+        assert site.spent() == [0, 0, 0, 0]
+
+
+def test_noise_is_drawn_only_after_the_charge_is_on_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: Any) -> Any:
+        assert site.spent() == [PRICE, PRICE, 0, 0]
+        raise RuntimeError("crash")
+
+    monkeypatch.setattr(gate, "sanitise", look)
+    assert refused(site.ask())
+    assert site.spent() == [PRICE, PRICE, 0, 0]

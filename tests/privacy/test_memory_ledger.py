@@ -1,0 +1,119 @@
+"""What a client has spent is a sum of fractions, and exact."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from fractions import Fraction
+
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
+
+from privacy.ledger import Charge
+from privacy.memory_ledger import MemoryLedger
+from protocol import price
+
+
+def of(cost: Fraction | None) -> Charge:
+    """Return a charge of the given cost."""
+    n, nu = (11, 0.0) if cost is None else (cost.numerator, float(cost.denominator))
+    return Charge("run", 1, "train", n, nu, "update")
+
+
+def test_nobody_has_spent_anything_at_first() -> None:
+    ledger = MemoryLedger(RecordDict())
+    assert ledger.spent(0) == 0
+    assert ledger.participations(0) == 0
+
+
+def test_ten_participations_of_eleven_thirds_are_110_thirds() -> None:
+    ledger = MemoryLedger(RecordDict())
+    for _ in range(10):
+        ledger.charge(of(price(11, 3.0)), [4])
+    assert ledger.spent(4) == Fraction(110, 3)
+    assert ledger.participations(4) == 10
+
+
+def test_a_tenth_is_the_fraction_that_the_float_is() -> None:
+    # 0.1 is 3602879701896397 / 2^55, a little more than a tenth.
+    ledger = MemoryLedger(RecordDict())
+    for _ in range(3):
+        ledger.charge(of(price(11, 0.1)), [0])
+    assert ledger.spent(0) == 3 * Fraction(11 * 2**55, 3602879701896397)
+    assert ledger.spent(0) < 330
+
+
+def test_prices_of_different_rounds_add_up() -> None:
+    ledger = MemoryLedger(RecordDict())
+    ledger.charge(of(Fraction(11, 3)), [0])
+    ledger.charge(of(Fraction(11, 5)), [0])
+    ledger.charge(of(Fraction(11, 3)), [0])
+    assert ledger.spent(0) == Fraction(143, 15)
+    assert ledger.participations(0) == 3
+
+
+def test_an_unsanitised_release_costs_everything_and_for_ever() -> None:
+    ledger = MemoryLedger(RecordDict())
+    ledger.charge(of(price(11, 3.0)), [0, 1])
+    ledger.charge(of(price(11, 0.0)), [0])
+    ledger.charge(of(price(11, 3.0)), [0, 1])
+    assert ledger.spent(0) == float("inf")
+    assert ledger.participations(0) == 3
+    assert ledger.spent(1) == Fraction(22, 3), "nobody else pays for it"
+
+
+def test_a_charge_of_nobody_changes_nothing() -> None:
+    ledger = MemoryLedger(RecordDict())
+    ledger.charge(of(Fraction(1, 3)), [7])
+    ledger.charge(of(Fraction(1, 3)), [])
+    ledger.charge(of(None), [])
+    assert ledger.spent(7) == Fraction(1, 3)
+    assert ledger.participations(7) == 1
+
+
+prices = st.one_of(
+    st.none(), st.builds(price, st.integers(1, 2_000_000), st.sampled_from([0.001, 0.1, 1.0, 3.0, 5.0, 1e9]))
+)
+clients = st.one_of(st.integers(0, 5), st.sampled_from([2**62, 2947]))
+rounds = st.lists(st.tuples(st.lists(clients, unique=True, max_size=5), prices), max_size=12)
+
+
+@given(rounds)
+def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fraction | None]]) -> None:
+    ledger = MemoryLedger(RecordDict())
+    paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
+    for asked, cost in rounds:
+        ledger.charge(of(cost), asked)
+        for client in asked:
+            paid[client].append(cost)
+    for client in [*range(6), 2947, 2**62]:
+        finite = [cost for cost in paid[client] if cost is not None]
+        assert ledger.participations(client) == len(paid[client])
+        assert ledger.spent(client) == (float("inf") if len(finite) < len(paid[client]) else sum(finite))
+
+
+@given(rounds)
+def test_the_ledger_survives_the_ways_a_state_travels(rounds: list[tuple[list[int], Fraction | None]]) -> None:
+    """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""
+    stays, moved = MemoryLedger(RecordDict()), RecordDict()
+    for asked, cost in rounds:
+        stays.charge(of(cost), asked)
+        MemoryLedger(moved).charge(of(cost), asked)
+        moved = recorddict_from_proto(recorddict_to_proto(pickle.loads(pickle.dumps(moved))))
+    for client in [*range(6), 2947, 2**62]:
+        assert MemoryLedger(moved).spent(client) == stays.spent(client)
+        assert MemoryLedger(moved).participations(client) == stays.participations(client)
+
+
+def test_the_ledger_of_another_node_is_another() -> None:
+    here, there = RecordDict(), RecordDict()
+    MemoryLedger(here).charge(of(Fraction(1)), [0])
+    assert MemoryLedger(there).spent(0) == 0
+
+
+def test_the_state_of_others_is_left_alone() -> None:
+    state = RecordDict()
+    MemoryLedger(state).charge(of(Fraction(1)), [0])
+    assert list(state) == ["umbel.ledger"]

@@ -1,0 +1,377 @@
+"""Whole runs in one process: the ServerApp and the ClientApp as they are, and a Grid between them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import re
+import tomllib
+from collections.abc import Callable, Collection
+from fractions import Fraction
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from flwr.app import Context, Message, RecordDict
+from numpy.typing import NDArray
+
+import client.app
+import server.app
+from federation import Manifest, offsets_of, write_federation, write_leaf
+from privacy.ledger import Ledger
+from privacy.memory_ledger import MemoryLedger
+from protocol import flatten
+from server.rounds import draw_hypotheses
+from server.settings import ConfigError, Settings
+from simulation.grid import InProcessGrid
+from strategies.roster import RosterError
+
+OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
+FILES = ["config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "report.html"]
+_run_ids = count(1)
+
+
+class Run(NamedTuple):
+    """A run that is over: what it left behind, and the nodes it ran on."""
+
+    folder: Path
+    grid: InProcessGrid
+
+    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
+        return safetensors.numpy.load_file(self.folder / f"{name}.safetensors")
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds, without the time they took."""
+        rounds = [json.loads(line) for line in (self.folder / "history.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in entry.items() if key != "seconds"} for entry in rounds]
+
+    @property
+    def trained(self) -> list[dict[str, Any]]:
+        """The rounds that trained."""
+        return [entry for entry in self.history if entry["asked"]]
+
+    @property
+    def ledger(self) -> dict[int, tuple[int, float]]:
+        """Participations and spending, by client."""
+        rows = csv.DictReader((self.folder / "ledger.csv").read_text().splitlines())
+        return {int(row["client"]): (int(row["participations"]), float(row["spent"])) for row in rows}
+
+
+Play = Callable[..., Run]
+
+
+@pytest.fixture
+def play(run_config: dict[str, Any], umbel_home: Path) -> Play:
+    """Run the app on the default run config with some changes; without any it is six rounds of training."""
+
+    def run(app: Any = client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> Run:
+        config = run_config | {"rounds": 6} | {key.replace("_", "-"): value for key, value in changes.items()}
+        grid = InProcessGrid(app, config, nodes, sites)
+        before = set((umbel_home / "runs").glob("*"))
+        server.app.app(grid, Context(next(_run_ids), 1, {}, RecordDict(), config))
+        (folder,) = set((umbel_home / "runs").glob("*")) - before
+        return Run(folder, grid)
+
+    return run
+
+
+def failing(partitions: Collection[int], kinds: Collection[str] = ("train", "evaluate")) -> Any:
+    """Return the ClientApp, of which some nodes fail whenever they are asked one of some kinds of message."""
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type in kinds and context.node_config["partition-id"] in partitions:
+            raise RuntimeError("the power went")
+        return client.app.app(message, context)
+
+    return app
+
+
+def distances(run: Run) -> list[float]:
+    """Return how far the best hypotheses are from each of the synthetic data's optima."""
+    found = flatten(run.arrays("hypotheses"))
+    return [float(np.linalg.norm(found - optimum, axis=1).min()) for optimum in OPTIMA]
+
+
+# --- what a run leaves behind
+
+
+def test_a_run_leaves_its_files_and_says_last_where(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(nodes=2)
+    assert sorted(file.name for file in run.folder.iterdir()) == FILES
+    assert run.folder.is_absolute()
+    assert [record.name for record in caplog.records[-1:]] == ["flwr"]
+    assert caplog.messages[-1] == str(run.folder)
+
+
+def test_the_folder_is_named_by_time_data_strategy_and_run(play: Play, umbel_home: Path) -> None:
+    run = play(strategy="strategies.fedavg:FedAvg", rounds=1)
+    assert run.folder.parent == umbel_home / "runs"
+    assert re.fullmatch(r"\d{8}-\d{6}-synthetic-strategies\.fedavg-FedAvg-\d{6}", run.folder.name)
+
+
+def test_the_log_tells_each_round_and_the_outcome(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(rounds=2, nodes=3)
+    told = "\n".join(caplog.messages)
+    assert "GroupPrivacy: k = 2 hypotheses, 7 clients a round, radius update" in told
+    assert "3 nodes host 100 training and 100 validation clients" in told
+    lines = [message for message in caplog.messages if message.startswith("round ")]
+    assert [line[:9] for line in lines] == ["round 1/2", "round 2/2"]
+    assert f"validation RMSE {run.history[0]['loss']:.4f}" in lines[0]
+    assert "The run is over after 2 rounds: all 2 rounds done." in told
+    assert "a heuristic, no guarantee" in told
+
+
+def test_the_history_adds_up(play: Play) -> None:
+    run = play(nodes=2)
+    assert [entry["number"] for entry in run.history] == [1, 2, 3, 4, 5, 6, 7]
+    assert [entry["asked"] for entry in run.history] == [7] * 6 + [0]
+    assert [entry["releases"] for entry in run.history] == [7] * 6 + [0]
+    assert [sum(entry["groups"]) for entry in run.history] == [7] * 6 + [0]
+    losses = [entry["loss"] for entry in run.history]
+    assert run.history[-1]["best_round"] == 1 + int(np.argmin(losses))
+
+
+def test_config_and_report_hold_the_run_config(play: Play, run_config: dict[str, Any]) -> None:
+    run = play(seed=3, step_size=0.25)
+    saved = tomllib.loads((run.folder / "config.toml").read_text())["config"]
+    assert saved == run_config | {"rounds": 6, "seed": 3, "step-size": 0.25}
+    report = (run.folder / "report.html").read_text()
+    assert "<tr><th>step-size</th><td>0.25</td></tr>" in report
+
+
+def test_best_and_latest_are_both_kept(play: Play) -> None:
+    run = play()
+    shapes = {name: value.shape for name, value in run.arrays("hypotheses").items()}
+    assert shapes == {name: value.shape for name, value in run.arrays("latest").items()} == {"weight": (2, 1, 2)}
+
+
+def test_a_run_that_is_killed_leaves_its_last_round(run_config: dict[str, Any], umbel_home: Path) -> None:
+    def pull_the_plug(message: Message, context: Context) -> Message:
+        if message.metadata.group_id == "3":
+            raise KeyboardInterrupt
+        return client.app.app(message, context)
+
+    config = run_config | {"rounds": 5}
+    with pytest.raises(KeyboardInterrupt):
+        server.app.app(InProcessGrid(pull_the_plug, config), Context(1, 1, {}, RecordDict(), config))
+    (folder,) = (umbel_home / "runs").iterdir()
+    run = Run(folder, InProcessGrid(client.app.app, config))
+    assert [entry["number"] for entry in run.history] == [1, 2]
+    assert sum(times for times, _ in run.ledger.values()) == 14
+    assert run.arrays("latest")["weight"].shape == (2, 1, 2)
+    assert sorted(file.name for file in folder.iterdir()) == FILES[:-1], "the report comes at the end"
+
+
+# --- what it learns
+
+
+def test_the_default_run_finds_both_optima(play: Play) -> None:
+    run = play(nodes=2, rounds=100)
+    assert max(distances(run)) < 1.0
+    # Without an intercept the noise U[0, 1) remains, whose root mean square is sqrt(1/3) = .577.
+    assert 0.55 < min(entry["loss"] for entry in run.history) < 0.65
+
+
+def test_federated_averaging_finds_one_model_between_the_optima(play: Play) -> None:
+    run = play(strategy="fedavg", noise_multiplier=0.0, rounds=30)
+    ((x, y),) = flatten(run.arrays("hypotheses"))
+    assert 3 < x < 6
+    assert -2 < y < 4
+    assert {tuple(entry["groups"]) for entry in run.trained} == {(7,)}
+
+
+def test_ifca_finds_both_optima_without_noise(play: Play) -> None:
+    run = play(strategy="ifca", noise_multiplier=0.0, rounds=60)
+    assert max(distances(run)) < 0.5
+
+
+# --- the same whatever it runs on
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "the default": {},
+    "public radius": {"radius": "public", "radius_start": 0.5, "radius_decay": 0.9},
+    "shuffled minibatches": {"batch_size": 3, "local_epochs": 2, "validation_clients_per_round": 20},
+    "IFCA": {"strategy": "ifca", "noise_multiplier": 0.0},
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS.keys())
+def test_no_bit_depends_on_the_number_of_nodes(play: Play, changes: dict[str, Any]) -> None:
+    one, two, seven = (play(nodes=nodes, engine="loop", **changes) for nodes in (1, 2, 7))
+    for other in (two, seven):
+        for name in ("hypotheses", "latest"):
+            np.testing.assert_array_equal(one.arrays(name)["weight"], other.arrays(name)["weight"])
+        assert other.history == one.history
+        assert other.ledger == one.ledger
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 7])
+def test_batched_gives_the_same_to_rounding(play: Play, nodes: int) -> None:
+    loop, batched = (play(nodes=nodes, engine=engine) for engine in ("loop", "batched"))
+    np.testing.assert_allclose(batched.arrays("latest")["weight"], loop.arrays("latest")["weight"], rtol=1e-4)
+    assert [entry["groups"] for entry in batched.history] == [entry["groups"] for entry in loop.history]
+
+
+def test_a_seed_gives_the_same_again_and_another_seed_does_not(play: Play) -> None:
+    first, again, other = play(seed=1), play(seed=1), play(seed=2)
+    assert again.history == first.history
+    assert again.arrays("latest")["weight"].tobytes() == first.arrays("latest")["weight"].tobytes()
+    assert not np.isin(other.arrays("latest")["weight"], first.arrays("latest")["weight"]).any()
+
+
+def test_the_run_starts_from_the_hypotheses_that_its_seed_draws(play: Play, run_config: dict[str, Any]) -> None:
+    run = play(app=failing({0}, kinds=["train"]), restarts=1, seed=9)
+    drawn = draw_hypotheses(Settings.parse(run_config).model, 2, seed=9, restart=0)
+    np.testing.assert_array_equal(run.arrays("latest")["weight"], drawn["weight"])
+
+
+# --- what it costs
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+@pytest.mark.parametrize("noise_multiplier", [5.0, 0.3])
+def test_the_servers_ledger_is_the_sum_of_the_nodes_own(play: Play, nodes: int, noise_multiplier: float) -> None:
+    run = play(nodes=nodes, noise_multiplier=noise_multiplier)
+    kept = {}
+    for first, context in enumerate(run.grid.contexts.values()):
+        own = MemoryLedger(context.state)
+        for number in range(first, 100, nodes):
+            if times := own.participations(number // nodes):
+                kept[number] = (times, own.spent(number // nodes))
+    assert {number: times for number, (times, _) in run.ledger.items()} == {
+        number: times for number, (times, _) in kept.items()
+    }
+    for number, (_, spent) in run.ledger.items():
+        assert spent == pytest.approx(float(kept[number][1]), rel=1e-9)
+
+
+def test_a_participation_costs_n_over_nu(play: Play) -> None:
+    run = play(noise_multiplier=4.0)
+    assert sum(times for times, _ in run.ledger.values()) == 6 * 7
+    assert all(spent == times * Fraction(2, 4) for times, spent in run.ledger.values())
+    assert max(times for times, _ in run.ledger.values()) == run.history[-1]["max_participations"]
+
+
+def test_without_noise_nothing_bounds_what_was_spent(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(noise_multiplier=0.0)
+    assert {spent for _, spent in run.ledger.values()} == {float("inf")}
+    assert "most inf" in caplog.text
+
+
+# --- when nodes fail
+
+
+def test_a_run_goes_on_without_a_node_that_always_fails(play: Play) -> None:
+    run = play(app=failing({1}), nodes=3, clients_per_round=30)
+    assert [entry["lost_nodes"] for entry in run.trained] == [1] * 6
+    assert all(entry["moved"] and 0 < entry["releases"] < 30 for entry in run.trained)
+    assert all(number % 3 != 1 for number in run.ledger), "clients 1, 4, 7, ... are on the node that fails"
+    assert sum(times for times, _ in run.ledger.values()) == sum(entry["releases"] for entry in run.trained)
+
+
+def test_validation_goes_on_over_the_clients_that_answer(play: Play) -> None:
+    run = play(app=failing({1}, kinds=["evaluate"]), nodes=3)
+    assert [entry["lost_nodes"] for entry in run.trained] == [0] * 6
+    assert all(entry["loss"] > 0 for entry in run.history)
+    assert run.history != play(nodes=3).history
+
+
+def test_when_all_nodes_fail_the_hypotheses_stay_as_they_were(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    run = play(app=failing({0, 1, 2}, kinds=["train"]), nodes=3)
+    assert [entry["moved"] for entry in run.trained] == [False] * 6
+    assert [entry["releases"] for entry in run.trained] == [0] * 6
+    assert len({entry["loss"] for entry in run.history}) == 1, "they are validated all the same"
+    np.testing.assert_array_equal(run.arrays("latest")["weight"], run.arrays("hypotheses")["weight"])
+    assert run.ledger == {}
+    assert caplog.text.count("TOO FEW RELEASES: hypotheses unchanged") == 6
+
+
+def test_a_round_with_fewer_releases_than_the_least_changes_nothing_but_the_ledger(play: Play) -> None:
+    run = play(app=failing({1}, kinds=["train"]), nodes=2, clients_per_round=40, min_releases=39)
+    assert [entry["moved"] for entry in run.trained] == [False] * 6
+    assert all(0 < entry["releases"] < 39 for entry in run.trained)
+    assert sum(times for times, _ in run.ledger.values()) == sum(entry["releases"] for entry in run.trained)
+
+
+# --- errors before any work
+
+
+def refused(play: Play, umbel_home: Path, error: type[Exception], reason: str, **changes: Any) -> None:
+    with pytest.raises(error, match=reason):
+        play(**changes)
+    assert not (umbel_home / "runs").exists(), "nothing is left behind"
+
+
+def test_a_config_that_cannot_be_run_is_an_error(play: Play, umbel_home: Path) -> None:
+    refused(play, umbel_home, ConfigError, "step-size must be a finite number above 0", step_size=0.0)
+
+
+@pytest.mark.parametrize("key", ["clients-per-round", "validation-clients-per-round"])
+def test_more_clients_than_there_are_is_an_error(play: Play, umbel_home: Path, key: str) -> None:
+    reason = f"{key} = 101, but the nodes host only 100 such clients; lower it"
+    refused(play, umbel_home, ValueError, reason, **{key: 101})
+
+
+def test_a_node_that_says_no_in_a_simulation_is_an_error(play: Play, umbel_home: Path) -> None:
+    reason = "1 of the simulated nodes refused to take part"
+    refused(play, umbel_home, RosterError, reason, app=failing({1}, kinds=["query"]), nodes=2)
+
+
+def test_data_that_are_not_finite_are_an_error_before_any_node_is_asked(play: Play, umbel_home: Path) -> None:
+    path = umbel_home / "data" / "mine.json"
+    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="linear")
+    write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
+    path.write_text(path.read_text().replace("1.5", "NaN"))
+    reason = "features of client 0, row 0, are not finite"
+    refused(play, umbel_home, ConfigError, reason, federation=str(path))
+
+
+# --- other data
+
+
+def plane(folder: Path, theta: tuple[float, float], train: int, validation: int, name: str = "plane") -> Path:
+    """Write clients of ten rows each, with y = x . theta."""
+    clients = train + validation
+    x = np.random.default_rng(clients).uniform(-1, 1, size=(10 * clients, 2)).astype(np.float32)
+    split = {"train": train, "validation": validation}
+    manifest = Manifest(name=name, clients=clients, split=split, model="linear")
+    write_federation(folder, manifest, x, x @ np.float32(theta), offsets_of([10] * clients))
+    return folder
+
+
+def test_without_validation_clients_the_newest_hypotheses_are_kept(play: Play, umbel_home: Path) -> None:
+    plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=0)
+    run = play(federation="plane", hypotheses=1, noise_multiplier=0.0, rounds=30, step_size=0.5, patience=2)
+    assert [entry["loss"] for entry in run.history] == [None] * 30
+    np.testing.assert_array_equal(run.arrays("hypotheses")["weight"], run.arrays("latest")["weight"])
+    np.testing.assert_allclose(flatten(run.arrays("latest")), [[3, -2]], atol=0.01)
+
+
+def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_path: Path) -> None:
+    sites = [
+        {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"},
+        {"data-path": str(plane(tmp_path / "two", (3, -2), train=5, validation=1)), "role": "split"},
+    ]
+    for name, site in zip(("one", "two"), sites, strict=True):
+        site["ledger-path"] = str(tmp_path / f"{name}.sqlite")
+    run = play(sites=sites, federation="", model="linear", clients_per_round=8, rounds=3)
+    assert run.folder.name[16:].startswith("linear-group-privacy")
+    assert run.ledger == {number: (3, 3 * 2 / 5) for number in range(8)}
+    for name, clients in (("one", 3), ("two", 5)):
+        accounts = Ledger(tmp_path / f"{name}.sqlite").accounts()
+        assert [(account.client, account.times) for account in accounts] == [(client, 3) for client in range(clients)]
+
+
+def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: Path) -> None:
+    # The run config names the bundled federation; the site has other data, and fewer clients.
+    site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
+    with pytest.raises(ValueError, match="clients-per-round = 7, but the nodes host only 3 such clients"):
+        play(sites=[site])

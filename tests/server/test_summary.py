@@ -1,0 +1,247 @@
+"""What people read of a run: in the units of the data, and with no more promised than holds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+import models
+from federation import Manifest
+from protocol import Arrays
+from server.rounds import Round, State
+from server.summary import Narrator
+
+HOSPITAL = Manifest(
+    name="hospital",
+    clients=2,
+    split={"train": 1, "validation": 1},
+    units={"target": {"name": "average total payment", "unit": "dollars", "scale": 10_000}},
+)
+SYNTHETIC = Manifest(name="synthetic", clients=2, split={"train": 1, "validation": 1}, truth=[[5.0, 6.0], [4.0, -4.5]])
+COST = Fraction(11, 3)
+
+
+def narrator(
+    model: str = "mlp", manifest: Manifest | None = HOSPITAL, cost: Fraction | None = COST, mode: str = "update"
+) -> Narrator:
+    return Narrator(models.load(model), manifest, cost, mode)
+
+
+def entry(**changes: Any) -> Round:
+    """Round 3, in which 98 of 100 clients released."""
+    values: dict[str, Any] = {
+        "number": 3,
+        "loss": 0.09,
+        "metric": 0.09,
+        "asked": 100,
+        "releases": 98,
+        "lost_nodes": 0,
+        "groups": [60, 38],
+        "moved": True,
+        "best_round": 2,
+        "median_participations": 1.5,
+        "max_participations": 3,
+        "seconds": 0.25,
+    }
+    return Round(**values | changes)
+
+
+FINAL = entry(number=4, asked=0, releases=0, groups=[], moved=False)
+
+
+def linear(*rows: tuple[float, float]) -> Arrays:
+    return {"weight": np.array(rows, np.float32)[:, None]}
+
+
+def state(best: Arrays | None = None, **changes: Any) -> State:
+    """A run that ended after three rounds."""
+    best = best or linear((0, 0))
+    history = [entry(number=1), entry(number=2), entry(number=3), FINAL]
+    values: dict[str, Any] = {"best_loss": 0.08, "best_round": 2, "history": history, "stopped": "all 3 rounds done"}
+    return State(hypotheses=best, best=best, **values | changes)
+
+
+# --- a loss
+
+
+@pytest.mark.parametrize(
+    ("model", "manifest", "value", "text"),
+    [
+        ("mlp", HOSPITAL, 0.09, "RMSE 900.0 dollars"),
+        ("mlp", HOSPITAL, 0.123456, "RMSE 1,234.6 dollars"),
+        ("linear", SYNTHETIC, 0.5766, "RMSE 0.5766"),
+        ("linear", None, 0.5766, "RMSE 0.5766"),
+        ("cnn", HOSPITAL, 0.5766, "cross-entropy 0.5766"),
+        ("cnn", None, 4.1271, "cross-entropy 4.1271"),
+    ],
+)
+def test_a_loss_has_a_name_and_the_unit_of_the_target(
+    model: str, manifest: Manifest | None, value: float, text: str
+) -> None:
+    assert narrator(model, manifest).loss(value) == text
+
+
+def test_the_root_of_a_mean_square_is_an_rmse_whichever_was_descended() -> None:
+    told = {Narrator(models.load("linear", loss), HOSPITAL, COST, "update").loss(0.1) for loss in ("mse", "rmse")}
+    assert told == {"RMSE 1,000.0 dollars"}
+
+
+def test_the_rmse_of_a_class_has_no_unit() -> None:
+    assert Narrator(models.load("cnn", "rmse"), HOSPITAL, COST, "update").loss(0.1) == "RMSE 0.1000"
+
+
+def test_a_target_may_have_a_scale_and_no_unit() -> None:
+    bare = Manifest(name="bare", clients=1, split={"train": 1, "validation": 0}, units={"target": {"scale": 10}})
+    assert narrator(manifest=bare).loss(0.5) == "RMSE 5.0"
+
+
+# --- a round
+
+
+def test_a_round_is_one_line() -> None:
+    assert narrator().round_line(entry(), rounds=100) == (
+        "round   3/100  validation RMSE 900.0 dollars  best in round 2  releases 98/100 (60+38)  0.25 s"
+    )
+
+
+def test_a_metric_that_is_not_the_loss_is_told_as_well() -> None:
+    line = narrator("cnn", None).round_line(entry(loss=0.5, metric=0.83), rounds=9)
+    assert line.startswith("round 3/9  validation cross-entropy 0.5000  accuracy 0.8300  best in round 2  releases")
+
+
+def test_a_round_without_validation_tells_no_loss() -> None:
+    line = narrator().round_line(entry(loss=None, metric=None), rounds=3)
+    assert line == "round 3/3  releases 98/100 (60+38)  0.25 s"
+
+
+def test_lost_nodes_are_told() -> None:
+    assert narrator().round_line(entry(lost_nodes=2), rounds=3).endswith("0.25 s  2 nodes lost")
+
+
+def test_a_round_with_too_few_releases_stands_out() -> None:
+    line = narrator().round_line(entry(releases=1, groups=[0, 0], moved=False), rounds=3)
+    assert line.endswith("releases 1/100 (0+0)  0.25 s  TOO FEW RELEASES: hypotheses unchanged")
+
+
+def test_the_evaluation_at_the_end_is_no_round() -> None:
+    line = narrator().round_line(FINAL, rounds=3)
+    assert line == "after the last round  validation RMSE 900.0 dollars  best in round 2"
+
+
+# --- the end
+
+
+def test_the_closing_lines_tell_how_it_ended_and_what_is_best() -> None:
+    lines = narrator().closing_lines(state())
+    assert lines[0] == "The run is over after 3 rounds: all 3 rounds done."
+    assert lines[1] == "Best hypotheses: after 1 rounds of training, validation RMSE 800.0 dollars."
+
+
+def test_without_validation_there_is_no_best() -> None:
+    lines = narrator().closing_lines(state(best_round=0))
+    assert not any("Best hypotheses" in line for line in lines)
+
+
+def test_small_hypotheses_are_printed_and_large_ones_are_not() -> None:
+    lines = narrator().closing_lines(state({"weight": np.ones((2, 3)) * [[0.5], [-1.25]]}))
+    assert "  hypothesis 0: (0.500, 0.500, 0.500)" in lines
+    assert "  hypothesis 1: (-1.250, -1.250, -1.250)" in lines
+    assert not any("hypothesis" in line for line in narrator().closing_lines(state({"weight": np.ones((2, 12))})))
+
+
+def test_where_the_truth_is_known_its_distance_is_told() -> None:
+    lines = narrator("linear", SYNTHETIC).closing_lines(state(linear((4, -4), (5, 7))))
+    assert "  true parameters (5, 6): hypothesis 1 is 1.000 away" in lines
+    assert "  true parameters (4, -4.5): hypothesis 0 is 0.500 away" in lines
+
+
+@pytest.mark.parametrize("manifest", [None, HOSPITAL])
+def test_where_no_truth_is_known_none_is_told(manifest: Manifest | None) -> None:
+    assert not any("true parameters" in line for line in narrator(manifest=manifest).closing_lines(state()))
+
+
+def test_another_model_than_the_true_one_cannot_be_compared() -> None:
+    with_intercept = {"weight": np.ones((2, 1, 2)), "bias": np.ones((2, 1))}
+    lines = narrator("linear", SYNTHETIC).closing_lines(state(with_intercept))
+    assert not any("true parameters" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("mode", "meaning"),
+    [
+        ("update", "within the norm of the client's own update: a heuristic, no guarantee"),
+        ("public", "for updates one radius apart"),
+    ],
+)
+def test_what_was_spent_says_what_it_means(mode: str, meaning: str) -> None:
+    # 1.5 and 3 participations of 11/3.
+    last = narrator(mode=mode).closing_lines(state())[-1]
+    assert last == f"Privacy spent a client: median 5.5, most 11 (n/nu a participation, {meaning})."
+
+
+def test_the_heuristic_is_called_one_and_nothing_else_is() -> None:
+    assert "heuristic" in narrator(mode="update").report(state(), {})
+    assert "heuristic" not in narrator(mode="public").report(state(), {})
+
+
+def test_without_noise_nothing_bounds_what_was_spent() -> None:
+    assert "median inf, most inf" in narrator(cost=None).closing_lines(state())[-1]
+
+
+# --- the report
+
+
+class Page(HTMLParser):
+    """The text of a page, cell by cell, and the tags it is made of."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_report_holds_the_outcome_the_rounds_and_the_config() -> None:
+    page = Page(narrator().report(state(), {"seed": 3, "strategy": "group-privacy"}))
+    for line in narrator().closing_lines(state()):
+        assert line in page.text
+    for pair in (("seed", "3"), ("strategy", "group-privacy")):
+        at = page.text.index(pair[0])
+        assert page.text[at + 1] == pair[1]
+
+
+def test_the_report_has_the_lines_of_the_log() -> None:
+    page = Page(narrator().report(state(), {}))
+    for told in state().history:
+        assert narrator().round_line(told, rounds=3) in page.text
+
+
+def test_the_report_needs_no_other_file() -> None:
+    page = Page(narrator().report(state(), {}))
+    assert page.addresses == []
+    assert not page.tags & {"script", "link", "img", "iframe"}
+
+
+def test_the_report_shows_what_it_is_given_as_text() -> None:
+    evil = "<script>alert('1 & 2')</script>"
+    manifest = Manifest(
+        name="x", clients=1, split={"train": 1, "validation": 0}, units={"target": {"unit": evil, "scale": 1}}
+    )
+    html = narrator(manifest=manifest).report(state(stopped=evil), {evil: evil})
+    page = Page(html)
+    assert "script" not in page.tags
+    assert evil not in html
+    assert page.text.count(evil) == 2, "the key and the value of the config"
+    assert f"The run is over after 3 rounds: {evil}." in page.text

@@ -1,0 +1,234 @@
+"""The in-process grid keeps the contract of Flower's Grid, so that strategy and app cannot tell the difference."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from privacy.site import runs_in_simulation
+from simulation.grid import InProcessGrid
+
+
+def counting_app() -> ClientApp:
+    """An app that says who it is and how often it was called, and fails when it is asked to."""
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        calls = context.state.config_records.setdefault("calls", ConfigRecord({"n": 0}))
+        calls["n"] = int(calls["n"]) + 1
+        if "fail" in message.content:
+            raise ZeroDivisionError("division by zero")
+        said = ConfigRecord({"n": calls["n"], "node": context.node_id, "simulated": runs_in_simulation()})
+        return Message(RecordDict({"said": said}), reply_to=message)
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        configs = {"node": ConfigRecord(context.node_config), "run": ConfigRecord(context.run_config)}
+        return Message(RecordDict(configs), reply_to=message)
+
+    return app
+
+
+@pytest.fixture
+def grid() -> InProcessGrid:
+    """Three nodes that count."""
+    return InProcessGrid(counting_app(), {"seed": 7}, nodes=3)
+
+
+def to(node: int, group: str = "1", kind: str = "train", fail: bool = False) -> Message:
+    return Message(RecordDict({"fail": ConfigRecord()} if fail else {}), node, kind, group_id=group)
+
+
+def said(reply: Message, record: str = "said") -> dict[str, Any]:
+    return dict(reply.content.config_records[record])
+
+
+# --- nodes
+
+
+def test_it_is_a_grid_of_flowers_own_interface(grid: InProcessGrid) -> None:
+    assert isinstance(grid, Grid)
+
+
+def test_nodes_have_ids_of_their_own(grid: InProcessGrid) -> None:
+    ids = list(grid.get_node_ids())
+    assert len(set(ids)) == 3
+    assert [node.node_id for node in grid.get_nodes()] == ids
+    assert TaskIdentity.node_id not in ids, "that is the server"
+
+
+def test_simulated_nodes_get_a_partition_each(grid: InProcessGrid) -> None:
+    replies = grid.send_and_receive([to(node, kind="query") for node in grid.get_node_ids()])
+    assert [said(reply, "node") for reply in replies] == [{"partition-id": i, "num-partitions": 3} for i in range(3)]
+
+
+def test_sites_get_the_configuration_they_were_given() -> None:
+    configs: list[dict[str, Any]] = [{"data-path": "/one"}, {"data-path": "/two", "noise-multiplier": 5}]
+    grid = InProcessGrid(counting_app(), {}, node_configs=configs)
+    replies = grid.send_and_receive([to(node, kind="query") for node in grid.get_node_ids()])
+    assert [said(reply, "node") for reply in replies] == configs
+
+
+def test_every_node_gets_the_run_config(grid: InProcessGrid) -> None:
+    replies = grid.send_and_receive([to(node, kind="query") for node in grid.get_node_ids()])
+    assert [said(reply, "run") for reply in replies] == [{"seed": 7}] * 3
+
+
+def test_a_node_that_changes_its_configuration_changes_no_other() -> None:
+    shared = {"seed": 7}
+    grid = InProcessGrid(counting_app(), shared, nodes=2)
+    first, second = grid.contexts.values()
+    first.run_config["seed"] = 8
+    assert (second.run_config["seed"], shared["seed"]) == (7, 7)
+
+
+# --- messages
+
+
+def test_each_message_is_answered_by_the_node_it_is_for(grid: InProcessGrid) -> None:
+    ids = list(grid.get_node_ids())[::-1]
+    replies = list(grid.send_and_receive([to(node) for node in ids]))
+    assert [said(reply)["node"] for reply in replies] == ids
+    assert [reply.metadata.src_node_id for reply in replies] == ids
+
+
+def test_a_reply_says_what_it_is_a_reply_to(grid: InProcessGrid) -> None:
+    node = next(iter(grid.get_node_ids()))
+    message = to(node, group="round-4")
+    (reply,) = grid.send_and_receive([message])
+    assert reply.metadata.reply_to_message_id == message.metadata.message_id != ""
+    assert reply.metadata.message_id not in ("", message.metadata.message_id)
+    assert (reply.metadata.src_node_id, reply.metadata.dst_node_id) == (node, message.metadata.src_node_id)
+    assert (reply.metadata.message_type, reply.metadata.group_id) == ("train", "round-4")
+    assert reply.metadata.run_id == message.metadata.run_id
+
+
+def test_messages_may_come_one_after_the_other(grid: InProcessGrid) -> None:
+    def stream() -> Iterator[Message]:
+        for node in grid.get_node_ids():
+            yield to(node)
+
+    assert len(list(grid.send_and_receive(stream(), timeout=3.0))) == 3
+    assert list(grid.send_and_receive([])) == []
+
+
+def test_a_message_of_the_grids_own_making_is_one_like_any_other(grid: InProcessGrid) -> None:
+    node = next(iter(grid.get_node_ids()))
+    message = grid.create_message(RecordDict({"fail": ConfigRecord()}), "query", node, "4", ttl=60.0)
+    metadata = message.metadata
+    assert (metadata.message_type, metadata.dst_node_id, metadata.group_id, metadata.ttl) == ("query", node, "4", 60.0)
+    (reply,) = grid.send_and_receive([message])
+    assert reply.metadata.group_id == "4"
+
+
+def test_pushed_messages_are_pulled_by_their_ids(grid: InProcessGrid) -> None:
+    first, second, third = grid.push_messages([to(node) for node in grid.get_node_ids()])
+    assert len({first, second, third}) == 3
+    replies = {reply.metadata.reply_to_message_id: reply for reply in grid.pull_messages([third, first])}
+    ids = list(grid.get_node_ids())
+    assert {key: said(reply)["node"] for key, reply in replies.items()} == {first: ids[0], third: ids[2]}
+
+
+def test_each_reply_is_pulled_once(grid: InProcessGrid) -> None:
+    ids = list(grid.push_messages([to(node) for node in grid.get_node_ids()]))
+    assert len(list(grid.pull_messages(ids[:2]))) == 2
+    assert len(list(grid.pull_messages(ids))) == 1
+    assert list(grid.pull_messages(ids)) == []
+
+
+def test_an_id_that_nobody_was_given_brings_nothing(grid: InProcessGrid) -> None:
+    assert list(grid.pull_messages(["no-such-message"])) == []
+
+
+def test_a_message_can_be_made_before_any_flower_process_said_who_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_run_id", "_node_id", "_task_id"):
+        monkeypatch.setattr(TaskIdentity, name, None)
+    with pytest.raises(RuntimeError, match="TaskIdentity"):
+        to(1)
+    grid = InProcessGrid(counting_app(), {})
+    (node,) = grid.get_node_ids()
+    assert not next(iter(grid.send_and_receive([to(node)]))).has_error()
+
+
+def test_who_a_flower_process_is_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("_run_id", 11), ("_node_id", 22), ("_task_id", 33)):
+        monkeypatch.setattr(TaskIdentity, name, value)
+    InProcessGrid(counting_app(), {})
+    assert (TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id) == (11, 22, 33)
+
+
+def test_the_run_is_the_one_that_was_set(grid: InProcessGrid) -> None:
+    run = Run.create_empty(run_id=5)
+    grid.set_run(run)
+    assert grid.run is run
+
+
+# --- failures
+
+
+def test_an_exception_becomes_an_error_reply_as_in_flowers_engines(grid: InProcessGrid) -> None:
+    first, second, third = grid.get_node_ids()
+    replies = list(grid.send_and_receive([to(first), to(second, group="4", fail=True), to(third)]))
+    assert [reply.has_error() for reply in replies] == [False, True, False]
+    error = replies[1]
+    assert not error.has_content()
+    assert error.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert error.error.reason == "<class 'ZeroDivisionError'>:<'division by zero'>"
+    assert (error.metadata.src_node_id, error.metadata.group_id, error.metadata.message_type) == (second, "4", "train")
+
+
+def test_a_message_that_no_handler_takes_is_an_error_reply(grid: InProcessGrid) -> None:
+    (reply,) = grid.send_and_receive([to(next(iter(grid.get_node_ids())), kind="evaluate")])
+    assert reply.has_error()
+    assert "No evaluate function registered" in str(reply.error.reason)
+
+
+def test_an_interrupt_is_no_reply() -> None:
+    app = ClientApp()
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        raise KeyboardInterrupt
+
+    grid = InProcessGrid(app, {})
+    with pytest.raises(KeyboardInterrupt):
+        grid.send_and_receive([to(node) for node in grid.get_node_ids()])
+    assert not runs_in_simulation()
+
+
+# --- what a node keeps, and where it believes it runs
+
+
+def test_a_node_keeps_its_state_from_round_to_round(grid: InProcessGrid) -> None:
+    first, second, _ = grid.get_node_ids()
+    for expected in (1, 2, 3):
+        (reply,) = grid.send_and_receive([to(first)])
+        assert said(reply)["n"] == expected
+    (reply,) = grid.send_and_receive([to(second)])
+    assert said(reply)["n"] == 1, "each its own"
+    assert grid.contexts[first].state.config_records["calls"]["n"] == 3
+
+
+def test_two_grids_share_no_state() -> None:
+    for _ in range(2):
+        grid = InProcessGrid(counting_app(), {})
+        (reply,) = grid.send_and_receive([to(node) for node in grid.get_node_ids()])
+        assert said(reply)["n"] == 1
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_only_while_a_node_answers_is_this_a_simulation(grid: InProcessGrid, fail: bool) -> None:
+    node = next(iter(grid.get_node_ids()))
+    assert not runs_in_simulation()
+    (reply,) = grid.send_and_receive([to(node, fail=fail)])
+    assert not runs_in_simulation()
+    assert reply.has_error() if fail else said(reply)["simulated"] is True

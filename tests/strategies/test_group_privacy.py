@@ -1,0 +1,172 @@
+"""Algorithm 1, line 9: k-means from the hypotheses, checked by hand and against Lloyd's iterations spelt out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from protocol import from_array_record, to_array_record
+from strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
+
+TRAIN_CONFIG = ConfigRecord(
+    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "per_layer": False}
+)
+
+untimed = settings(deadline=None)
+
+
+def column(*numbers: float) -> NDArray[np.float64]:
+    """Return points on a line."""
+    return np.array(numbers, float)[:, None]
+
+
+# --- by hand
+
+
+def test_each_point_goes_to_its_nearest_centroid() -> None:
+    points = np.array([[0.0, 0.0], [3.0, 4.0], [6.0, 8.0]])
+    # To (3, 3) they are 4.2, 1 and 5.8 away, to (6, 9) 10.8, 5.8 and 1.
+    assert nearest(points, np.array([[3.0, 3.0], [6.0, 9.0]])).tolist() == [0, 0, 1]
+
+
+def test_a_point_between_two_centroids_goes_to_the_first() -> None:
+    assert nearest(column(2), column(4, 0)).tolist() == [0]
+    assert nearest(column(2), column(9, 0, 4)).tolist() == [1]
+    assert nearest(column(2), column(0, 0, 0)).tolist() == [0]
+
+
+def test_a_second_iteration_moves_a_label_on_a_line() -> None:
+    points, seeds = column(0, 2, 3, 10), column(0, 5)
+    # 3 is nearer to 5 than to 0; but the clusters {0, 2} and {3, 10} have the means 1 and 6.5,
+    # and 3 is nearer to 1. The means are then 5/3 and 10, and nothing moves any more.
+    assert nearest(points, seeds).tolist() == [0, 0, 1, 1]
+    assert seeded_kmeans(points, seeds).tolist() == [0, 0, 0, 1]
+
+
+def test_a_second_iteration_moves_a_label_in_the_plane() -> None:
+    points = np.array([[0.0, 0.0], [0.0, 2.0], [2.0, 1.0], [8.0, 0.0], [8.0, 2.0]])
+    seeds = np.array([[-2.0, 1.0], [5.0, 1.0]])
+    # (2, 1) is 3 away from (5, 1) and 4 from (-2, 1); the means are then (0, 1) and (6, 1).
+    assert nearest(points, seeds).tolist() == [0, 0, 1, 1, 1]
+    assert seeded_kmeans(points, seeds).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_a_label_can_move_through_several_iterations() -> None:
+    # The border halfway between the means goes from 0.5 to 3.8, 6.3, 8.25 and 11.8.
+    assert seeded_kmeans(column(0, 1, 3, 6, 8, 20), column(0, 1)).tolist() == [0, 0, 0, 0, 0, 1]
+
+
+def test_a_centroid_without_points_stays_where_it_is() -> None:
+    # Library implementations would move the second centroid to the outlier, 49.
+    assert seeded_kmeans(column(0, 1, 49), column(0, 100)).tolist() == [0, 0, 0]
+
+
+def test_a_centroid_can_lose_its_points_to_its_neighbours() -> None:
+    # The middle centroid attracts 4 and 6, but its neighbours move to 3.5 and 6.5, which is nearer.
+    assert seeded_kmeans(column(3.5, 4, 6, 6.5), column(2.5, 5, 7.5)).tolist() == [0, 0, 2, 2]
+
+
+def test_one_point_and_one_centroid() -> None:
+    assert seeded_kmeans(column(3), column(-7)).tolist() == [0]
+
+
+def test_the_given_centroids_are_left_alone() -> None:
+    seeds = column(0, 5)
+    seeded_kmeans(column(0, 2, 3, 10), seeds)
+    assert seeds[:, 0].tolist() == [0, 5]
+
+
+def test_float32_releases_far_from_zero_are_told_apart() -> None:
+    # The squares of these differ in the last of float32's 24 bits; differences come first.
+    points = np.array([[4096.0], [4097.0]], np.float32).astype(np.float64)
+    assert seeded_kmeans(points, column(4096, 4097)).tolist() == [0, 1]
+
+
+# --- any clusters
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Points and centroids in general position: two distances are never the same."""
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    m, k, n = draw(st.integers(1, 20)), draw(st.integers(1, 5)), draw(st.integers(1, 4))
+    return random.normal(size=(m, n)), random.normal(size=(k, n)) * draw(st.sampled_from([0.1, 1, 10]))
+
+
+def lloyd(points: list[list[float]], centroids: list[list[float]]) -> list[int]:
+    """Lloyd's iterations as a textbook has them."""
+    labels: list[int] = []
+    while True:
+        following = [min(range(len(centroids)), key=lambda j: math.dist(p, centroids[j])) for p in points]
+        if following == labels:
+            return labels
+        labels = following
+        for j in range(len(centroids)):
+            members = [p for p, label in zip(points, labels, strict=True) if label == j]
+            if members:
+                centroids[j] = [sum(numbers) / len(members) for numbers in zip(*members, strict=True)]
+
+
+@untimed
+@given(clusters())
+def test_labels_are_those_of_lloyds_iterations(given: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
+    points, centroids = given
+    assert seeded_kmeans(points, centroids).tolist() == lloyd(points.tolist(), centroids.tolist())
+
+
+@untimed
+@given(clusters())
+def test_every_point_ends_nearest_to_the_mean_of_its_own_cluster(
+    given: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> None:
+    points, centroids = given
+    labels = seeded_kmeans(points, centroids)
+    assume(len(set(labels.tolist())) == len(centroids))
+    means = np.stack([points[labels == j].mean(axis=0) for j in range(len(centroids))])
+    assert nearest(points, means).tolist() == labels.tolist()
+
+
+@untimed
+@given(clusters(), st.randoms(use_true_random=False))
+def test_the_order_of_the_points_plays_no_part(
+    given: tuple[NDArray[np.float64], NDArray[np.float64]], random: Any
+) -> None:
+    points, centroids = given
+    order = list(range(len(points)))
+    random.shuffle(order)
+    assert seeded_kmeans(points[order], centroids).tolist() == seeded_kmeans(points, centroids)[order].tolist()
+
+
+@untimed
+@given(clusters(), st.randoms(use_true_random=False))
+def test_the_order_of_the_centroids_only_renames_the_clusters(
+    given: tuple[NDArray[np.float64], NDArray[np.float64]], random: Any
+) -> None:
+    points, centroids = given
+    order = list(range(len(centroids)))
+    random.shuffle(order)
+    renamed = seeded_kmeans(points, centroids[order])
+    assert [order[label] for label in renamed] == seeded_kmeans(points, centroids).tolist()
+
+
+# --- a round of it
+
+
+def test_a_round_clusters_the_releases_and_averages_each_cluster(paper: Any) -> None:
+    # The example on a line from above, along the first of three parameters.
+    release = {0: (0, 1, 1), 1: (2, 1, 3), 2: (3, 1, 5), 3: (10, 7, 9)}
+    grid = paper.Grid.simulated(train=4)
+    strategy = GroupPrivacy(hypotheses=3, clients_per_round=4)
+    hypotheses = [(0, 1, 3), (5, 1, 3), (-90, 0, 0)]
+    messages = strategy.configure_train(1, to_array_record(paper.stack(hypotheses)), TRAIN_CONFIG, grid)
+    following, metrics = strategy.aggregate_train(1, grid.releases(messages, release.__getitem__))
+    assert metrics["groups"] == [3, 1, 0]
+    np.testing.assert_allclose(
+        paper.vectors(from_array_record(following)), [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6
+    )
