@@ -35,7 +35,11 @@ class FederationError(ValueError):
 
 def umbel_home() -> Path:
     """Return the folder of data and runs: ``$UMBEL_HOME``, or ``~/umbel``."""
-    return Path(os.environ.get("UMBEL_HOME") or Path.home() / "umbel").expanduser().absolute()
+    home = Path(os.environ.get("UMBEL_HOME") or Path.home() / "umbel").expanduser()
+    if not home.is_absolute():
+        # It would mean another folder in every process.
+        raise FederationError(f"UMBEL_HOME must be an absolute path, got {str(home)!r}")
+    return home
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ class Demand:
         if self.radius_mode not in RADIUS_MODES:
             raise ProtocolError(f"radius must be one of {', '.join(RADIUS_MODES)}, got {self.radius_mode!r}")
         _positive("the radius", self.radius)
+        if self.per_layer and self.radius_mode == "public":
+            raise ProtocolError("noise-per-layer goes with radius update alone; a public one is of the whole vector")
 
     def to_record(self) -> ConfigRecord:
         """Return the demand as a ConfigRecord."""

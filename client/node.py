@@ -8,8 +8,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import models
-from federation import Federation, find_federation, open_federation
+from federation import Federation, FederationError, Manifest, find_federation, open_federation
 from models.base import Model
 from privacy.policy import Policy
 from privacy.site import Site
@@ -49,9 +51,14 @@ class Node:
         site = Site.of(node_config)
         policy = Policy.of(site, node_config)
         path = site.data_path or find_federation(str(run_config["federation"]))
-        federation = _open(path, _modified(path))
+        modified = _modified(path)
+        federation = _open(path, modified)
         manifest = federation.manifest
-        model = models.load_for(str(run_config["model"]), str(run_config["loss"]), manifest.model, manifest.loss)
+        model_name, loss_name = str(run_config["model"]), str(run_config["loss"])
+        if not site.simulated:
+            _refuse_foreign(model_name, loss_name, manifest)
+        model = models.load_for(model_name, loss_name, manifest.model, manifest.loss)
+        _check_fit(path, modified, model)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {"train": len(hosted), "validation": 0, "split": train}[policy.role]
@@ -95,6 +102,44 @@ class Node:
         if strangers := [client for client in asked if not first <= client < stop]:
             raise ProtocolError(f"clients {strangers} are no {role} clients of this node ({first} to {stop - 1})")
         return [clients[client - first] for client in asked]
+
+
+def _refuse_foreign(model: str, loss: str, manifest: Manifest) -> None:
+    """Raise when the server asks a site for another model or loss than its data are for.
+
+    A name may lead to any code that is installed, and a loss that does not suit the targets can
+    make what a client answers depend on its data.
+    """
+    if model and model != manifest.model and (manifest.model or model not in models.MODELS):
+        raise ProtocolError(f"the server asks for model {model!r}; this site's data are for {manifest.model!r}")
+    if loss and manifest.loss and loss != manifest.loss:
+        raise ProtocolError(f"the server asks for loss {loss!r}; this site's data are for {manifest.loss!r}")
+
+
+@lru_cache(maxsize=4)
+def _check_fit(path: Path, modified: int, model: Model) -> None:
+    """Raise unless the model takes the features and its loss the targets, for all clients alike.
+
+    Otherwise training would fail at some clients and not at others, which tells about their data.
+    """
+    federation = _open(path, modified)
+    targets, shape = federation.targets, federation.features.shape[1:]
+    try:
+        with torch.inference_mode():
+            width = model.module(torch.zeros(1, *shape)).shape[-1]
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = f"does not take features of shape {shape}: {error}"
+    else:
+        if targets.dtype.kind in "iu" and targets.ndim == 1 and width > 1:
+            fits, reason = 0 <= targets.min() <= targets.max() < width, f"knows the classes 0 to {width - 1} alone"
+        elif model.loss.name == "cross-entropy" or model.metric.name == "accuracy":
+            fits, reason = False, "needs classes, whole numbers, as targets"
+        else:
+            fits = targets.shape[1:] == (width,) or (targets.ndim, width) == (1, 1)
+            reason = f"has {width} outputs, a target is of shape {targets.shape[1:]}"
+        if fits:
+            return
+    raise FederationError(f"{path}: model {model.name!r} {reason}; name another model or repair the data")
 
 
 def _modified(path: Path) -> int:

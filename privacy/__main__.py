@@ -59,6 +59,11 @@ def plan_command(
         f"median {figures.formal_median.epsilon:.4g}, most {figures.formal_most.epsilon:.4g}",
         "radius public: formal, numerical composition or the pure one if smaller",
     )
+    add(
+        "for any two updates",
+        f"median {figures.any_median.epsilon:.4g}, most {figures.any_most.epsilon:.4g}",
+        f"epsilon at delta {delta:g}, radius public, from the same hypothesis",
+    )
     add("noise against update", f"{figures.noise_to_update:.3g}", "left in a hypothesis after averaging, in radii")
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
@@ -72,7 +77,13 @@ def show(path: _LedgerPath, delta: _Delta = 1e-5) -> None:
     """Print what each client has spent; heuristic and formal spends are never added up."""
     accounts = _open(path).accounts()
     table = Table(
-        "client", "participations", "heuristic", "formal: pure", f"formal: at delta {delta:g}", title=str(path)
+        "client",
+        "participations",
+        "heuristic",
+        "formal: pure",
+        f"formal: at delta {delta:g}",
+        "for any two updates",
+        title=str(path),
     )
     by_client: dict[int, list[Account]] = defaultdict(list)
     for account in accounts:
@@ -90,11 +101,16 @@ def show(path: _LedgerPath, delta: _Delta = 1e-5) -> None:
             f"{float(sum((account.spent for account in rest), Fraction(0))):.4g}",
             f"{guarantee.pure:.4g}",
             f"{guarantee.epsilon:.4g}",
+            f"{formal(releases, delta, distance=2.0).epsilon:.4g}",
         )
     console = Console()
     console.print(table)
-    console.print("heuristic: radius update, n/nu within the norm of each update, no guarantee. "
-                  "formal: radius public, for updates one radius apart.", soft_wrap=True)  # fmt: skip
+    console.print(
+        "heuristic: radius update, n/nu within the norm of each update, no guarantee. "
+        "formal: radius public, given the hypothesis that was chosen, for updates one radius apart; "
+        "clipping keeps any two within two radii.",
+        soft_wrap=True,
+    )
 
 
 @ledger_app.command()
@@ -109,6 +125,18 @@ def export(path: _LedgerPath) -> None:
 
 
 @ledger_app.command()
+def create(path: _LedgerPath) -> None:
+    """Make a new, empty ledger; a node makes none itself where its policy sets a limit."""
+    if path.exists():
+        _fail(f"{path} is there already")
+    try:
+        Ledger.create(path)
+    except LedgerError as error:
+        _fail(str(error))
+    typer.echo(f"{path} is a new, empty ledger")
+
+
+@ledger_app.command()
 def check(path: _LedgerPath) -> None:
     """Say whether the file is a whole ledger; exit with an error if it is not."""
     ledger = _open(path)
@@ -117,8 +145,6 @@ def check(path: _LedgerPath) -> None:
 
 
 def _open(path: Path) -> Ledger:
-    if not path.exists():
-        _fail(f"there is no ledger {path}")
     try:
         return Ledger(path)
     except LedgerError as error:

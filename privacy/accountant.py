@@ -117,7 +117,7 @@ def loss_cdf(n: int, shift: float, losses: NDArray[np.float64]) -> NDArray[np.fl
     upper = 0.5 * special.betainc((n - 1) / 2, 0.5, 1 - cosine**2)
     chance = np.where(cosine >= 0, upper, 1 - upper)
     cdf: NDArray[np.float64] = (weights[:, None] * density * chance).sum(0) * (end - begin) / 2
-    return np.clip(cdf, 0, 1)
+    return cdf
 
 
 @lru_cache(maxsize=32)
@@ -126,10 +126,13 @@ def _distribution(n: int, shift: float, interval: float) -> PrivacyLossDistribut
 
     The mechanism is symmetric, so adding and removing are the same.
     """
-    top = math.ceil(shift / interval * (1 - 1e-12))
+    top = math.ceil(shift / interval)
     grid = np.arange(-top, top + 1) * interval
     cdf = np.maximum.accumulate(loss_cdf(n, shift, np.clip(grid, -shift, shift)))
+    # What the quadrature misses, or finds too much, counts as an infinite loss.
+    missed = 2 * _TAIL + abs(1 - cdf[-1])
+    cdf = np.minimum(cdf, 1.0)
     cdf[-1] = 1.0
     mass = np.diff(cdf, prepend=0.0)
     probabilities = {index - top: float(p) for index, p in enumerate(mass) if p > 0}
-    return PrivacyLossDistribution.create_from_rounded_probability(probabilities, 2 * _TAIL, interval)
+    return PrivacyLossDistribution.create_from_rounded_probability(probabilities, missed, interval)

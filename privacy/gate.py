@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from copy import copy
-from logging import ERROR, INFO
+from logging import ERROR, INFO, WARNING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -34,7 +34,6 @@ from protocol import (
     ARRAYS,
     CONFIG,
     HYPOTHESES,
-    MAX_HYPOTHESES,
     SCORES,
     Arrays,
     Demand,
@@ -120,8 +119,7 @@ class Gate:
         ledger = _ledger(policy, context)
         demand = Demand.from_record(_config(msg.content, CONFIG))
         policy.check(demand)
-        hypotheses = from_array_record(_arrays(msg.content, HYPOTHESES))
-        _check_hypotheses(hypotheses)
+        hypotheses = _hypotheses(msg, policy)
         everything = flatten(hypotheses)
         n, nu = everything.shape[1], demand.noise_multiplier
         radius = max(demand.radius, policy.radius_floor)
@@ -131,7 +129,7 @@ class Gate:
         charge = Charge(
             str(context.run_id), demand.round, "train", n, nu, demand.radius_mode, radius if public else None
         )
-        able = ledger.affordable(demand.clients, charge.cost, policy.budget)
+        able = ledger.affordable(demand.clients, charge.cost, policy.limits)
         asked = tuple(client for client, fits in zip(demand.clients, able, strict=True) if fits)
         if not asked:
             raise Refused("no asked client can afford this round")
@@ -148,7 +146,7 @@ class Gate:
         updates[~np.isfinite(updates).all(axis=1)] = 0.0
 
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
-        paid = np.array(ledger.charge(charge, asked, policy.budget))
+        paid = np.array(ledger.charge(charge, asked, policy.limits))
         releasing = _which(asked, paid)
         if not site.simulated:
             log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
@@ -182,6 +180,7 @@ class ReportGate:
     def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         site = Site.of(context.node_config)
         policy = Policy.of(site, context.node_config)
+        _hypotheses(msg, policy)
         result = call_next(msg, context)
         if result.has_error():
             raise Refused("the evaluate handler replied an error")
@@ -213,7 +212,7 @@ class ReportGate:
         round = int(_config(msg.content, CONFIG)["round"])  # type: ignore[arg-type]
         radius = math.sqrt(2) * bound
         charge = Charge(str(context.run_id), round, "report", 2, nu, "public", radius)
-        paid = np.array(_ledger(policy, context).charge(charge, clients, policy.budget))
+        paid = np.array(_ledger(policy, context).charge(charge, clients, policy.limits))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(
             site.seed(context.run_config), round, site.client_ids(_which(clients, paid)), "report"
@@ -228,8 +227,12 @@ class ReportGate:
 def _ledger(policy: Policy, context: Context) -> Ledger | MemoryLedger:
     if policy.ledger_path is None:
         return MemoryLedger(context.state)
-    if policy.ledger_path.parent == umbel_home():
-        umbel_home().mkdir(parents=True, exist_ok=True)  # a folder of the site's choosing must be there
+    if not policy.ledger_path.exists() and not policy.limits.any:
+        # Where there is a limit, a ledger that is not there may be one that was lost.
+        if policy.ledger_path.parent == umbel_home():
+            umbel_home().mkdir(parents=True, exist_ok=True)
+        log(WARNING, "umbel made a new, empty ledger: %s", policy.ledger_path)
+        return Ledger.create(policy.ledger_path)
     return Ledger(policy.ledger_path)
 
 
@@ -258,16 +261,18 @@ def _config(content: RecordDict, name: str) -> ConfigRecord:
     return content.config_records[name]
 
 
-def _check_hypotheses(hypotheses: Arrays) -> None:
-    """Raise unless these are float32 arrays with one common leading axis and finite values."""
+def _hypotheses(msg: Message, policy: Policy) -> Arrays:
+    """Return what was sent if these are finite float32 arrays with one common leading axis."""
+    hypotheses = from_array_record(_arrays(msg.content, HYPOTHESES))
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
-    if len(counts) != 1 or not 1 <= min(counts) <= MAX_HYPOTHESES:
-        raise Refused(f"the hypotheses are not 1 to {MAX_HYPOTHESES} stacked arrays of one length")
+    if len(counts) != 1 or not 1 <= min(counts) <= policy.most_hypotheses:
+        raise Refused(f"the hypotheses are not 1 to {policy.most_hypotheses} stacked arrays of one length")
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")
         if not np.isfinite(value).all():
             raise Refused(f"hypotheses {name!r} are not finite")
+    return hypotheses
 
 
 def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, clients: int) -> NDArray[np.int64]:

@@ -74,6 +74,37 @@ class Charge:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """The most a client may give.
+
+    Attributes
+    ----------
+    budget : Fraction or None
+        The largest sum of n / nu.
+    participations : int or None
+        The largest number of releases, whatever they cost: with ever more noise a release costs
+        ever less, but it may always tell a little.
+    """
+
+    budget: Fraction | None = None
+    participations: int | None = None
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return self != Limits()
+
+    def allow(self, spent: Fraction | float, times: int, cost: Fraction | None) -> bool:
+        """Return whether a client may pay `cost` after having spent `spent` in `times` releases."""
+        if self.participations is not None and times >= self.participations:
+            return False
+        return self.budget is None or (cost is not None and spent + cost <= self.budget)
+
+
+NO_LIMITS = Limits()
+
+
+@dataclass(frozen=True)
 class Account:
     """What a client has spent on releases of one kind and price.
 
@@ -107,7 +138,7 @@ class Ledger:
     Parameters
     ----------
     path : Path
-        A ledger, or where one is to be made; its folder must be there.
+        A ledger that is there; see `create`.
 
     Raises
     ------
@@ -118,25 +149,29 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if not path.exists():
-            _create(path)
         _check(path)
 
-    def affordable(self, clients: Sequence[int], cost: Fraction | None, budget: Fraction | None) -> list[bool]:
-        """Return for each client whether one more charge stays within the budget."""
-        if budget is None:
+    @classmethod
+    def create(cls, path: Path) -> Ledger:
+        """Make an empty ledger, in a folder that is there; one that is there already is opened."""
+        _create(path)
+        return cls(path)
+
+    def affordable(self, clients: Sequence[int], cost: Fraction | None, limits: Limits) -> list[bool]:
+        """Return for each client whether one more charge stays within the limits."""
+        if not limits.any:
             return [True] * len(clients)
         with self._transaction() as connection:
-            return _affordable(connection, clients, cost, budget)
+            return _affordable(connection, clients, cost, limits)
 
-    def charge(self, charge: Charge, clients: Sequence[int], budget: Fraction | None = None) -> list[bool]:
+    def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
         """Charge each client that can afford it, all at once, and return which those are.
 
         Asking and charging are one transaction, so that processes that share the ledger cannot
-        together exceed the budget. On return the charges are on disk.
+        together exceed the limits. On return the charges are on disk.
         """
         with self._transaction() as connection:
-            affords = _affordable(connection, clients, charge.cost, budget)
+            affords = _affordable(connection, clients, charge.cost, limits)
             at = datetime.now(UTC).isoformat(timespec="seconds")
             release = (charge.kind, charge.n, charge.noise_multiplier, charge.radius_mode, charge.radius)
             rows = [
@@ -191,13 +226,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _affordable(
-    connection: sqlite3.Connection, clients: Sequence[int], cost: Fraction | None, budget: Fraction | None
+    connection: sqlite3.Connection, clients: Sequence[int], cost: Fraction | None, limits: Limits
 ) -> list[bool]:
-    if budget is None:
+    if not limits.any:
         return [True] * len(clients)
-    if cost is None:
-        return [False] * len(clients)
     spent: dict[int, Fraction | float] = dict.fromkeys(clients, Fraction(0))
+    times = dict.fromkeys(clients, 0)
     rows = connection.execute(
         "SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges "
         "WHERE client IN (SELECT value FROM json_each(?)) GROUP BY 1, 2, 3, 4, 5",
@@ -206,7 +240,8 @@ def _affordable(
     for row in rows:
         account = Account(*row)
         spent[account.client] += account.spent
-    return [spent[client] + cost <= budget for client in clients]
+        times[account.client] += account.times
+    return [limits.allow(spent[client], times[client], cost) for client in clients]
 
 
 def _create(path: Path) -> None:
@@ -233,6 +268,8 @@ def _create(path: Path) -> None:
 
 def _check(path: Path) -> None:
     """Raise unless the file is a whole ledger of this version; never write to it."""
+    if not path.exists():
+        raise LedgerError(f"there is no ledger {path}; a new one is made by: python -m privacy ledger create PATH")
     if not path.is_file():
         raise LedgerError(f"the ledger {path} is not a file")
     if path.stat().st_size == 0:

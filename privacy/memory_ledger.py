@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from privacy.ledger import Charge
+from privacy.ledger import NO_LIMITS, Charge, Limits
 
 _RECORD = "umbel.ledger"
 _UNBOUNDED = "unbounded"
@@ -30,15 +30,15 @@ class MemoryLedger:
         self._state = state
         self._record = state.config_records.get(_RECORD, ConfigRecord())
 
-    def affordable(self, clients: Sequence[int], cost: Fraction | None, budget: Fraction | None) -> list[bool]:
-        """Return for each client whether one more charge stays within the budget."""
-        if budget is None:
+    def affordable(self, clients: Sequence[int], cost: Fraction | None, limits: Limits) -> list[bool]:
+        """Return for each client whether one more charge stays within the limits."""
+        if not limits.any:
             return [True] * len(clients)
-        return [cost is not None and self.spent(client) + cost <= budget for client in clients]
+        return [limits.allow(self.spent(client), self.participations(client), cost) for client in clients]
 
-    def charge(self, charge: Charge, clients: Sequence[int], budget: Fraction | None = None) -> list[bool]:
+    def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
         """Charge each client that can afford it, and return which those are."""
-        affords = self.affordable(clients, charge.cost, budget)
+        affords = self.affordable(clients, charge.cost, limits)
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
         key = _UNBOUNDED if charge.cost is None else str(charge.cost)
         paid = self._paid(key)

@@ -27,6 +27,8 @@ class Plan:
         Participations: of the median client, and expected of the busiest.
     formal_median, formal_most : Guarantee
         What radius ``public`` guarantees them, one radius apart.
+    any_median, any_most : Guarantee
+        The same for any two updates, which clipping keeps within two radii.
     noise_to_update : float
         Root mean square norm of the noise left in a hypothesis, in radii, after averaging.
     largest_curvature_step : float
@@ -38,6 +40,8 @@ class Plan:
     most: int
     formal_median: Guarantee
     formal_most: Guarantee
+    any_median: Guarantee
+    any_most: Guarantee
     noise_to_update: float
     largest_curvature_step: float
 
@@ -110,6 +114,8 @@ def plan(
         most=most,
         formal_median=formal({(n, noise_multiplier): median}, delta),
         formal_most=formal({(n, noise_multiplier): most}, delta),
+        any_median=formal({(n, noise_multiplier): median}, delta, distance=2.0),
+        any_most=formal({(n, noise_multiplier): most}, delta, distance=2.0),
         noise_to_update=math.sqrt(spread),
         largest_curvature_step=2 / (1 + spread),
     )

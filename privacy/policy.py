@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from federation import umbel_home
-from privacy.site import Site, SiteError
-from protocol import Demand
+from privacy.ledger import Limits
+from privacy.site import DATA_PATH, Site, SiteError
+from protocol import MAX_HYPOTHESES, Demand
 
 ROLES = ("train", "validation", "split")
 MODES = ("any", "public")
@@ -41,8 +42,11 @@ class Policy:
         ``public`` accepts only demands with a formal guarantee, ``any`` the heuristic as well.
     radius_floor : float
         The least radius within which an update is hidden, whatever the server asks.
-    budget : Fraction or None
-        The most a client may spend, as a sum of n / nu.
+    most_hypotheses : int
+        The largest k it accepts. Which hypothesis a client chose is not hidden by the noise on
+        its update, so only k = 1 leaves nothing outside the formal guarantee.
+    limits : Limits
+        The most a client may spend, and the most often it may release.
     allow_unsanitised : bool
         Whether nu = 0, and the disclosure of the chosen hypothesis, are accepted at all.
     ledger_path : Path or None
@@ -57,7 +61,8 @@ class Policy:
     least_noise_multiplier: float
     radius_mode: str
     radius_floor: float
-    budget: Fraction | None
+    most_hypotheses: int
+    limits: Limits
     allow_unsanitised: bool
     ledger_path: Path | None
     report_noise_multiplier: float
@@ -78,16 +83,30 @@ class Policy:
         if own and allow_unsanitised:
             raise SiteError("allow-unsanitised is for simulation; a site with data of its own cannot set it")
         budget = read.number("budget", math.inf, least=0, infinite=True)
-        ledger = read.text("ledger-path", str(umbel_home() / "ledger.sqlite") if own else "")
+        participations = read.number("most-participations", math.inf, least=0, infinite=True)
+        ledger = Path(read.text("ledger-path", str(umbel_home() / "ledger.sqlite") if own else "")).expanduser()
+        if own and not ledger.is_absolute():
+            # Empty or relative, it would be another ledger, or none, in every process.
+            raise SiteError(f"ledger-path must be an absolute path, got {str(ledger)!r}")
+        role = read.choice("role", "train" if own else "split", ROLES)
+        report_noise_multiplier = read.number("report-noise-multiplier", 0.0, least=0)
+        if report_noise_multiplier > 0 and role != "train":
+            raise SiteError(f"report-noise-multiplier is for role train; role {role} reports without noise")
+        if own:
+            read.refuse_unknown()
         return cls(
-            role=read.choice("role", "train" if own else "split", ROLES),
+            role=role,
             least_noise_multiplier=read.number("least-noise-multiplier", 1.0 if own else 0.0, least=0, above=own),
             radius_mode=read.choice("radius-mode", "any", MODES),
             radius_floor=read.number("radius-floor", 0.01 if own else 0.0, least=0, above=own),
-            budget=None if math.isinf(budget) else Fraction(budget),
+            most_hypotheses=int(read.number("most-hypotheses", MAX_HYPOTHESES, least=1)),
+            limits=Limits(
+                None if math.isinf(budget) else Fraction(budget),
+                None if math.isinf(participations) else int(participations),
+            ),
             allow_unsanitised=allow_unsanitised,
-            ledger_path=Path(ledger).expanduser() if ledger else None,
-            report_noise_multiplier=read.number("report-noise-multiplier", 0.0, least=0),
+            ledger_path=ledger if ledger.is_absolute() else None,
+            report_noise_multiplier=report_noise_multiplier,
             report_bound=read.number("report-bound", 1.0, least=0, above=True),
         )
 
@@ -106,6 +125,21 @@ class Policy:
             raise Refused("the server asks which hypothesis each client chose; this site does not tell")
 
 
+_ENTRIES = (
+    "role",
+    "least-noise-multiplier",
+    "radius-mode",
+    "radius-floor",
+    "most-hypotheses",
+    "budget",
+    "most-participations",
+    "allow-unsanitised",
+    "ledger-path",
+    "report-noise-multiplier",
+    "report-bound",
+)
+
+
 class _Reader:
     """Reads a site's entries: what the node configuration says, else the environment, else the default."""
 
@@ -115,7 +149,16 @@ class _Reader:
     def _get(self, key: str, default: Any) -> Any:
         if key in self._config:
             return self._config[key]
-        return os.environ.get("UMBEL_" + key.replace("-", "_").upper(), default)
+        return os.environ.get(_variable(key), default)
+
+    def refuse_unknown(self) -> None:
+        """Raise for an entry that means nothing: it may be a limit, misspelt."""
+        known = {DATA_PATH, "partition-id", "num-partitions", *_ENTRIES}
+        variables = {"UMBEL_HOME", *(_variable(key) for key in _ENTRIES)}
+        unknown = sorted(set(self._config) - known)
+        unknown += sorted(name for name in os.environ if name.startswith("UMBEL_") and name not in variables)
+        if unknown:
+            raise SiteError(f"unknown entries {', '.join(unknown)}; a policy may set {', '.join(_ENTRIES)}")
 
     def text(self, key: str, default: str) -> str:
         return str(self._get(key, default))
@@ -142,3 +185,7 @@ class _Reader:
         if not fits or (math.isinf(value) and not infinite):
             raise SiteError(f"{key} must be a number {'above' if above else 'of at least'} {least:g}, got {given!r}")
         return value
+
+
+def _variable(key: str) -> str:
+    return "UMBEL_" + key.replace("-", "_").upper()

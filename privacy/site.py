@@ -68,7 +68,10 @@ class Site:
         """
         # The site's own path is asked for first: real nodes may have a partition-id as well.
         if path := node_config.get(DATA_PATH):
-            return cls(Path(str(path)).expanduser())
+            data_path = Path(str(path)).expanduser()
+            if not data_path.is_absolute():
+                raise SiteError(f"{DATA_PATH} must be an absolute path, got {path!r}")
+            return cls(data_path)
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
         return cls(None, int(node_config["partition-id"]), int(node_config["num-partitions"]))

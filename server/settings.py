@@ -94,13 +94,16 @@ class Settings:
             min_nodes=read.whole("min-nodes", 1),
             node_wait=read.number("node-wait", above=0),
         )
+        per_layer = read.flag("noise-per-layer")
+        if per_layer and radius.mode == "public":
+            raise ConfigError('noise-per-layer goes with radius = "update" alone; set one of them otherwise')
         train_config = ConfigRecord(
             {
                 "local_epochs": read.whole("local-epochs", 1),
                 "step_size": read.number("step-size", above=0),
                 "batch_size": read.whole("batch-size", 0),
                 "noise_multiplier": read.number("noise-multiplier", least=0),
-                "per_layer": read.flag("noise-per-layer"),
+                "per_layer": per_layer,
             }
         )
         return cls(

@@ -22,7 +22,6 @@ from protocol import (
     CONFIG,
     COUNTS,
     HYPOTHESES,
-    RADIUS_MODES,
     SCORES,
     VERSION,
     Arrays,
@@ -80,17 +79,18 @@ def assert_same_arrays(ours: Arrays, theirs: Arrays) -> None:
 
 whole = st.integers(0, 2**63 - 1)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
+# Each layer by itself goes with radius update alone.
+modes = st.sampled_from([("update", False), ("update", True), ("public", False)])
 demands = st.builds(
-    Demand,
+    lambda mode, **fields: Demand(radius_mode=mode[0], per_layer=mode[1], **fields),
+    mode=modes,
     round=st.integers(1, 2**63 - 1),
     clients=st.lists(whole, min_size=1, max_size=20, unique=True).map(tuple),
     local_epochs=st.integers(1, 2**63 - 1),
     step_size=positive,
     batch_size=whole,
     noise_multiplier=st.floats(0, allow_infinity=False),
-    radius_mode=st.sampled_from(RADIUS_MODES),
     radius=positive,
-    per_layer=st.booleans(),
     disclose_choice=st.booleans(),
 )
 

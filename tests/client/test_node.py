@@ -12,7 +12,7 @@ import pytest
 
 import client.node
 from client.node import Node
-from federation import BUNDLED, Manifest, offsets_of, write_federation
+from federation import BUNDLED, FederationError, Manifest, offsets_of, write_federation, write_leaf
 from privacy.site import SiteError, in_process
 from protocol import Hosting, ProtocolError
 
@@ -114,10 +114,40 @@ def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run
     [("", "", ("linear", "mse")), ("", "rmse", ("linear", "rmse")), ("mlp", "", ("mlp", "rmse"))],
 )
 def test_the_run_chooses_the_model_before_the_federation(
-    model: str, loss: str, chosen: tuple[str, str], run_config: Config
+    model: str, loss: str, chosen: tuple[str, str], run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
     node = part(0, 1, run_config | {"model": model, "loss": loss})
     assert (node.model.name, node.model.loss.name) == chosen
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "targets", "reason"),
+    [
+        ("mlp", "", [0.5], r"model 'mlp' does not take features of shape \(2,\)"),
+        ("", "cross-entropy", [0.5], "model 'linear' needs classes, whole numbers, as targets"),
+        ("classes", "cross-entropy", [3], "model '.*classes:factory' knows the classes 0 to 2 alone"),
+        ("classes", "mse", [0.5], r"has 3 outputs, a target is of shape \(\)"),
+    ],
+)
+def test_data_that_a_model_does_not_fit_are_refused_for_all_clients_alike(
+    model: str,
+    loss: str,
+    targets: list[Any],
+    reason: str,
+    tmp_path: Path,
+    run_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If training failed at some clients and not at others, that would tell about their data."""
+    (tmp_path / "umbel_test_classes.py").write_text("from torch import nn\ndef factory(): return nn.Linear(2, 3)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    manifest = Manifest("few", 2, {"train": 2, "validation": 0}, "linear")
+    write_leaf(tmp_path / "few.json", manifest, {"a": ([[1.0, 2.0]], [0]), "b": ([[1.0, 2.0]], targets)})
+    name = "umbel_test_classes:factory" if model == "classes" else model
+    config = run_config | {"federation": str(tmp_path / "few.json"), "model": name, "loss": loss}
+    with pytest.raises(FederationError, match=reason):
+        part(0, 1, config)
 
 
 def test_the_run_names_the_federation(tmp_path: Path, run_config: Config, opened: list[Path]) -> None:
@@ -219,7 +249,10 @@ def test_hypotheses_of_another_model_are_refused(hypotheses: dict[str, Any], run
         part(0, 1, run_config).check(hypotheses)
 
 
-def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(run_config: Config) -> None:
+def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(
+    run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
     node = part(0, 1, run_config | {"model": "mlp"})
     hypotheses = {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
     node.check(hypotheses)

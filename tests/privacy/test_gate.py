@@ -221,13 +221,14 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     clients = draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True))
     own_data = draw(st.booleans())
+    mode = draw(st.sampled_from(["update", "public"]))
     demand = demanded(
         tuple(clients),
         round=draw(st.integers(1, 500)),
         noise_multiplier=draw(st.floats(1.0, 20.0)),
-        radius_mode=draw(st.sampled_from(["update", "public"])),
+        radius_mode=mode,
         radius=draw(st.floats(0.1, 2.0)),
-        per_layer=draw(st.booleans()),
+        per_layer=mode == "update" and draw(st.booleans()),
     )
     k, m = draw(st.integers(1, 4)), len(clients)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -492,8 +493,9 @@ def with_faults(case: Case, faults: list[Fault]) -> Handler:
 
 def spent(context: Context, clients: Iterable[int]) -> list[Fraction | float]:
     """Return what clients have spent, from the site's ledger or the simulated node's."""
-    own = "data-path" in context.node_config
-    ledger = Ledger(umbel_home() / "ledger.sqlite") if own and umbel_home().exists() else MemoryLedger(context.state)
+    path = umbel_home() / "ledger.sqlite"
+    own = "data-path" in context.node_config and path.exists()
+    ledger = Ledger(path) if own else MemoryLedger(context.state)
     return [ledger.spent(client) for client in clients]
 
 

@@ -10,14 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.ledger import Charge, Ledger, LedgerError, Limits
 
 TRAIN = Charge(run="7", round=1, kind="train", n=11, noise_multiplier=3.0, radius_mode="update")
 
 
 @pytest.fixture
-def path(tmp_path: Path) -> Path:
+def no_ledger(tmp_path: Path) -> Path:
     return tmp_path / "ledger.sqlite"
+
+
+@pytest.fixture
+def path(no_ledger: Path) -> Path:
+    """A new, empty ledger."""
+    return Ledger.create(no_ledger).path
+
+
+def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> None:
+    """It may be one that was lost."""
+    with pytest.raises(LedgerError, match=r"there is no ledger .*: python -m privacy ledger create PATH"):
+        Ledger(no_ledger)
+    assert not no_ledger.exists()
+
+
+def test_one_that_is_there_is_not_made_anew(path: Path) -> None:
+    Ledger(path).charge(TRAIN, [0])
+    assert Ledger.create(path).spent(0) == Fraction(11, 3)
 
 
 def test_sums_are_exact(path: Path) -> None:
@@ -51,20 +69,28 @@ def test_it_survives_being_closed_and_opened(path: Path) -> None:
 
 def test_a_client_pays_as_long_as_the_budget_lasts_and_to_the_last_penny(path: Path) -> None:
     """The budget of 11 is exactly three participations of 11/3."""
-    ledger, budget = Ledger(path), Fraction(11)
-    assert [ledger.charge(TRAIN, [0], budget) for _ in range(4)] == [[True], [True], [True], [False]]
-    assert ledger.affordable([0, 1], TRAIN.cost, budget) == [False, True]
-    assert ledger.charge(TRAIN, [0, 1], budget) == [False, True]
+    ledger, limits = Ledger(path), Limits(Fraction(11))
+    assert [ledger.charge(TRAIN, [0], limits) for _ in range(4)] == [[True], [True], [True], [False]]
+    assert ledger.affordable([0, 1], TRAIN.cost, limits) == [False, True]
+    assert ledger.charge(TRAIN, [0, 1], limits) == [False, True]
     assert (ledger.spent(0), ledger.spent(1)) == (11, Fraction(11, 3))
 
 
 def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
     ledger = Ledger(path)
     bare = Charge("7", 1, "train", 11, 0.0, "update")
-    assert ledger.charge(bare, [0], Fraction(10**9)) == [False]
+    assert ledger.charge(bare, [0], Limits(Fraction(10**9))) == [False]
     assert ledger.charge(bare, [0]) == [True]
     assert ledger.spent(0) == math.inf
-    assert ledger.affordable([0], TRAIN.cost, Fraction(10**9)) == [False]
+    assert ledger.affordable([0], TRAIN.cost, Limits(Fraction(10**9))) == [False]
+
+
+def test_a_client_releases_no_more_often_than_it_may_whatever_that_costs(path: Path) -> None:
+    """With ever more noise a release costs ever less; it may still tell a little."""
+    ledger, limits = Ledger(path), Limits(participations=2)
+    cheap = Charge("7", 1, "train", 11, 1e12, "public", 0.5)
+    assert [ledger.charge(cheap, [0, 1], limits) for _ in range(3)] == [[True, True], [True, True], [False, False]]
+    assert ledger.affordable([0, 5], cheap.cost, limits) == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -75,21 +101,21 @@ def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
         (b"SQLite format 3\0" + bytes(84), "is not umbel's ledger"),
     ],
 )
-def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(path: Path, content: bytes, reason: str) -> None:
-    path.write_bytes(content)
-    with pytest.raises(LedgerError, match=f"{path}.*{reason}|{reason}"):
-        Ledger(path)
-    assert path.read_bytes() == content
+def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(no_ledger: Path, content: bytes, reason: str) -> None:
+    no_ledger.write_bytes(content)
+    with pytest.raises(LedgerError, match=f"{no_ledger}.*{reason}|{reason}"):
+        Ledger(no_ledger)
+    assert no_ledger.read_bytes() == content
 
 
-def test_another_programs_database_is_refused_and_left_as_it_is(path: Path) -> None:
-    connection = sqlite3.connect(path)
+def test_another_programs_database_is_refused_and_left_as_it_is(no_ledger: Path) -> None:
+    connection = sqlite3.connect(no_ledger)
     connection.execute("CREATE TABLE patients (name TEXT)")
     connection.close()
-    before = path.read_bytes()
+    before = no_ledger.read_bytes()
     with pytest.raises(LedgerError, match="is not umbel's ledger; set ledger-path to another file"):
-        Ledger(path)
-    assert path.read_bytes() == before
+        Ledger(no_ledger)
+    assert no_ledger.read_bytes() == before
 
 
 def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
@@ -120,7 +146,7 @@ def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="make it, or set ledger-path"):
-        Ledger(tmp_path / "nowhere" / "ledger.sqlite")
+        Ledger.create(tmp_path / "nowhere" / "ledger.sqlite")
 
 
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
@@ -137,16 +163,16 @@ def test_a_ledger_that_is_removed_while_in_use_is_not_made_anew(path: Path) -> N
     assert not path.exists()
 
 
-def _charge_often(path: Path, times: int, clients: list[int], budget: Fraction | None) -> None:
+def _charge_often(path: Path, times: int, clients: list[int], limits: Limits) -> None:
     for _ in range(times):
-        Ledger(path).charge(TRAIN, clients, budget)
+        Ledger(path).charge(TRAIN, clients, limits)
 
 
 @pytest.mark.slow
 def test_two_processes_lose_no_charge_and_make_none_twice(path: Path) -> None:
     """10,000 charges: 2 processes, 250 transactions each, 20 clients a transaction; none is lost."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_charge_often, args=(path, 250, list(range(20)), None)) for _ in range(2)]
+    workers = [context.Process(target=_charge_often, args=(path, 250, list(range(20)), Limits())) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -161,7 +187,7 @@ def test_two_processes_lose_no_charge_and_make_none_twice(path: Path) -> None:
 def test_two_processes_together_never_exceed_the_budget(path: Path) -> None:
     """Room for 30 participations, 2 x 40 attempts."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_charge_often, args=(path, 40, [0], Fraction(110))) for _ in range(2)]
+    workers = [context.Process(target=_charge_often, args=(path, 40, [0], Limits(Fraction(110)))) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:

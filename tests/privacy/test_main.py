@@ -21,6 +21,7 @@ def run(command: str, *more: str) -> tuple[int, str]:
 
 def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.sqlite"
+    Ledger.create(path)
     for _ in range(11):
         Ledger(path).charge(Charge("7", 1, "train", 11, 3.0, "public", 0.5), [0])
     Ledger(path).charge(Charge("7", 1, "train", 11, 3.0, "update"), [1])
@@ -53,7 +54,8 @@ def test_show_never_adds_up_heuristic_and_formal(tmp_path: Path) -> None:
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     assert rows[0][:4] == ["0", "11", "0", "40.33"]
     assert abs(float(rows[0][4]) - 19.9) < 0.05
-    assert rows[1] == ["1", "1", "3.667", "0", "0"]
+    assert float(rows[0][5]) > float(rows[0][4]), "two radii apart costs more than one"
+    assert rows[1] == ["1", "1", "3.667", "0", "0", "0"]
 
 
 def test_export_writes_every_charge_as_csv(tmp_path: Path) -> None:
@@ -72,6 +74,15 @@ def test_check_says_whether_the_file_is_whole(tmp_path: Path) -> None:
     code, output = run("ledger check", str(path))
     assert code == 1
     assert "is not umbel's ledger" in output
+
+
+def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
+    path = tmp_path / "new.sqlite"
+    assert run("ledger create", str(path)) == (0, f"{path} is a new, empty ledger\n")
+    assert run("ledger check", str(path)) == (0, f"{path} is a whole ledger with 0 charges\n")
+    code, output = run("ledger create", str(path))
+    assert code == 1
+    assert "is there already" in output
 
 
 def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:

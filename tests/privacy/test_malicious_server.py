@@ -55,6 +55,8 @@ class Site:
         write_federation(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
         self.ledger_path = folder / "ledger.sqlite"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
+        if {"budget", "most-participations"} & set(policy):
+            Ledger.create(self.ledger_path)
         self.run_config = run_config
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
         [self.node] = self.grid.get_node_ids()
@@ -326,12 +328,74 @@ def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dic
         {"allow-unsanitised": True},
         {"allow-unsanitised": "maybe"},
         {"report-bound": 0.0},
+        {"most-hypotheses": 0},
+        {"least_noise_multiplier": 50.0},
+        {"Budget": 1.0},
+        {"ledger-path": ""},
+        {"ledger-path": "ledger.sqlite"},
+        {"role": "validation", "report-noise-multiplier": 1.0},
     ],
 )
 def test_a_slip_in_the_policy_closes_the_site(tmp_path: Path, run_config: dict[str, Any], slip: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config, **slip)
     assert refused(site.ask())
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_a_misspelt_variable_closes_the_site(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMBEL_LEAST_NOISE", "50")
+    assert refused(Site(tmp_path, run_config).ask())
+
+
+def test_a_ledger_that_was_lost_is_not_made_anew_where_there_is_a_limit(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, run_config, budget=10.0)
+    assert not site.ask().has_error()
+    site.ledger_path.unlink()
+    assert refused(site.ask())
     assert not site.ledger_path.exists()
+
+
+def test_releases_are_counted_where_noise_makes_them_cheap(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """At nu = 1e6 a release costs next to nothing, but the choice of a hypothesis shows through any noise."""
+    site = Site(tmp_path, run_config, **{"most-participations": 3})
+    cheap = replace(HONEST, noise_multiplier=1e6)
+    assert [refused(site.ask(cheap)) for _ in range(4)] == [False, False, False, True]
+
+
+def test_a_site_may_accept_one_hypothesis_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, **{"most-hypotheses": 1})
+    assert refused(site.ask())
+    assert not site.ask(hypotheses=to_array_record({"weight": THETA["weight"][:1]})).has_error()
+
+
+@pytest.mark.parametrize("model", ["mlp", "os:getcwd", "sys:exit", "torch.nn:PReLU"])
+def test_a_model_that_the_data_are_not_for_is_not_even_imported(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    def never(name: str) -> Any:
+        raise AssertionError(f"the node imported {name}")
+
+    monkeypatch.setattr("models.import_by_name", never)
+    site = Site(tmp_path, run_config | {"model": model})
+    assert refused(site.ask())
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_a_loss_that_the_data_are_not_for_is_refused(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """With cross entropy, clients whose labels do not fit would fail and the others not."""
+    assert refused(Site(tmp_path, run_config | {"loss": "cross-entropy"}).ask())
+
+
+@pytest.mark.parametrize("hypotheses", [stacked(2, math.nan), stacked(MAX_HYPOTHESES + 1)])
+def test_evaluation_takes_no_other_hypotheses_than_training(
+    tmp_path: Path, run_config: dict[str, Any], hypotheses: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, run_config, role="validation")
+    assert refused(site.send(evaluate_request(to_array_record(hypotheses), 1, [0]), "evaluate"))
 
 
 def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from privacy.ledger import Limits
 from privacy.policy import Policy, Refused
 from privacy.site import Site, SiteError
 from protocol import Demand
@@ -32,7 +33,7 @@ def demand(**changes: Any) -> Demand:
 
 
 def test_the_limits_of_a_simulated_node() -> None:
-    assert (SIMULATED.least_noise_multiplier, SIMULATED.radius_floor, SIMULATED.budget) == (0.0, 0.0, None)
+    assert (SIMULATED.least_noise_multiplier, SIMULATED.radius_floor, SIMULATED.limits) == (0.0, 0.0, Limits())
     assert (SIMULATED.role, SIMULATED.radius_mode) == ("split", "any")
     assert SIMULATED.allow_unsanitised
     assert SIMULATED.ledger_path is None, "what it spends is kept in memory"
@@ -40,22 +41,22 @@ def test_the_limits_of_a_simulated_node() -> None:
 
 def test_the_limits_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -> None:
     strict = Policy.of(Site(Path("/data/hospital")), {})
-    assert (strict.least_noise_multiplier, strict.radius_floor, strict.budget) == (1.0, 0.01, None)
+    assert (strict.least_noise_multiplier, strict.radius_floor, strict.limits) == (1.0, 0.01, Limits())
     assert (strict.role, strict.radius_mode, strict.report_noise_multiplier) == ("train", "any", 0.0)
     assert not strict.allow_unsanitised
     assert strict.ledger_path == umbel_home / "ledger.sqlite"
 
 
 def test_a_budget_is_kept_exactly() -> None:
-    assert Policy.of(Site(Path("/data")), {"budget": 0.1}).budget == Fraction(0.1)
-    assert Policy.of(Site(Path("/data")), {"budget": "40"}).budget == 40
+    assert Policy.of(Site(Path("/data")), {"budget": 0.1}).limits == Limits(Fraction(0.1))
+    assert Policy.of(Site(Path("/data")), {"budget": "40", "most-participations": 9}).limits == Limits(Fraction(40), 9)
 
 
 def test_the_node_configuration_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_BUDGET", "7")
     monkeypatch.setenv("UMBEL_ROLE", "validation")
     policy = Policy.of(Site(Path("/data")), {"budget": 9})
-    assert (policy.budget, policy.role) == (9, "validation")
+    assert (policy.limits.budget, policy.role) == (9, "validation")
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"hypotheses": 3, "clients-per-round": 11, "validation-clients-per-round": 12, "min-releases": 4}
     run_config |= {"seed": 13, "min-nodes": 5, "node-wait": 14.0, "round-timeout": 15.0, "rounds": 16, "patience": 17}
     run_config |= {"validate-every": 18, "restarts": 19, "local-epochs": 20, "step-size": 0.21, "batch-size": 22}
-    run_config |= {"noise-multiplier": 23.0, "noise-per-layer": True}
+    run_config |= {"noise-multiplier": 23.0}
     run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
     settings = Settings.parse(run_config)
     strategy = settings.strategy
@@ -85,7 +85,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
         "step_size": 0.21,
         "batch_size": 22,
         "noise_multiplier": 23.0,
-        "per_layer": True,
+        "per_layer": False,
     }
 
 
@@ -144,6 +144,13 @@ def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any
     path.write_text(path.read_text().replace("1.5", "NaN"))
     with pytest.raises(ConfigError, match="features of client 0, row 0, are not finite"):
         Settings.parse(run_config | {"federation": str(path)})
+
+
+def test_layers_are_noised_by_themselves_only_where_the_radius_is_the_updates(run_config: dict[str, Any]) -> None:
+    run_config["noise-per-layer"] = True
+    assert Settings.parse(run_config).train_config["per_layer"] is True
+    with pytest.raises(ConfigError, match='noise-per-layer goes with radius = "update" alone'):
+        Settings.parse(run_config | {"radius": "public"})
 
 
 # --- what is refused
