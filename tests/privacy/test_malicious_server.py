@@ -486,3 +486,20 @@ def test_noise_is_drawn_only_after_the_charge_is_on_disk(site: Site, monkeypatch
     monkeypatch.setattr(gate, "sanitise", look)
     assert refused(site.ask())
     assert site.spent() == [PRICE, PRICE, 0, 0]
+
+
+def test_a_choice_shows_through_any_noise_and_costs_next_to_nothing(site: Site) -> None:
+    """A limit of the guarantees, not a feature: docs/privacy.md, "What lies outside both".
+
+    Two hypotheses a thousand apart, noise a hundred radii wide: the release is plainly near one of
+    them, and says which side of the plane between them the client's optimum (1, 2) lies on.
+    """
+    side = np.array([1.0, 0.0])
+    for offset, expected in ((0.5, 1), (1.5, 0)):
+        middle = np.array([offset, 0.0])
+        pair = np.stack([middle - 1024 * side, middle + 1024 * side]).astype(np.float32)
+        question = replace(HONEST, clients=(0,), noise_multiplier=1e3, radius_mode="public", step_size=1e-30)
+        reply = site.ask(question, to_array_record({"weight": pair[:, None]}))
+        nearest = np.linalg.norm(pair - releases(reply), axis=1).argmin()
+        assert nearest == expected
+    assert site.spent()[0] == Fraction(2, 1000) * 2
