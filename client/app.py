@@ -74,7 +74,7 @@ def evaluate_clients(msg: Message, context: Context) -> Message:
     report = local_report(
         np.take_along_axis(losses, best, 0)[0],
         np.take_along_axis(metrics, best, 0)[0],
-        [client // node.site.step for client in clients],
+        node.site.local_ids(clients),
         node.training_clients_report,
     )
     return Message(report, reply_to=msg)

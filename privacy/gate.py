@@ -121,24 +121,23 @@ class Gate:
         policy.check(demand)
         hypotheses = _hypotheses(msg, policy)
         everything = flatten(hypotheses)
+        finest = resolution(everything)
+        layers = _layers(hypotheses) if demand.per_layer else None
         n, nu = everything.shape[1], demand.noise_multiplier
         radius = max(demand.radius, policy.radius_floor)
         if not site.simulated:
-            radius = max(radius, least_radius(n, nu, resolution(everything)))
+            radius = max(radius, least_radius(n, nu, finest))
         public = demand.radius_mode == "public"
         charge = Charge(
             str(context.run_id), demand.round, "train", n, nu, demand.radius_mode, radius if public else None
         )
-        able = ledger.affordable(demand.clients, charge.cost, policy.limits)
-        asked = tuple(client for client, fits in zip(demand.clients, able, strict=True) if fits)
+        asked = _which(demand.clients, ledger.affordable(demand.clients, charge.cost, policy.limits))
         if not asked:
             raise Refused("no asked client can afford this round")
 
-        result = call_next(_ask_only(msg, asked), context)
-        if result.has_error():
-            raise Refused("the train handler replied an error")
-        trained = from_array_record(_arrays(result.content, ARRAYS))
-        chosen = _check_result(trained, _config(result.content, _PRIVATE), hypotheses, len(asked))
+        result = _ask(call_next, _ask_only(msg, asked), context)
+        trained = from_array_record(_arrays(result, ARRAYS))
+        chosen = _check_result(trained, _config(result, _PRIVATE), hypotheses, len(asked))
         start = everything[chosen]
         updates = flatten(trained) - start
         # Training that blew up counts as no update at all. Whether it does depends on the data and
@@ -156,11 +155,11 @@ class Gate:
             radius,
             demand.radius_mode,
             randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)),
-            _layers(hypotheses) if demand.per_layer else None,
+            layers,
         )
         releases = start[paid] + noised
         if nu > 0:
-            releases = round_to_grid(releases, n, nu, radius, resolution(everything))
+            releases = round_to_grid(releases, n, nu, radius, finest)
         choices = chosen[paid].tolist() if demand.disclose_choice else None
         reply = train_reply(
             unflatten(np.clip(releases, -_LARGEST, _LARGEST), hypotheses),
@@ -181,11 +180,9 @@ class ReportGate:
         site = Site.of(context.node_config)
         policy = Policy.of(site, context.node_config)
         _hypotheses(msg, policy)
-        result = call_next(msg, context)
-        if result.has_error():
-            raise Refused("the evaluate handler replied an error")
-        scores = result.content.metric_records[SCORES]
-        private = _config(result.content, _PRIVATE)
+        result = _ask(call_next, msg, context)
+        scores = result.metric_records[SCORES]
+        private = _config(result, _PRIVATE)
         values = np.array([scores["loss"], scores["metric"]], dtype=np.float64)
         if private["trains"] is not False:
             values = self._noised(values, private, site, policy, msg, context)
@@ -238,6 +235,14 @@ def _ledger(policy: Policy, context: Context) -> Ledger | MemoryLedger:
 
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
+
+
+def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> RecordDict:
+    """Return what the handler answers; raise if that is an error."""
+    reply = call_next(msg, context)
+    if reply.has_error():
+        raise Refused(f"the {msg.metadata.message_type} handler replied an error")
+    return reply.content
 
 
 def _ask_only(msg: Message, clients: tuple[int, ...]) -> Message:

@@ -186,14 +186,12 @@ class Ledger:
     def accounts(self) -> list[Account]:
         """Return what every client has spent, by kind and price."""
         with self._transaction() as connection:
-            rows = connection.execute(
-                "SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges GROUP BY 1, 2, 3, 4, 5"
-            ).fetchall()
-        return [Account(*row) for row in rows]
+            return _accounts(connection)
 
     def spent(self, client: int) -> Fraction | float:
         """Return what a client has spent in all; infinite after an unsanitised release."""
-        return sum((account.spent for account in self.accounts() if account.client == client), Fraction(0))
+        with self._transaction() as connection:
+            return sum((account.spent for account in _accounts(connection, [client])), Fraction(0))
 
     def rows(self) -> Iterator[dict[str, object]]:
         """Yield every charge, oldest first."""
@@ -225,6 +223,16 @@ def _connect(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
 
 
+def _accounts(connection: sqlite3.Connection, clients: Sequence[int] | None = None) -> list[Account]:
+    """Return what the given clients have spent, or all."""
+    only = "" if clients is None else "WHERE client IN (SELECT value FROM json_each(?))"
+    rows = connection.execute(
+        f"SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges {only} GROUP BY 1, 2, 3, 4, 5",
+        () if clients is None else (json.dumps(list(clients)),),
+    )
+    return [Account(*row) for row in rows]
+
+
 def _affordable(
     connection: sqlite3.Connection, clients: Sequence[int], cost: Fraction | None, limits: Limits
 ) -> list[bool]:
@@ -232,13 +240,7 @@ def _affordable(
         return [True] * len(clients)
     spent: dict[int, Fraction | float] = dict.fromkeys(clients, Fraction(0))
     times = dict.fromkeys(clients, 0)
-    rows = connection.execute(
-        "SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges "
-        "WHERE client IN (SELECT value FROM json_each(?)) GROUP BY 1, 2, 3, 4, 5",
-        (json.dumps(list(clients)),),
-    )
-    for row in rows:
-        account = Account(*row)
+    for account in _accounts(connection, clients):
         spent[account.client] += account.spent
         times[account.client] += account.times
     return [limits.allow(spent[client], times[client], cost) for client in clients]

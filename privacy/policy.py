@@ -92,9 +92,7 @@ class Policy:
         report_noise_multiplier = read.number("report-noise-multiplier", 0.0, least=0)
         if report_noise_multiplier > 0 and role != "train":
             raise SiteError(f"report-noise-multiplier is for role train; role {role} reports without noise")
-        if own:
-            read.refuse_unknown()
-        return cls(
+        policy = cls(
             role=role,
             least_noise_multiplier=read.number("least-noise-multiplier", 1.0 if own else 0.0, least=0, above=own),
             radius_mode=read.choice("radius-mode", "any", MODES),
@@ -109,6 +107,9 @@ class Policy:
             report_noise_multiplier=report_noise_multiplier,
             report_bound=read.number("report-bound", 1.0, least=0, above=True),
         )
+        if own:
+            read.refuse_unknown()
+        return policy
 
     def check(self, demand: Demand) -> None:
         """Raise `Refused` when the demand goes below the policy."""
@@ -125,40 +126,27 @@ class Policy:
             raise Refused("the server asks which hypothesis each client chose; this site does not tell")
 
 
-_ENTRIES = (
-    "role",
-    "least-noise-multiplier",
-    "radius-mode",
-    "radius-floor",
-    "most-hypotheses",
-    "budget",
-    "most-participations",
-    "allow-unsanitised",
-    "ledger-path",
-    "report-noise-multiplier",
-    "report-bound",
-)
-
-
 class _Reader:
     """Reads a site's entries: what the node configuration says, else the environment, else the default."""
 
     def __init__(self, node_config: Mapping[str, Any]) -> None:
         self._config = node_config
+        self._read: list[str] = []
 
     def _get(self, key: str, default: Any) -> Any:
+        self._read.append(key)
         if key in self._config:
             return self._config[key]
         return os.environ.get(_variable(key), default)
 
     def refuse_unknown(self) -> None:
-        """Raise for an entry that means nothing: it may be a limit, misspelt."""
-        known = {DATA_PATH, "partition-id", "num-partitions", *_ENTRIES}
-        variables = {"UMBEL_HOME", *(_variable(key) for key in _ENTRIES)}
+        """Raise for an entry that nothing has read: it may be a limit, misspelt."""
+        known = {DATA_PATH, "partition-id", "num-partitions", *self._read}
+        variables = {"UMBEL_HOME", *(_variable(key) for key in self._read)}
         unknown = sorted(set(self._config) - known)
         unknown += sorted(name for name in os.environ if name.startswith("UMBEL_") and name not in variables)
         if unknown:
-            raise SiteError(f"unknown entries {', '.join(unknown)}; a policy may set {', '.join(_ENTRIES)}")
+            raise SiteError(f"unknown entries {', '.join(unknown)}; a policy may set {', '.join(self._read)}")
 
     def text(self, key: str, default: str) -> str:
         return str(self._get(key, default))

@@ -6,7 +6,7 @@ Nothing here reads a message: a server must not be able to tell a site that it i
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -84,6 +84,10 @@ class Site:
     def client_ids(self, clients: tuple[int, ...]) -> list[int]:
         """Return the federation-wide numbers of clients counted within the node."""
         return [self.first + self.step * client for client in clients]
+
+    def local_ids(self, clients: Sequence[int]) -> list[int]:
+        """Return the numbers within the node of clients counted over the federation."""
+        return [(client - self.first) // self.step for client in clients]
 
     def seed(self, run_config: Mapping[str, Any]) -> int | None:
         """Return the run's seed in simulation, None where the data are the site's own."""

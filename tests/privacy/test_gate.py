@@ -615,8 +615,10 @@ def test_each_layer_may_be_noised_by_itself() -> None:
 def test_layers_that_are_not_whole_are_refused() -> None:
     split = {"in.weight": (2,), "out.weight": (2,), "in.bias": (1,)}
     content = request(np.zeros((1, 5)), (0,), split, per_layer=True)
-    reply = through_gate(content, of_node(SIMULATED), hands_over(np.ones((1, 5)), [0], split))
+    context = of_node(SIMULATED)
+    reply = through_gate(content, context, hands_over(np.ones((1, 5)), [0], split))
     assert what_left(reply, 1, split) is None
+    assert spent(context, [0]) == [0], "refused before anything is trained or charged"
 
 
 def test_choices_leave_only_if_asked_for() -> None:
