@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp import Grid
+from numpy.typing import NDArray
 
 from models.base import Model
-from protocol import Arrays, from_array_record, to_array_record
+from protocol import Arrays, flatten, from_array_record, to_array_record
 from server.settings import Settings
 
 _KINDS = ("train", "evaluate")
@@ -33,6 +34,8 @@ class Round:
         Clients asked to train, clients that released, nodes that did not answer.
     groups : list of int
         Releases that went to each hypothesis.
+    nearest : list of float
+        Distance from each hypothesis that the round started from to the nearest other one; empty for k = 1.
     moved : bool
         Whether there were releases enough to move the hypotheses.
     best_round : int
@@ -49,6 +52,7 @@ class Round:
     releases: int
     lost_nodes: int
     groups: list[int]
+    nearest: list[float]
     moved: bool
     best_round: int
     median_participations: float
@@ -151,6 +155,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
     began = time.perf_counter()
     strategy = settings.strategy
     arrays = to_array_record(state.hypotheses)
+    nearest = distances(flatten(state.hypotheses))
     messages: list[Message] = []
     if train:
         messages += strategy.configure_train(number, arrays, settings.train_config, grid)
@@ -178,6 +183,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
             releases=int(counts["releases"]) if counts else 0,  # type: ignore[arg-type]
             lost_nodes=int(counts["lost-nodes"]) if counts else 0,  # type: ignore[arg-type]
             groups=list(counts["groups"]) if counts else [],  # type: ignore[arg-type]
+            nearest=nearest,
             moved=following is not None,
             best_round=state.best_round,
             median_participations=float(np.median(spent)),
@@ -185,6 +191,15 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
             seconds=round(time.perf_counter() - began, 3),
         )
     )
+
+
+def distances(hypotheses: NDArray[np.float64]) -> list[float]:
+    """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
+    if len(hypotheses) == 1:
+        return []
+    between = np.stack([np.linalg.norm(hypotheses - one, axis=1) for one in hypotheses])
+    np.fill_diagonal(between, np.inf)
+    return [float(least) for least in between.min(axis=1)]
 
 
 def _judge(state: State, loss: float, number: int) -> None:

@@ -36,6 +36,7 @@ from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, s
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
+_PLANE = 2  # releases of so many parameters can be drawn in the plane
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,27 @@ class _Asked:
 
     clients: NDArray[np.int64]
     positions: dict[int, list[int]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round of training gave the server, which is all that it can learn from it.
+
+    Attributes
+    ----------
+    round : int
+    clients : ndarray of int, shape (m,)
+        The training clients that released.
+    groups : ndarray of int, shape (m,)
+        The hypothesis that each release was assigned to; empty when there were too few releases.
+    releases : ndarray, shape (m, 2), or None
+        The releases themselves where they are of two parameters.
+    """
+
+    round: int
+    clients: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    releases: NDArray[np.float64] | None
 
 
 class HypothesisStrategy(Strategy):
@@ -116,6 +138,8 @@ class HypothesisStrategy(Strategy):
         self.node_wait = node_wait
         self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
         """How often each training client has released."""
+        self.outcome: Outcome | None = None
+        """Of the last round."""
         self._roster: Roster | None = None
         self._current: Arrays = {}
         self._asked: dict[str, _Asked] = {}
@@ -199,6 +223,7 @@ class HypothesisStrategy(Strategy):
         self.participations[asked.clients[positions]] += 1
         groups = np.zeros(self.hypotheses, np.int64)
         following = None
+        labels = np.zeros(0, np.int64)
         if len(releases) >= self.min_releases and len(releases):
             hypotheses = flatten(self._current)
             labels = self.assign(releases, hypotheses, choices)
@@ -207,6 +232,8 @@ class HypothesisStrategy(Strategy):
             for j in np.flatnonzero(groups):
                 moved[j] = self.combine(releases[labels == j])
             following = to_array_record(unflatten(moved, self._current))
+        plane = releases if releases.shape[1] == _PLANE else None
+        self.outcome = Outcome(server_round, asked.clients[positions], labels, plane)
         metrics = MetricRecord(
             {
                 "asked": len(asked.clients),

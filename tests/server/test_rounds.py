@@ -24,7 +24,7 @@ from protocol import (
     from_array_record,
     to_array_record,
 )
-from server.rounds import Round, State, draw_hypotheses, initial_hypotheses, run_rounds
+from server.rounds import Round, State, distances, draw_hypotheses, initial_hypotheses, run_rounds
 from server.settings import Settings
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
@@ -168,6 +168,7 @@ def test_the_history_holds_what_came_out() -> None:
         releases=2,
         lost_nodes=1,
         groups=[2, 0],
+        nearest=[0.0, 0.0],
         moved=True,
         best_round=1,
         median_participations=1.0,
@@ -399,3 +400,8 @@ def test_one_initial_set_is_taken_as_it_is() -> None:
 def test_where_no_set_is_scored_the_first_is_taken(judge: Judge) -> None:
     chosen = initial_hypotheses(settings(GroupPrivacy(), restarts=4), SpyGrid(judge.app))
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
+
+
+def test_each_hypothesis_is_measured_against_the_nearest_other_one() -> None:
+    assert distances(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])) == [5.0, 1.0, 1.0]
+    assert distances(np.array([[3.0, 4.0]])) == []

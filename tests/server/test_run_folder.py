@@ -35,6 +35,7 @@ def entry(number: int, **changes: Any) -> Round:
         "releases": 5,
         "lost_nodes": 0,
         "groups": [3, 2],
+        "nearest": [0.5, 0.5],
         "moved": True,
         "best_round": 1,
         "median_participations": 1.5,

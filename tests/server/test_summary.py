@@ -41,6 +41,7 @@ def entry(**changes: Any) -> Round:
         "releases": 98,
         "lost_nodes": 0,
         "groups": [60, 38],
+        "nearest": [0.5, 0.5],
         "moved": True,
         "best_round": 2,
         "median_participations": 1.5,

@@ -245,6 +245,19 @@ def test_a_group_without_releases_keeps_its_hypothesis(paper: Any) -> None:
     assert counts["groups"] == [4, 0]
 
 
+def test_who_released_and_where_it_went_is_kept(paper: Any) -> None:
+    rehearsal = Rehearsal(paper)
+    replies = rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (30, 30, 30)})
+    rehearsal.end(replies)
+    outcome = rehearsal.strategy.outcome
+    assert outcome is not None
+    assert outcome.round == 1
+    releasing = np.flatnonzero(rehearsal.strategy.participations)
+    np.testing.assert_array_equal(outcome.clients, releasing)
+    assert len(outcome.groups) == len(releasing)
+    assert outcome.releases is None, "releases of three parameters cannot be drawn in the plane"
+
+
 def test_combine_sees_each_group_by_itself(paper: Any) -> None:
     class Largest(Halves):
         def combine(self, group: NDArray[np.float64]) -> NDArray[np.float64]:
