@@ -64,6 +64,10 @@ class Manifest:
         A model sees the stored features times this constant (1/255 for images kept as bytes).
     truth : list of list of float
         Parameter vectors the data were made from, for synthetic data only.
+    groups : list of int
+        For made data: the distribution that each client's rows come from, training clients
+        first; empty when unknown. No client and no server learns from it: reports compare
+        with it what was found.
     provenance, licence : str
         Where the data come from and what may be done with them.
     """
@@ -76,6 +80,7 @@ class Manifest:
     units: dict[str, Any] = field(default_factory=dict)
     feature_scale: float = 1.0
     truth: list[list[float]] = field(default_factory=list)
+    groups: list[int] = field(default_factory=list)
     provenance: str = ""
     licence: str = ""
 
@@ -105,6 +110,15 @@ class Manifest:
             raise FederationError(f"{source}: the federation has no clients; build it from a file that has rows")
         if split["train"] + split["validation"] != manifest.clients:
             raise FederationError(f"{source}: split {split} does not add up to {manifest.clients} clients")
+        groups = manifest.groups
+        if not isinstance(groups, list) or len(groups) not in (0, manifest.clients):
+            count = len(groups) if isinstance(groups, list) else repr(groups)
+            raise FederationError(
+                f'{source}: "groups" must list a group for each of the {manifest.clients} clients, or none, got {count}'
+            )
+        # Not isinstance: JSON's true would pass for 1.
+        if odd := [group for group in groups if type(group) is not int or group < 0]:
+            raise FederationError(f'{source}: "groups" must hold whole numbers from 0 on, got {odd[0]!r}')
         return manifest
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from models.base import LOSSES, METRICS, Loss, Model, Score
-from models.networks import CNN, Linear, mlp
+from models.networks import CNN, Linear, cnn10, mlp
 from protocol import import_by_name
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
@@ -22,6 +22,7 @@ MODELS = {
     "linear": Model("linear", Linear, LOSSES["mse"], METRICS["rmse"]),
     "mlp": Model("mlp", mlp, LOSSES["rmse"], METRICS["rmse"]),
     "cnn": Model("cnn", CNN, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "cnn10": Model("cnn10", cnn10, LOSSES["cross-entropy"], METRICS["accuracy"]),
 }
 
 
