@@ -48,8 +48,8 @@ ABOUT = About(
         "github.com/facebookresearch/qmnist), training set. Both from NIST special database 19."
     ),
     licence=(
-        "labels: QMNIST, BSD licence, copyright Facebook, Inc. and its affiliates; images: MNIST, from NIST special "
-        "database 19 (work of the US government)"
+        "labels: QMNIST, BSD-style licence, copyright Facebook, Inc. and its affiliates; images: MNIST, copyright "
+        "Yann LeCun and Corinna Cortes, CC BY-SA 3.0"
     ),
 )
 

@@ -1,0 +1,245 @@
+"""Recipe: handwritten digits and letters, one client a writer, in two groups of clients.
+
+FEMNIST (LEAF, from NIST special database 19): 62 classes, the experiment of Sec. 5.3 of the group
+privacy paper. All images of a client are turned by 90 degrees counter-clockwise with probability
+1/2. It is read from LEAF's own JSON files, or from the Parquet files of flwrlabs/femnist on the
+Hugging Face hub, which are downloaded where no folder is given.
+
+    python datasets/femnist.py --help
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress, track
+
+# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from writers import SIDE, About, Handwriting, check_classes, check_out, write
+
+from federation import FederationError, umbel_home
+
+REPOSITORY = "flwrlabs/femnist"
+"""The data set on the Hugging Face hub."""
+
+COLUMNS = ("image", "writer_id", "character")
+"""Columns that are read of its Parquet files."""
+
+CLASSES = 62
+"""Digits, capital letters, small letters."""
+
+_BATCH_ROWS = 10_000
+
+app = typer.Typer(add_completion=False)
+
+
+def read_leaf(folder: Path) -> Handwriting:
+    """Read LEAF's JSON files, showing progress.
+
+    Parameters
+    ----------
+    folder : Path
+        All ``*.json`` in it are read. A user's ``x`` are lists of 784 grey values in [0, 1], ``y`` the classes.
+
+    Raises
+    ------
+    FederationError
+        When there is no such file, or one is not what LEAF writes. The text names the file, the user and the fix.
+    """
+    images, labels, writers = [], [], []
+    for file in track(_files(folder, "*.json", "--leaf"), "Reading LEAF", console=Console(stderr=True)):
+        try:
+            # One file at a time: decoded, its numbers take many times the room of the bytes kept.
+            document = json.loads(file.read_bytes())
+            users = [(str(user), document["user_data"][user]) for user in document["users"]]
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+            raise FederationError(
+                f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
+                "write it again with LEAF's preprocess.sh, or move it elsewhere"
+            ) from None
+        for user, data in users:
+            x, y = _leaf_rows(data, f"{file}, user {user!r}")
+            images.append(x)
+            labels.append(y)
+            writers.append(np.full(len(y), user))
+    if not writers:
+        raise FederationError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
+    return Handwriting(np.concatenate(images), np.concatenate(labels), np.concatenate(writers))
+
+
+def read_parquet(folder: Path) -> Handwriting:
+    """Read the Parquet files of the Hugging Face hub, showing progress.
+
+    Parameters
+    ----------
+    folder : Path
+        All ``*.parquet`` in it and in its folders are read. They hold the columns `COLUMNS`: a PNG, a name, a class.
+
+    Raises
+    ------
+    FederationError
+        When there is no such file, one cannot be read, or an image is not 28 by 28. The text names the file, the
+        row and the fix.
+    """
+    files = _files(folder, "**/*.parquet", "--parquet")
+    rows = [_count(file) for file in files]
+    # Filled row by row: the images are large, and one copy of them is enough.
+    images = np.empty((sum(rows), SIDE, SIDE), np.uint8)
+    labels: list[NDArray[np.int64]] = []
+    writers: list[str] = []
+    start = 0
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("Decoding images", total=len(images))
+        for file in files:
+            first = start
+            classes = []
+            for batch in _batches(file):
+                for image in batch.column("image").to_pylist():
+                    images[start] = _decode(image, f"{file}: the image of row {start - first}")
+                    start += 1
+                classes.append(batch.column("character").to_numpy(zero_copy_only=False))
+                writers += map(str, batch.column("writer_id").to_pylist())
+                progress.update(task, completed=start)
+            if classes:
+                labels.append(check_classes(np.concatenate(classes), CLASSES, file))
+    if not labels:
+        raise FederationError(f"{folder}: its Parquet files have no rows; give those of {REPOSITORY}")
+    return Handwriting(images, np.concatenate(labels), np.array(writers))
+
+
+def download() -> Path:
+    """Download the Parquet files from the Hugging Face hub, or find them where it has put them before."""
+    try:
+        # Only here: with files at hand it is not needed.
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo_id=REPOSITORY, repo_type="dataset", allow_patterns="*.parquet"))
+    except Exception as error:  # its HTTP client raises errors of many kinds
+        raise FederationError(
+            f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {' '.join(str(error).split())}; download "
+            "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER"
+        ) from None
+
+
+@app.command()
+def main(
+    leaf: Annotated[Path | None, typer.Option(help="Folder of LEAF's JSON files.", show_default=False)] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder of the Parquet files of {REPOSITORY}; without both, downloaded.", show_default=False
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/femnist")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
+    ] = 0,
+) -> None:
+    """Write FEMNIST as a federation, one client a writer, half of the clients turned by 90 degrees."""
+    folder = (out or umbel_home() / "data" / "femnist").expanduser().absolute()
+    try:
+        if leaf and parquet:
+            raise FederationError("--leaf and --parquet are both given; give one of them")
+        check_out(folder)
+        found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
+        source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
+        lines = write(folder, found, _about(source), rows, seed)
+    except (FederationError, OSError) as error:
+        typer.echo(f"femnist: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo("\n".join(lines))
+
+
+def _about(source: str) -> About:
+    return About(
+        name="femnist",
+        model="cnn",
+        provenance=f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}.",
+        licence="FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19",
+    )
+
+
+def _files(folder: Path, pattern: str, option: str) -> list[Path]:
+    """Return the files to read, by name, so that their order on disk plays no part."""
+    if not folder.is_dir():
+        raise FederationError(f"{folder} is not a folder; give the folder of the files with {option}")
+    if files := sorted(folder.glob(pattern)):
+        return files
+    raise FederationError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
+
+
+def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images and labels of one LEAF user; `source` is named in errors."""
+    try:
+        # Reshaped, so that a user without rows passes.
+        x, y = np.array(data["x"], np.float32).reshape(len(data["y"]), SIDE * SIDE), np.array(data["y"])
+    except (KeyError, TypeError, ValueError):
+        raise FederationError(
+            f"{source}: x must be lists of {SIDE * SIDE} numbers and y as many classes; write the file again with "
+            "LEAF's preprocess.sh"
+        ) from None
+    # The other way round, NaN would pass.
+    if not ((x >= 0) & (x <= 1)).all():
+        raise FederationError(
+            f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh"
+        )
+    labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), labels
+
+
+def _count(file: Path) -> int:
+    """Return how many rows a Parquet file has, without reading them."""
+    try:
+        with pq.ParquetFile(file) as parquet:
+            names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise FederationError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+    if missing := [name for name in COLUMNS if name not in names]:
+        raise FederationError(f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}")
+    return rows
+
+
+def _batches(file: Path) -> Any:
+    """Read a Parquet file a part at a time."""
+    try:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
+                if empty := [name for name in COLUMNS if batch.column(name).null_count]:
+                    raise FederationError(f"{file}: rows without {', '.join(empty)}; download it again")
+                yield batch
+    except (OSError, pa.ArrowException) as error:
+        raise FederationError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+
+
+def _decode(image: Any, source: str) -> NDArray[np.uint8]:
+    """Return the grey values of a PNG as Hugging Face stores it; `source` is named in errors."""
+    try:
+        with Image.open(BytesIO(image["bytes"])) as picture:
+            pixels = np.asarray(picture.convert("L"))
+    # For a PNG with a broken part, Pillow raises SyntaxError.
+    except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
+        raise FederationError(f"{source} cannot be decoded: {error}; download the file again") from None
+    if pixels.shape != (SIDE, SIDE):
+        raise FederationError(f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}")
+    return pixels
+
+
+if __name__ == "__main__":
+    app()
