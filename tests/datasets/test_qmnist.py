@@ -1,0 +1,376 @@
+"""The QMNIST recipe: a few digits whose every place can be checked by hand, then the real files."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from typer.testing import CliRunner
+
+import models
+from federation import Federation, Manifest, open_federation, write_federation
+from server.settings import Settings
+
+PROJECT = Path(__file__).parents[2]
+DATA = PROJECT.parent / "shared" / "data"
+REAL_IMAGES, REAL_LABELS = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"
+needs_data = pytest.mark.skipif(
+    not (REAL_IMAGES.exists() and REAL_LABELS.exists()),
+    reason=f"needs {REAL_IMAGES.name} and {REAL_LABELS.name} in {DATA}",
+)
+
+
+def load_recipe(name: str) -> ModuleType:
+    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", PROJECT / "datasets" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+qmnist = load_recipe("qmnist")
+
+# Writer and digit of each row; the rows of a writer do not lie together. Row r is drawn by `image`.
+ROWS = [(7, 3), (2100, 0), (5, 9), (7, 4), (11, 1), (5, 9), (7, 3), (2100, 8)]
+
+
+def image(row: int, turned: bool = False) -> NDArray[np.uint8]:
+    """Row + 1 in the corner at the top right and 99 to the left of it; turned by hand, at the top left and below."""
+    picture = np.zeros((28, 28), np.uint8)
+    if turned:
+        picture[0, 0], picture[1, 0] = row + 1, 99
+    else:
+        picture[0, 27], picture[0, 26] = row + 1, 99
+    return picture
+
+
+def idx(array: NDArray[Any]) -> bytes:
+    """Write an array as IDX: two zero bytes, type, axes, the length of each axis; all big-endian."""
+    kind = {"uint8": 0x08, "int32": 0x0C}[array.dtype.name]
+    return (
+        bytes([0, 0, kind, array.ndim])
+        + np.array(array.shape, ">u4").tobytes()
+        + array.astype(array.dtype.newbyteorder(">")).tobytes()
+    )
+
+
+def write_files(folder: Path, rows: list[tuple[int, int]], pictures: list[int] | None = None) -> tuple[Path, Path]:
+    """Write images and labels of the given rows; `pictures` numbers the images, in order by default."""
+    table = np.full((len(rows), 8), -1, np.int32)
+    table[:, 0], table[:, 2] = [digit for _, digit in rows], [writer for writer, _ in rows]
+    images, labels = folder / "images-idx3-ubyte", folder / "labels-idx2-int"
+    drawn = [image(row) for row in pictures or range(len(rows))]
+    images.write_bytes(idx(np.array(drawn, np.uint8).reshape(-1, 28, 28)))
+    labels.write_bytes(idx(table))
+    return images, labels
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    return write_files(tmp_path, ROWS)
+
+
+def run(files: tuple[Path, Path], out: Path, *options: str) -> Any:
+    """Run the recipe's command line."""
+    images, labels = files
+    return CliRunner().invoke(
+        qmnist.app, ["--images", str(images), "--labels", str(labels), "--out", str(out), *options]
+    )
+
+
+def made(files: tuple[Path, Path], out: Path, *options: str) -> Federation:
+    """Run the recipe and open what it wrote."""
+    result = run(files, out, *options)
+    assert result.exit_code == 0, result.stderr
+    return open_federation(out)
+
+
+def assert_refused(result: Any, out: Path, *texts: str) -> None:
+    """Check for status 1, one line with the texts on standard error, and nothing written."""
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    (message,) = result.stderr.splitlines()
+    assert message.startswith("qmnist: ")
+    for text in texts:
+        assert text in message
+    assert result.stdout == ""
+    assert not (out / "manifest.json").exists()
+
+
+def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
+    """Return the rows that a client holds, by the number drawn in the image: (digit, whether turned)."""
+    found = {}
+    for picture, digit in zip(*federation.client(client), strict=True):
+        row = int(picture.max(where=picture != 99, initial=0)) - 1
+        turned = not np.array_equal(picture, image(row))
+        np.testing.assert_array_equal(picture, image(row, turned))
+        found[row] = int(digit), turned
+    assert len(found) == len(federation.client(client)[1])
+    return found
+
+
+def assert_same(one: Federation, other: Federation) -> None:
+    assert one.manifest == other.manifest
+    for name in ("features", "targets", "offsets"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+# --- a few digits
+
+
+def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path], tmp_path: Path) -> None:
+    federation = made(files, tmp_path / "out", "--seed", "5")
+    # By number the writers are 5, 7, 11, 2100. Seed 5 puts the last of them first, and turns all but the second client.
+    generator = np.random.default_rng(5)
+    assert generator.permutation(4).tolist() == [3, 1, 2, 0]
+    assert generator.integers(2, size=4).tolist() == [1, 0, 1, 1]
+    assert federation.manifest.groups == [1, 0, 1, 1]
+    assert rows_of(federation, 0) == {1: (0, True), 7: (8, True)}
+    assert rows_of(federation, 1) == {0: (3, False), 3: (4, False), 6: (3, False)}
+    assert rows_of(federation, 2) == {4: (1, True)}
+    assert rows_of(federation, 3) == {2: (9, True), 5: (9, True)}
+    assert federation.offsets.tolist() == [0, 2, 5, 6, 8]
+
+
+def test_the_last_line_is_the_folder_and_the_one_before_counts(files: tuple[Path, Path], tmp_path: Path) -> None:
+    result = run(files, tmp_path / "out", "--seed", "5")
+    assert result.stdout.splitlines() == [
+        "3 training and 1 validation clients, 8 rows; clients whose images are turned: 3",
+        str(tmp_path / "out"),
+    ]
+
+
+@pytest.mark.parametrize(("writers", "train"), [(2, 1), (9, 8), (10, 9), (11, 9), (19, 17), (20, 18)])
+def test_a_tenth_of_the_writers_rounded_up_validates(tmp_path: Path, writers: int, train: int) -> None:
+    federation = made(write_files(tmp_path, [(writer, 0) for writer in range(writers)]), tmp_path / "out")
+    assert federation.manifest.split == {"train": train, "validation": writers - train}
+
+
+def test_about_half_of_the_clients_are_turned(tmp_path: Path) -> None:
+    rows = [(writer, 0) for writer in range(200)]
+    federation = made(write_files(tmp_path, rows, pictures=[0] * 200), tmp_path / "out")
+    # 200 fair draws come up 100 times on average, with standard deviation sqrt(200)/2 = 7.1.
+    assert abs(sum(federation.manifest.groups) - 100) < 4 * 7.1
+    for client, group in enumerate(federation.manifest.groups):
+        assert rows_of(federation, client) == {0: (0, bool(group))}
+
+
+def test_the_seed_decides(files: tuple[Path, Path], tmp_path: Path) -> None:
+    one, again, other = (
+        made(files, tmp_path / name, "--seed", seed) for name, seed in [("a", "1"), ("b", "1"), ("c", "2")]
+    )
+    assert_same(one, again)
+    assert "with seed 1." in one.manifest.provenance
+    assert not np.array_equal(one.features, other.features)
+
+
+def test_the_order_of_rows_in_the_files_plays_no_part(files: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "shuffled").mkdir()
+    order = [3, 7, 0, 6, 2, 5, 1, 4]
+    shuffled = write_files(tmp_path / "shuffled", [ROWS[row] for row in order], pictures=order)
+    for options in ([], ["--rows", "1"]):
+        assert_same(made(files, tmp_path / "out", *options), made(shuffled, tmp_path / "other", *options))
+
+
+def test_the_rows_of_a_client_are_in_random_order(tmp_path: Path) -> None:
+    # Sorted by class, minibatches taken in order would each hold one class.
+    rows = [(writer, digit) for writer in (1, 2) for digit in range(10) for _ in range(2)]
+    federation = made(write_files(tmp_path, rows), tmp_path / "out")
+    for client in range(2):
+        targets = federation.client(client)[1]
+        assert np.bincount(targets).tolist() == [2] * 10
+        assert np.any(np.diff(targets) < 0)
+
+
+def test_rows_are_kept_at_random_up_to_the_number_asked_for(files: tuple[Path, Path], tmp_path: Path) -> None:
+    whole = made(files, tmp_path / "whole")
+    federation = made(files, tmp_path / "out", "--rows", "2")
+    assert federation.offsets.tolist() == [0, 1, 3, 5, 7]
+    assert federation.manifest.groups == whole.manifest.groups
+    for client in range(4):
+        assert rows_of(federation, client).items() <= rows_of(whole, client).items()
+    assert "at most 2 rows, drawn at random" in federation.manifest.provenance
+    assert "at most" not in whole.manifest.provenance
+    # Each pair of the three rows of writer 7 comes up for some seed.
+    pairs = set()
+    for seed in range(20):
+        drawn = made(files, tmp_path / "out", "--rows", "2", "--seed", str(seed))
+        pairs |= {frozenset(rows) for client in range(4) if (rows := rows_of(drawn, client)).keys() <= {0, 3, 6}}
+    assert pairs == {frozenset({0, 3}), frozenset({0, 6}), frozenset({3, 6})}
+
+
+def test_the_manifest_tells_model_scale_source_and_licence(files: tuple[Path, Path], tmp_path: Path) -> None:
+    federation = made(files, tmp_path / "out")
+    manifest = federation.manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("qmnist", "cnn10", "cross-entropy")
+    assert manifest.feature_scale == 1 / 255
+    assert "github.com/facebookresearch/qmnist" in manifest.provenance
+    assert "NIST special database 19" in manifest.provenance
+    assert "BSD" in manifest.licence
+    assert (federation.features.dtype, federation.targets.dtype) == (np.uint8, np.int64)
+    assert federation.features.shape == (8, 28, 28)
+
+
+def test_compressed_files_are_read(files: tuple[Path, Path], tmp_path: Path) -> None:
+    for path in files:
+        Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    images, labels = files
+    plain = made(files, tmp_path / "plain")
+    assert_same(made((Path(f"{images}.gz"), Path(f"{labels}.gz")), tmp_path / "out"), plain)
+
+
+def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: tuple[Path, Path], tmp_path: Path) -> None:
+    command = [sys.executable, str(PROJECT / "datasets" / "qmnist.py")]
+    options = ["--images", files[0].name, "--labels", files[1].name]
+    environment = os.environ | {"UMBEL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "home" / "data" / "qmnist")
+    assert_same(open_federation(tmp_path / "home" / "data" / "qmnist"), made(files, tmp_path / "out"))
+
+
+# --- what cannot be used
+
+
+def test_a_missing_file_is_named_with_where_to_get_it(files: tuple[Path, Path], tmp_path: Path) -> None:
+    images, labels = files
+    none, out = tmp_path / "none.gz", tmp_path / "out"
+    assert_refused(run((none, labels), out), out, f"{none} is not a file; download {qmnist.IMAGES_URL}")
+    assert_refused(run((images, none), out), out, f"{none} is not a file; download {qmnist.LABELS_URL}")
+
+
+def test_files_the_wrong_way_round_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    images, labels = files
+    out = tmp_path / "out"
+    assert_refused(
+        run((labels, images), out), out, f"{images} must begin with 00 00 0c 02, got 00 00 08 03", qmnist.LABELS_URL
+    )
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\0\x0c\x02\0\0", b"PK\x03\x04 is how a .zip begins"])
+def test_a_file_that_is_not_idx_is_named(files: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
+    files[1].write_bytes(content)
+    assert_refused(run(files, tmp_path / "out"), tmp_path / "out", f"{files[1]} must begin with 00 00 0c 02")
+
+
+@pytest.mark.parametrize("cut", [slice(None, -1), slice(None, 100)])
+def test_a_file_cut_short_is_named(files: tuple[Path, Path], tmp_path: Path, cut: slice) -> None:
+    files[0].write_bytes(files[0].read_bytes()[cut])
+    assert_refused(run(files, tmp_path / "out"), tmp_path / "out", f"{files[0]}: ", "where 8 rows need 6272", "again")
+
+
+@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(bytes(9999))[:20]])
+def test_a_broken_compressed_file_is_named(files: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "broken.gz"
+    path.write_bytes(content)
+    assert_refused(run((files[0], path), tmp_path / "out"), tmp_path / "out", f"{path} cannot be read: ", "again")
+
+
+def test_rows_of_another_shape_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    files[0].write_bytes(idx(np.zeros((8, 32, 32), np.uint8)))
+    result = run(files, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{files[0]} holds rows of shape (32, 32), not (28, 28)")
+
+
+def test_more_images_than_labels_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    files[0].write_bytes(idx(np.zeros((9, 28, 28), np.uint8)))
+    result = run(files, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{files[0]} has 9 images and {files[1]} has 8 labels")
+
+
+@pytest.mark.parametrize("digit", [-1, 10])
+def test_a_label_that_is_no_digit_is_named_with_its_row(tmp_path: Path, digit: int) -> None:
+    files = write_files(tmp_path, [(1, 0), (2, 9), (2, digit)])
+    result = run(files, tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"{files[1]}: the label of row 2 is {digit}, not a class from 0 to 9")
+
+
+@pytest.mark.parametrize(("rows", "writers"), [([], 0), ([(1, 0), (1, 1)], 1)])
+def test_fewer_than_two_writers_are_refused(tmp_path: Path, rows: list[tuple[int, int]], writers: int) -> None:
+    result = run(write_files(tmp_path, rows), tmp_path / "out")
+    assert_refused(result, tmp_path / "out", f"qmnist: {writers} writers, and at least 2 are needed")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(files: tuple[Path, Path], tmp_path: Path) -> None:
+    none = tmp_path / "none"
+    for out in (files[0], files[0] / "below" / "a" / "file"):
+        assert_refused(run((none, none), out), out, f"{out} cannot be written", "--out")
+    assert_refused(run((none, none), tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+
+
+def test_no_rows_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
+    result = run(files, tmp_path / "out", "--rows", "0")
+    assert result.exit_code == 2
+    assert "--rows" in result.stderr
+
+
+# --- the experiment
+
+
+def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, Any]) -> None:
+    manifest = Manifest("qmnist", 539, {"train": 485, "validation": 54}, "cnn10", "cross-entropy")
+    write_federation(
+        umbel_home / "data" / "qmnist", manifest, np.zeros((539, 1), np.uint8), np.zeros(539, int), np.arange(540)
+    )
+    config = tomllib.loads((PROJECT / "configs" / "qmnist.toml").read_text(encoding="utf-8"))
+    assert config.keys() <= run_config.keys()
+    settings = Settings.parse(run_config | config)
+    assert settings.manifest == manifest
+    assert (settings.model.name, settings.strategy.hypotheses) == ("cnn10", 2)
+    assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (500, 5, 5, 1)
+    assert settings.train_config["noise_multiplier"] == 3.0
+
+
+# --- the real files
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_path: Path) -> None:
+    federation = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out")
+    manifest = federation.manifest
+    assert manifest.split == {"train": 485, "validation": 54}
+    assert federation.features.shape == (60_000, 28, 28)
+    # How often each digit comes in MNIST's training set.
+    counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+    assert np.bincount(federation.targets).tolist() == counts
+    assert np.array_equal(np.unique(manifest.groups), [0, 1])
+
+    images = np.frombuffer(gzip.decompress(REAL_IMAGES.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
+    table = np.frombuffer(gzip.decompress(REAL_LABELS.read_bytes()), ">i4", offset=12).reshape(-1, 8)
+    written: dict[int, list[tuple[int, bytes]]] = {}
+    for picture, row in zip(images, table, strict=True):
+        written.setdefault(int(row[2]), []).append((int(row[0]), picture.tobytes()))
+    clients = []
+    for client, group in enumerate(manifest.groups):
+        features, targets = federation.client(client)
+        # Turned back by a transposition and a mirror, not the way they were turned.
+        upright = features.transpose(0, 2, 1)[:, :, ::-1] if group else features
+        clients.append(sorted((int(digit), picture.tobytes()) for picture, digit in zip(upright, targets, strict=True)))
+    assert sorted(clients) == sorted(sorted(rows) for rows in written.values())
+
+
+@needs_data
+@pytest.mark.slow
+def test_the_network_takes_the_real_digits(tmp_path: Path) -> None:
+    federation = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out", "--rows", "2")
+    assert np.diff(federation.offsets).tolist() == [2] * 539
+    model = models.load(federation.manifest.model, federation.manifest.loss)
+    images = np.array(federation.client(0)[0], np.float32) * federation.manifest.feature_scale
+    parameters = {name: model.module.state_dict()[name] for name in model.shapes}
+    outputs = model.apply(parameters, model.module.conv1.weight.new_tensor(images))
+    assert outputs.shape == (2, 10)
