@@ -66,8 +66,8 @@ class Manifest:
         Parameter vectors the data were made from, for synthetic data only.
     groups : list of int
         For made data: the distribution that each client's rows come from, training clients
-        first; empty when unknown. No client and no server learns from it: reports compare
-        with it what was found.
+        first; empty when unknown. Training does not use it: it is there to compare with what
+        was found.
     provenance, licence : str
         Where the data come from and what may be done with them.
     """

@@ -151,6 +151,8 @@ def write(folder: Path, found: Handwriting, about: About, rows: int | None, seed
 
 def check_classes(labels: NDArray[Any], classes: int, source: Path | str) -> NDArray[np.int64]:
     """Return labels as int64, or raise where one is no class from 0 to `classes` - 1; `source` is named in errors."""
+    if labels.ndim != 1:
+        raise FederationError(f"{source}: labels must be a list of classes, got shape {labels.shape}")
     if labels.dtype.kind not in "iu":
         raise FederationError(f"{source}: labels must be whole numbers, got {labels.dtype}; give the original file")
     if len(bad := np.flatnonzero((labels < 0) | (labels >= classes))):

@@ -99,6 +99,7 @@ def federations(draw: st.DrawFn, image: bool) -> Federation:
         model=draw(st.sampled_from(["", "linear"])),
         units={"target": {"name": "payment", "unit": "dollars", "scale": 10.0}},
         truth=[[1.5, -2.0]],
+        groups=draw(st.one_of(st.just([]), st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))),
         provenance=draw(st.text(max_size=5)),
     )
     return Federation(manifest, features, targets, offsets_of(lengths))
@@ -139,6 +140,15 @@ def test_leaf_gives_back_what_was_written(federation: Federation) -> None:
 
 def test_train_is_the_number_of_training_clients() -> None:
     assert MANIFEST.train == 2
+
+
+def test_groups_are_those_of_the_clients_or_unknown(folder: Path) -> None:
+    assert read_manifest(folder).groups == []
+    write_federation(folder, replace(MANIFEST, groups=[1, 0, 1]), FEATURES, TARGETS, OFFSETS)
+    assert read_manifest(folder).groups == [1, 0, 1]
+    # A manifest written before there were groups.
+    save_manifest(folder, groups=None)
+    assert read_manifest(folder) == MANIFEST
 
 
 def test_client_owns_the_rows_between_its_offsets(folder: Path) -> None:
@@ -419,6 +429,12 @@ def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
         ({"split": {"train": 4, "validation": -1}}, r"client counts must be whole numbers, got \(3, 4, -1\)"),
         ({"clients": 0, "split": {"train": 0, "validation": 0}}, "the federation has no clients; build it"),
         ({"split": {"train": 2, "validation": 2}}, r"split {.*} does not add up to 3 clients"),
+        ({"groups": [0, 1]}, r'"groups" must list a group for each of the 3 clients, or none, got 2'),
+        ({"groups": [0, 1, 0, 1]}, r'"groups" must list a group for each of the 3 clients, or none, got 4'),
+        ({"groups": "012"}, r"\"groups\" must list a group for each of the 3 clients, or none, got '012'"),
+        ({"groups": [0, -1, 0]}, '"groups" must hold whole numbers from 0 on, got -1'),
+        ({"groups": [0, 1, 0.5]}, r'"groups" must hold whole numbers from 0 on, got 0\.5'),
+        ({"groups": [0, True, 0]}, '"groups" must hold whole numbers from 0 on, got True'),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, Any], reason: str) -> None:

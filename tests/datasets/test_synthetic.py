@@ -70,6 +70,15 @@ def test_each_client_follows_one_equation_and_either_is_drawn() -> None:
     assert abs(first - 100) < 4 * 7.1
 
 
+def test_the_groups_tell_which_equation_each_client_follows() -> None:
+    manifest, clients = synthetic.make(clients=30, validation_clients=20)
+    assert len(manifest.groups) == 50
+    assert set(manifest.groups) == {0, 1}
+    for group, (x, y) in zip(manifest.groups, clients.values(), strict=True):
+        assert explained_by(synthetic.OPTIMA[group], x, y)
+    assert open_federation(COMMITTED).manifest.groups == synthetic.make()[0].groups
+
+
 def test_least_squares_recovers_the_optima_and_the_mean_of_the_noise() -> None:
     _, clients = synthetic.make()
     for theta in synthetic.OPTIMA:

@@ -44,7 +44,11 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 # --- the papers' networks
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("linear", 2), ("mlp", 11), ("cnn", 1_206_590)])
+@pytest.mark.parametrize(
+    # That for ten classes is ours: 52 classes less, each with 128 weights and a bias.
+    ("name", "parameters"),
+    [("linear", 2), ("mlp", 11), ("cnn", 1_206_590), ("cnn10", 1_199_882)],
+)
 def test_networks_have_as_many_parameters_as_the_papers_say(name: str, parameters: int) -> None:
     model = models.load(name)
     assert model.num_parameters == parameters
@@ -53,7 +57,12 @@ def test_networks_have_as_many_parameters_as_the_papers_say(name: str, parameter
 
 @pytest.mark.parametrize(
     ("name", "loss", "metric"),
-    [("linear", "mse", "rmse"), ("mlp", "rmse", "rmse"), ("cnn", "cross-entropy", "accuracy")],
+    [
+        ("linear", "mse", "rmse"),
+        ("mlp", "rmse", "rmse"),
+        ("cnn", "cross-entropy", "accuracy"),
+        ("cnn10", "cross-entropy", "accuracy"),
+    ],
 )
 def test_networks_bring_the_papers_losses(name: str, loss: str, metric: str) -> None:
     model = models.load(name)
@@ -90,6 +99,12 @@ def test_the_image_network_takes_images_with_and_without_a_channel() -> None:
         flat, channelled = network(images), network(images.unsqueeze(1))
     assert flat.shape == (3, 10)
     assert torch.equal(flat, channelled)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("cnn", 62), ("cnn10", 10)])
+def test_the_image_networks_have_an_output_for_each_class(name: str, classes: int) -> None:
+    with torch.inference_mode():
+        assert models.load(name).module(torch.rand(3, 28, 28)).shape == (3, classes)
 
 
 def test_apply_leaves_the_models_own_network_out() -> None:
@@ -340,7 +355,7 @@ def test_without_any_name_the_models_are_listed() -> None:
 
 
 def test_an_unknown_model_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match="unknown model 'rose'; choose from linear, mlp, cnn or give package"):
+    with pytest.raises(ValueError, match="unknown model 'rose'; choose from linear, mlp, cnn, cnn10 or give package"):
         models.load("rose")
 
 

@@ -1,0 +1,406 @@
+"""The FEMNIST recipe: the same few images as LEAF's JSON and as the hub's Parquet files."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from io import BytesIO
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from typer.testing import CliRunner
+
+from federation import Federation, Manifest, open_federation, write_federation
+from server.settings import Settings
+
+PROJECT = Path(__file__).parents[2]
+
+
+def load_recipe(name: str) -> ModuleType:
+    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
+    spec = importlib.util.spec_from_file_location(f"recipe_{name}", PROJECT / "datasets" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+femnist = load_recipe("femnist")
+
+# Writer and class of each row. Row r is drawn by `image`; f2's rows lie in two files, see `write_leaf`.
+ROWS = [("f1", 0), ("f1", 61), ("f2", 10), ("f3", 36), ("f2", 9), ("f4", 35), ("f2", 10)]
+PARTS = [ROWS[:4], ROWS[4:]]
+
+
+def image(row: int, turned: bool = False) -> NDArray[np.uint8]:
+    """Row + 1 in the corner at the top right, 99 to the left of it; turned by hand, at the top left and below."""
+    picture = np.zeros((28, 28), np.uint8)
+    if turned:
+        picture[0, 0], picture[1, 0] = row + 1, 99
+    else:
+        picture[0, 27], picture[0, 26] = row + 1, 99
+    return picture
+
+
+def png(picture: NDArray[np.uint8]) -> dict[str, Any]:
+    """Encode an image as the hub stores it."""
+    file = BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return {"bytes": file.getvalue(), "path": None}
+
+
+def write_leaf(folder: Path, names: tuple[str, str] = ("all_data_0.json", "all_data_1.json")) -> Path:
+    """Write `PARTS` as LEAF does: grey values divided by 255, users with all their rows of that file."""
+    folder.mkdir()
+    start = 0
+    for name, part in zip(names, PARTS, strict=True):
+        data: dict[str, dict[str, list[Any]]] = {}
+        for row, (user, label) in enumerate(part, start):
+            rows = data.setdefault(user, {"x": [], "y": []})
+            rows["x"].append((image(row).ravel() / 255).tolist())
+            rows["y"].append(label)
+        start += len(part)
+        counts = [len(rows["y"]) for rows in data.values()]
+        (folder / name).write_text(json.dumps({"users": list(data), "num_samples": counts, "user_data": data}))
+    return folder
+
+
+def frame(rows: list[tuple[str, int]], start: int = 0) -> pd.DataFrame:
+    """Return rows as the hub's table; it has one column that is not read."""
+    return pd.DataFrame(
+        {
+            "image": [png(image(row)) for row in range(start, start + len(rows))],
+            "writer_id": [writer for writer, _ in rows],
+            "hsf_id": 0,
+            "character": [label for _, label in rows],
+        }
+    )
+
+
+def write_parquet(folder: Path, names: tuple[str, str] = ("train-0.parquet", "train-1.parquet")) -> Path:
+    """Write `PARTS` as the hub keeps them: a folder `data` of Parquet files."""
+    (folder / "data").mkdir(parents=True)
+    frame(PARTS[0]).to_parquet(folder / "data" / names[0])
+    frame(PARTS[1], len(PARTS[0])).to_parquet(folder / "data" / names[1])
+    return folder
+
+
+@pytest.fixture
+def leaf(tmp_path: Path) -> Path:
+    return write_leaf(tmp_path / "leaf")
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    return write_parquet(tmp_path / "parquet")
+
+
+def run(out: Path, *options: str | Path) -> Any:
+    """Run the recipe's command line."""
+    return CliRunner().invoke(femnist.app, ["--out", str(out), *map(str, options)])
+
+
+def made(out: Path, *options: str | Path) -> Federation:
+    """Run the recipe and open what it wrote."""
+    result = run(out, *options)
+    assert result.exit_code == 0, result.stderr
+    return open_federation(out)
+
+
+def assert_refused(result: Any, out: Path, *texts: str) -> None:
+    """Check for status 1, the texts in the last line of standard error, and nothing written."""
+    assert result.exit_code == 1
+    assert isinstance(result.exception, SystemExit)
+    message = result.stderr.splitlines()[-1]
+    assert message.startswith("femnist: ")
+    for text in texts:
+        assert text in message
+    assert result.stdout == ""
+    assert not (out / "manifest.json").exists()
+
+
+def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
+    """Return the rows that a client holds, by the number drawn in the image: (class, whether turned)."""
+    found = {}
+    for picture, label in zip(*federation.client(client), strict=True):
+        row = int(picture.max(where=picture != 99, initial=0)) - 1
+        turned = not np.array_equal(picture, image(row))
+        np.testing.assert_array_equal(picture, image(row, turned))
+        found[row] = int(label), turned
+    assert len(found) == len(federation.client(client)[1])
+    return found
+
+
+def assert_same_rows(one: Federation, other: Federation) -> None:
+    assert one.manifest.groups == other.manifest.groups
+    for name in ("features", "targets", "offsets"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+# --- what is made
+
+
+@pytest.mark.parametrize("form", ["leaf", "parquet"])
+def test_a_client_is_a_writer_and_is_turned_as_a_whole(
+    form: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    federation = made(tmp_path / "out", f"--{form}", request.getfixturevalue(form), "--seed", "5")
+    # Seed 5 gives the clients' places to f4, f2, f3, f1, and turns all but the second.
+    generator = np.random.default_rng(5)
+    assert generator.permutation(4).tolist() == [3, 1, 2, 0]
+    assert generator.integers(2, size=4).tolist() == [1, 0, 1, 1]
+    assert federation.manifest.groups == [1, 0, 1, 1]
+    assert rows_of(federation, 0) == {5: (35, True)}
+    assert rows_of(federation, 1) == {2: (10, False), 4: (9, False), 6: (10, False)}
+    assert rows_of(federation, 2) == {3: (36, True)}
+    assert rows_of(federation, 3) == {0: (0, True), 1: (61, True)}
+    assert federation.manifest.split == {"train": 3, "validation": 1}
+
+
+def test_the_manifest_tells_model_scale_source_and_licence(leaf: Path, parquet: Path, tmp_path: Path) -> None:
+    federation = made(tmp_path / "out", "--leaf", leaf)
+    manifest = federation.manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("femnist", "cnn", "cross-entropy")
+    assert manifest.feature_scale == 1 / 255
+    assert "read from LEAF's JSON files" in manifest.provenance
+    assert "NIST special database 19" in manifest.provenance
+    assert "BSD 2-Clause" in manifest.licence
+    assert (federation.features.dtype, federation.targets.dtype) == (np.uint8, np.int64)
+    assert federation.features.shape == (7, 28, 28)
+    assert "read from flwrlabs/femnist" in made(tmp_path / "out", "--parquet", parquet).manifest.provenance
+
+
+def test_the_output_counts_and_names_the_folder(leaf: Path, tmp_path: Path) -> None:
+    assert run(tmp_path / "out", "--leaf", leaf, "--seed", "5").stdout.splitlines() == [
+        "3 training and 1 validation clients, 7 rows; clients whose images are turned: 3",
+        str(tmp_path / "out"),
+    ]
+
+
+@pytest.mark.parametrize("options", [[], ["--rows", "2"]])
+def test_order_and_form_of_the_files_play_no_part(
+    leaf: Path, parquet: Path, tmp_path: Path, options: list[str]
+) -> None:
+    one = made(tmp_path / "out", "--leaf", leaf, *options)
+    assert_same_rows(made(tmp_path / "b", "--parquet", parquet, *options), one)
+    swapped = write_leaf(tmp_path / "swapped", ("b.json", "a.json"))
+    assert_same_rows(made(tmp_path / "c", "--leaf", swapped, *options), one)
+    swapped = write_parquet(tmp_path / "swapped-parquet", ("b.parquet", "a.parquet"))
+    assert_same_rows(made(tmp_path / "d", "--parquet", swapped, *options), one)
+
+
+def test_the_seed_decides(leaf: Path, tmp_path: Path) -> None:
+    one, again, other = (
+        made(tmp_path / name, "--leaf", leaf, "--seed", seed) for name, seed in [("a", "1"), ("b", "1"), ("c", "2")]
+    )
+    assert_same_rows(one, again)
+    assert "with seed 1." in one.manifest.provenance
+    assert not np.array_equal(one.features, other.features)
+
+
+def test_rows_are_kept_up_to_the_number_asked_for(parquet: Path, tmp_path: Path) -> None:
+    whole = made(tmp_path / "whole", "--parquet", parquet)
+    federation = made(tmp_path / "out", "--parquet", parquet, "--rows", "1")
+    assert federation.offsets.tolist() == [0, 1, 2, 3, 4]
+    for client in range(4):
+        assert rows_of(federation, client).items() <= rows_of(whole, client).items()
+
+
+def test_every_grey_value_survives_leafs_division(tmp_path: Path) -> None:
+    greys = np.resize(np.arange(256, dtype=np.uint8), 784)
+    data = {user: {"x": [(greys / 255).tolist()], "y": [0]} for user in ("a", "b")}
+    (tmp_path / "all.json").write_text(json.dumps({"users": ["a", "b"], "num_samples": [1, 1], "user_data": data}))
+    np.testing.assert_array_equal(femnist.read_leaf(tmp_path).images, np.stack([greys.reshape(28, 28)] * 2))
+
+
+def test_a_user_without_rows_is_no_client(leaf: Path, tmp_path: Path) -> None:
+    empty = {"users": ["f9"], "num_samples": [0], "user_data": {"f9": {"x": [], "y": []}}}
+    (leaf / "more.json").write_text(json.dumps(empty))
+    assert made(tmp_path / "out", "--leaf", leaf).manifest.clients == 4
+
+
+def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(tmp_path / "one", "--parquet", parquet)
+    monkeypatch.setattr(femnist, "_BATCH_ROWS", 2)
+    assert_same_rows(made(tmp_path / "out", "--parquet", parquet), one)
+    table = frame(PARTS[1], len(PARTS[0]))
+    table.at[2, "image"] = {"bytes": b"none", "path": None}
+    table.to_parquet(file := parquet / "data" / "train-1.parquet")
+    assert_refused(run(tmp_path / "new", "--parquet", parquet), tmp_path / "new", f"{file}: the image of row 2 cannot")
+
+
+def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(leaf: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(PROJECT / "datasets" / "femnist.py"), "--leaf", leaf.name]
+    environment = os.environ | {"UMBEL_HOME": str(tmp_path / "home")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "home" / "data" / "femnist")
+    assert open_federation(tmp_path / "home" / "data" / "femnist").manifest.clients == 4
+
+
+# --- without a folder
+
+
+def test_without_a_folder_the_hubs_parquet_files_are_downloaded(
+    parquet: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(**options: Any) -> str:
+        asked.append(options)
+        return str(parquet)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    assert_same_rows(made(tmp_path / "out"), made(tmp_path / "given", "--parquet", parquet))
+    assert asked == [{"repo_id": "flwrlabs/femnist", "repo_type": "dataset", "allow_patterns": "*.parquet"}]
+
+
+@pytest.mark.parametrize("error", [OSError("no\nnetwork"), RuntimeError("no\nnetwork")])
+def test_a_download_that_fails_names_the_way_around(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def snapshot_download(**_: Any) -> str:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    result = run(tmp_path / "out")
+    assert_refused(
+        result, tmp_path / "out", "flwrlabs/femnist cannot be downloaded", ": no network;", "--parquet", "--leaf"
+    )
+    assert len(result.stderr.splitlines()) == 1
+
+
+# --- what cannot be used
+
+
+def test_both_folders_are_refused(leaf: Path, parquet: Path, tmp_path: Path) -> None:
+    result = run(tmp_path / "out", "--leaf", leaf, "--parquet", parquet)
+    assert_refused(result, tmp_path / "out", "--leaf and --parquet are both given")
+
+
+@pytest.mark.parametrize(("option", "pattern"), [("--leaf", "*.json"), ("--parquet", "*.parquet")])
+def test_a_folder_without_files_is_named(tmp_path: Path, option: str, pattern: str) -> None:
+    (tmp_path / "empty").mkdir()
+    out = tmp_path / "out"
+    assert_refused(run(out, option, tmp_path / "empty"), out, f"{tmp_path / 'empty'} has no {pattern}", option)
+    assert_refused(run(out, option, tmp_path / "none"), out, f"{tmp_path / 'none'} is not a folder", option)
+
+
+@pytest.mark.parametrize("content", ["{", "\xff", "[]", "{}", '{"users": ["a"], "user_data": {}}', '{"users": 1}'])
+def test_json_that_is_not_leaf_is_named(leaf: Path, tmp_path: Path, content: str) -> None:
+    file = leaf / "all_data_1.json"
+    file.write_text(content, encoding="latin-1")
+    result = run(tmp_path / "out", "--leaf", leaf)
+    assert_refused(result, tmp_path / "out", f"{file} is not LEAF JSON with users and user_data", "preprocess.sh")
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        ({"x": [[0.0] * 783], "y": [0]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[0.0] * 784], "y": [0, 1]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[0.0] * 784]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [["a"] * 784], "y": [0]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[0.0] * 783 + [1.5]], "y": [0]}, "grey values must be from 0 to 1"),
+        ({"x": [[0.0] * 783 + [-0.1]], "y": [0]}, "grey values must be from 0 to 1"),
+        ({"x": [[0.0] * 783 + [float("nan")]], "y": [0]}, "grey values must be from 0 to 1"),
+        ({"x": [[0.0] * 784], "y": [62]}, "the label of row 0 is 62, not a class from 0 to 61"),
+        ({"x": [[0.0] * 784] * 2, "y": [0, -1]}, "the label of row 1 is -1, not a class from 0 to 61"),
+        ({"x": [[0.0] * 784], "y": [0.5]}, "labels must be whole numbers, got float64"),
+        ({"x": [[0.0] * 784], "y": ["a"]}, "labels must be whole numbers, got <U1"),
+        ({"x": [[0.0] * 784], "y": [[0]]}, "labels must be a list of classes"),
+    ],
+)
+def test_rows_of_a_user_that_cannot_be_used_are_named(
+    leaf: Path, tmp_path: Path, data: dict[str, Any], reason: str
+) -> None:
+    file = leaf / "all_data_1.json"
+    file.write_text(json.dumps({"users": ["f7"], "num_samples": [1], "user_data": {"f7": data}}))
+    assert_refused(run(tmp_path / "out", "--leaf", leaf), tmp_path / "out", f"{file}, user 'f7': {reason}")
+
+
+def test_leaf_without_users_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "none.json").write_text('{"users": [], "num_samples": [], "user_data": {}}')
+    result = run(tmp_path / "out", "--leaf", tmp_path)
+    assert_refused(result, tmp_path / "out", f"{tmp_path}: its JSON files have no users")
+
+
+def test_a_file_that_is_not_parquet_is_named(parquet: Path, tmp_path: Path) -> None:
+    file = parquet / "data" / "train-1.parquet"
+    whole = file.read_bytes()
+    for content in (b"", b"version https://git-lfs.github.com/spec/v1", whole[:-9]):
+        file.write_bytes(content)
+        result = run(tmp_path / "out", "--parquet", parquet)
+        assert_refused(result, tmp_path / "out", f"{file} cannot be read as Parquet", "download it again")
+
+
+def test_missing_columns_are_named_beside_those_found(parquet: Path, tmp_path: Path) -> None:
+    file = parquet / "data" / "train-1.parquet"
+    frame(PARTS[1]).rename(columns={"writer_id": "writer"}).to_parquet(file)
+    result = run(tmp_path / "out", "--parquet", parquet)
+    assert_refused(result, tmp_path / "out", f"{file} lacks the columns ['writer_id']; found ['image', 'writer', ")
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "reason"),
+    [
+        ("image", {"bytes": b"none", "path": None}, "the image of row 1 cannot be decoded"),
+        ("image", {"bytes": png(image(0))["bytes"][:45], "path": None}, "the image of row 1 cannot be decoded"),
+        ("image", {"bytes": None, "path": "a.png"}, "the image of row 1 cannot be decoded"),
+        ("image", png(np.zeros((28, 32), np.uint8)), "the image of row 1 has the shape (28, 32), not (28, 28)"),
+        ("image", None, "rows without image"),
+        ("writer_id", None, "rows without writer_id"),
+        ("character", 62, "the label of row 1 is 62, not a class from 0 to 61"),
+        ("character", 0.5, "labels must be whole numbers, got float64"),
+    ],
+)
+def test_rows_of_a_parquet_file_that_cannot_be_used_are_named(
+    parquet: Path, tmp_path: Path, column: str, value: Any, reason: str
+) -> None:
+    table = frame(PARTS[1])
+    values = list(table[column])
+    values[1] = value
+    table[column] = values
+    table.to_parquet(file := parquet / "data" / "train-1.parquet")
+    assert_refused(run(tmp_path / "out", "--parquet", parquet), tmp_path / "out", f"{file}: {reason}")
+
+
+def test_parquet_files_without_rows_are_refused(tmp_path: Path) -> None:
+    frame(PARTS[0]).iloc[:0].to_parquet(tmp_path / "none.parquet")
+    result = run(tmp_path / "out", "--parquet", tmp_path)
+    assert_refused(result, tmp_path / "out", f"{tmp_path}: its Parquet files have no rows")
+
+
+def test_a_folder_of_something_else_is_refused_before_the_work(leaf: Path, tmp_path: Path) -> None:
+    result = run(leaf, "--leaf", tmp_path / "none")
+    assert_refused(result, leaf, f"{leaf} exists and is not a federation", "--out")
+
+
+# --- the experiment
+
+
+def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, Any]) -> None:
+    manifest = Manifest("femnist", 3500, {"train": 3150, "validation": 350}, "cnn", "cross-entropy")
+    write_federation(
+        umbel_home / "data" / "femnist", manifest, np.zeros((3500, 1), np.uint8), np.zeros(3500, int), np.arange(3501)
+    )
+    config = tomllib.loads((PROJECT / "configs" / "femnist.toml").read_text(encoding="utf-8"))
+    assert config.keys() <= run_config.keys()
+    settings = Settings.parse(run_config | config)
+    assert settings.manifest == manifest
+    assert (settings.model.name, settings.strategy.hypotheses) == ("cnn", 2)
+    assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (500, 5, 5, 1)
