@@ -17,10 +17,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any
+from functools import lru_cache
+from io import BytesIO
+from typing import Any, Literal
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.common.constant import SType
 from numpy.typing import NDArray
 
 VERSION = 1
@@ -110,9 +113,8 @@ class Demand:
 
     def to_record(self) -> ConfigRecord:
         """Return the demand as a ConfigRecord."""
-        return ConfigRecord(
-            {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
-        )
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Demand:
@@ -226,18 +228,67 @@ def asked_clients(record: ConfigRecord) -> tuple[int, ...]:
 
 def evaluate_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
     """Return the content of an evaluate reply: loss and metric of each asked client, in order."""
-    scores = MetricRecord({"loss": [float(value) for value in losses], "metric": [float(value) for value in metrics]})
+    scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
     return RecordDict({SCORES: scores})
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return named arrays as Flower's record."""
-    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
+    """Return named arrays as Flower's record, each as ``Array(value)`` would be but copied once."""
+    return ArrayRecord({name: _encode(np.asarray(value, order="C")) for name, value in arrays.items()})
 
 
 def from_array_record(record: ArrayRecord) -> Arrays:
-    """Return Flower's record as named arrays."""
-    return {name: value.numpy() for name, value in record.items()}
+    """Return Flower's record as named arrays, which share the record's memory and cannot be written to.
+
+    Raises
+    ------
+    ProtocolError
+        When an array is not in numpy's format, holds objects, or is shorter than it says.
+    """
+    arrays = {}
+    for name, value in record.items():
+        try:
+            arrays[name] = _decode(value)
+        except Exception as error:  # whatever numpy makes of bytes that are no array
+            raise ProtocolError(f"array {name!r} cannot be read: {error}") from None
+    return arrays
+
+
+def _encode(value: NDArray[Any]) -> Array:
+    data = b"".join((_header(value.dtype.str, value.shape), value.data if value.size else b""))
+    return Array(str(value.dtype), value.shape, SType.NUMPY, data)
+
+
+def _decode(array: Array) -> NDArray[Any]:
+    data = array.data
+    if array.stype != SType.NUMPY:
+        raise ValueError(f"its format is {array.stype!r}")
+    # The length of the header is in 2 bytes, from version 2 of the format in 4.
+    prefix = 10 if data[6:7] == b"\x01" else 12
+    start = prefix + int.from_bytes(data[8:prefix], "little")
+    dtype, shape, order = _parse_header(data[:start])
+    flat: NDArray[Any] = np.frombuffer(data, dtype, math.prod(shape), start)
+    return flat.reshape(shape, order=order)
+
+
+@lru_cache(maxsize=256)
+def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
+    """Return the beginning of an array in numpy's format."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
+    return buffer.getvalue()
+
+
+@lru_cache(maxsize=256)
+def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Return type, shape and order of an array in numpy's format."""
+    buffer = BytesIO(header)
+    version = np.lib.format.read_magic(buffer)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, fortran, dtype = read(buffer)
+    if dtype.hasobject or min(shape, default=0) < 0:
+        raise ValueError(f"it is of type {dtype} and shape {shape}")
+    return dtype, shape, "F" if fortran else "C"
 
 
 def flatten(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
@@ -280,7 +331,7 @@ def import_by_name(name: str) -> Any:
 
 
 def _clients(clients: tuple[Any, ...]) -> None:
-    if not clients or not all(isinstance(client, int) and not isinstance(client, bool) for client in clients):
+    if set(map(type, clients)) != {int}:
         raise ProtocolError("clients must be a list of whole numbers with at least one entry")
     if min(clients) < 0 or len(set(clients)) < len(clients):
         raise ProtocolError("each client may be asked once, counted from 0")

@@ -60,7 +60,9 @@ def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
     chosen : ndarray of int, shape (clients,)
         The hypothesis each started from.
     """
-    return RecordDict({ARRAYS: to_array_record(trained), _PRIVATE: ConfigRecord({"chosen": [int(j) for j in chosen]})})
+    return RecordDict(
+        {ARRAYS: to_array_record(trained), _PRIVATE: ConfigRecord({"chosen": np.asarray(chosen).tolist()})}
+    )
 
 
 def local_report(

@@ -7,7 +7,8 @@ Gamma(n, 1/epsilon), its direction uniform, its components have variance (n + 1)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -49,7 +50,8 @@ def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
     if n < 1 or not 0 < epsilon < np.inf:
         raise ValueError(f"the Laplace mechanism needs n >= 1 and a finite epsilon > 0, got {n} and {epsilon}")
     mixing = generator.standard_gamma((n + 1) / 2) * 2.0
-    noise: Matrix = generator.standard_normal(n) * (np.sqrt(mixing) / epsilon)
+    noise: Matrix = generator.standard_normal(n)
+    noise *= math.sqrt(mixing) / epsilon
     return noise
 
 
@@ -66,7 +68,7 @@ def sanitise(
     noise_multiplier: float,
     radius: float,
     radius_mode: str,
-    generators: Sequence[NoiseSource],
+    generators: Iterable[NoiseSource],
     layers: Sequence[slice] | None = None,
 ) -> Matrix:
     """Return clients' updates with noise of scale epsilon = n / (nu r) (Algorithm 2).
@@ -83,7 +85,8 @@ def sanitise(
         go without noise.
     radius_mode : str
         ``update`` (the paper) or ``public``.
-    generators : sequence of NoiseSource, one a client
+    generators : iterable of NoiseSource, one a client
+        Each is used up before the next is asked for.
     layers : sequence of slice, optional
         Columns to be noised by themselves, each within its own radius, as in the paper's
         Sec. 5.3; by default the whole vector at once.
@@ -96,18 +99,19 @@ def sanitise(
         raise ValueError(f"unknown radius mode {radius_mode!r}")
     if not (np.isfinite(noise_multiplier) and noise_multiplier >= 0 and np.isfinite(radius) and radius > 0):
         raise ValueError(f"cannot sanitise with noise multiplier {noise_multiplier} and radius {radius}")
-    updates = np.asarray(updates, np.float64)
-    sanitised = updates.copy()
-    for columns in layers or [slice(None)]:
-        part = updates[:, columns]
+    sanitised = np.array(updates, np.float64)
+    columns = layers or [slice(None)]
+    radii = np.empty((len(sanitised), len(columns)))
+    for i, layer in enumerate(columns):
+        part = sanitised[:, layer]
         if radius_mode == "public":
-            part = clip(part, radius)
-            radii = np.full(len(part), radius)
+            part[:] = clip(part, radius)
+            radii[:, i] = radius
         else:
-            radii = np.maximum(np.linalg.norm(part, axis=1), radius)
-        sanitised[:, columns] = part
-        if noise_multiplier > 0:
-            n = part.shape[1]
-            for row, (r, generator) in enumerate(zip(radii, generators, strict=True)):
-                sanitised[row, columns] += sample(n, n / (noise_multiplier * r), generator)
+            radii[:, i] = np.maximum(np.linalg.norm(part, axis=1), radius)
+    if noise_multiplier > 0:
+        for row, own, generator in zip(sanitised, radii.tolist(), generators, strict=True):
+            for layer, r in zip(columns, own, strict=True):
+                part = row[layer]
+                part += sample(part.size, part.size / (noise_multiplier * r), generator)
     return sanitised

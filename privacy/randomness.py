@@ -8,22 +8,33 @@ seed: whoever knows it could predict the noise and subtract it.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from privacy.entropy import SecureGenerator
 from privacy.laplace import NoiseSource
 
 
-def noise(seed: int | None, round: int, clients: Sequence[int], purpose: str = "noise") -> Sequence[NoiseSource]:
-    """Return what each client's noise is drawn from; without a seed, a `SecureGenerator` each."""
+def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
+    """Yield what each client's noise is drawn from, each good until the next is asked for.
+
+    Without a seed that is a `SecureGenerator` each.
+    """
     if seed is None:
-        return [SecureGenerator() for _ in clients]
-    return streams(seed, purpose, round, clients)
+        yield from (SecureGenerator() for _ in clients)
+        return
+    key = _key(seed, purpose)
+    philox = np.random.Philox(_NO_SEED)
+    generator = np.random.Generator(philox)
+    for client in clients:
+        philox.state = _start(key, round, client)
+        yield generator
 
 
-def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> list[np.random.Generator]:
+def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:
     """Return a generator for each client; not for noise, see `noise`.
 
     Parameters
@@ -39,7 +50,47 @@ def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) 
     """
     if seed is None:
         return [np.random.Generator(np.random.PCG64()) for _ in clients]
-    key = np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(2, np.uint64)
+    return _Streams(_key(seed, purpose), round, clients)
+
+
+class _Streams(Sequence[np.random.Generator]):
+    """A generator for each client, made when it is asked for and at its beginning each time."""
+
+    def __init__(self, key: NDArray[Any], round: int, clients: Iterable[int]) -> None:
+        self._key, self._round, self._clients = key, round, list(clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @overload
+    def __getitem__(self, index: int) -> np.random.Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Streams: ...
+    def __getitem__(self, index: int | slice) -> np.random.Generator | _Streams:
+        if isinstance(index, slice):
+            return _Streams(self._key, self._round, self._clients[index])
+        philox = np.random.Philox(_NO_SEED)
+        philox.state = _start(self._key, self._round, self._clients[index])
+        return np.random.Generator(philox)
+
+
+def _key(seed: int, purpose: str) -> NDArray[Any]:
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(2, np.uint64)
+
+
+def _start(key: NDArray[Any], round: int, client: int) -> Any:
+    """Return the state of a Philox at the beginning of a client's stream."""
     # Philox computes each block from key and counter alone: the low half of the counter runs
     # within a stream, the high half tells the streams apart.
-    return [np.random.Generator(np.random.Philox(key=key, counter=[0, 0, round, client])) for client in clients]
+    return _START | {"state": {"counter": np.array([0, 0, round, client], np.uint64), "key": key}}
+
+
+class _NoSeed(np.random.SeedSequence):
+    """Spares a generator, whose state is set at once, the work of seeding itself."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed(0)
+_START: Any = np.random.Philox(_NO_SEED).state

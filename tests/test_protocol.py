@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from hypothesis import given, settings
@@ -427,3 +427,51 @@ def test_the_app_imports_nothing_that_stays_out_of_the_bundle(package: str) -> N
     assert files
     for file in files:
         assert not imported(file) & {"datasets", "experiments", "benchmarks", "tests", "."}, file
+
+
+# --- arrays, read without a copy
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(3), np.zeros((0, 3), np.float32), np.arange(6, dtype=np.int64).reshape(2, 3)]
+)
+def test_arrays_are_encoded_as_flower_does(value: Any) -> None:
+    record = to_array_record({"w": np.asarray(value)})
+    assert record["w"] == Array(np.asarray(value))
+    np.testing.assert_array_equal(from_array_record(record)["w"], record["w"].numpy())
+
+
+def test_an_array_in_fortran_order_is_read_as_it_was_written() -> None:
+    value = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(from_array_record(ArrayRecord({"w": Array(value)}))["w"], value)
+
+
+def _npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"not an array at all",
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,)}", b"\0" * 8),
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", b"\0" * 8),
+        _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"\0" * 8),
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)", b"\0" * 8),
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", b"\0" * 8, b"\x09\x00"),
+        _npy("{'descr': '<f4', 'shape': (2,)}", b"\0" * 8),
+    ],
+)
+def test_bytes_that_are_no_array_are_a_protocol_error(data: bytes) -> None:
+    record = ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", data)})
+    with pytest.raises(ProtocolError, match="'w' cannot be read"):
+        from_array_record(record)
+
+
+def test_another_format_of_arrays_is_a_protocol_error() -> None:
+    good = Array(np.zeros(2, np.float32))
+    with pytest.raises(ProtocolError, match="format"):
+        from_array_record(ArrayRecord({"w": Array(good.dtype, good.shape, "safetensors", good.data)}))

@@ -16,7 +16,17 @@ from torch import nn
 
 import client.cohort
 import models
-from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, pick_device, score, train
+from client.cohort import (
+    Cohort,
+    LocalUpdate,
+    _dense_layers,
+    _forward,
+    best_hypothesis,
+    choose_engine,
+    pick_device,
+    score,
+    train,
+)
 from federation import Federation, Manifest, offsets_of, open_federation, write_federation
 from models import LOSSES, METRICS, Loss, Model, Score
 from protocol import Arrays
@@ -621,3 +631,43 @@ def test_an_engine_that_is_asked_for_is_taken(engine: str) -> None:
 def test_an_unknown_engine_lists_those_there_are() -> None:
     with pytest.raises(ValueError, match="unknown engine 'steam'; choose from auto, loop, batched"):
         choose_engine("steam", TINY_CNN, CPU)
+
+
+# --- networks of dense layers are computed as stacked matrix products
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        lambda: nn.Linear(3, 2),
+        lambda: nn.Linear(3, 2, bias=False),
+        lambda: nn.Sequential(
+            nn.Linear(3, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2), nn.Sigmoid()), nn.Linear(2, 1)
+        ),
+        lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Identity(), nn.Linear(4, 4, bias=False)),
+    ],
+)
+def test_a_chain_of_dense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:
+    model = Model("dense", network, LOSSES["mse"], METRICS["rmse"])
+    generator = torch.Generator().manual_seed(0)
+    parameters = {name: torch.randn(5, *shape, generator=generator) for name, shape in model.shapes.items()}
+    inputs = torch.randn(5, 7, 3, generator=generator)
+    assert _dense_layers(model.module) is not None
+    expected = [model.apply({n: v[c] for n, v in parameters.items()}, inputs[c]) for c in range(5)]
+    torch.testing.assert_close(_forward(model, parameters, inputs), torch.stack(expected))
+
+
+def test_other_networks_are_left_to_vmap() -> None:
+    class Doubling(nn.Sequential):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(inputs)
+
+    class Doubled(nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(inputs)
+
+    for module in (Doubling(nn.Linear(3, 1)), Doubled(3, 1), nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))):
+        assert _dense_layers(module) is None
+    model = Model("doubling", lambda: Doubling(nn.Linear(3, 1)), LOSSES["mse"], METRICS["rmse"])
+    parameters = {name: torch.ones(2, *shape) for name, shape in model.shapes.items()}
+    torch.testing.assert_close(_forward(model, parameters, torch.ones(2, 1, 3)), torch.full((2, 1, 1), 8.0))

@@ -350,7 +350,7 @@ def test_an_unknown_radius_mode_is_an_error() -> None:
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_generator_too_few_or_too_many_is_an_error(count: int) -> None:
-    with pytest.raises(ValueError, match="argument 2"):
+    with pytest.raises(ValueError, match="argument 3"):
         sanitise(np.zeros((2, 2)), 5.0, 1.0, "update", generators(count))
 
 
