@@ -62,17 +62,7 @@ def read_leaf(folder: Path) -> Handwriting:
     """
     images, labels, writers = [], [], []
     for file in track(_files(folder, "*.json", "--leaf"), "Reading LEAF", console=Console(stderr=True)):
-        try:
-            # One file at a time: decoded, its numbers take many times the room of the bytes kept.
-            document = json.loads(file.read_bytes())
-            users = [(str(user), document["user_data"][user]) for user in document["users"]]
-        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-            raise FederationError(
-                f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
-                "write it again with LEAF's preprocess.sh, or move it elsewhere"
-            ) from None
-        for user, data in users:
-            x, y = _leaf_rows(data, f"{file}, user {user!r}")
+        for user, x, y in _leaf_users(file):
             images.append(x)
             labels.append(y)
             writers.append(np.full(len(y), user))
@@ -129,8 +119,9 @@ def download() -> Path:
 
         return Path(snapshot_download(repo_id=REPOSITORY, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # its HTTP client raises errors of many kinds
+        reason = " ".join(str(error).split()).rstrip(".")
         raise FederationError(
-            f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {' '.join(str(error).split())}; download "
+            f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {reason}; download "
             "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER"
         ) from None
 
@@ -183,6 +174,23 @@ def _files(folder: Path, pattern: str, option: str) -> list[Path]:
     if files := sorted(folder.glob(pattern)):
         return files
     raise FederationError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
+
+
+def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
+    """Return name, images and labels of each user in a LEAF file.
+
+    A function of its own, so that one file's numbers are gone before the next one's come: decoded, they take some
+    forty times the room of the bytes that are kept.
+    """
+    try:
+        document = json.loads(file.read_bytes())
+        users = [(str(user), document["user_data"][user]) for user in document["users"]]
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise FederationError(
+            f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
+            "write it again with LEAF's preprocess.sh, or move it elsewhere"
+        ) from None
+    return [(user, *_leaf_rows(data, f"{file}, user {user!r}")) for user, data in users]
 
 
 def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

@@ -128,8 +128,8 @@ def read_digits(images: Path, labels: Path) -> Handwriting:
 
 @app.command()
 def main(
-    images: Annotated[Path, typer.Option(help=f"MNIST training images, .gz or unpacked: {IMAGES_URL}")],
-    labels: Annotated[Path, typer.Option(help=f"QMNIST training labels, .gz or unpacked: {LABELS_URL}")],
+    images: Annotated[Path, typer.Option(help="MNIST's train-images-idx3-ubyte, compressed (.gz) or not.")],
+    labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-train-labels-idx2-int, compressed (.gz) or not.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/qmnist")] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
