@@ -1,21 +1,24 @@
-"""The hospital experiment as one would write it without a framework: plain PyTorch and numpy, all in memory.
+"""The hospital experiment as one would write it without a framework: PyTorch and numpy, all in memory.
 
-The yardstick for everything that umbel adds to it: messages, gate, ledger, strategy, run folder.
-Algorithm and settings are those of `configs/hospital.toml`; its draws are not umbel's, so results
-agree in distribution, not in digits.
+The yardstick for what umbel adds to it: messages, gate, ledger, strategy, results on disk. Algorithm
+and settings are those of `configs/hospital.toml`; its draws are not umbel's, so that results agree
+in distribution and not in digits. Clients are computed together, by `torch.func`, which takes any
+network, as umbel does.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 
 TINY = 1e-12
+NETWORK = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
 
 
 @dataclass(frozen=True)
@@ -31,9 +34,9 @@ class Data:
         The first so many clients train, the others validate.
     """
 
-    features: torch.Tensor
-    targets: torch.Tensor
-    share: torch.Tensor
+    features: Tensor
+    targets: Tensor
+    share: Tensor
     train: int
 
     @classmethod
@@ -50,46 +53,58 @@ class Data:
             x[c, :length], y[c, :length], share[c, :length] = features[rows], targets[rows], 1 / length
         return cls(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(share), train)
 
-
-def split(theta: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return weights and biases (m, ...) of the 3 -> 2 -> 1 network from vectors (m, 11)."""
-    return theta[:, :6].reshape(-1, 2, 3), theta[:, 6:8], theta[:, 8:10], theta[:, 10]
-
-
-def mean_squares(theta: torch.Tensor, x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Return the mean square error (m,) of vectors (m, 11), each on its own rows (m, rows, 3)."""
-    w1, b1, w2, b2 = split(theta)
-    hidden = torch.relu(torch.baddbmm(b1[:, None, :], x, w1.transpose(1, 2)))
-    outputs = torch.einsum("mrh,mh->mr", hidden, w2) + b2[:, None]
-    return ((outputs - y).square() * share).sum(1)
+    def part(self, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return features, targets and shares of some clients."""
+        index = torch.from_numpy(clients)
+        return self.features[index], self.targets[index], self.share[index]
 
 
-def losses(hypotheses: torch.Tensor, x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """Return the RMSE (k, m) of every hypothesis on every client's rows."""
-    flat = x.reshape(-1, x.shape[2])
-    w1, b1, w2, b2 = split(hypotheses)
-    hidden = torch.relu(torch.einsum("rf,khf->krh", flat, w1) + b1[:, None, :])
-    outputs = (torch.einsum("krh,kh->kr", hidden, w2) + b2[:, None]).reshape(len(hypotheses), *y.shape)
-    return ((outputs - y).square() * share).sum(2).sqrt()
+def rmse(theta: dict[str, Tensor], x: Tensor, y: Tensor, share: Tensor) -> Tensor:
+    """Return the root mean square error of one client's rows."""
+    outputs = functional_call(NETWORK, theta, (x,)).squeeze(-1)
+    mean: Tensor = ((outputs - y).square() * share).sum()
+    return (mean + TINY).sqrt()
 
 
-def kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return means and labels of Lloyd's iterations; an empty cluster keeps its centroid."""
-    labels = None
+# Of k hypotheses on all clients, and for each client of its own model.
+losses = vmap(vmap(rmse, in_dims=(None, 0, 0, 0)), in_dims=(0, None, None, None))
+gradients = vmap(grad(rmse))
+
+
+def flatten(theta: dict[str, Tensor]) -> NDArray[np.float64]:
+    """Return stacked parameters as vectors (m, 11)."""
+    return np.concatenate([value.flatten(1).numpy() for value in theta.values()], 1, dtype=np.float64)
+
+
+def unflatten(vectors: NDArray[np.float64]) -> dict[str, Tensor]:
+    """Return vectors (m, 11) as stacked parameters."""
+    theta, start = {}, 0
+    for name, value in NETWORK.state_dict().items():
+        part = torch.from_numpy(vectors[:, start : start + value.numel()]).float()
+        theta[name] = part.reshape(len(vectors), *value.shape)
+        start += value.numel()
+    return theta
+
+
+def kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the means of Lloyd's iterations; an empty cluster keeps its centroid."""
+    labels = np.full(len(points), -1)
     while True:
         following = np.square(points[:, None] - centroids[None]).sum(2).argmin(1)
-        if labels is not None and np.array_equal(following, labels):
-            return centroids, labels
-        labels = following
-        centroids = centroids.copy()
+        if np.array_equal(following, labels):
+            return centroids
+        labels, centroids = following, centroids.copy()
         for j in np.unique(labels):
             centroids[j] = points[labels == j].mean(0)
 
 
-def initial(k: int) -> torch.Tensor:
-    """Draw k vectors (k, 11) as PyTorch's linear layers do: uniform within 1 / sqrt(inputs)."""
-    bounds = torch.cat([torch.full((8,), 3**-0.5), torch.full((3,), 2**-0.5)])
-    return (torch.rand(k, 11) * 2 - 1) * bounds
+def initial(k: int) -> dict[str, Tensor]:
+    """Draw k sets of parameters as PyTorch does."""
+    drawn = []
+    for _ in range(k):
+        network = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+        drawn.append({name: value.detach() for name, value in network.state_dict().items()})
+    return {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
 
 
 def run(
@@ -97,9 +112,9 @@ def run(
     k: int,
     nu: float,
     seed: int,
-    step: float = 0.4,
-    rounds: int = 500,
-    patience: int = 30,
+    step: float,
+    rounds: int,
+    patience: int,
     users: int = 100,
     validators: int = 200,
     radius_floor: float = 0.01,
@@ -109,32 +124,26 @@ def run(
     torch.manual_seed(seed)
     hypotheses = initial(k)
     spent = np.zeros(data.train, np.int64)
-    best, stale = np.inf, 0
-    for number in range(1, rounds + 1):
+    best, stale, number = np.inf, 0, 0
+    while number < rounds and stale < patience:
+        number += 1
         clients = rng.choice(data.train, users, replace=False)
-        asked = torch.from_numpy(clients)
-        x, y, share = data.features[asked], data.targets[asked], data.share[asked]
+        spent[clients] += 1
+        own = data.part(clients)
         with torch.no_grad():
-            chosen = losses(hypotheses, x, y, share).argmin(0)
-        start = hypotheses[chosen]
-        theta = start.clone().requires_grad_()
-        (mean_squares(theta, x, y, share) + TINY).sqrt().sum().backward()
-        update = (-step * theta.grad).double().numpy()
+            chosen = losses(hypotheses, *own).argmin(0)
+        start = {name: value[chosen] for name, value in hypotheses.items()}
+        update = -step * flatten(gradients(start, *own))
         n = update.shape[1]
         if nu:
             radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), radius_floor)
-            scale = nu * radius / n
-            update += scale * np.sqrt(2 * rng.standard_gamma((n + 1) / 2, (users, 1))) * rng.standard_normal((users, n))
-        released = start.double().numpy() + update
-        spent[clients] += 1
+            mixing = np.sqrt(2 * rng.standard_gamma((n + 1) / 2, (users, 1)))
+            update += nu * radius / n * mixing * rng.standard_normal((users, n))
+        released = flatten(start) + update
 
-        validating = torch.from_numpy(data.train + rng.choice(len(data.targets) - data.train, validators, replace=False))
+        validating = data.train + rng.choice(len(data.targets) - data.train, validators, replace=False)
         with torch.no_grad():
-            own = losses(hypotheses, data.features[validating], data.targets[validating], data.share[validating])
-        loss = float(own.min(0).values.mean())
+            loss = float(losses(hypotheses, *data.part(validating)).amin(0).mean())
         best, stale = (loss, 0) if loss < best else (best, stale + 1)
-        if stale >= patience:
-            break
-        means, _ = kmeans(released, hypotheses.double().numpy())
-        hypotheses = torch.from_numpy(means).float()
+        hypotheses = unflatten(kmeans(released, flatten(hypotheses)))
     return best, spent, number

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -30,11 +30,13 @@ class Score:
         ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``.
     report : callable
         Maps the mean over samples to the reported value, elementwise.
+    higher_is_better : bool
     """
 
     name: str
     per_sample: Callable[[Tensor, Tensor], Tensor]
     report: Callable[[Tensor], Tensor]
+    higher_is_better: bool = field(default=False, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ root itself (group privacy paper, Eq. 10); both report RMSE."""
 
 METRICS = {
     "rmse": Score("rmse", squared_error, torch.sqrt),
-    "accuracy": Score("accuracy", correct, _same),
+    "accuracy": Score("accuracy", correct, _same, higher_is_better=True),
 }
 
 

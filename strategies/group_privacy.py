@@ -12,8 +12,9 @@ MAX_ITERATIONS = 300
 
 def nearest(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the nearest of `centroids` (k, n) to each of `points` (m, n), ties to the lowest index."""
-    distances = np.stack([np.square(points - centroid).sum(axis=1) for centroid in centroids])
-    labels: NDArray[np.int64] = distances.argmin(axis=0)
+    # |p - c|^2 less |p|^2, which is the same for all c: a matrix product, with no copy of the points.
+    distances = np.square(centroids).sum(axis=1) - 2 * (points @ centroids.T)
+    labels: NDArray[np.int64] = distances.argmin(axis=1)
     return labels
 
 

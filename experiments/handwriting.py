@@ -1,0 +1,172 @@
+"""Handwriting by many writers, half of them turned (group privacy paper, Sec. 5.3): the accuracies of Table 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.figures import COLOURS, MARKERS, figure
+from experiments.runs import LOCAL_ONLY, Spec, run_config
+from experiments.sweep import Result
+from experiments.tables import Section, Value, average, good, plus_minus, write
+
+SEEDS = 3
+LOSSES = ("cross-entropy", "rmse")
+MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
+
+# Table 2: accuracy and its standard deviation by loss, in the order of MULTIPLIERS.
+_PRINTED = {
+    "cross-entropy": (
+        (0.832, 0.012), (0.843, 0.006), (0.832, 0.017), (0.834, 0.026), (0.834, 0.014), (0.835, 0.017),
+        (0.812, 0.016), (0.692, 0.002), (0.561, 0.005),
+    ),
+    "rmse": (
+        (0.801, 0.001), (0.813, 0.014), (0.805, 0.008), (0.808, 0.019), (0.814, 0.012), (0.825, 0.010),
+        (0.787, 0.003), (0.687, 0.014), (0.622, 0.003),
+    ),
+}  # fmt: skip
+PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, _PRINTED[loss], strict=True)}
+
+
+def specs(name: str, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
+    """Return the runs on a federation of handwriting, ``femnist`` or ``qmnist``.
+
+    Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and
+    writers that train by themselves, for comparison.
+    """
+    losses, nus = (LOSSES[:1], (0.0,)) if quick else (LOSSES, MULTIPLIERS)
+    base = run_config(name, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
+    runs = []
+    for seed in range(seeds):
+        for loss in losses:
+            common = base | {"loss": loss, "seed": seed}
+            grid = [(2, nu) for nu in nus] + [(1, nu) for nu in (0.0, 3.0) if nu in nus]
+            for k, nu in grid:
+                config = common | {"hypotheses": k, "noise-multiplier": nu}
+                runs.append(Spec(f"{loss}-k{k}-nu{nu:g}-seed{seed}", config))
+        common = base | {"loss": losses[0], "seed": seed}
+        runs.append(Spec(f"ifca-seed{seed}", common | {"strategy": "ifca", "noise-multiplier": 0.0}))
+        runs.append(Spec(f"local-seed{seed}", common | {"strategy": LOCAL_ONLY}))
+    return runs
+
+
+def tables(results: Sequence[Result], folder: Path) -> None:
+    """Write tables and the figure of the runs of `specs`."""
+    grid = _grid(good(results))
+    name = results[0].spec.config["federation"]
+    write(folder, f"Handwriting: {name}", [_accuracy(grid, name), _personal(good(results), grid)], _rows(grid), results)
+    _figure(grid, folder)
+
+
+Grid = Mapping[tuple[str, int, float], Sequence[Result]]
+
+
+def _grid(results: Sequence[Result]) -> dict[tuple[str, int, float], list[Result]]:
+    grid: dict[tuple[str, int, float], list[Result]] = {}
+    for result in results:
+        config = result.spec.config
+        if config["strategy"] == "group-privacy":
+            key = (config["loss"], config["hypotheses"], config["noise-multiplier"])
+            grid.setdefault(key, []).append(result)
+    return grid
+
+
+def _mean(result: Result) -> float:
+    return float(result.measures["best"]["mean"])
+
+
+def _accuracy(grid: Grid, name: str) -> Section:
+    rows = []
+    for (loss, k, nu), runs in grid.items():
+        printed = PRINTED.get((loss, nu)) if k == 2 else None
+        row = [loss, str(k), f"{nu:g}", plus_minus(map(_mean, runs), 3)]
+        row += [f"{printed[0]:.3f} ± {printed[1]:.3f}"] if printed else [""]
+        row += [f"{average(map(_mean, runs))[0] - printed[0]:+.3f}"] if printed else [""]
+        row += [f"{average(r.measures['rounds'] for r in runs)[0]:.0f}"]
+        row += [plus_minus((r.measures["best"]["rand_index"] for r in runs), 2) if k > 1 else ""]
+        rows.append(row)
+    text = (
+        "Accuracy of every validation client under its best hypothesis, of the round of lowest validation loss: mean "
+        "over clients, mean ± standard deviation over seeds. The paper's is on FEMNIST with 62 classes. The RMSE loss "
+        "is against one-hot targets. The adjusted Rand index tells whether the hypotheses tell turned images from "
+        "upright ones: 1 if they do, 0 if one hypothesis serves both."
+    )
+    columns = ("loss", "k", "ν", f"{name}", "printed, FEMNIST", "difference", "rounds", "Rand index")
+    return Section("Accuracy", text, columns, rows)
+
+
+def _personal(results: Sequence[Result], grid: Grid) -> Section:
+    arms: list[tuple[str, Sequence[Result]]] = [
+        ("FedAvg (k = 1, ν = 0)", grid.get((LOSSES[0], 1, 0.0), [])),
+        ("IFCA", [result for result in results if result.spec.config["strategy"] == "ifca"]),
+    ]
+    arms += [(f"Algorithm 1, ν = {nu:g}", runs) for (loss, k, nu), runs in grid.items() if (loss, k) == (LOSSES[0], 2)]
+    local = [r.measures["held_out"] for r in results if r.spec.config["strategy"] == LOCAL_ONLY]
+    rows = [["by itself", "", "", "", *(plus_minus((m[what] for m in local), 3) for what in ("mean", "worst_decile"))]]
+    for name, runs in arms:
+        best, last = ([result.measures[which] for result in runs] for which in ("best", "last"))
+        rows.append(
+            [
+                name,
+                plus_minus((m["mean"] for m in best), 3),
+                plus_minus((m["worst_decile"] for m in best), 3),
+                plus_minus((m["mean"] for m in last), 3),
+                plus_minus((m["held_out"]["mean"] for m in best), 3),
+                plus_minus((m["held_out"]["worst_decile"] for m in best), 3),
+            ]
+        )
+    text = (
+        "Accuracy of every validation client under its best hypothesis, cross entropy: mean over clients, and mean "
+        "over the tenth that fares worst, with the hypotheses of the best and of the last round. Held out: a client "
+        "picks its hypothesis, or trains by itself, on every other row and is measured on the rest."
+    )
+    columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
+    return Section("What a client gets", text, columns, rows)
+
+
+def _rows(grid: Grid) -> list[dict[str, Value]]:
+    rows: list[dict[str, Value]] = []
+    for (loss, k, nu), runs in grid.items():
+        accuracy, deviation = average(map(_mean, runs))
+        printed = PRINTED.get((loss, nu)) if k == 2 else None
+        values: dict[str, Any] = {
+            "loss": loss,
+            "k": k,
+            "nu": nu,
+            "runs": len(runs),
+            "accuracy": accuracy,
+            "accuracy_sd": deviation,
+            "printed": printed[0] if printed else None,
+            "printed_sd": printed[1] if printed else None,
+            "difference": accuracy - printed[0] if printed else None,
+            "worst_decile": average(r.measures["best"]["worst_decile"] for r in runs)[0],
+            "last_round": average(r.measures["last"]["mean"] for r in runs)[0],
+            "rounds": average(r.measures["rounds"] for r in runs)[0],
+            "rand_index": average(r.measures["best"]["rand_index"] for r in runs)[0] if k > 1 else None,
+        }
+        rows.append(values)
+    return rows
+
+
+def _figure(grid: Grid, folder: Path) -> None:
+    """Draw Table 2: accuracy by noise multiplier, measured and printed."""
+    with figure(folder, "table-2", size=(7, 4)) as axes:
+        ax = axes[0, 0]
+        for i, loss in enumerate(LOSSES):
+            points = [
+                (nu, *average(map(_mean, runs))) for (name, k, nu), runs in grid.items() if (name, k) == (loss, 2)
+            ]
+            if not points:
+                continue
+            nu, mean, deviation = zip(*points, strict=True)
+            style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "capsize": 3, "linewidth": 1}
+            ax.errorbar(nu, mean, deviation, **style, label=f"{loss}, measured")
+            paper = [PRINTED[loss, x] for x in nu]
+            ax.errorbar(
+                nu, *zip(*paper, strict=True), **style, linestyle=":", markerfacecolor="none", label=f"{loss}, printed"
+            )
+        # Linear up to the smallest noise, so that 0 has a place.
+        ax.set_xscale("symlog", linthresh=0.001)
+        ax.set(xlabel="noise multiplier ν", ylabel="accuracy of validation clients", ylim=(0, 1))
+        ax.legend()

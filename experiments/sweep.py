@@ -1,0 +1,250 @@
+"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import platform
+import shutil
+import sys
+import tempfile
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import safetensors.numpy
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from experiments.runs import ROOT, Played, Spec, play
+from federation import find_federation
+from protocol import Arrays
+from server.run_folder import RunFolder, write_atomically
+
+Task = Callable[[Mapping[str, Any]], Played]
+
+# What a result depends on besides its configuration.
+_CODE = ("protocol.py", "federation.py", "client", "models", "privacy", "strategies")
+_MODULES = ("server/settings.py", "server/rounds.py", "experiments/runs.py", "experiments/personal.py")
+_PACKAGES = ("flwr", "numpy", "torch", "scikit-learn", "ray")
+_RESULT = "result.json"
+_TRACE = "trace.npz"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that is done, or that failed.
+
+    Attributes
+    ----------
+    spec : Spec
+    measures : dict
+        See `experiments.runs.play`; empty for a run that failed.
+    folder : Path
+        What the run left behind.
+    error : str
+        Why it failed; empty for a run that is done.
+    """
+
+    spec: Spec
+    measures: dict[str, Any]
+    folder: Path
+    error: str = ""
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A dict a round, see `server.rounds.Round`."""
+        lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def hypotheses(self) -> Arrays:
+        """The best hypotheses, each array (k, \\*shape)."""
+        return safetensors.numpy.load_file(self.folder / "hypotheses.safetensors")
+
+    @property
+    def trace(self) -> dict[str, NDArray[Any]]:
+        """For models of two parameters, a row a release: ``rounds``, ``clients``, ``groups``, ``releases``."""
+        with np.load(self.folder / _TRACE) as arrays:
+            return dict(arrays)
+
+
+def sweep(specs: Sequence[Spec], folder: Path, task: Task = play) -> list[Result]:
+    """Do all runs that are not done yet, and return the results of all in the order of `specs`.
+
+    A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made
+    by the same code and versions. A run that fails does not stop the others, and is tried again
+    the next time.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        With names that differ.
+    folder : Path
+        Of the sweep.
+    task : callable
+        Does one run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    results = {spec.name: result for spec in specs if (result := _read(spec, folder)) is not None}
+    missing = [spec for spec in specs if spec.name not in results]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
+        for spec, played, error in _each(missing, task) if missing else ():
+            results[spec.name] = _save(spec, played, error, folder)
+            progress.advance(bar)
+            if error:
+                progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
+    return [results[spec.name] for spec in specs]
+
+
+def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Played | None, str]]:
+    """Yield each run with what came out or why it failed, in the order in which they end."""
+    with _cluster() as remote:
+        data: dict[str, Any] = dict.fromkeys(spec.config["federation"] for spec in specs)
+        if remote:
+            data = {name: ray.put(_pack(find_federation(name))) for name in data}
+        run: Any = ray.remote(num_cpus=1, max_retries=0)(_play)
+        pending = {run.remote(task, spec.config, data[spec.config["federation"]]): spec for spec in specs}
+        while pending:
+            (done,), _ = ray.wait(list(pending), num_returns=1)
+            spec = pending.pop(done)
+            try:
+                played, error = ray.get(done)
+            except ray.exceptions.RayError as lost:  # the worker itself died
+                played, error = None, str(lost)
+            yield spec, played, error
+
+
+@contextmanager
+def _cluster() -> Iterator[bool]:
+    """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is one."""
+    remote = bool(os.environ.get("RAY_ADDRESS"))
+    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
+    if remote:
+        ray.init(runtime_env={"working_dir": str(ROOT), "excludes": [".git", ".venv"]}, **quiet)
+    else:
+        environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+        ray.init(include_dashboard=False, runtime_env={"env_vars": environment}, **quiet)
+    try:
+        yield remote
+    finally:
+        ray.shutdown()
+
+
+def _play(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Played | None, str]:
+    """Do a run in a worker; return what came out, or why it failed."""
+    try:
+        return task(config if data is None else {**config, "federation": str(_unpack(data))}), ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+def _pack(path: Path) -> bytes:
+    """Return a federation, a folder or a file, as bytes that can travel."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            archive.write(file, file.name)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> Path:
+    """Write a packed federation to this machine's scratch folder, once, and return its path."""
+    folder = Path(tempfile.gettempdir()) / f"umbel-{hashlib.sha256(data).hexdigest()[:16]}"
+    if not folder.exists():
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="umbel-"))
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            archive.extractall(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:  # another worker was first
+            shutil.rmtree(scratch)
+    files = list(folder.iterdir())
+    return folder if len(files) > 1 else files[0]
+
+
+def _save(spec: Spec, played: Played | None, error: str, folder: Path) -> Result:
+    """Save a run, its result last, which marks it as done."""
+    path = folder / "runs" / spec.name
+    if played is None:
+        failure = _failure(spec, folder)
+        failure.parent.mkdir(exist_ok=True)
+        write_atomically(failure, error.encode())
+        return Result(spec, {}, path, error)
+    run = RunFolder(path)
+    run.write_config(spec.config)
+    if played.state is not None and played.participations is not None:
+        run.write_round(played.state, played.participations, played.cost)
+    if played.trace:
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            rounds=np.repeat([one.round for one in played.trace], [len(one.clients) for one in played.trace]),
+            clients=np.concatenate([one.clients for one in played.trace]),
+            groups=np.concatenate([one.groups for one in played.trace]),
+            releases=np.concatenate([one.releases for one in played.trace if one.releases is not None]),
+        )
+        write_atomically(path / _TRACE, buffer.getvalue())
+    document = {"made_by": _maker(spec.config), "config": spec.config, "measures": played.measures}
+    write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
+    _failure(spec, folder).unlink(missing_ok=True)
+    return Result(spec, played.measures, path)
+
+
+def _failure(spec: Spec, folder: Path) -> Path:
+    """Return the file that tells why a run failed."""
+    return folder / "failed" / f"{spec.name}.txt"
+
+
+def _read(spec: Spec, folder: Path) -> Result | None:
+    """Return a run that was done before, by the same code, in the same configuration."""
+    path = folder / "runs" / spec.name
+    try:
+        document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if document.get("config") != spec.config or document.get("made_by") != _maker(spec.config):
+        return None
+    return Result(spec, document["measures"], path)
+
+
+def _maker(config: Mapping[str, Any]) -> dict[str, str]:
+    """Return what else a result depends on: versions, code, and the strategy and model of the user's own."""
+    own = tuple(name.partition(":")[0] for name in (config["strategy"], config["model"]) if ":" in name)
+    return {**versions(), "code": _digest(own)}
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that results depend on."""
+    return {package: version(package) for package in ("umbel", *_PACKAGES)} | {"python": platform.python_version()}
+
+
+@lru_cache
+def _digest(modules: tuple[str, ...] = ()) -> str:
+    """Return a digest of the code that makes results."""
+    files: list[Path] = []
+    for name in (*_CODE, *_MODULES):
+        path = ROOT / name
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    for module in modules:
+        found = find_spec(module)
+        files += [Path(found.origin)] if found and found.origin else []
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,275 @@
+"""Two linear models in the plane (group privacy paper, Sec. 5.1): figures 1 and 2, and how typical they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from experiments.figures import COLOURS, MARKERS, figure
+from experiments.runs import LOCAL_ONLY, ROOT, Spec, run_config
+from experiments.sweep import Result
+from experiments.tables import Section, Value, average, good, plus_minus, rate, write
+from federation import write_leaf
+from protocol import flatten
+
+SEEDS = 100
+NEAR = 1.0
+"""An optimum counts as found when a hypothesis is this near to it."""
+PRINTED_LEAKAGE = 2.4
+"""The highest privacy leakage in figure 2."""
+
+ARMS: Mapping[str, dict[str, Any]] = {
+    "FedAvg": {"strategy": "fedavg", "hypotheses": 1, "noise_multiplier": 0.0},
+    "IFCA": {"strategy": "ifca", "hypotheses": 2, "noise_multiplier": 0.0},
+    "Algorithm 1": {"strategy": "group-privacy", "hypotheses": 2, "noise_multiplier": 5.0},
+}
+# What the paper does, what it takes to find the optima, and that with umbel's cure for collapse.
+PAPER, LONG, RESTARTS = "patience 6", "100 rounds", "100 rounds, 5 restarts"
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    PAPER: {"rounds": 500, "patience": 6, "restarts": 1},
+    LONG: {"rounds": 100, "patience": 0, "restarts": 1},
+    RESTARTS: {"rounds": 100, "patience": 0, "restarts": 5},
+}
+
+
+def specs(folder: Path, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
+    """Return the runs, and write the data of each seed, drawn anew, under `folder`."""
+    settings = {PAPER: SETTINGS[PAPER]} if quick else SETTINGS
+    runs = []
+    for seed, path in _data(folder, seeds):
+        common = {"federation": str(path), "seed": seed}
+        for setting, keys in settings.items():
+            for arm, changes in ARMS.items():
+                config = run_config("synthetic", **common, **keys, **changes)
+                runs.append(Spec(_name(arm, setting, seed), config))
+        local = run_config("synthetic", **common, strategy=LOCAL_ONLY)
+        runs.append(Spec(f"local-seed{seed}", local))
+    return runs
+
+
+def tables(results: Sequence[Result], folder: Path) -> None:
+    """Write tables and figures of the runs of `specs`."""
+    groups = _groups(good(results))
+    write(folder, "Two linear models", _sections(groups, results), _rows(groups), results)
+    by_name = {result.spec.name: result for result in good(results)}
+    for setting, name in ((PAPER, "figure-1"), (RESTARTS, "figure-1-long")):
+        shown = [by_name.get(_name(arm, setting, 0)) for arm in ARMS]
+        if all(shown):
+            _figure_1([result for result in shown if result], folder, name)
+    for setting, name in ((PAPER, "figure-2"), (RESTARTS, "figure-2-long")):
+        if result := by_name.get(_name("Algorithm 1", setting, 0)):
+            _figure_2(result, folder, name)
+
+
+def recipe() -> ModuleType:
+    """Load ``datasets/synthetic.py``, which is a script and no module of a package."""
+    path = ROOT / "datasets" / "synthetic.py"
+    spec = importlib.util.spec_from_file_location("umbel_synthetic_recipe", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _data(folder: Path, seeds: int) -> Iterator[tuple[int, Path]]:
+    make = recipe().make
+    for seed in range(seeds):
+        path = folder / "data" / f"synthetic-{seed}.json"
+        if not path.exists():
+            write_leaf(path, *make(seed))
+        yield seed, path
+
+
+def _name(arm: str, setting: str, seed: int) -> str:
+    return f"{arm}-{setting}-seed{seed}".lower().replace(" ", "-").replace(",", "")
+
+
+def _groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Return the runs of each arm in each setting."""
+    by_name = {result.spec.name: result for result in results}
+    seeds = sorted({result.spec.config["seed"] for result in results})
+    return {
+        (arm, setting): runs
+        for setting in SETTINGS
+        for arm in ARMS
+        if (runs := [by_name[name] for seed in seeds if (name := _name(arm, setting, seed)) in by_name])
+    }
+
+
+def _found(result: Result) -> bool:
+    return float(max(result.measures["best"]["to_truth"])) <= NEAR
+
+
+def _collapsed(result: Result) -> bool:
+    """Return whether all validation clients pick the same one of several hypotheses."""
+    chosen = result.measures["best"]["chosen"]
+    return len(chosen) > 1 and np.count_nonzero(chosen) == 1
+
+
+def _as_printed(result: Result) -> bool:
+    return _found(result) and float(result.measures["max_budget"]) <= PRINTED_LEAKAGE + 1e-9
+
+
+def _sections(groups: Mapping[tuple[str, str], Sequence[Result]], results: Sequence[Result]) -> list[Section]:
+    rows, gets = [], []
+    for (arm, setting), runs in groups.items():
+        losses = [result.measures["best_loss"] for result in runs]
+        private = runs[0].measures["max_budget"] is not None
+        rows.append(
+            [
+                arm,
+                setting,
+                plus_minus(losses, 3),
+                f"{np.median(losses):.3f}",
+                f"{average(r.measures['rounds'] for r in runs)[0]:.0f}",
+                rate(sum(map(_found, runs)), len(runs)) if arm != "FedAvg" else "",
+                rate(sum(map(_collapsed, runs)), len(runs)) if arm != "FedAvg" else "",
+                plus_minus((r.measures["max_budget"] for r in runs), 2) if private else "no bound",
+            ]
+        )
+        best, last = ([result.measures[which] for result in runs] for which in ("best", "last"))
+        rand = [m["rand_index"] for m in best]
+        gets.append(
+            [
+                f"{arm}, {setting}",
+                plus_minus((m["mean"] for m in best), 3),
+                plus_minus((m["worst_decile"] for m in best), 3),
+                plus_minus((m["mean"] for m in last), 3),
+                plus_minus((m["held_out"]["mean"] for m in best), 3),
+                plus_minus((m["held_out"]["worst_decile"] for m in best), 3),
+                plus_minus(rand, 2) if arm != "FedAvg" else "",
+            ]
+        )
+    local = [r.measures["held_out"] for r in good(results) if r.spec.config["strategy"] == LOCAL_ONLY]
+    means = [plus_minus((m[name] for m in local), 3) for name in ("mean", "worst_decile")]
+    gets.insert(0, ["by itself", "", "", "", *means, ""])
+    outcomes = Section(
+        "What comes out",
+        "Lowest validation RMSE (mean ± standard deviation over seeds, and median); runs in which both optima have a "
+        f"hypothesis within {NEAR:g}, and runs that collapsed, in which all validation clients pick the same "
+        "hypothesis, each with a 95 % interval; highest privacy leakage of a client. Without noise nothing "
+        "bounds the leakage. The irreducible RMSE is √(1/3) = .577.",
+        ("who", "setting", "RMSE", "median", "rounds", "optima found", "collapsed", "leakage"),
+        rows,
+    )
+    columns = (
+        "who",
+        "mean",
+        "worst decile",
+        "mean, last round",
+        "held out: mean",
+        "held out: worst decile",
+        "Rand index",
+    )
+    personal = Section(
+        "What a client gets",
+        "RMSE of every validation client under its best hypothesis: mean over clients, and mean over the tenth that "
+        "fares worst, with the hypotheses of the best and of the last round. Held out: a client picks its hypothesis, "
+        "or trains by itself, on every other row and is measured on the rest. The adjusted Rand index compares what "
+        "clients pick with the distribution that their data were drawn from.",
+        columns,
+        gets,
+    )
+    return [outcomes, _picture(groups), personal]
+
+
+def _picture(groups: Mapping[tuple[str, str], Sequence[Result]]) -> Section:
+    lines = []
+    for setting in SETTINGS:
+        if runs := groups.get(("Algorithm 1", setting)):
+            lines.append(f"- {setting}: {rate(sum(map(_as_printed, runs)), len(runs))}")
+    return Section(
+        "How often it looks as printed",
+        f"The paper shows one run of Algorithm 1: both optima found, at a leakage of at most {PRINTED_LEAKAGE}. Runs "
+        f"in which both optima have a hypothesis within {NEAR:g} and no client leaks more than that:\n\n"
+        + "\n".join(lines),
+    )
+
+
+def _rows(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Value]]:
+    rows: list[dict[str, Value]] = []
+    for (arm, setting), runs in groups.items():
+        rmse, deviation = average(result.measures["best_loss"] for result in runs)
+        private = runs[0].measures["max_budget"] is not None
+        leakage = average(result.measures["max_budget"] for result in runs)[0] if private else None
+        printed = PRINTED_LEAKAGE if private and setting == PAPER else None
+        several = arm != "FedAvg"
+        rows.append(
+            {
+                "who": arm,
+                "setting": setting,
+                "runs": len(runs),
+                "rmse": rmse,
+                "rmse_sd": deviation,
+                "rmse_median": float(np.median([result.measures["best_loss"] for result in runs])),
+                "optima_found": sum(map(_found, runs)) if several else None,
+                "collapsed": sum(map(_collapsed, runs)) if several else None,
+                "as_printed": sum(map(_as_printed, runs)) if private else None,
+                "leakage": leakage,
+                "leakage_printed": printed,
+                "leakage_difference": leakage / printed - 1 if leakage and printed else None,
+            }
+        )
+    return rows
+
+
+def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
+    """Draw figures 1a to 1i: releases in the first and in the best round, and the loss, a row a strategy."""
+    points = np.concatenate([result.trace["releases"] for result in results] + [np.array(recipe().OPTIMA)])
+    # Noise now and then throws a release far out; it is drawn where it is, the frame is that of the others.
+    low, high = np.quantile(points, (0.01, 0.99), axis=0) + np.array([[-1], [1]])
+    with figure(folder, name, len(results), 3, (10, 3 * len(results))) as axes:
+        for row, (arm, result) in enumerate(zip(ARMS, results, strict=True)):
+            trace = result.trace
+            best = result.measures["best_round"]
+            trained = int(trace["rounds"].max())
+            for column, (round, what) in enumerate(((1, "first round"), (min(best, trained), "best round"))):
+                ax = axes[row, column]
+                here = trace["rounds"] == round
+                for j in np.unique(trace["groups"][here]):
+                    points = trace["releases"][here & (trace["groups"] == j)]
+                    ax.scatter(*points.T, color=COLOURS[j], marker=MARKERS[j], s=28, label=f"released, group {j}")
+                ax.scatter(*np.array(recipe().OPTIMA).T, color="black", marker="x", s=50, label="optima")
+                frame = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1])}
+                ax.set(title=f"{arm}, {what} ({round})", xlabel="first parameter", ylabel="second parameter", **frame)
+            axes[row, 1].scatter(
+                *flatten(result.hypotheses).T, facecolors="none", edgecolors="black", s=90, label="best hypotheses"
+            )
+            axes[row, 1].legend(fontsize=7)
+            history = [entry for entry in result.history if entry["loss"] is not None]
+            ax = axes[row, 2]
+            ax.plot([entry["number"] for entry in history], [entry["loss"] for entry in history], color=COLOURS[0])
+            ax.axvline(best, color="grey", linewidth=0.8, linestyle=":")
+            ax.set(title=f"{arm}, validation", xlabel="round", ylabel="RMSE", ylim=(0, None))
+
+
+def _figure_2(result: Result, folder: Path, name: str) -> None:
+    """Draw figure 2: the highest leakage over the clients of each cluster, by round."""
+    trace = result.trace
+    config = result.spec.config
+    price = 2 / config["noise-multiplier"]
+    rounds = np.arange(1, trace["rounds"].max() + 1)
+    times = np.zeros(trace["clients"].max() + 1, int)
+    cluster = np.full(len(times), -1)
+    highest = np.zeros((config["hypotheses"], len(rounds)))
+    for column, round in enumerate(rounds):
+        here = trace["rounds"] == round
+        times[trace["clients"][here]] += 1
+        # A client belongs to the cluster that its last release was assigned to.
+        cluster[trace["clients"][here]] = trace["groups"][here]
+        for j in range(len(highest)):
+            highest[j, column] = price * times[cluster == j].max(initial=0)
+    with figure(folder, name) as axes:
+        ax = axes[0, 0]
+        for j, line in enumerate(highest):
+            ax.step(rounds, line, where="post", color=COLOURS[j], linestyle=("-", "--")[j % 2], label=f"cluster {j}")
+        ax.set(xlabel="round", ylabel="highest privacy leakage of a client", ylim=(0, None))
+        ax.legend()

@@ -1,0 +1,128 @@
+"""Tables of what was measured beside what the papers print, as CSV and as Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from experiments.sweep import Result, versions
+from server.run_folder import write_atomically
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the Markdown page: a heading, a paragraph or more, and a table if there are columns."""
+
+    title: str
+    text: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = field(default_factory=list)
+
+
+def write(
+    folder: Path,
+    title: str,
+    sections: Iterable[Section],
+    rows: Sequence[Mapping[str, Value]],
+    results: Sequence[Result],
+) -> None:
+    """Write ``table.md``, ``table.csv`` and ``config.toml`` of a sweep.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the sweep.
+    title : str
+    sections : iterable of Section
+        Of the Markdown page, which a list of bad runs is added to.
+    rows : sequence of mapping
+        Of the CSV file, all with the same keys.
+    results : sequence of Result
+        All runs; their configurations and the versions go to ``config.toml``.
+    """
+    page = [f"# {title}\n"]
+    for section in [*sections, _bad_runs(results)]:
+        page.append(f"## {section.title}\n\n{section.text}\n")
+        if section.columns:
+            lines = [section.columns, ["---"] * len(section.columns), *section.rows]
+            page.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
+    write_atomically(folder / "table.md", "\n".join(page).encode())
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
+    write_atomically(folder / "table.csv", buffer.getvalue().encode())
+    write_atomically(folder / "config.toml", tomli_w.dumps(_configuration(results)).encode())
+
+
+def _configuration(results: Sequence[Result]) -> dict[str, Any]:
+    """Return versions, what all runs have in common, and what each run has of its own."""
+    first = results[0].spec.config
+    common = {key: first[key] for key in first if all(one.spec.config[key] == first[key] for one in results)}
+    own = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
+    return {"versions": versions(), "common": common, "runs": own}
+
+
+def average(values: Iterable[float]) -> tuple[float, float]:
+    """Return mean and empirical standard deviation (divisor n - 1, 0 for a single value)."""
+    array = np.asarray(list(values), float)
+    if not len(array):
+        return math.nan, math.nan
+    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else 0.0
+
+
+def difference(measured: float, printed: float) -> str:
+    """Return by how many per cent a measured number lies above or below a printed one."""
+    return f"{100 * (measured / printed - 1):+.0f} %"
+
+
+def plus_minus(values: Iterable[float], digits: int) -> str:
+    """Return mean and standard deviation as text."""
+    mean, deviation = average(values)
+    return "none" if math.isnan(mean) else f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
+
+
+def rate(successes: int, runs: int) -> str:
+    """Return a count of runs with its 95 % Wilson interval, as text."""
+    if not runs:
+        return "no runs"
+    z = 1.959964
+    centre = (successes + z**2 / 2) / (runs + z**2)
+    half = z * math.sqrt(successes * (runs - successes) / runs + z**2 / 4) / (runs + z**2)
+    return f"{successes} of {runs} ({100 * max(centre - half, 0):.0f} to {100 * min(centre + half, 1):.0f} %)"
+
+
+def good(results: Iterable[Result]) -> list[Result]:
+    """Return the runs that ended, with a finite loss."""
+    return [result for result in results if _trouble(result) is None]
+
+
+def _trouble(result: Result) -> str | None:
+    if result.error:
+        return f"failed: {result.error.strip().splitlines()[-1]}"
+    loss: Any = result.measures.get("best_loss", 0.0)
+    return None if math.isfinite(loss) else "no finite validation loss"
+
+
+def _bad_runs(results: Sequence[Result]) -> Section:
+    bad = [(result.spec.name, trouble) for result in results if (trouble := _trouble(result)) is not None]
+    if not bad:
+        return Section("Bad runs", f"None of {len(results)} runs failed or diverged.")
+    text = f"{len(bad)} of {len(results)} runs failed or diverged; they are left out of the figures above."
+    return Section("Bad runs", text, ("run", "what happened"), bad)
+
+
+def _plain(value: Value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
