@@ -45,6 +45,11 @@ class RunFolder:
     ``history.jsonl``           a line a round (`server.rounds.Round`)
     ``ledger.csv``              clients that released: participations and what they spent
     ``config.toml``             the run config and the versions it ran with
+    ``releases.safetensors``    of a model of two parameters: what the first and the best round
+                                released, ``first.releases`` (m, 2), the hypothesis each was
+                                assigned to, ``first.groups`` (m,), and the hypotheses that the
+                                round started from, ``first.hypotheses`` (k, 2); ``best.`` too;
+                                metadata ``first.round`` and ``best.round``
     ``report.html``             the outcome for people
     ==========================  ==========================================================
 
@@ -73,8 +78,7 @@ class RunFolder:
 
     def write_config(self, run_config: Mapping[str, Any]) -> None:
         """Save the configuration of the run and the versions it runs with."""
-        versions = {package: version(package) for package in _PACKAGES} | {"python": platform.python_version()}
-        document = {"config": dict(run_config), "versions": versions}
+        document = {"config": dict(run_config), "versions": versions()}
         write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())
 
     def write_round(self, state: State, participations: NDArray[np.int64], cost: Fraction | None) -> None:
@@ -98,6 +102,10 @@ class RunFolder:
             rows.append(f"{client},{times},{spend(times, cost):.10g}\n")
         write_atomically(self.path / "ledger.csv", "".join(rows).encode())
 
+    def write_releases(self, content: bytes) -> None:
+        """Save the releases in the plane (`server.plane.Album`)."""
+        write_atomically(self.path / "releases.safetensors", content)
+
     def write_report(self, html: str) -> None:
         """Save the report."""
         write_atomically(self.path / "report.html", html.encode())
@@ -105,6 +113,11 @@ class RunFolder:
     def _write_arrays(self, name: str, arrays: Arrays) -> None:
         content = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
         write_atomically(self.path / f"{name}.safetensors", content)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a run depends on."""
+    return {package: version(package) for package in _PACKAGES} | {"python": platform.python_version()}
 
 
 def spend(participations: float, cost: Fraction | None) -> float:

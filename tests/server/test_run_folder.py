@@ -212,6 +212,11 @@ def test_the_config_is_saved_with_the_versions_it_ran_with(folder: RunFolder, ru
     }
 
 
+def test_the_releases_are_saved_as_they_are(folder: RunFolder) -> None:
+    folder.write_releases(b"tensors")
+    assert contents(folder.path) == {"releases.safetensors": b"tensors"}
+
+
 def test_the_report_is_saved_as_it_is(folder: RunFolder) -> None:
     folder.write_report("<p>1 000 €</p>")
     assert (folder.path / "report.html").read_text(encoding="utf-8") == "<p>1 000 €</p>"

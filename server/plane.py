@@ -1,0 +1,92 @@
+"""The releases of two rounds in the plane, for models of two parameters: what figure 1 of the paper draws."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from protocol import flatten
+from server.rounds import State
+from strategies.base import Outcome
+
+
+@dataclass(frozen=True)
+class Plane:
+    """A round in the plane.
+
+    Attributes
+    ----------
+    round : int
+    releases : ndarray, shape (m, 2)
+    groups : ndarray of int, shape (m,)
+        The hypothesis that each release was assigned to; -1 in a round with too few releases.
+    hypotheses : ndarray, shape (k, 2)
+        What the round started from.
+    """
+
+    round: int
+    releases: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    hypotheses: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, outcome: Outcome, hypotheses: NDArray[np.float64]) -> Plane | None:
+        """Return what a round released from `hypotheses`; None for another number of parameters."""
+        if outcome.releases is None:
+            return None
+        groups = outcome.groups if len(outcome.groups) else np.full(len(outcome.releases), -1, np.int64)
+        return cls(outcome.round, outcome.releases, groups, hypotheses)
+
+
+class Album:
+    """Keeps the first round of a run and its best one.
+
+    The best round is the one that started from the best hypotheses. Where these are what the
+    last round of training left, no round started from them, and where nobody validates there
+    is no best round: in both cases the last round of training is kept.
+
+    Parameters
+    ----------
+    state : State
+        Before the first round.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.first: Plane | None = None
+        self.best: Plane | None = None
+        self._newest: Plane | None = None
+        self._start = state.hypotheses
+
+    def add(self, state: State, outcome: Outcome | None) -> bool:
+        """Look at the round just done, and tell whether anything was kept.
+
+        Parameters
+        ----------
+        state : State
+            After the round.
+        outcome : Outcome or None
+            Of the last round of training.
+        """
+        number = state.history[-1].number
+        start, self._start = self._start, state.hypotheses
+        if outcome is not None and outcome.round == number and outcome.releases is not None:
+            self._newest = Plane.of(outcome, flatten(start))
+        if self._newest is None or state.best_round not in (0, number):
+            return False
+        self.first = self.first or self._newest
+        self.best = self._newest
+        return True
+
+    def to_bytes(self) -> bytes:
+        """Return both rounds in safetensors format, with their numbers in its metadata."""
+        tensors: dict[str, NDArray[np.generic]] = {}
+        metadata: dict[str, str] = {}
+        for name, plane in (("first", self.first), ("best", self.best)):
+            if plane is not None:
+                metadata[f"{name}.round"] = str(plane.round)
+                for part in ("releases", "groups", "hypotheses"):
+                    tensors[f"{name}.{part}"] = np.ascontiguousarray(getattr(plane, part))
+        return safetensors.numpy.save(tensors, metadata)
