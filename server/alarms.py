@@ -1,0 +1,186 @@
+"""What may have gone wrong in a run, told from its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from server.rounds import Round
+
+# The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. Of
+# k equal groups, one is missed by chance in that many releases less often than once in 20,000.
+LAST_PART, LEAST_ROUNDS, RELEASES_EACH = 10, 5, 10
+# Hypotheses closer than this part of what they were at their furthest have drifted together.
+DRIFTED = 0.1
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One thing to look at: what it is, and what it says of the run."""
+
+    title: str
+    text: str
+
+
+def last_rounds(history: Sequence[Round]) -> list[Round]:
+    """Return the rounds at the end of the training by which it is judged who still gets releases.
+
+    They are the last tenth of those that moved the hypotheses, at least five, and as many as
+    hold ten releases a hypothesis. A run too short for that has none.
+    """
+    moved = [entry for entry in history if entry.moved]
+    size = max(LEAST_ROUNDS, math.ceil(len(moved) / LAST_PART))
+    if size > len(moved):
+        return []
+    enough = RELEASES_EACH * len(moved[-1].groups)
+    while sum(sum(entry.groups) for entry in moved[-size:]) < enough:
+        size += 1
+        if size > len(moved):
+            return []
+    return moved[-size:]
+
+
+def drifted(history: Sequence[Round]) -> list[int]:
+    """Return the hypotheses whose distance to the nearest other one has become a tenth of what it was.
+
+    Compared are medians over five successive rounds, the last ones against the largest, so that
+    no single noisy round counts.
+    """
+    lines = np.array([entry.nearest for entry in history])
+    if lines.size == 0 or len(lines) < 2 * LEAST_ROUNDS:
+        return []
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(lines, LEAST_ROUNDS, axis=0), axis=-1)
+    return [int(j) for j in np.flatnonzero(medians[-1] < DRIFTED * medians.max(axis=0))]
+
+
+def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, validators: int | None) -> list[Alarm]:
+    """Return what people should know before they use the outcome, worst first.
+
+    Parameters
+    ----------
+    history : sequence of Round
+    hypotheses : int
+        k.
+    validate_every : int
+        Rounds from one validation to the next.
+    validators : int or None
+        Number of validation clients, if it is known.
+    """
+    found = [*_not_finite(history), *_validation(history, validate_every, validators)]
+    if hypotheses > 1:
+        found += [*_empty(history, hypotheses), *_close(history)]
+    return [*found, *_too_few(history), *_lost(history)]
+
+
+def _not_finite(history: Sequence[Round]) -> list[Alarm]:
+    bad = [entry.number for entry in history if not np.isfinite(entry.nearest).all()]
+    if not bad:
+        return []
+    text = f"From round {bad[0]} on, some of their numbers were infinite or undefined. A smaller step-size may help."
+    return [Alarm("Hypotheses diverged", text)]
+
+
+def _validation(history: Sequence[Round], validate_every: int, validators: int | None) -> list[Alarm]:
+    due = [entry for entry in history if (entry.number - 1) % validate_every == 0 or not entry.asked]
+    given = [entry for entry in due if entry.loss is not None and math.isfinite(entry.loss)]
+    some = any(entry.loss is not None for entry in history)
+    if not some and not validators:
+        return []  # nobody validates
+    found = []
+    if len(given) < len(due):
+        missing = [entry.number for entry in due if entry not in given]
+        text = (
+            f"In {_count(len(missing), 'validation')} of {len(due)} (the first in round {missing[0]}) no validation "
+            "client answered with a finite loss. Training may have diverged there, or the nodes that hold these "
+            "clients may have failed."
+        )
+        found.append(Alarm("Validation loss not finite", text))
+    if len(given) > 1 and min(given, key=lambda entry: entry.loss or 0.0) is given[0]:
+        text = (
+            f"None of {_count(len(given) - 1, 'later validation')} had a lower loss than the first, in round "
+            f"{given[0].number}: training did not help."
+        )
+        found.append(Alarm("Validation loss never improved", text))
+    return found
+
+
+def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
+    last = last_rounds(history)
+    if not last:
+        return []
+    totals = np.sum([entry.groups for entry in last], axis=0)
+    empty = [int(j) for j in np.flatnonzero(totals == 0)]
+    if not empty:
+        return []
+    best = history[-1].best_round
+    before = (
+        f" The best hypotheses are older: those that round {best} started from." if 0 < best <= last[0].number else ""
+    )
+    if len(empty) == hypotheses - 1:
+        text = (
+            f"In the last {len(last)} rounds of training all {int(totals.sum())} releases went to hypothesis "
+            f"{int(totals.argmax())}, and the other {'one' if hypotheses == 2 else hypotheses - 1} stayed as "
+            f"{'it was' if hypotheses == 2 else 'they were'}. That is one model for all, as it should be where all "
+            "clients are of one kind; else nothing is personalised any more, and another seed or more restarts may "
+            f"help.{before}"
+        )
+        return [Alarm("Clusters collapsed into one", text)]
+    text = (
+        f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is as it should "
+        f"be where the clients are of no more than {_count(hypotheses - len(empty), 'kind')}; else a group may have "
+        f"been missed, and another seed or more restarts may help.{before}"
+    )
+    return [Alarm(f"{_count(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
+
+
+def _close(history: Sequence[Round]) -> list[Alarm]:
+    close = drifted(history)
+    if not close:
+        return []
+    text = (
+        f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of the most that it "
+        "was in this run: they have become nearly the same model."
+    )
+    return [Alarm("Hypotheses drifted together", text)]
+
+
+def _too_few(history: Sequence[Round]) -> list[Alarm]:
+    trained = [entry for entry in history if entry.asked]
+    stuck = [entry.number for entry in trained if not entry.moved]
+    if not stuck:
+        return []
+    text = (
+        f"In {_count(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than min-releases "
+        "clients released, and the hypotheses stayed as they were. Sites refuse what their policy or budget does "
+        "not allow; their own logs say why."
+    )
+    return [Alarm("Too few releases", text)]
+
+
+def _lost(history: Sequence[Round]) -> list[Alarm]:
+    lost = [entry for entry in history if entry.lost_nodes]
+    if not lost:
+        return []
+    most = max(entry.lost_nodes for entry in lost)
+    text = (
+        f"In {_count(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
+        f"training, at most {most} at a time. What their clients released, if anything, is not in the outcome."
+    )
+    return [Alarm("Nodes lost", text)]
+
+
+def name_hypotheses(numbers: Sequence[int] | NDArray[np.int64]) -> str:
+    """Return "hypothesis 3", "hypotheses 1 and 3", or the first few of many."""
+    if len(numbers) == 1:
+        return f"hypothesis {numbers[0]}"
+    if len(numbers) > 8:
+        return f"hypotheses {', '.join(map(str, numbers[:7]))} and {len(numbers) - 7} others"
+    return f"hypotheses {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

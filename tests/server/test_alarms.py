@@ -1,0 +1,234 @@
+"""Alarms: each goes off when it should, and only then."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from server.alarms import alarms, drifted, last_rounds, name_hypotheses
+from server.rounds import Round
+
+
+def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]:
+    """A run in which all is well; a change is a value, or a function of the round's number."""
+    entries = []
+    for number in range(1, rounds + 1 + final):
+        trains = number <= rounds
+        values: dict[str, Any] = {
+            "number": number,
+            "loss": 1 / number,
+            "metric": 1 / number,
+            "asked": 10 if trains else 0,
+            "releases": 10 if trains else 0,
+            "lost_nodes": 0,
+            "groups": [4, 6] if trains else [],
+            "nearest": [5.0, 5.0],
+            "moved": trains,
+            "best_round": number,
+            "median_participations": 1.0,
+            "max_participations": 2,
+            "seconds": 0.1,
+        }
+        for name, change in changes.items():
+            if trains or name not in ("groups", "moved", "releases", "lost_nodes"):
+                values[name] = change(number) if callable(change) else change
+        entries.append(Round(**values))
+    return entries
+
+
+def titles(entries: list[Round], k: int = 2, every: int = 1, validators: int | None = 5) -> list[str]:
+    return [alarm.title for alarm in alarms(entries, k, every, validators)]
+
+
+@pytest.mark.parametrize("rounds", [1, 4, 5, 20, 300])
+def test_a_run_in_which_all_is_well_gives_no_alarm(rounds: int) -> None:
+    assert titles(history(rounds)) == []
+
+
+# --- who gets releases at the end
+
+
+@pytest.mark.parametrize(("rounds", "groups", "last"), [
+    (4, [10, 10], 0),  # fewer than five rounds
+    (5, [10, 10], 5),
+    (50, [10, 10], 5),
+    (51, [10, 10], 6),  # a tenth, rounded up
+    (200, [10, 10], 20),
+    (200, [1, 0], 20),  # ten releases each are 20
+    (50, [1, 0], 20),
+    (19, [1, 0], 0),  # there are not so many
+])  # fmt: skip
+def test_the_end_is_a_tenth_and_at_least_five_rounds_and_ten_releases_each(
+    rounds: int, groups: list[int], last: int
+) -> None:
+    assert len(last_rounds(history(rounds, groups=groups))) == last
+
+
+def test_rounds_that_did_not_move_anything_are_no_part_of_the_end() -> None:
+    entries = history(20, moved=lambda t: t % 2 == 0, groups=lambda t: [4, 6] if t % 2 == 0 else [0, 0])
+    assert [entry.number for entry in last_rounds(entries)] == [12, 14, 16, 18, 20]
+
+
+def test_all_releases_in_one_hypothesis_are_a_collapse() -> None:
+    entries = history(20, groups=lambda t: [10, 0] if t > 15 else [5, 5], best_round=3)
+    (alarm,) = alarms(entries, 2, 1, 5)
+    assert alarm.title == "Clusters collapsed into one"
+    assert alarm.text.startswith(
+        "In the last 5 rounds of training all 50 releases went to hypothesis 0, and the other one stayed as it was."
+    )
+    assert alarm.text.endswith("The best hypotheses are older: those that round 3 started from.")
+
+
+def test_best_hypotheses_from_the_end_are_not_called_older() -> None:
+    assert "older" not in alarms(history(20, groups=[10, 0]), 2, 1, 5)[0].text
+
+
+def test_one_release_at_the_end_is_enough() -> None:
+    assert titles(history(20, groups=lambda t: [9, 1] if t == 16 else [10, 0])) == []
+    assert titles(history(20, groups=lambda t: [9, 1] if t == 15 else [10, 0])) == ["Clusters collapsed into one"]
+
+
+def test_hypotheses_without_releases_are_named() -> None:
+    entries = history(20, groups=[5, 0, 5, 0], nearest=[1.0] * 4)
+    (alarm,) = alarms(entries, 4, 1, 5)
+    assert alarm.title == "2 hypotheses without releases"
+    assert "no release went to hypotheses 1 and 3. That is as it should be where" in alarm.text
+    assert "of no more than 2 kinds" in alarm.text
+    assert titles(history(20, groups=[5, 0, 5], nearest=[1.0] * 3), k=3) == ["1 hypothesis without releases"]
+
+
+def test_a_single_hypothesis_cannot_collapse() -> None:
+    assert titles(history(20, groups=[10], nearest=[]), k=1) == []
+
+
+def test_a_short_run_is_not_judged() -> None:
+    assert titles(history(4, groups=[10, 0])) == []
+
+
+# --- distances
+
+
+def test_hypotheses_that_end_close_have_drifted_together() -> None:
+    entries = history(20, nearest=lambda t: [5.0, 5.0] if t <= 10 else [0.4, 0.4])
+    (alarm,) = alarms(entries, 2, 1, 5)
+    assert alarm.title == "Hypotheses drifted together"
+    assert "from hypotheses 0 and 1 to the nearest other one is less than a tenth" in alarm.text
+
+
+@pytest.mark.parametrize(("end", "found"), [(0.49, [0, 1]), (0.51, []), (0.0, [0, 1])])
+def test_close_is_a_tenth_of_the_most(end: float, found: list[int]) -> None:
+    assert drifted(history(20, nearest=lambda t: [5.0] * 2 if t <= 10 else [end] * 2)) == found
+
+
+@pytest.mark.parametrize("spike", [3, 20, 21])
+def test_a_single_noisy_round_counts_for_nothing(spike: int) -> None:
+    far_out = history(20, nearest=lambda t: [500.0] * 2 if t == spike else [5.0] * 2)
+    close = history(20, nearest=lambda t: [0.01] * 2 if t == spike else [5.0] * 2)
+    assert titles(far_out) == titles(close) == []
+
+
+def test_each_hypothesis_is_compared_with_itself() -> None:
+    entries = history(20, groups=[3, 3, 4], nearest=lambda t: [9.0, 0.5, 9.0] if t < 9 else [9.0, 0.4, 0.4])
+    assert drifted(entries) == [2]
+
+
+def test_hypotheses_that_start_close_and_stay_so_have_not_drifted() -> None:
+    assert titles(history(20, nearest=[0.0, 0.0])) == []
+
+
+def test_a_few_rounds_are_no_drift() -> None:
+    assert drifted(history(8, nearest=lambda t: [5.0 / t**3] * 2)) == []
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_hypotheses_that_are_not_finite_have_diverged(bad: float) -> None:
+    entries = history(20, nearest=lambda t: [bad, bad] if t > 7 else [5.0, 5.0])
+    (alarm,) = alarms(entries, 2, 1, 5)
+    assert alarm.title == "Hypotheses diverged"
+    assert alarm.text.startswith("From round 8 on")
+
+
+# --- validation
+
+
+@pytest.mark.parametrize("bad", [math.inf, math.nan, None])
+def test_a_validation_without_a_finite_loss_is_told(bad: float | None) -> None:
+    entries = history(20, loss=lambda t: bad if t in (4, 5) else 1 / t)
+    (alarm,) = alarms(entries, 2, 1, 5)
+    assert alarm.title == "Validation loss not finite"
+    assert alarm.text.startswith("In 2 validations of 21 (the first in round 4) no validation client")
+
+
+def test_a_round_that_was_not_to_validate_lacks_no_loss() -> None:
+    def validated(t: int) -> float | None:
+        return 1 / t if t % 5 == 1 or t == 21 else None
+
+    assert titles(history(20, loss=validated), every=5) == []
+    assert titles(history(20, loss=validated), every=1) == ["Validation loss not finite"]
+
+
+@pytest.mark.parametrize(("validators", "told"), [(5, ["Validation loss not finite"]), (0, []), (None, [])])
+def test_without_any_loss_it_matters_whether_anybody_validates(validators: int | None, told: list[str]) -> None:
+    assert titles(history(20, loss=None, metric=None, final=False), validators=validators) == told
+
+
+def test_a_loss_that_never_gets_better_is_told() -> None:
+    (alarm,) = alarms(history(20, loss=lambda t: 1 + t, best_round=1), 2, 1, 5)
+    assert alarm.title == "Validation loss never improved"
+    assert alarm.text.startswith("None of 20 later validations had a lower loss than the first, in round 1")
+
+
+@pytest.mark.parametrize("dip", [2, 21])
+def test_one_better_validation_is_an_improvement(dip: int) -> None:
+    assert titles(history(20, loss=lambda t: 0.5 if t == dip else 1.0)) == []
+
+
+def test_a_single_validation_cannot_improve() -> None:
+    assert titles(history(1, loss=1.0, final=False)) == []
+
+
+# --- releases and nodes
+
+
+def test_rounds_with_too_few_releases_are_counted() -> None:
+    entries = history(20, moved=lambda t: t not in (3, 9), groups=lambda t: [0, 0] if t in (3, 9) else [4, 6])
+    (alarm,) = alarms(entries, 2, 1, 5)
+    assert alarm.title == "Too few releases"
+    assert alarm.text.startswith("In 2 rounds of 20 (the first was round 3) fewer than min-releases clients released")
+
+
+def test_lost_nodes_are_counted() -> None:
+    (alarm,) = alarms(history(20, lost_nodes=lambda t: {5: 1, 6: 3}.get(t, 0)), 2, 1, 5)
+    assert alarm.title == "Nodes lost"
+    assert alarm.text.startswith(
+        "In 2 rounds (the first was round 5) nodes gave no usable answer to training, at most 3"
+    )
+
+
+def test_what_is_worst_comes_first() -> None:
+    entries = history(
+        20, groups=[10, 0], loss=1.0, lost_nodes=1, nearest=lambda t: [5.0 if t < 10 else 0.1] * 2,
+        moved=lambda t: t > 1,
+    )  # fmt: skip
+    assert titles(entries) == [
+        "Validation loss never improved",
+        "Clusters collapsed into one",
+        "Hypotheses drifted together",
+        "Too few releases",
+        "Nodes lost",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [
+        ([3], "hypothesis 3"),
+        ([0, 2], "hypotheses 0 and 2"),
+        ([0, 2, 5], "hypotheses 0, 2 and 5"),
+        (range(100), "hypotheses 0, 1, 2, 3, 4, 5, 6 and 93 others"),
+    ],
+)
+def test_hypotheses_are_named_as_long_as_they_are_few(numbers: Any, text: str) -> None:
+    assert name_hypotheses(numbers) == text
