@@ -12,8 +12,10 @@ from flwr.supercore import log
 
 from federation import umbel_home
 from protocol import price
+from server.plane import Album
+from server.report import render
 from server.rounds import State, initial_hypotheses, run_rounds
-from server.run_folder import RunFolder
+from server.run_folder import RunFolder, versions
 from server.settings import Settings
 from server.summary import Narrator
 
@@ -36,13 +38,18 @@ def main(grid: Grid, context: Context) -> None:
 
     start = initial_hypotheses(settings, grid)
     state = State(hypotheses=start, best=start)
+    album = Album(state)
 
     def after_round(state: State) -> None:
         log(INFO, narrator.round_line(state.history[-1], settings.rounds))
         folder.write_round(state, strategy.participations, cost)
+        if album.add(state, strategy.outcome):
+            folder.write_releases(album.to_bytes())
 
     run_rounds(settings, grid, state, after_round)
-    folder.write_report(narrator.report(state, dict(context.run_config)))
+    folder.write_report(
+        render(folder.path.name, narrator, state, strategy.participations, album, dict(context.run_config), versions())
+    )
     for line in narrator.closing_lines(state):
         log(INFO, line)
     log(INFO, "The results are in this folder; open report.html first:")

@@ -1,12 +1,12 @@
-"""A run in words: the line a round, the closing lines, and the report."""
+"""A run in words: the line a round and the closing lines."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from html import escape
 
 import numpy as np
+from numpy.typing import NDArray
 
 from federation import Manifest
 from models.base import Model
@@ -68,45 +68,45 @@ class Narrator:
         vectors = flatten(state.best)
         if vectors.shape[1] <= _SHOWN_PARAMETERS:
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]
-        lines += self._found(state.best)
+        lines += [
+            f"  true parameters {where}: hypothesis {j} is {away:.3f} away" for where, j, away in self.found(state.best)
+        ]
         last = state.history[-1]
         median, most = (spend(times, self.cost) for times in (last.median_participations, last.max_participations))
-        lines.append(f"Privacy spent a client: median {median:.4g}, most {most:.4g} ({_MEANING[self.radius_mode]}).")
+        meaning = "unsanitised: nothing bounds it" if self.cost is None else _MEANING[self.radius_mode]
+        lines.append(f"Privacy spent a client: median {median:.4g}, most {most:.4g} ({meaning}).")
         return lines
-
-    def report(self, state: State, config: dict[str, object]) -> str:
-        """Return the report as one HTML page."""
-        head = "".join(f"<p>{escape(line)}</p>" for line in self.closing_lines(state))
-        trained = sum(1 for entry in state.history if entry.asked)
-        rows = "".join(f"<tr><td>{escape(self.round_line(entry, trained))}</td></tr>" for entry in state.history)
-        settings = "".join(
-            f"<tr><th>{escape(key)}</th><td>{escape(str(value))}</td></tr>" for key, value in config.items()
-        )
-        return (
-            "<!doctype html><html lang='en'><meta charset='utf-8'><title>umbel run</title>"
-            "<style>body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}"
-            "th{text-align:left;padding-right:2rem;font-weight:normal}</style>"
-            f"<h1>umbel run</h1>{head}<h2>Rounds</h2><table>{rows}</table>"
-            f"<h2>Run config</h2><table>{settings}</table></html>\n"
-        )
 
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""
-        name = "RMSE" if self.model.loss.name in ("mse", "rmse") else self.model.loss.name
-        target = self.manifest.units.get("target", {}) if self.manifest else {}
-        if name == "RMSE" and self.model.metric.name == "rmse" and "scale" in target:
-            return f"RMSE {value * target['scale']:,.1f} {target.get('unit', '')}".rstrip()
-        return f"{name} {value:.4f}"
+        factor, unit = self.scale
+        return f"{self.loss_name} {value * factor:,.1f} {unit}".rstrip() if factor else f"{self.loss_name} {value:.4f}"
 
-    def _found(self, best: Arrays) -> list[str]:
-        """Compare with the truth, where the data are synthetic and it is known."""
-        vectors = flatten(best)
+    @property
+    def loss_name(self) -> str:
+        """What the loss is called when it is reported."""
+        return "RMSE" if self.model.loss.name in ("mse", "rmse") else self.model.loss.name
+
+    @property
+    def scale(self) -> tuple[float, str]:
+        """What a loss times is in the target's unit, and that unit; (0, "") for a loss without one."""
+        target = self.manifest.units.get("target", {}) if self.manifest else {}
+        if self.loss_name == "RMSE" and self.model.metric.name == "rmse" and "scale" in target:
+            return float(target["scale"]), str(target.get("unit", ""))
+        return 0.0, ""
+
+    def truth(self, n: int) -> NDArray[np.float64]:
+        """Return the true parameters (g, n) of the data; none where a model of n has no such thing."""
         # A run may learn another model than the one that the data were made from.
-        if not (self.manifest and all(len(truth) == vectors.shape[1] for truth in self.manifest.truth)):
-            return []
-        lines = []
-        for truth in np.asarray(self.manifest.truth):
-            distances = np.linalg.norm(vectors - truth, axis=1)
-            where = ", ".join(f"{x:g}" for x in truth)
-            lines.append(f"  true parameters ({where}): hypothesis {distances.argmin()} is {distances.min():.3f} away")
-        return lines
+        if not (self.manifest and self.manifest.truth and all(len(row) == n for row in self.manifest.truth)):
+            return np.zeros((0, n))
+        return np.asarray(self.manifest.truth, np.float64)
+
+    def found(self, best: Arrays) -> list[tuple[str, int, float]]:
+        """Return for each of the true parameters their text, the nearest hypothesis, and how far it is."""
+        vectors = flatten(best)
+        found = []
+        for row in self.truth(vectors.shape[1]):
+            distances = np.linalg.norm(vectors - row, axis=1)
+            found.append((f"({', '.join(f'{x:g}' for x in row)})", int(distances.argmin()), float(distances.min())))
+        return found

@@ -18,6 +18,7 @@ import pytest
 import safetensors.numpy
 from flwr.app import Context, Message, RecordDict
 from numpy.typing import NDArray
+from safetensors import safe_open
 
 import client.app
 import server.app
@@ -31,7 +32,15 @@ from simulation.grid import InProcessGrid
 from strategies.roster import RosterError
 
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
-FILES = ["config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "report.html"]
+FILES = [
+    "config.toml",
+    "history.jsonl",
+    "hypotheses.safetensors",
+    "latest.safetensors",
+    "ledger.csv",
+    "releases.safetensors",
+    "report.html",
+]
 _run_ids = count(1)
 
 
@@ -143,7 +152,42 @@ def test_config_and_report_hold_the_run_config(play: Play, run_config: dict[str,
     saved = tomllib.loads((run.folder / "config.toml").read_text())["config"]
     assert saved == run_config | {"rounds": 6, "seed": 3, "step-size": 0.25}
     report = (run.folder / "report.html").read_text()
-    assert "<tr><th>step-size</th><td>0.25</td></tr>" in report
+    assert '<tr><th scope="row">step-size</th><td>0.25</td></tr>' in report
+    assert f"<h1>{run.folder.name}</h1>" in report
+
+
+def test_the_releases_of_the_first_and_the_best_round_are_kept(play: Play) -> None:
+    run = play()
+    with safe_open(run.folder / "releases.safetensors", "np") as file:
+        numbers = file.metadata()
+        kept = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    best = run.history[-1]["best_round"]
+    assert numbers == {"first.round": "1", "best.round": str(min(best, 6))}
+    assert {name: value.shape for name, value in kept.items()} == {
+        f"{which}.{part}": shape
+        for which in ("first", "best")
+        for part, shape in (("releases", (7, 2)), ("groups", (7,)), ("hypotheses", (2, 2)))
+    }
+    for which in ("first", "best"):
+        groups = run.history[int(numbers[f"{which}.round"]) - 1]["groups"]
+        assert np.bincount(kept[f"{which}.groups"], minlength=2).tolist() == groups
+    # The mean of a group is the hypothesis that the next round starts from.
+    one = play(rounds=1)
+    with safe_open(one.folder / "releases.safetensors", "np") as file:
+        groups, releases = file.get_tensor("first.groups"), file.get_tensor("first.releases")
+    latest = flatten(one.arrays("latest"))
+    for j in np.unique(groups):
+        np.testing.assert_allclose(latest[j], releases[groups == j].mean(axis=0), rtol=1e-6)
+
+
+def test_releases_of_more_than_two_parameters_are_not_kept(play: Play, umbel_home: Path) -> None:
+    rng = np.random.default_rng(0)
+    manifest = Manifest(name="three", clients=12, split={"train": 8, "validation": 4}, model="mlp")
+    x, y = rng.random((48, 3), np.float32), rng.random(48, np.float32)
+    write_federation(umbel_home / "data" / "three", manifest, x, y, offsets_of([4] * 12))
+    run = play(federation="three", rounds=1)
+    assert not (run.folder / "releases.safetensors").exists()
+    assert "What clients released" not in (run.folder / "report.html").read_text()
 
 
 def test_best_and_latest_are_both_kept(play: Play) -> None:

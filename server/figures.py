@@ -1,0 +1,375 @@
+"""The figures of a report, as SVG to stand in its page.
+
+They are drawn in fixed colours that are then replaced by the page's CSS variables, so that one
+drawing serves light, dark and paper. Hypotheses differ in marker and line as well as in colour.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from server.plane import Plane
+
+STYLED = 8  # hypotheses that get a colour of their own; the others share one
+_WIDTH, _HEIGHT = 460, 290  # in points, which the page takes for pixels
+_MOST_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
+_MOST_STEPS = 300  # the same where each takes a step
+MOST_RELEASES = 1000
+_MOST_BARS = 40
+
+# Stand-ins: any colours will do that are all different.
+_INK, _MUTED, _LINE, _PAPER, _REST = "#101010", "#202020", "#303030", "#404040", "#505050"
+_SERIES = [f"#6060{j:02x}" for j in range(1, STYLED + 1)]
+_VARIABLES = {_INK: "ink", _MUTED: "muted", _LINE: "line", _PAPER: "paper", _REST: "rest"} | {
+    colour: f"series-{j}" for j, colour in enumerate(_SERIES, 1)
+}
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "p"]
+_DASHES: list[Any] = [
+    "-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)),
+]  # fmt: skip
+# The same markers for tables, in a square of 16.
+_KEYS = [
+    '<circle cx="8" cy="8" r="5"/>',
+    '<path d="M3.5 3.5h9v9h-9z"/>',
+    '<path d="M8 2.5l5.5 10h-11z"/>',
+    '<path d="M8 2l6 6-6 6-6-6z"/>',
+    '<path d="M8 13.5l5.5-10h-11z"/>',
+    '<path d="M6 2.5h4V6h3.5v4H10v3.5H6V10H2.5V6H6z"/>',
+    '<path d="M5 2.5l3 3 3-3L13.5 5l-3 3 3 3-2.5 2.5-3-3-3 3L2.5 11l3-3-3-3z"/>',
+    '<path d="M8 2l6 4.4-2.3 7.1H4.3L2 6.4z"/>',
+]
+_STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # a unit may be $
+    "svg.fonttype": "none",
+    "font.size": 13,
+    "axes.labelsize": 13,
+    "legend.fontsize": 12,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "text.color": _INK,
+    "axes.labelcolor": _MUTED,
+    "axes.edgecolor": _LINE,
+    "axes.linewidth": 1,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": _LINE,
+    "grid.linewidth": 0.7,
+    "xtick.color": _LINE,
+    "ytick.color": _LINE,
+    "xtick.labelcolor": _MUTED,
+    "ytick.labelcolor": _MUTED,
+    "xtick.major.size": 4,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "lines.linewidth": 1.8,
+}
+
+
+@dataclass(frozen=True)
+class Bar:
+    """So many clients took part between `low` and `high` times, both included."""
+
+    low: int
+    high: int
+    clients: int
+
+
+def tally(participations: NDArray[np.int64]) -> list[Bar]:
+    """Count clients by how often they took part, in at most 40 equal steps from 0."""
+    most = int(participations.max(initial=0))
+    step = -(-(most + 1) // _MOST_BARS)
+    counts = np.bincount(participations // step, minlength=most // step + 1)
+    return [Bar(j * step, (j + 1) * step - 1, int(count)) for j, count in enumerate(counts)]
+
+
+def number(value: float) -> str:
+    """Return a number for people: four digits that count, and commas in thousands."""
+    if not np.isfinite(value):
+        return "infinite" if value > 0 else str(value)
+    if abs(value) >= 1e9:
+        return f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
+def curve(
+    name: str, alt: str, rounds: Sequence[int], values: Sequence[float], label: str, marked: int | None = None
+) -> Markup:
+    """Draw one number over rounds, with a mark on the round `marked`."""
+
+    def draw(axes: Axes) -> None:
+        keep = np.isfinite(values)
+        x, y = np.asarray(rounds)[keep], np.asarray(values, np.float64)[keep]
+        at = np.flatnonzero(x == marked)
+        thinned = _thin(x, y[:, None])
+        plain: dict[str, Any] = {"marker": "o", "markersize": 3} if len(x) <= 60 else {}
+        axes.plot(thinned[0], thinned[1][:, 0], color=_SERIES[0], linewidth=1.8 if len(x) <= 200 else 1, **plain)
+        if len(y) and y.min() > 0 and y.max() > 50 * y.min():
+            axes.set_yscale("log")
+        if len(at):
+            axes.axvline(x[at[0]], color=_REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            axes.plot(x[at], y[at], "o", color=_SERIES[1], markersize=8, markeredgecolor=_PAPER, zorder=4)
+            right = x[at[0]] - x[0] > (x[-1] - x[0]) / 2
+            axes.annotate(
+                f"round {marked}: {number(y[at[0]])}", (x[at[0]], 1), (0, 4), xycoords=("data", "axes fraction"),
+                textcoords="offset points", ha="right" if right else "left", fontsize=12,
+            )  # fmt: skip
+        _rounds(axes)
+        axes.set_ylabel(label)
+
+    return _svg(name, alt, draw)
+
+
+def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
+    """Draw how many releases each hypothesis got: a strip each, and one for all that are not `shown`.
+
+    Parameters
+    ----------
+    rounds : sequence of int, T of them
+    groups : ndarray of int, shape (T, k)
+    shown : sequence of int
+        The hypotheses with a strip of their own.
+    """
+    rest = [j for j in range(groups.shape[1]) if j not in shown]
+    columns = [groups[:, j] for j in shown] + ([groups[:, rest].sum(axis=1)] if rest else [])
+    labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if rest else [])
+    colours = [_SERIES[i] for i in range(len(shown))] + [_REST]
+
+    def draw(axes: Axes) -> None:
+        x, strips = _thin(np.asarray(rounds), np.stack(columns, axis=1).astype(np.float64), _MOST_STEPS)
+        top = max(1.0, strips.max(initial=0))
+        for row in range(len(columns)):
+            base = len(columns) - 1 - row
+            height = 0.82 * strips[:, row] / top
+            axes.fill_between(x, base, base + height, step="mid", color=colours[row], linewidth=0)
+            axes.axhline(base, color=_LINE, linewidth=1)
+        _rounds(axes)
+        axes.grid(visible=False)
+        axes.set_yticks([len(columns) - 1 - row + 0.4 for row in range(len(columns))], labels)
+        axes.set_ylim(-0.05, len(columns))
+        axes.spines["left"].set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        axes.set_title(f"full height: {number(round(top, 1))} releases a round", loc="right", fontsize=12, color=_MUTED)
+
+    return _svg(name, alt, draw, max(_HEIGHT, 70 + 27 * len(columns)))
+
+
+def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.float64], shown: Sequence[int]) -> Markup:
+    """Draw the distance (T, k) from each hypothesis to the nearest other one."""
+    rest = [j for j in range(nearest.shape[1]) if j not in shown]
+
+    def draw(axes: Axes) -> None:
+        x, lines = _thin(np.asarray(rounds), np.where(np.isfinite(nearest), nearest, np.nan), _MOST_STEPS)
+        if nearest.shape[1] == 2:
+            axes.plot(x, lines[:, 0], color=_SERIES[0], label="between the two")
+        else:
+            for i, j in enumerate(shown):
+                where = (i * len(x) // (8 * len(shown)), max(1, len(x) // 8))
+                axes.plot(
+                    x, lines[:, j], color=_SERIES[i], linestyle=_DASHES[i], linewidth=1.5, marker=MARKERS[i],
+                    markersize=5.5, markeredgecolor=_PAPER, markeredgewidth=0.6, markevery=where, label=str(j),
+                )  # fmt: skip
+            if rest:
+                low, high = lines[:, rest].min(axis=1), lines[:, rest].max(axis=1)
+                label = f"{len(rest)} others"
+                axes.fill_between(x, low, high, color=_REST, alpha=0.35, linewidth=0, zorder=1, label=label)
+            axes.legend(
+                loc="lower center",
+                bbox_to_anchor=(0.5, 1),
+                ncols=5 if rest else STYLED,
+                columnspacing=1,
+                handletextpad=0.4,
+            )
+        axes.set_ylim(bottom=0)
+        _rounds(axes)
+        axes.set_ylabel("distance" if nearest.shape[1] == 2 else "distance to the nearest other")
+
+    return _svg(name, alt, draw)
+
+
+def spending(
+    name: str, alt: str, bars: Sequence[Bar], cost: float | None, marks: Sequence[tuple[str, float]]
+) -> Markup:
+    """Draw how many clients spent how much.
+
+    Parameters
+    ----------
+    bars : sequence of Bar
+    cost : float or None
+        Of a participation; None to count participations.
+    marks : sequence of (str, float)
+        Words, and the number of participations at which they stand.
+    """
+    each = cost or 1.0
+
+    def draw(axes: Axes) -> None:
+        step = bars[0].high - bars[0].low + 1
+        middles = [(bar.low + bar.high) / 2 * each for bar in bars]
+        heights = [bar.clients for bar in bars]
+        axes.bar(middles, heights, width=0.86 * step * each, color=_SERIES[0])
+        top = max(1, *heights)
+        axes.set_ylim(0, 1.32 * top)
+        span = (bars[-1].high + 1) * each
+        axes.set_xlim(-0.6 * step * each, max(span, 4 * each))
+        for row, (words, times) in enumerate(marks):
+            y = (1.26 - 0.13 * row) * top
+            axes.plot([times * each] * 2, [0, y], color=_INK, linewidth=1.4, linestyle=_DASHES[1 + row])
+            right = times * each > span * 0.55
+            axes.annotate(
+                words, (times * each, y), (-6 if right else 6, -4), textcoords="offset points",
+                ha="right" if right else "left", va="center",
+            )  # fmt: skip
+        axes.grid(axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=cost is None))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        _numbers(axes)
+        axes.set_xlabel("times taken part" if cost is None else "privacy spent")
+        axes.set_ylabel("clients")
+
+    return _svg(name, alt, draw)
+
+
+def plane(
+    name: str,
+    alt: str,
+    drawn: Plane,
+    truth: NDArray[np.float64],
+    shown: Sequence[int],
+    window: tuple[tuple[float, float], tuple[float, float]],
+) -> Markup:
+    """Draw the releases of a round in the plane, with the hypotheses it started from and the truth (g, 2)."""
+    every = -(-len(drawn.releases) // MOST_RELEASES) or 1
+    points, labels = drawn.releases[::every], drawn.groups[::every]
+
+    def draw(axes: Axes) -> None:
+        others = ~np.isin(labels, shown)
+        muted = [j for j in range(len(drawn.hypotheses)) if j not in shown]
+        axes.plot(*drawn.hypotheses[muted].T, "x", color=_REST)
+        axes.plot(*points[others].T, ".", color=_REST, markersize=7)
+        if len(truth):
+            axes.plot(*truth.T, "+", color=_INK, markersize=24, markeredgewidth=1.4, label="true parameters")
+        ring: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgewidth": 2}
+        axes.plot([], [], "o", **ring, markeredgecolor=_MUTED, label="hypothesis")
+        for i, j in enumerate(shown):
+            axes.plot(*drawn.hypotheses[j], MARKERS[i], **ring, markeredgecolor=_SERIES[i])
+            axes.plot(
+                *points[labels == j].T, MARKERS[i], color=_SERIES[i], markersize=5.5, markeredgecolor=_PAPER,
+                markeredgewidth=0.5, label=f"released, to hypothesis {j}" if len(shown) <= 2 else f"to {j}",
+            )  # fmt: skip
+        axes.set_xlim(window[0])
+        axes.set_ylim(window[1])
+        axes.set_aspect("equal")
+        axes.grid()
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        _numbers(axes)
+        axes.set_xlabel("first parameter")
+        axes.set_ylabel("second parameter")
+        axes.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2 if len(shown) <= 2 else 4, columnspacing=1.2,
+            handletextpad=0.3, markerscale=0.75,
+        )  # fmt: skip
+
+    return _svg(name, alt, draw, 440)
+
+
+def window(planes: Sequence[Plane], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return limits of a square that holds everything in some rounds, so that they can be compared."""
+    everything = np.concatenate([part for one in planes for part in (one.releases, one.hypotheses)] + [truth])
+    everything = everything[np.isfinite(everything).all(axis=1)]
+    if not len(everything):
+        return (-1.0, 1.0), (-1.0, 1.0)
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    middle, half = (low + high) / 2, max(0.58 * float((high - low).max()), 1e-3)
+    (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
+    return (left, right), (bottom, top)
+
+
+def key(place: int | None) -> Markup:
+    """Draw the marker of the hypothesis that is shown in place `place`, for tables."""
+    if place is None:
+        return Markup('<svg class="key" viewBox="0 0 16 16" aria-hidden="true"></svg>')
+    fill = f"var(--series-{place + 1})"
+    return Markup(f'<svg class="key" viewBox="0 0 16 16" aria-hidden="true" style="fill: {fill}">{_KEYS[place]}</svg>')
+
+
+def _thin(
+    x: NDArray[Any], y: NDArray[np.float64], most: int = _MOST_POINTS
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return means of successive rows of y (T, c) where there are too many to draw."""
+    size = -(-len(x) // most) or 1
+    if size == 1:
+        return x, y
+    starts = np.arange(0, len(x), size)
+    lengths = np.diff([*starts, len(x)])
+    return np.add.reduceat(x, starts) / lengths, np.add.reduceat(y, starts, axis=0) / lengths[:, None]
+
+
+def _rounds(axes: Axes) -> None:
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    _numbers(axes)
+    axes.set_xlabel("round")
+
+
+def _numbers(axes: Axes) -> None:
+    """Label ticks with numbers for people."""
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    if axes.get_yscale() == "linear":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
+
+
+@contextmanager
+def _style(salt: str) -> Iterator[None]:
+    """Draw as here, whatever the machine's own matplotlibrc says."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": salt})
+        yield
+
+
+def _svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = _HEIGHT) -> Markup:
+    """Return what `draw` draws, as SVG whose ids no other figure of the page has."""
+    buffer = io.StringIO()
+    with _style(name):
+        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
+        draw(figure.add_subplot())
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    body = text[text.index(">", text.index("<svg")) + 1 :]
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
+    used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', body))
+    body = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], name, used), body)
+    head = f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {_WIDTH} {height}">'
+    return Markup(head + re.sub(r">\s+<", "><", body.strip()))
+
+
+def _tag(tag: str, name: str, used: set[str]) -> str:
+    """Return a tag of matplotlib's SVG fit for the page."""
+    tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", tag)
+    tag = re.sub(r'((?:href="|url\()#)', rf"\g<1>{name}-", tag)
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", tag)
+    tag = re.sub(r"(\d\.\d{2})\d+", r"\1", tag)
+    tag = re.sub(r"\s*\n\s*", " ", tag)
+    for colour, variable in _VARIABLES.items():
+        tag = tag.replace(colour, f"var(--{variable})")
+    return tag

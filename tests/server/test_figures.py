@@ -1,0 +1,171 @@
+"""Figures of a report: what is counted, and what is drawn."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import matplotlib
+import numpy as np
+import pytest
+
+from server import figures
+from server.figures import Bar, number, tally
+from server.plane import Plane
+
+SHOWN = [0, 1]
+SQUARE = ((-1.0, 1.0), (-1.0, 1.0))
+
+
+def texts(svg: str) -> list[str]:
+    return ["".join(element.itertext()) for element in tree(svg).iter("text")]
+
+
+def tree(svg: str) -> ET.Element:
+    return ET.fromstring(svg.replace("xlink:href", "href"))
+
+
+# --- numbers
+
+
+def test_clients_are_counted_by_how_often_they_took_part() -> None:
+    assert tally(np.array([0, 2, 0, 3, 2, 2])) == [Bar(0, 0, 2), Bar(1, 1, 0), Bar(2, 2, 3), Bar(3, 3, 1)]
+
+
+def test_many_participations_are_counted_in_equal_steps() -> None:
+    # 100 values from 0 to 99 in at most 40 bars: three to a bar, and the last bar holds 99 alone.
+    bars = tally(np.arange(100))
+    assert len(bars) == 34
+    assert bars[0] == Bar(0, 2, 3)
+    assert bars[-1] == Bar(99, 101, 1)
+    assert sum(bar.clients for bar in bars) == 100
+
+
+@pytest.mark.parametrize("participations", [np.zeros(5, np.int64), np.zeros(0, np.int64)])
+def test_nobody_may_have_taken_part(participations: np.ndarray) -> None:
+    assert tally(participations) == [Bar(0, 0, len(participations))]
+
+
+@pytest.mark.parametrize("most", [0, 39, 40, 41, 79, 80, 1234])
+def test_bars_are_few_and_miss_nobody(most: int) -> None:
+    bars = tally(np.arange(most + 1))
+    assert len(bars) <= 40
+    assert sum(bar.clients for bar in bars) == most + 1
+    assert bars[0].low == 0
+    assert all(one.high + 1 == other.low for one, other in pairwise(bars))
+    assert bars[-1].low <= most <= bars[-1].high
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.57664, "0.5766"), (2.8, "2.8"), (308.0, "308"), (402_196.67, "402,197"), (1e12, "1e+12"), (0.0, "0"),
+        (-2.5, "\N{MINUS SIGN}2.5"), (float("inf"), "infinite"), (float("nan"), "nan"), (1e-5, "1e\N{MINUS SIGN}05"),
+    ],
+)  # fmt: skip
+def test_numbers_are_for_people(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+# --- drawings
+
+FIGURES = {
+    "curve": lambda name: figures.curve(name, "alt", [1, 2, 3], [3.0, 1.0, 2.0], "loss", 2),
+    "releases": lambda name: figures.releases(name, "alt", [1, 2], np.array([[1, 2], [3, 0]]), SHOWN),
+    "distances": lambda name: figures.distances(name, "alt", [1, 2], np.array([[1.0, 1.0], [3.0, 3.0]]), SHOWN),
+    "spending": lambda name: figures.spending(name, "alt", tally(np.array([1, 1, 2])), 0.4, [("median 0.4", 1.0)]),
+    "plane": lambda name: figures.plane(
+        name, "alt", Plane(1, np.eye(2), np.array([0, 1]), -np.eye(2)), np.array([[0.5, 0.5]]), SHOWN, SQUARE
+    ),
+}
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES.keys())
+def test_a_figure_is_well_formed_named_and_in_the_colours_of_the_page(draw) -> None:  # type: ignore[no-untyped-def]
+    svg = draw("one")
+    root = tree(svg)
+    assert root.get("role") == "img"
+    assert root.get("aria-label") == "alt"
+    assert not re.search(r"#[0-9a-f]{6}", svg), "a colour that dark mode would not change"
+    assert "var(--series-1)" in svg
+    assert "font-family" not in svg
+    assert "http" not in svg
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES.keys())
+def test_no_two_figures_share_an_id_and_all_references_lead_somewhere(draw) -> None:  # type: ignore[no-untyped-def]
+    one, two = (set(re.findall(r' id="([^"]+)"', draw(name))) for name in ("one", "two"))
+    assert one
+    assert not one & two
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', draw("one"))) == one
+
+
+@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES.keys())
+def test_a_figure_is_the_same_again_whatever_the_machines_style(draw) -> None:  # type: ignore[no-untyped-def]
+    before = draw("one")
+    with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "svg.fonttype": "path", "lines.color": "r"}):
+        assert draw("one") == before
+        assert matplotlib.rcParams["font.size"] == 30, "and the machine's style is left as it was"
+
+
+def test_the_best_round_is_marked_with_its_number() -> None:
+    assert "round 2: 1" in texts(FIGURES["curve"]("x"))
+    assert not any("round 9" in text for text in texts(figures.curve("x", "", [1, 2], [3.0, 1.0], "loss", 9)))
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [float("inf")], [float("inf"), 2.0], [0.0, 0.0], [1e-9, 1e9], [-1, 1]])
+def test_a_curve_of_any_values_can_be_drawn(values: list[float]) -> None:
+    tree(figures.curve("x", "", list(range(1, len(values) + 1)), values, "loss", 1))
+
+
+def test_words_are_shown_as_they_are() -> None:
+    svg = figures.curve("x", 'a "b" <c>', [1, 2], [1.0, 2.0], "US$ <b> & $x$ #101010 url(#a)", None)
+    assert "US$ <b> & $x$ #101010 url(#a)" in texts(svg)
+    assert tree(svg).get("aria-label") == 'a "b" <c>'
+
+
+def test_each_hypothesis_has_a_strip_and_the_others_share_one() -> None:
+    groups = np.ones((20, 12), np.int64)
+    labels = texts(figures.releases("x", "", range(1, 21), groups, list(range(8))))
+    assert [f"hypothesis {j}" for j in range(8)] == [text for text in labels if text.startswith("hypothesis")]
+    assert "4 others" in labels
+    assert "full height: 4 releases a round" in labels
+
+
+def test_two_hypotheses_have_one_distance_and_more_a_line_each() -> None:
+    three = texts(figures.distances("x", "", [1, 2], np.ones((2, 3)), [0, 1, 2]))
+    assert {"0", "1", "2"} <= set(three)
+    assert "distance to the nearest other" in three
+    assert "distance" in texts(FIGURES["distances"]("x"))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_distances_may_be_undefined(bad: float) -> None:
+    tree(figures.distances("x", "", [1, 2], np.array([[1.0, bad, 2.0], [bad, bad, bad]]), [0, 1, 2]))
+
+
+def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:
+    rng = np.random.default_rng(0)
+    rounds = range(1, 5001)
+    assert len(figures.curve("x", "", rounds, rng.random(5000).tolist(), "loss", 77)) < 40_000
+    assert len(figures.releases("x", "", rounds, rng.integers(0, 9, (5000, 1000)), list(range(8)))) < 250_000
+    assert len(figures.distances("x", "", rounds, rng.random((5000, 1000)), list(range(8)))) < 250_000
+    drawn = Plane(1, rng.random((20_000, 2)), rng.integers(0, 1000, 20_000), rng.random((1000, 2)))
+    assert len(figures.plane("x", "", drawn, np.zeros((0, 2)), list(range(8)), SQUARE)) < 400_000
+
+
+def test_a_mark_survives_when_rounds_are_drawn_as_means() -> None:
+    values = [2.0] * 5000
+    values[76] = 0.125
+    assert "round 77: 0.125" in texts(figures.curve("x", "", range(1, 5001), values, "loss", 77))
+
+
+def test_the_window_is_a_square_that_holds_everything() -> None:
+    one = Plane(1, np.array([[0.0, 0.0], [np.inf, 1.0]]), np.array([0, 0]), np.array([[1.0, 3.0]]))
+    (left, right), (bottom, top) = figures.window([one], np.array([[10.0, 1.0]]))
+    assert right - left == pytest.approx(top - bottom)
+    assert left < 0 < 10 < right
+    assert bottom < 0 < 3 < top
+    nothing = Plane(1, np.full((1, 2), np.nan), np.array([0]), np.full((1, 2), np.inf))
+    assert figures.window([nothing], np.zeros((0, 2))) == ((-1, 1), (-1, 1))

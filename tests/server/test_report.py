@@ -1,0 +1,629 @@
+"""The report: what it says of hand-made runs, and what a browser makes of it."""
+
+from __future__ import annotations
+
+import html as entities
+import json
+import math
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from PIL.ImageStat import Stat
+
+import models
+from federation import Manifest
+from protocol import price
+from server.plane import Album, Plane
+from server.report import render
+from server.rounds import Round, State
+from server.summary import Narrator
+
+SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
+HOSPITAL = Manifest(
+    name="hospital",
+    clients=7,
+    split={"train": 4, "validation": 3},
+    units={"target": {"name": "payment", "unit": "dollars", "scale": 10_000}},
+)
+CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "validate-every": 1, "model": ""}
+VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
+# Four training clients, who took part so often: at 2/5 each, the median is .8 and the most 2.
+PARTICIPATIONS = np.array([0, 1, 3, 5])
+VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
+
+
+class Page(HTMLParser):
+    """What a page says and what it is made of."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "svg"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def entry(number: int, **changes: Any) -> Round:
+    values: dict[str, Any] = {
+        "number": number,
+        "loss": 1 / number,
+        "metric": 1 / number,
+        "asked": 10,
+        "releases": 10,
+        "lost_nodes": 0,
+        "groups": [4, 6],
+        "nearest": [5.0, 5.0],
+        "moved": True,
+        "best_round": number,
+        "median_participations": 1.0,
+        "max_participations": 2,
+        "seconds": 0.1,
+    }
+    return Round(**values | changes)
+
+
+def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
+    """A run in which the loss of theta(t) is 1/t."""
+    history = [entry(t) for t in range(1, rounds + 1)]
+    if final:
+        history.append(entry(rounds + 1, asked=0, releases=0, groups=[], moved=False))
+    best = {"weight": np.array([[[5.0, 6.5]], [[4.0, -4.0]]], np.float32)}
+    values: dict[str, Any] = {
+        "hypotheses": best,
+        "best": best,
+        "best_loss": 1 / max(1, len(history)),
+        "best_round": len(history),
+        "history": history,
+        "stopped": f"all {rounds} rounds done",
+    }
+    return State(**values | changes)
+
+
+def album(first: Plane | None = None, best: Plane | None = None) -> Album:
+    kept = Album(state(0, final=False))
+    kept.first, kept.best = first, best
+    return kept
+
+
+def report(
+    run: State | None = None,
+    *,
+    model: str = "linear",
+    manifest: Manifest | None = SYNTHETIC,
+    noise: float = 5.0,
+    mode: str = "update",
+    participations: Any = PARTICIPATIONS,
+    kept: Album | None = None,
+    config: dict[str, Any] = CONFIG,
+    name: str = "a-run",
+) -> Page:
+    network = models.load(model)
+    narrator = Narrator(network, manifest, price(network.num_parameters, noise), mode)
+    config = config | {"noise-multiplier": noise}
+    return Page(render(name, narrator, run or state(), np.asarray(participations), kept or album(), config, VERSIONS))
+
+
+def plane(round: int = 1, m: int = 6) -> Plane:
+    rng = np.random.default_rng(round)
+    return Plane(round, rng.normal(size=(m, 2)), np.arange(m) % 2, rng.normal(size=(2, 2)))
+
+
+def full() -> Page:
+    return report(kept=album(plane(1), plane(20)))
+
+
+# --- what it says
+
+
+def test_two_sentences_say_what_came_out_and_explain_their_words() -> None:
+    text = report().text
+    assert (
+        "In 20 rounds, 10 clients at a time (a client is one owner of data, such as a hospital) trained 2 hypotheses "
+        "(versions of one model, of which each client uses the one that fits its own data best); they did best after "
+        "20 rounds of training, with RMSE 0.0476 (the lower, the better) on validation clients, whose data nothing was "
+        "trained on."
+    ) in text
+    assert (
+        "This cost the clients privacy, a spend of 0.8 in the median and of 2 at most, where the spend is a limit on "
+        "how much all releases of a client together tell about its data (the lower, the better; here a rule of thumb, "
+        "no guarantee)."
+    ) in text
+
+
+def test_a_loss_is_in_the_unit_of_the_target() -> None:
+    page = report(model="mlp", manifest=HOSPITAL)
+    assert "with RMSE 476.2 dollars (the lower" in page.text
+    assert "validation RMSE (dollars)" in page.html
+    assert "RMSE (dollars)" in page.text
+
+
+def test_one_hypothesis_is_spoken_of_as_one() -> None:
+    one = {"weight": np.ones((1, 1, 2), np.float32)}
+    history = [entry(t, groups=[10], nearest=[]) for t in range(1, 8)]
+    page = report(state(best=one, hypotheses=one, history=history, best_round=7, best_loss=1 / 7))
+    assert "trained one hypothesis (a single model for all clients); it did best after 6 rounds" in page.text
+    assert "How far apart" not in page.text
+    assert "No alarms." in page.text
+
+
+def test_what_was_run_is_told() -> None:
+    text = report().text
+    for words in (
+        "Data synthetic", "Clients 4 train, 3 validate", "Model linear, 2 parameters, loss mse",
+        "Strategy group-privacy, 2 hypotheses", "Rounds 20: all 20 rounds done", "Seed 3",
+        "Noise multiplier 5, within the norm of each client's update", "flwr 1.41.0",
+    ):  # fmt: skip
+        assert words in text
+    assert "Data each node's own Clients 4 train Model" in report(manifest=None).text
+
+
+def test_the_run_config_is_a_table() -> None:
+    text = report(config=CONFIG | {"noise-per-layer": False, "min-nodes": 3}).text
+    assert "strategy group-privacy noise-multiplier 5.0 seed 3" in text
+    assert 'model ""' in text
+    assert "noise-per-layer false min-nodes 3" in text
+
+
+def test_the_truth_is_compared_with_what_was_found() -> None:
+    text = report().text
+    assert "True parameters (5, 6): hypothesis 0 is 0.500 away." in text
+    assert "True parameters (4, -4.5): hypothesis 1 is 0.500 away." in text
+    assert "True parameters" not in report(manifest=HOSPITAL).text
+
+
+def test_every_round_has_a_row_and_the_best_is_marked() -> None:
+    page = report()
+    rows = re.findall(r"<tr( class=\"best\")?><th scope=\"row\">(\d+|end)( \(best\))?</th>", page.html)
+    assert [number for _, number, _ in rows] == [*map(str, range(1, 21)), "end"]
+    assert [number for best, number, _ in rows if best] == ["end"]
+    assert "7 0.1429 10 of 10 4 + 6 5 0.10" in page.text
+
+
+def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
+    page = report(model="cnn", manifest=None)
+    assert "Validation accuracy" in page.text
+    assert "Validation accuracy there" in page.text
+    assert 'scope="col">accuracy<' in page.html
+    assert "accuracy" not in report().text
+
+
+# --- what privacy costs, and what that is worth
+
+
+def test_a_heuristic_is_called_one_everywhere() -> None:
+    text = report().text
+    assert "A participation costs n/\N{GREEK SMALL LETTER NU} = 2/5 = 0.4" in text
+    assert text.count("heuristic, no guarantee") == 2
+    assert "a heuristic and no guarantee: the noise depends on what it hides" in text
+    assert "This is a guarantee" not in text
+
+
+def test_noise_on_each_layer_is_told() -> None:
+    assert (
+        "norm of the client's own update, layer by layer, which"
+        in report(config=CONFIG | {"noise-per-layer": True}).text
+    )
+    assert "layer by layer" not in report().text
+
+
+def test_a_guarantee_is_called_one_and_says_of_what() -> None:
+    text = report(mode="public").text
+    assert "This is a guarantee: of updates one radius apart" in text
+    assert "Which hypothesis a client chose is not covered." in text
+    assert "heuristic" not in text
+    assert "rule of thumb" not in text
+
+
+@pytest.mark.parametrize("mode", ["update", "public"])
+def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> None:
+    page = report(noise=0.0, mode=mode)
+    assert (
+        "No noise was added, so nothing bounds what the releases told about the data of the 3 clients that took part: "
+        "the privacy they spent is infinite."
+    ) in page.text
+    assert "This run was unsanitised" in page.text
+    assert "Noise none" in page.text
+    assert not re.search("guarantee|heuristic|rule of thumb|with noise", page.text)
+    assert "times taken part" in page.html
+
+
+def test_the_histogram_marks_median_and_most_and_counts_everybody() -> None:
+    page = full()
+    assert "median 0.8" in page.html
+    assert "most 2" in page.html
+    assert "Number of training clients by what they spent, of 4 in all; 1 never took part." in page.text
+
+
+def test_large_models_are_told_that_the_figure_is_worth_little() -> None:
+    assert "promises next to nothing" in report(model="cnn", manifest=None, noise=3.0).text
+    assert "promises next to nothing" not in report().text
+
+
+def test_when_nobody_released_nothing_was_spent() -> None:
+    run = state()
+    run.history = [replace(one, releases=0, groups=[0, 0], moved=False) for one in run.history[:20]]
+    page = report(run, participations=[0, 0, 0, 0])
+    assert "No client released anything, so none spent any privacy." in page.text
+    assert "Too few releases." in page.text
+
+
+# --- alarms
+
+
+def test_without_an_alarm_there_is_no_box() -> None:
+    page = report()
+    assert "No alarms." in page.text
+    assert not any(attrs.get("class") == "alarms" for attrs in page.of("section"))
+    assert "Here that is the last 5 such rounds." in page.text
+
+
+def test_an_alarm_stands_before_the_outcome() -> None:
+    run = state()
+    run.history = [replace(one, groups=[10, 0] if one.asked else []) for one in run.history]
+    page = report(run)
+    assert any(attrs.get("class") == "alarms" for attrs in page.of("section"))
+    assert page.text.index("Clusters collapsed into one.") < page.text.index("In 20 rounds, 10 clients")
+    assert "No alarms." not in page.text
+
+
+def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> None:
+    run = state(final=False, best_round=0, best_loss=math.inf)
+    run.history = [replace(one, loss=None, metric=None, best_round=0) for one in run.history]
+    assert "Validation loss not finite." in report(run).text
+    assert "No alarms." in report(run, manifest=None).text
+
+
+# --- any run can be told
+
+
+def without_validation() -> State:
+    run = state(final=False, best_round=0, best_loss=math.inf)
+    run.history = [replace(one, loss=None, metric=None, best_round=0) for one in run.history]
+    return run
+
+
+def infinite_losses() -> State:
+    run = state(final=False, best_round=0, best_loss=math.inf)
+    run.history = [replace(one, loss=math.inf, metric=math.inf, best_round=0) for one in run.history]
+    return run
+
+
+def diverged() -> State:
+    run = state()
+    run.history = [replace(one, nearest=[math.nan, math.inf]) for one in run.history]
+    run.best = run.hypotheses = {"weight": np.full((2, 1, 2), np.nan, np.float32)}
+    return run
+
+
+def many(k: int = 1000, rounds: int = 40) -> State:
+    best = {"weight": np.zeros((k, 1, 2), np.float32)}
+    groups = np.random.default_rng(0).multinomial(100, np.ones(k) / k, rounds)
+    history = [
+        entry(t, groups=row.tolist(), nearest=[1.0] * k, asked=100, releases=100) for t, row in enumerate(groups, 1)
+    ]
+    return state(best=best, hypotheses=best, history=history, best_round=rounds)
+
+
+ODD_RUNS = {
+    "one round": lambda: state(1),
+    "one round and no evaluation": lambda: state(1, final=False, best_round=1, best_loss=1.0),
+    "no validation": without_validation,
+    "infinite losses": infinite_losses,
+    "diverged": diverged,
+    "a thousand hypotheses": many,
+    "no round at all": lambda: state(0, final=False, best_round=0, best_loss=math.inf),
+    "nobody validated now and then": lambda: state(
+        history=[entry(t, loss=1.0 if t % 5 == 1 else None, metric=None, best_round=1) for t in range(1, 20)],
+        best_round=1,
+    ),
+}
+
+
+@pytest.mark.parametrize(("mode", "noise"), [("update", 0.0), ("public", 5.0)])
+@pytest.mark.parametrize("run", ODD_RUNS.values(), ids=ODD_RUNS.keys())
+def test_any_run_can_be_told(run: Any, noise: float, mode: str) -> None:
+    page = report(run(), noise=noise, mode=mode, participations=[0, 0, 1, 1])
+    assert "What was run" in page.text
+    assert "None" not in page.text.replace("None of", "")
+
+
+def test_without_validation_no_best_is_claimed() -> None:
+    page = report(without_validation(), manifest=None)
+    assert "no client reported how well that went, so the newest state is kept." in page.text
+    assert "best)" not in page.text.replace("data best)", "")
+    assert "Validation loss" not in page.text.replace("validation that gave", "")
+
+
+def test_of_many_hypotheses_the_most_trained_are_shown() -> None:
+    run = many(12)
+    totals = np.sum([one.groups for one in run.history], axis=0)
+    page = report(run, participations=[1] * 4)
+    shown = [int(j) for j in re.findall(r">hypothesis (\d+)</text>", page.html)]
+    assert len(shown) == 8
+    assert totals[shown].min() >= np.delete(totals, shown).max()
+    assert "4 others" in page.text
+
+
+@pytest.mark.parametrize(("rounds", "rows"), [(1000, 1000), (1001, 502), (4000, 1002)])
+def test_thousands_of_rounds_are_thinned_in_the_table(rounds: int, rows: int) -> None:
+    page = report(state(rounds, final=False, best_round=2, best_loss=0.5))
+    assert page.html.count("10 of 10") == rows
+    assert ("history.jsonl has all" in page.text) == (rounds > 1000)
+    assert "2 (best)" in page.text
+
+
+def test_a_large_run_gives_a_page_of_reasonable_size() -> None:
+    rng = np.random.default_rng(0)
+    best = {"weight": np.zeros((7, 1, 2), np.float32)}
+    history = [
+        entry(t, loss=float(rng.random()), groups=rng.multinomial(100, [1 / 7] * 7).tolist(), asked=100,
+              nearest=rng.random(7).tolist())
+        for t in range(1, 501)
+    ]  # fmt: skip
+    planes = [Plane(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
+    page = report(
+        state(best=best, hypotheses=best, history=history, best_round=9), kept=album(*planes),
+        participations=rng.poisson(25, 2062),
+    )  # fmt: skip
+    assert len(page.html.encode()) < 1_000_000
+    assert len(report(many(1000, 1000)).html.encode()) < 1_000_000
+
+
+def test_a_model_of_a_million_parameters_is_no_trouble() -> None:
+    best = {"weight": np.zeros((2, 600_000), np.float32)}
+    page = report(state(best=best, hypotheses=best), model="cnn", manifest=None)
+    assert len(page.html) < 200_000
+
+
+# --- releases in the plane
+
+
+def test_two_rounds_are_drawn_in_the_plane() -> None:
+    page = full()
+    assert "Round 1, the first" in page.text
+    assert "Round 20, the last" in page.text
+    assert "What it left is what did best." in page.text
+    labels = [attrs["aria-label"] for attrs in page.of("svg") if "aria-label" in attrs]
+    assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
+
+
+def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
+    assert "Round 7, the best" in report(state(best_round=7), kept=album(plane(1), plane(7))).text
+    page = report(state(best_round=1), kept=album(plane(1), plane(1)))
+    assert "Round 1, the first and the best" in page.text
+    assert page.text.count("releases, each in colour and shape") == 1
+
+
+def test_releases_that_were_too_few_are_drawn_all_the_same() -> None:
+    few = Plane(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
+    text = report(kept=album(few, few)).text
+    assert "2 releases, each in colour" in text
+    assert "Too few to move the hypotheses." in text
+    none = Plane(1, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
+    assert "0 releases" in report(kept=album(none, none)).text
+
+
+# --- one file, for everybody
+
+
+def test_the_page_needs_nothing_from_outside() -> None:
+    page = full()
+    for _, attrs in page.tags:
+        for name, value in attrs.items():
+            if name in ("src", "srcset", "action", "data", "poster") or name.endswith("href"):
+                assert value.startswith("#"), value
+    assert not {tag for tag, _ in page.tags} & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not re.search(r"https?:|file:|@import|@font-face", page.html)
+    assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)", page.html))
+    assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
+
+
+def test_all_text_is_shown_as_text() -> None:
+    evil = "</svg><script>alert('1 & 2')</script>{{ 7 * 7 }}<b title=\"x\">"
+    units = {"target": {"name": evil, "unit": evil, "scale": 2}}
+    manifest = Manifest(name=evil, clients=2, split={"train": 1, "validation": 1}, units=units)
+    config = CONFIG | {evil: evil, "strategy": evil, "seed": evil}
+    page = report(state(stopped=evil), manifest=manifest, config=config, name=evil, kept=album(plane(), plane()))
+    assert not {"script", "b"} & {tag for tag, _ in page.tags}
+    assert evil not in page.html
+    assert page.text.count(evil) >= 8, "name, data, strategy, seed, how it ended, unit, and in the config"
+
+
+def test_the_same_run_gives_the_same_file() -> None:
+    assert full().html == full().html
+
+
+def test_ids_are_unique_and_references_lead_somewhere() -> None:
+    page = full()
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    for _, attrs in page.tags:
+        for name, value in attrs.items():
+            if name.endswith("href"):
+                assert value[1:] in ids
+            if name == "aria-labelledby":
+                assert value in ids
+
+
+def test_figures_tables_and_headings_are_for_everybody() -> None:
+    page = full()
+    drawings = [attrs for attrs in page.of("svg") if attrs.get("class") != "key"]
+    assert len(drawings) == 6
+    assert all(attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in drawings)
+    assert all(attrs.get("aria-hidden") == "true" for attrs in page.of("svg") if attrs.get("class") == "key")
+    assert all(attrs.get("scope") in ("row", "col") for attrs in page.of("th"))
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert page.of("html") == [{"lang": "en"}]
+
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
+def test_colours_stand_out_from_the_paper(theme: int) -> None:
+    blocks = re.findall(r":root \{([^}]*--paper[^}]*)\}", report().html)
+    colours = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", blocks[theme]))
+    for name in ("ink", "muted", "good"):
+        assert contrast(colours[name], colours["paper"]) >= 4.5, name
+    assert contrast(colours["ink"], colours["alarm"]) >= 4.5
+    for name in ("rest", *(f"series-{j}" for j in range(1, 9))):
+        assert contrast(colours[name], colours["paper"]) >= 3, name
+
+
+# --- in a browser
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
+WIDTHS = {"desktop": 1280, "phone": 390}
+PROBE = """<script>
+addEventListener("load", () => {
+  const out = {
+    width: innerWidth,
+    overflow: document.documentElement.scrollWidth - innerWidth,
+    figures: [...document.querySelectorAll("figure svg")].map(svg => {
+      const box = svg.getBoundingClientRect();
+      const spill = [...svg.querySelectorAll("text")].map(text => {
+        const at = text.getBoundingClientRect();
+        return Math.max(box.left - at.left, at.right - box.right, box.top - at.top, at.bottom - box.bottom);
+      });
+      return [box.left, box.top + scrollY, box.right, box.bottom + scrollY, Math.max(...spill)];
+    }),
+  };
+  parent.postMessage(JSON.stringify(out), "*");
+});
+</script></body>"""
+# A window is at least 500 wide, a frame in it as wide as one likes.
+FRAME = """<!doctype html><title></title><body style="margin: 0"><script>
+addEventListener("message", event => { document.title = event.data; });
+</script><iframe src="probe.html" width="%d" height="4000" style="border: 0"></iframe>"""
+browser = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium or Chrome on this machine")
+
+
+def chromium(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    assert CHROMIUM
+    return subprocess.run(
+        [
+            CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
+            f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", *options,
+        ],
+        capture_output=True, text=True, check=True, timeout=120, cwd=folder,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def wide() -> str:
+    """A run of seven hypotheses with an alarm, long names and a large table."""
+    rng = np.random.default_rng(0)
+    best = {"weight": rng.normal(size=(7, 1, 2)).astype(np.float32)}
+    history = [
+        entry(t, loss=float(rng.random()) + 1 / t, groups=[*rng.multinomial(100, [1 / 6] * 6).tolist(), 0], asked=100,
+              nearest=rng.random(7).tolist(), lost_nodes=int(t == 3))
+        for t in range(1, 101)
+    ]  # fmt: skip
+    planes = [Plane(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
+    return report(
+        state(best=best, hypotheses=best, history=history, best_round=9), kept=album(*planes),
+        participations=rng.poisson(25, 500), name="20260101-000000-" + "long" * 20,
+        config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
+    ).html  # fmt: skip
+
+
+def measure(folder: Path, html: str, width: int) -> dict[str, Any]:
+    (folder / "probe.html").write_text(html.replace("</body>", PROBE), encoding="utf-8")
+    (folder / "frame.html").write_text(FRAME % width, encoding="utf-8")
+    done = chromium(folder, "--window-size=1280,4000", "--dump-dom", f"file://{folder / 'frame.html'}")
+    assert "CONSOLE" not in done.stderr, "the browser complains"
+    title = re.search(r"<title>(.*?)</title>", done.stdout, re.DOTALL)
+    assert title
+    measured: dict[str, Any] = json.loads(entities.unescape(title[1]))
+    return measured
+
+
+@browser
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS.values(), ids=WIDTHS.keys())
+def test_it_fits_the_window_and_every_figure_holds_its_words(tmp_path: Path, wide: str, width: int) -> None:
+    measured = measure(tmp_path, wide, width)
+    assert measured["width"] == width
+    assert measured["overflow"] <= 0
+    assert len(measured["figures"]) == 6
+    for left, _, right, _, spill in measured["figures"]:
+        assert 0 <= left < right <= width
+        assert spill < 2
+
+
+@browser
+@pytest.mark.slow
+def test_it_is_light_or_dark_as_the_reader_likes_and_no_figure_is_blank(tmp_path: Path, wide: str) -> None:
+    (tmp_path / "page.html").write_text(wide, encoding="utf-8")
+    figures = measure(tmp_path, wide, 1280)["figures"]
+    brightness = {}
+    # Chromium's setting: 0 is dark, 1 is light.
+    for theme, setting in (("light", 1), ("dark", 0)):
+        picture = tmp_path / f"{theme}.png"
+        chromium(
+            tmp_path, f"--blink-settings=preferredColorScheme={setting}", "--window-size=1280,4000",
+            f"--screenshot={picture}", f"file://{tmp_path / 'page.html'}",
+        )  # fmt: skip
+        with Image.open(picture) as image:
+            grey = image.convert("L")
+            brightness[theme] = grey.getpixel((5, 5))
+            for left, top, right, bottom, _ in figures:
+                part = grey.crop((int(left), int(top), int(right), int(bottom)))
+                assert Stat(part).stddev[0] > 5, "a figure is blank"
+    assert brightness["light"] > 240
+    assert brightness["dark"] < 40
+
+
+@browser
+@pytest.mark.slow
+def test_it_prints(tmp_path: Path, wide: str) -> None:
+    (tmp_path / "page.html").write_text(wide, encoding="utf-8")
+    chromium(tmp_path, f"--print-to-pdf={tmp_path / 'page.pdf'}", f"file://{tmp_path / 'page.html'}")
+    content = (tmp_path / "page.pdf").read_bytes()
+    assert content.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", content)) in range(3, 9)
