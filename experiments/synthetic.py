@@ -223,9 +223,11 @@ def _rows(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, 
 
 def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
     """Draw figures 1a to 1i: releases in the first and in the best round, and the loss, a row a strategy."""
-    points = np.concatenate([result.trace["releases"] for result in results] + [np.array(recipe().OPTIMA)])
-    # Noise now and then throws a release far out; it is drawn where it is, the frame is that of the others.
-    low, high = np.quantile(points, (0.01, 0.99), axis=0) + np.array([[-1], [1]])
+    optima = np.array(recipe().OPTIMA)
+    releases = np.concatenate([result.trace["releases"] for result in results])
+    # Noise now and then throws a release far out of the frame, which holds all others and the optima.
+    low = np.minimum(np.quantile(releases, 0.01, axis=0), optima.min(axis=0)) - 1
+    high = np.maximum(np.quantile(releases, 0.99, axis=0), optima.max(axis=0)) + 1
     with figure(folder, name, len(results), 3, (10, 3 * len(results))) as axes:
         for row, (arm, result) in enumerate(zip(ARMS, results, strict=True)):
             trace = result.trace
@@ -237,7 +239,7 @@ def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
                 for j in np.unique(trace["groups"][here]):
                     points = trace["releases"][here & (trace["groups"] == j)]
                     ax.scatter(*points.T, color=COLOURS[j], marker=MARKERS[j], s=28, label=f"released, group {j}")
-                ax.scatter(*np.array(recipe().OPTIMA).T, color="black", marker="x", s=50, label="optima")
+                ax.scatter(*optima.T, color="black", marker="x", s=50, label="optima")
                 frame = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1])}
                 ax.set(title=f"{arm}, {what} ({round})", xlabel="first parameter", ylabel="second parameter", **frame)
             axes[row, 1].scatter(

@@ -1,0 +1,203 @@
+"""The experiments: which runs they are, and what their tables make of results worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments import handwriting, hospital, synthetic
+from experiments.__main__ import app
+from experiments.runs import Played, Spec, play
+from experiments.sweep import Result, _save
+from federation import Manifest, offsets_of, write_federation
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def read_csv(folder: Path) -> list[dict[str, str]]:
+    with (folder / "table.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Result]:
+    """Yield results that hold what `measures` makes of each spec, instead of running them."""
+    for spec in specs:
+        own = {"mean": 0.1, "worst_decile": 0.2, "chosen": [1, 1], "rand_index": 0.5, "to_truth": [0.1, 0.2]}
+        own["held_out"] = {"mean": 0.3, "worst_decile": 0.4, "clients": 2}
+        base = {"rounds": 10, "best_round": 1, "best_loss": 0.1, "median_budget": None, "max_budget": None}
+        base |= {"best": own, "last": own, "held_out": own["held_out"]}
+        yield Result(spec, base | measures(spec.config), folder / "runs" / spec.name)
+
+
+# --- hospital
+
+
+@pytest.fixture
+def hospitals(umbel_home: Path) -> Path:
+    """A small federation with the shape and the units of the hospitals."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (400, 3)).astype(np.float32)
+    y = generator.uniform(0.3, 1, 400).astype(np.float32)
+    units = {"target": {"name": "payment", "unit": "dollars", "scale": 10_000.0}}
+    split = {"train": 150, "validation": 250}
+    manifest = Manifest("hospital", 400, split, model="mlp", loss="rmse", units=units)
+    write_federation(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([1] * 400))
+    return umbel_home
+
+
+def test_the_hospital_grid_is_the_papers() -> None:
+    specs = hospital.specs()
+    grid = [spec.config for spec in specs if spec.config["strategy"] == "group-privacy"]
+    assert len(grid) == 240
+    assert {(c["hypotheses"], c["noise-multiplier"], c["seed"]) for c in grid} == {
+        (k, nu, seed) for k in (1, 3, 5, 7) for nu in (0, 0.1, 1, 2, 3, 5) for seed in range(10)
+    }
+    assert {(c["clients-per-round"], c["validation-clients-per-round"], c["patience"]) for c in grid} == {
+        (100, 200, 30)
+    }
+    assert len({spec.name for spec in specs}) == len(specs)
+
+
+def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        if config["noise-multiplier"] == 0:
+            return {}
+        median, largest = hospital.PRINTED[config["hypotheses"], config["noise-multiplier"]]
+        # Two seeds around the printed median, and a maximum a half too high.
+        return {"median_budget": median * (1 + 0.2 * (config["seed"] - 0.5)), "max_budget": 1.5 * largest}
+
+    specs = [s for s in hospital.specs(seeds=2) if (s.config["hypotheses"], s.config["noise-multiplier"]) != (5, 3.0)]
+    hospital.tables(list(made_up(specs, tmp_path, measures)), tmp_path)
+    rows = {(row["k"], row["nu"]): row for row in read_csv(tmp_path)}
+    assert len(rows) == 23
+    assert rows["7", "0.1"]["median_budget_printed"] == "517"
+    assert float(rows["7", "0.1"]["median_budget_difference"]) == pytest.approx(0, abs=1e-9)
+    assert float(rows["7", "0.1"]["max_budget_difference"]) == pytest.approx(0.5)
+    assert rows["7", "0"]["median_budget"] == ""
+    assert float(rows["7", "0"]["rmse"]) == pytest.approx(1000)
+    assert "19 of 38 are within 25 %" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.slow
+def test_the_hospital_command(hospitals: Path) -> None:
+    done = CliRunner().invoke(app, ["hospital", "--quick"])
+    assert done.exit_code == 0, done.output
+    folder = hospitals / "experiments" / "hospital"
+    assert done.stdout.strip() == str(folder / "table.md")
+    assert {"table.csv", "table.md", "config.toml", "figure-3.svg", "figure-3.png", "figure-4.png"} <= set(
+        os.listdir(folder)
+    )
+    assert [(row["k"], row["nu"]) for row in read_csv(folder)] == [("1", "0"), ("1", "3"), ("5", "0"), ("5", "3")]
+
+
+def test_missing_data_are_named_before_any_work() -> None:
+    done = CliRunner().invoke(app, ["hospital", "--quick"])
+    assert done.exit_code == 1
+    assert "no federation 'hospital'" in done.stderr
+    assert "datasets/" in done.stderr
+
+
+# --- synthetic
+
+
+def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> None:
+    specs = synthetic.specs(tmp_path, seeds=2)
+    assert len(specs) == 2 * (9 + 1)
+    paper = [spec.config for spec in specs if spec.config["patience"] == 6]
+    assert {(c["strategy"], c["hypotheses"], c["noise-multiplier"], c["restarts"]) for c in paper} == {
+        ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1),
+    }  # fmt: skip
+    for seed in (0, 1):
+        federations = {spec.config["federation"] for spec in specs if spec.config["seed"] == seed}
+        assert federations == {str(tmp_path / "data" / f"synthetic-{seed}.json")}
+
+
+def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        seed = config["seed"]
+        best = {"mean": 0.6, "worst_decile": 0.7, "rand_index": 1.0, "held_out": {"mean": 0.6, "worst_decile": 0.7}}
+        # Seed 0 looks as printed, 1 leaks too much, 2 misses an optimum, 3 collapses.
+        best["to_truth"] = [0.2, 0.99] if seed < 2 else [0.2, 1.01]
+        best["chosen"] = [100, 0] if seed == 3 else [50, 50]
+        private = config["noise-multiplier"] > 0
+        return {"best": best, "last": best, "max_budget": ([2.4, 2.8, 2.0, 2.0][seed] if private else None)}
+
+    results = list(made_up(synthetic.specs(tmp_path, seeds=4, quick=True), tmp_path, measures))
+    groups = synthetic._groups(results)
+    (row,) = [row for row in synthetic._rows(groups) if row["who"] == "Algorithm 1"]
+    assert (row["optima_found"], row["collapsed"], row["as_printed"], row["runs"]) == (2, 1, 1, 4)
+    assert row["leakage"] == pytest.approx(2.3)
+    (alone,) = [row for row in synthetic._rows(groups) if row["who"] == "FedAvg"]
+    assert (alone["optima_found"], alone["leakage"]) == (None, None)
+    assert "patience 6: 1 of 4" in synthetic._picture(groups).text
+
+
+def test_the_synthetic_tables_and_figures(tmp_path: Path) -> None:
+    specs = synthetic.specs(tmp_path, seeds=1, quick=True)
+    synthetic.tables([_save(spec, play(spec.config), "", tmp_path) for spec in specs], tmp_path)
+    rows = {row["who"]: row for row in read_csv(tmp_path)}
+    assert float(rows["FedAvg"]["rmse"]) > 3
+    assert float(rows["IFCA"]["rmse"]) == pytest.approx(0.577, abs=0.02)
+    assert {"figure-1.svg", "figure-1.png", "figure-2.svg", "figure-2.png"} <= set(os.listdir(tmp_path))
+
+
+def test_bad_runs_are_left_out_of_the_synthetic_tables(tmp_path: Path) -> None:
+    specs = synthetic.specs(tmp_path, seeds=2, quick=True)
+    played: list[Played | None] = [play(spec.config) for spec in specs]
+    failed = [i for i, spec in enumerate(specs) if spec.config["seed"] == 1]
+    results = [_save(spec, None if i in failed else played[i], "Boom: no", tmp_path) for i, spec in enumerate(specs)]
+    synthetic.tables(results, tmp_path)
+    assert all(row["runs"] == "1" for row in read_csv(tmp_path))
+    assert "4 of 8 runs failed or diverged" in (tmp_path / "table.md").read_text()
+
+
+# --- handwriting
+
+
+def test_table_2s_grid() -> None:
+    specs = handwriting.specs("qmnist")
+    grid = [s.config for s in specs if s.config["strategy"] == "group-privacy" and s.config["hypotheses"] == 2]
+    assert {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid} == {
+        (loss, nu, seed)
+        for loss in ("cross-entropy", "rmse")
+        for nu in (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
+        for seed in range(3)
+    }
+    assert {spec.config["federation"] for spec in handwriting.specs("femnist")} == {"femnist"}
+    assert len({spec.name for spec in specs}) == len(specs)
+
+
+def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        best = {"mean": 0.9, "worst_decile": 0.8, "rand_index": 1.0, "held_out": {"mean": 0.9, "worst_decile": 0.8}}
+        return {"best": best, "last": best}
+
+    handwriting.tables(list(made_up(handwriting.specs("qmnist", seeds=2), tmp_path, measures)), tmp_path)
+    rows = {(row["loss"], row["k"], row["nu"]): row for row in read_csv(tmp_path)}
+    assert rows["cross-entropy", "2", "15"]["printed"] == "0.561"
+    assert float(rows["cross-entropy", "2", "15"]["difference"]) == pytest.approx(0.339)
+    assert rows["rmse", "2", "0.001"]["printed"] == "0.813"
+    assert rows["rmse", "1", "0"]["printed"] == ""
+    assert {"table-2.svg", "table-2.png"} <= set(os.listdir(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_qmnist_command(umbel_home: Path) -> None:
+    generator = np.random.default_rng(0)
+    manifest = Manifest(
+        "qmnist", 8, {"train": 6, "validation": 2}, model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4
+    )
+    images = generator.integers(0, 256, (32, 28, 28), np.uint8)
+    write_federation(umbel_home / "data" / "qmnist", manifest, images, np.arange(32) % 10, offsets_of([4] * 8))
+    done = CliRunner().invoke(app, ["qmnist", "--quick"])
+    assert done.exit_code == 0, done.output
+    folder = umbel_home / "experiments" / "qmnist"
+    assert [(row["k"], row["nu"]) for row in read_csv(folder)] == [("2", "0"), ("1", "0")]
+    assert "Rand index" in (folder / "table.md").read_text()

@@ -1,0 +1,126 @@
+"""What validation clients get, on cohorts small enough to work out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import models
+from client.cohort import Cohort
+from experiments.personal import halves, local_only, measure, serve, worst_decile
+from experiments.runs import run_config
+from federation import Federation, Manifest, offsets_of
+from server.settings import Settings
+
+LINEAR = models.load("linear")
+
+
+def cohort(*clients: tuple[list[list[float]], list[float]]) -> Cohort:
+    """Return a cohort of clients given as (x, y)."""
+    x = torch.tensor([row for rows, _ in clients for row in rows])
+    y = torch.tensor([value for _, values in clients for value in values])
+    return Cohort(x, y, np.array([len(values) for _, values in clients]))
+
+
+def hypotheses(*thetas: tuple[float, float]) -> dict[str, Any]:
+    return {"weight": np.array(thetas, np.float32)[:, None, :]}
+
+
+# y = x1 is the first client's law, y = x2 the second's.
+FIRST = ([[1.0, 0.0], [3.0, 1.0], [2.0, 2.0], [4.0, 0.0]], [1.0, 3.0, 2.0, 4.0])
+SECOND = ([[1.0, 0.0], [3.0, 1.0]], [0.0, 1.0])
+
+
+def test_each_client_is_measured_under_the_hypothesis_that_fits_it() -> None:
+    both = cohort(FIRST, SECOND)
+    chosen, metrics = serve(LINEAR, hypotheses((1, 0), (0, 1)), both, both)
+    np.testing.assert_array_equal(chosen, [0, 1])
+    np.testing.assert_allclose(metrics, 0, atol=1e-6)
+
+
+def test_what_is_chosen_on_some_rows_is_measured_on_others() -> None:
+    # On its first row hypothesis 0 is right, on its second it is 3 off.
+    client = ([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0])
+    chosen, metrics = serve(LINEAR, hypotheses((1, 0), (0, 1)), *halves(cohort(client)))
+    np.testing.assert_array_equal(chosen, [0])
+    np.testing.assert_allclose(metrics, [3.0])
+
+
+def test_every_other_row_is_held_out() -> None:
+    support, query = halves(cohort(([[1.0], [2.0], [3.0]], [1, 2, 3]), ([[4.0]], [4]), ([[5.0], [6.0]], [5, 6])))
+    assert support.targets.tolist() == [1, 3, 5]
+    assert query.targets.tolist() == [2, 6]
+    np.testing.assert_array_equal(support.lengths, [2, 1])
+    np.testing.assert_array_equal(query.lengths, [1, 1])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_halves_take_each_row_of_a_client_with_several_once(lengths: list[int]) -> None:
+    client = np.repeat(np.arange(len(lengths)), lengths)
+    whole = Cohort(torch.arange(len(client))[:, None].float(), torch.from_numpy(client), np.array(lengths))
+    support, query = halves(whole)
+    rows = sorted([*support.features[:, 0].tolist(), *query.features[:, 0].tolist()])
+    assert rows == [row for row in range(len(client)) if lengths[client[row]] > 1]
+    for part in (support, query):
+        owners = [client[int(row)] for row in part.features[:, 0]]
+        several = [c for c, length in enumerate(lengths) if length > 1]
+        np.testing.assert_array_equal(np.repeat(several, part.lengths), owners)
+
+
+def test_the_worst_decile_is_the_tenth_that_fares_worst() -> None:
+    values = np.arange(1.0, 21.0)
+    assert worst_decile(values, higher_is_better=False) == 19.5
+    assert worst_decile(values, higher_is_better=True) == 1.5
+    assert worst_decile(values[:11], higher_is_better=False) == 10.5, "rounded up to 2 of 11 clients"
+    assert worst_decile(np.array([3.0]), higher_is_better=True) == 3.0
+
+
+def federation(**entries: Any) -> Federation:
+    """Two training clients that nobody looks at, then FIRST and SECOND as validation clients."""
+    clients = [FIRST, FIRST, FIRST, SECOND]
+    x = np.array([row for rows, _ in clients for row in rows], np.float32)
+    y = np.array([value for _, values in clients for value in values], np.float32)
+    manifest = Manifest("pair", 4, {"train": 2, "validation": 2}, model="linear", loss="mse", **entries)
+    return Federation(manifest, x, y, offsets_of(len(values) for _, values in clients))
+
+
+def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None:
+    data = federation(groups=[0, 0, 0, 1], truth=[[1.0, 0.0], [0.0, 5.0]])
+    found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)))
+    assert found["chosen"] == [1, 1]
+    assert found["rand_index"] == 1.0
+    assert found["mean"] == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(found["to_truth"], [0, 4])
+    assert (found["clients"], found["held_out"]["clients"]) == (2, 2)
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    found = measure(LINEAR, federation(), hypotheses((0, 1), (1, 0)))
+    assert found["rand_index"] is None
+    assert found["to_truth"] == []
+
+
+def test_one_hypothesis_for_two_groups_has_a_rand_index_of_zero() -> None:
+    assert measure(LINEAR, federation(groups=[0, 0, 0, 1]), hypotheses((1, 0)))["rand_index"] == 0.0
+
+
+def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
+    settings = Settings.parse(run_config("synthetic", step_size=0.05))
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (40, 2)).astype(np.float32)
+    y = (x @ np.array([[5.0, 6.0], [4.0, -4.5]], np.float32).T)[np.arange(40), np.arange(40) // 20]
+    manifest = Manifest("alone", 2, {"train": 0, "validation": 2}, model="linear", loss="mse")
+    data = Federation(manifest, x, y.astype(np.float32), offsets_of([20, 20]))
+    alone = local_only(settings, data)
+    # 50 epochs of ten rows take each client most of the way from about 7 to 0, whatever the other holds.
+    assert alone["mean"] < 1.5
+    assert local_only(settings, data) == alone, "the same seed gives the same result"
+    # Rows that are held out play no part in training: other targets there leave the support's fit as it is.
+    held_out = np.arange(40) % 2 == 1
+    shifted = Federation(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
+    assert local_only(settings, shifted)["mean"] == pytest.approx(100, rel=0.05)

@@ -1,0 +1,114 @@
+"""A newcomer picks the hypothesis that fits its rows and predicts with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from experiments.__main__ import app
+from federation import Manifest, offsets_of, write_federation
+from server.rounds import State
+from server.run_folder import RunFolder
+
+CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "federation": ""}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that learnt y = x1 and y = x2."""
+    best = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config(CONFIG)
+    folder.write_round(State(best, best), np.array([1]), None)
+    return folder.path
+
+
+@pytest.fixture
+def newcomers(tmp_path: Path) -> Path:
+    """Two clients: of the first y = x2, of the second y = x1; numbers are in thousands of dollars."""
+    x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    y = np.array([2, 4, 5], np.float32)
+    units = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
+    manifest = Manifest("new", 2, {"train": 2, "validation": 0}, model="linear", loss="mse", units=units)
+    write_federation(tmp_path / "new", manifest, x, y, offsets_of([2, 1]))
+    return tmp_path / "new"
+
+
+def predict(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["predict", *map(str, arguments)])
+
+
+def test_each_client_predicts_with_the_hypothesis_that_fits_it_in_the_units_of_the_world(
+    run: Path, newcomers: Path
+) -> None:
+    done = predict(run, newcomers)
+    assert done.exit_code == 0, done.output
+    assert list(csv.reader(io.StringIO(done.stdout))) == [
+        ["client", "row", "hypothesis", "prediction", "target"],
+        ["0", "0", "1", "2000", "2000"],
+        ["0", "1", "1", "4000", "4000"],
+        ["1", "0", "0", "5000", "5000"],
+    ]
+    assert "2 clients, mean rmse" in done.stderr
+
+
+def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
+    run: Path, newcomers: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "rows.npy", np.array([[7, 8]]))
+    done = predict(run, newcomers, "--client", 0, "--features", tmp_path / "rows.npy", "--out", tmp_path / "out.csv")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
+
+
+def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
+    import models
+
+    model = models.load("cnn10")
+    best = {name: np.stack([value] * 2) for name, value in model.initial(0).items()}
+    for value in best.values():
+        value[...] = 0
+    # Whatever the image, hypothesis 0 says 3 and hypothesis 1 says 7.
+    best["fc2.bias"][0, 3] = best["fc2.bias"][1, 7] = 1
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config({"model": "cnn10", "loss": "", "federation": ""})
+    folder.write_round(State(best, best), np.array([1]), None)
+    manifest = Manifest("digits", 1, {"train": 1, "validation": 0}, model="cnn10", feature_scale=1 / 255)
+    images = np.zeros((2, 28, 28), np.uint8)
+    write_federation(tmp_path / "digits", manifest, images, np.array([7, 7]), offsets_of([2]))
+    done = predict(tmp_path / "run", tmp_path / "digits")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1:] == ["0,0,1,7,7", "0,1,1,7,7"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}/nothing", "{new}"], "give the folder of a run"),
+        (["{run}", "{new}-gone"], "gone"),
+        (["{run}", "{new}", "--client", "2"], "clients 0 to 1, not 2"),
+        (["{run}", "{new}", "--features", "{run}/rows.npy"], "rows of shape (3,)"),
+        (["{run}", "{new}", "--features", "{run}/gone.npy"], "gone.npy"),
+    ],
+)
+def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], message: str) -> None:
+    np.save(run / "rows.npy", np.zeros((2, 3)))
+    done = predict(*(argument.format(run=run, new=newcomers) for argument in arguments))
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:
+    manifest = Manifest("wide", 1, {"train": 1, "validation": 0}, model="linear", loss="mse")
+    write_federation(
+        tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1])
+    )
+    done = predict(run, tmp_path / "wide")
+    assert done.exit_code == 1
+    assert "does not take features like wide's" in done.stderr

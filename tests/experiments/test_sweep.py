@@ -1,0 +1,208 @@
+"""A sweep does each run once, saves it at once, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import experiments.sweep
+from experiments.runs import ROOT, Played, Spec, play, run_config
+from experiments.sweep import _digest, _maker, _pack, _unpack, sweep
+from federation import find_federation, open_federation
+
+SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
+
+
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Do the runs in this process instead of in Ray's; return the names of those that were done."""
+    done: list[str] = []
+
+    def each(specs: Any, task: Callable[[Mapping[str, Any]], Played]) -> Iterator[tuple[Spec, Played | None, str]]:
+        for spec in specs:
+            done.append(spec.name)
+            yield spec, *experiments.sweep._play(task, spec.config, None)
+
+    monkeypatch.setattr(experiments.sweep, "_each", each)
+    return done
+
+
+def test_results_come_in_the_order_asked_for(in_process: list[str], tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path)
+    assert [result.spec for result in results] == SPECS
+    assert all(result.measures["rounds"] == 2 for result in results)
+
+
+def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp_path: Path) -> None:
+    (result,) = sweep(SPECS[:1], tmp_path)
+    assert {file.name for file in result.folder.iterdir()} == {
+        "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "result.json",
+        "trace.npz",
+    }  # fmt: skip
+    played = play(SPECS[0].config)
+    assert played.state is not None
+    np.testing.assert_array_equal(result.hypotheses["weight"], played.state.best["weight"])
+    assert [entry["loss"] for entry in result.history] == [entry.loss for entry in played.state.history]
+    np.testing.assert_array_equal(result.trace["rounds"], [1] * 7 + [2] * 7)
+    np.testing.assert_array_equal(result.trace["clients"][:7], played.trace[0].clients)
+    np.testing.assert_array_equal(result.trace["releases"][7:], played.trace[1].releases)
+
+
+def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
+    first = sweep(SPECS[:2], tmp_path)
+    second = sweep(SPECS, tmp_path)
+    assert in_process == ["seed0", "seed1", "seed2"]
+    assert [result.measures for result in second[:2]] == [result.measures for result in first]
+
+
+def test_another_configuration_is_done_again(in_process: list[str], tmp_path: Path) -> None:
+    sweep(SPECS[:1], tmp_path)
+    sweep([Spec("seed0", {**SPECS[0].config, "noise-multiplier": 1.0})], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def test_other_code_is_done_again(in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(SPECS[:1], tmp_path)
+    monkeypatch.setattr(experiments.sweep, "_digest", lambda modules=(): "changed")
+    sweep(SPECS[:1], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def test_a_strategy_of_the_users_own_is_part_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "umbel_test_variant.py").write_text("a = 1\n")
+    config = SPECS[0].config | {"strategy": "umbel_test_variant:Mine"}
+    before = _maker(config)["code"]
+    (tmp_path / "umbel_test_variant.py").write_text("a = 2\n")
+    _digest.cache_clear()
+    assert _maker(config)["code"] != before
+    assert _maker(config)["code"] != _maker(SPECS[0].config)["code"]
+
+
+def test_a_torn_result_is_done_again(in_process: list[str], tmp_path: Path) -> None:
+    (result,) = sweep(SPECS[:1], tmp_path)
+    whole = (result.folder / "result.json").read_text()
+    (result.folder / "result.json").write_text(whole[: len(whole) // 2])
+    sweep(SPECS[:1], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def fragile(config: Mapping[str, Any]) -> Played:
+    """Fail for seed 1."""
+    if config["seed"] == 1:
+        raise ValueError("no such luck")
+    return play(config)
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str], tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path, fragile)
+    assert [bool(result.error) for result in results] == [False, True, False]
+    assert "ValueError: no such luck" in results[1].error
+    assert (tmp_path / "failed" / "seed1.txt").read_text() == results[1].error
+    again = sweep(SPECS, tmp_path)
+    assert in_process == ["seed0", "seed1", "seed2", "seed1"]
+    assert not again[1].error
+    assert not list((tmp_path / "failed").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_federation_travels_to_another_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    source = find_federation("synthetic")
+    if kind == "folder":
+        from federation import write_federation
+
+        opened = open_federation(source)
+        source = tmp_path / "source" / "data"
+        write_federation(source, opened.manifest, opened.features, opened.targets, opened.offsets)
+    data = _pack(source)
+    path = _unpack(data)
+    assert path != source
+    np.testing.assert_array_equal(open_federation(path).features, open_federation(source).features)
+    assert open_federation(path).manifest == open_federation(source).manifest
+    assert _unpack(data) == path
+
+
+# --- with Ray
+
+
+@pytest.mark.slow
+def test_runs_on_ray_give_what_they_give_in_process(tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path)
+    for result in results:
+        assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
+
+
+def die(config: Mapping[str, Any]) -> Played:
+    """Kill the worker for seed 1, as running out of memory does."""
+    if config["seed"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return play(config)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path, die)
+    assert [bool(result.error) for result in results] == [False, True, False]
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "8", "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 200
+    while not (saved := list(tmp_path.glob("runs/*/result.json"))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "goes on from here" in log
+    before = {path: path.stat().st_mtime_ns for path in saved}
+    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert len(list(tmp_path.glob("runs/*/result.json"))) == 8 * 4
+    assert {path: path.stat().st_mtime_ns for path in saved} == before
+    assert done.stdout.strip().endswith("table.md")
+
+
+@pytest.mark.slow
+def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(tmp_path: Path) -> None:
+    def tables(out: Path, **environment: str) -> dict[str, bytes]:
+        command = [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "1", "--out", str(out)]
+        done = subprocess.run(
+            command, cwd=ROOT, env=os.environ | environment, check=False, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        return {file.name: file.read_bytes() for file in out.iterdir() if file.is_file() and file.suffix != ".toml"}
+
+    ray = str(Path(sys.executable).with_name("ray"))
+    port = "6391"
+    start = [
+        ray,
+        "start",
+        "--head",
+        f"--port={port}",
+        "--num-cpus=2",
+        "--include-dashboard=false",
+        "--disable-usage-stats",
+    ]
+    first = tables(tmp_path / "first")
+    subprocess.run([*start, f"--temp-dir={tmp_path}/ray"], check=True, capture_output=True, cwd=tmp_path)
+    try:
+        second = tables(tmp_path / "second", RAY_ADDRESS=f"127.0.0.1:{port}")
+    finally:
+        subprocess.run([ray, "stop", "--force"], check=False, capture_output=True)
+    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(first)
+    assert first == second
