@@ -1,0 +1,1 @@
+"""Speed against peers and bare loops, as ratios measured in the same run."""
