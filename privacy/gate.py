@@ -140,8 +140,10 @@ class Gate:
         result = _ask(call_next, _ask_only(msg, asked), context)
         trained = from_array_record(_arrays(result, ARRAYS))
         chosen = _check_result(trained, _config(result, _PRIVATE), hypotheses, len(asked))
-        start = everything[chosen]
-        updates = flatten(trained) - start
+        # Models may be large: what can be done in place is, a client at a time.
+        updates = flatten(trained)
+        for update, j in zip(updates, chosen, strict=True):
+            update -= everything[j]
         # Training that blew up counts as no update at all. Whether it does depends on the data and
         # on what the server asks for, so a release that stayed away would tell about the data.
         updates[~np.isfinite(updates).all(axis=1)] = 0.0
@@ -151,20 +153,21 @@ class Gate:
         releasing = _which(asked, paid)
         if not site.simulated:
             log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
-        noised = sanitise(
-            updates[paid],
+        releases = sanitise(
+            updates if paid.all() else updates[paid],
             nu,
             radius,
             demand.radius_mode,
             randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)),
             layers,
         )
-        releases = start[paid] + noised
+        for release, j in zip(releases, chosen[paid], strict=True):
+            release += everything[j]
         if nu > 0:
             releases = round_to_grid(releases, n, nu, radius, finest)
         choices = chosen[paid].tolist() if demand.disclose_choice else None
         reply = train_reply(
-            unflatten(np.clip(releases, -_LARGEST, _LARGEST), hypotheses),
+            unflatten(np.clip(releases, -_LARGEST, _LARGEST, out=releases), hypotheses),
             [int(client in releasing) for client in demand.clients],
             choices,
         )

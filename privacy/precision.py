@@ -48,5 +48,7 @@ def round_to_grid(
     """
     noise = noise_multiplier * radius * math.sqrt(n + 1) / n
     step = max(2.0 ** math.floor(math.log2(noise / STEPS)), resolution)
-    rounded: NDArray[np.float64] = np.rint(values / step) * step
+    rounded: NDArray[np.float64] = values / step
+    np.rint(rounded, out=rounded)
+    rounded *= step
     return rounded
