@@ -99,11 +99,11 @@ def kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArr
 
 
 def initial(k: int) -> dict[str, Tensor]:
-    """Draw k sets of parameters as PyTorch does."""
+    """Draw k sets of parameters: weights as PyTorch does, no biases."""
     drawn = []
     for _ in range(k):
-        network = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
-        drawn.append({name: value.detach() for name, value in network.state_dict().items()})
+        network = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).state_dict()
+        drawn.append({name: value * (not name.endswith("bias")) for name, value in network.items()})
     return {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
 
 

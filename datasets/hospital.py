@@ -47,12 +47,17 @@ COLUMNS = {
 """What is read of the CSV: our name of a column -> its name there."""
 
 FEATURES: tuple[dict[str, Any], ...] = (
-    {"name": "service", "unit": f"index in DRGs {', '.join(map(str, SERVICES))}", "scale": 4.0},
-    {"name": "longitude", "unit": "degrees", "scale": 100.0},
-    {"name": "latitude", "unit": "degrees", "scale": 100.0},
+    {"name": "service", "unit": f"index in DRGs {', '.join(map(str, SERVICES))}", "scale": 4.0, "offset": 0.0},
+    {"name": "longitude", "unit": "degrees", "scale": 50.0, "offset": -100.0},
+    {"name": "latitude", "unit": "degrees", "scale": 50.0, "offset": 40.0},
 )
 TARGET: dict[str, Any] = {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0}
-"""Units of the columns: a stored number times ``scale`` is in ``unit``."""
+"""Units of the columns: a stored number times ``scale``, plus ``offset``, is in ``unit``.
+
+100 degrees west, 40 degrees north is the middle of the contiguous states. Places that all lie to one side of 0 are
+nearly the same number to a network, whose hypotheses then start as constants: one of them suits everybody best, and
+the others are never trained.
+"""
 
 _CHUNK_ROWS = 20_000
 
@@ -154,7 +159,7 @@ def build(
     manifest : Manifest
         What the data are.
     features : ndarray of float32, shape (rows, 3)
-        Service index / 4, longitude / 100, latitude / 100; a client's rows by increasing service.
+        Service index, longitude and latitude in the units of `FEATURES`; a client's rows by increasing service.
     targets : ndarray of float32, shape (rows,)
         Average total payment / 10,000 dollars.
     offsets : ndarray of int64, shape (clients + 1,)
@@ -177,7 +182,8 @@ def build(
     client = np.random.default_rng(seed).permutation(len(providers))[provider]
     # Should a provider list a service twice, the payment settles which comes first.
     order = np.lexsort((charges["payment"], charges["service"], client))
-    features = np.column_stack([charges["service"], places]) / [column["scale"] for column in FEATURES]
+    features = np.column_stack([charges["service"], places])
+    features = (features - [column["offset"] for column in FEATURES]) / [column["scale"] for column in FEATURES]
     targets = charges["payment"].to_numpy() / TARGET["scale"]
     # In whole numbers, where no rounding can move the border.
     train = len(providers) * 7 // 10

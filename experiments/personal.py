@@ -54,7 +54,8 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays) -> dict[st
     manifest = federation.manifest
     cohort = _validation(federation)
     chosen, metrics = serve(model, hypotheses, cohort, cohort)
-    _, held_out = serve(model, hypotheses, *halves(cohort))
+    support, query = halves(cohort)
+    held_out = serve(model, hypotheses, support, query)[1] if len(query) else np.zeros(0)
     vectors = flatten(hypotheses)
     truth = [np.asarray(vector) for vector in manifest.truth if len(vector) == vectors.shape[1]]
     groups = manifest.groups[manifest.train :]
@@ -71,6 +72,8 @@ def local_only(settings: Settings, federation: Federation) -> dict[str, float]:
     """Return the held-out metric of validation clients that train by themselves, from a run's first hypothesis."""
     model = settings.model
     support, query = halves(_validation(federation))
+    if not len(query):
+        raise ValueError("no validation client has more than one row, so none can both train and be measured")
     start = draw_hypotheses(model, 1, settings.seed, 0)
     nobody = np.zeros(len(support), np.int64)
     config = settings.train_config
@@ -110,6 +113,8 @@ def _validation(federation: Federation) -> Cohort:
 
 
 def _summary(model: Model, metrics: NDArray[np.float64]) -> dict[str, float]:
+    if not len(metrics):
+        return {"mean": math.nan, "worst_decile": math.nan, "clients": 0}
     return {
         "mean": float(metrics.mean()),
         "worst_decile": worst_decile(metrics, model.metric.higher_is_better),

@@ -17,8 +17,15 @@ class Linear(nn.Linear):
 
 
 def mlp() -> nn.Module:
-    """Return the hospital network 3 -> 2 -> 1 with ReLU: 11 parameters (Sec. 5.2)."""
-    return nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
+    """Return the hospital network 3 -> 2 -> 1 with ReLU: 11 parameters (Sec. 5.2).
+
+    Weights start as PyTorch draws them, biases at 0: what sets two hypotheses apart at first is then
+    what they make of the data, not a constant by which one of them suits all clients best.
+    """
+    layers = nn.Linear(3, 2), nn.Linear(2, 1)
+    for layer in layers:
+        nn.init.zeros_(layer.bias)
+    return nn.Sequential(layers[0], nn.ReLU(), layers[1])
 
 
 class CNN(nn.Module):

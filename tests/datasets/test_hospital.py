@@ -54,11 +54,12 @@ DRG Definition,Provider Id,Provider Name,Provider Zip Code, Average Covered Char
 """
 PLACES = {"36301": [(31.14, -85.4)], "02115": [(42.34, -71.1)], "90210": [(34.08, -118.4), (34.1, -118.42)]}
 
-# By hand: service index / 4, longitude / 100, latitude / 100 (the two places of 90210 at their mean); dollars / 10,000.
+# By hand: service index / 4, (longitude + 100) / 50, (latitude - 40) / 50 (the two places of 90210 at their mean);
+# dollars / 10,000.
 CLIENTS = {
-    10001: ([[0.0, -0.854, 0.3114], [0.75, -0.854, 0.3114]], [0.60005, 0.45]),
-    20002: ([[0.25, -0.711, 0.4234]], [0.7]),
-    30003: ([[0.5, -1.1841, 0.3409]], [0.5]),
+    10001: ([[0.0, 0.292, -0.1772], [0.75, 0.292, -0.1772]], [0.60005, 0.45]),
+    20002: ([[0.25, 0.578, 0.0468]], [0.7]),
+    30003: ([[0.5, -0.3682, -0.1182]], [0.5]),
 }
 
 
@@ -149,9 +150,9 @@ def test_the_manifest_tells_units_source_and_licence(csv: Path, geonames: Path, 
     assert manifest.units == {
         "target": {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0},
         "features": [
-            {"name": "service", "unit": "index in DRGs 194, 292, 392, 690", "scale": 4.0},
-            {"name": "longitude", "unit": "degrees", "scale": 100.0},
-            {"name": "latitude", "unit": "degrees", "scale": 100.0},
+            {"name": "service", "unit": "index in DRGs 194, 292, 392, 690", "scale": 4.0, "offset": 0.0},
+            {"name": "longitude", "unit": "degrees", "scale": 50.0, "offset": -100.0},
+            {"name": "latitude", "unit": "degrees", "scale": 50.0, "offset": 40.0},
         ],
     }
     assert "fiscal year 2011" in manifest.provenance
@@ -375,7 +376,7 @@ def test_the_real_file_gives_the_clients_of_the_paper(
     assert federation.manifest.split == {"train": train, "validation": validation}
     assert len(federation.features) == rows
 
-    service, longitude, latitude = (federation.features * np.array([4, 100, 100])).T
+    service, longitude, latitude = (federation.features * np.array([4, 50, 50]) + np.array([0, -100, 40])).T
     assert np.unique(service).tolist() == [0, 1, 2, 3]
     # From the west of Alaska to the north-east, from Hawaii to the north of Alaska.
     assert -168 < longitude.min() < -150

@@ -43,12 +43,12 @@ def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Resu
 def hospitals(umbel_home: Path) -> Path:
     """A small federation with the shape and the units of the hospitals."""
     generator = np.random.default_rng(0)
-    x = generator.uniform(-1, 1, (400, 3)).astype(np.float32)
-    y = generator.uniform(0.3, 1, 400).astype(np.float32)
+    x = generator.uniform(-1, 1, (800, 3)).astype(np.float32)
+    y = generator.uniform(0.3, 1, 800).astype(np.float32)
     units = {"target": {"name": "payment", "unit": "dollars", "scale": 10_000.0}}
     split = {"train": 150, "validation": 250}
     manifest = Manifest("hospital", 400, split, model="mlp", loss="rmse", units=units)
-    write_federation(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([1] * 400))
+    write_federation(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([2] * 400))
     return umbel_home
 
 

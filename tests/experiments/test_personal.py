@@ -105,6 +105,16 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert found["to_truth"] == []
 
 
+def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
+    manifest = Manifest("single", 2, {"train": 0, "validation": 2}, model="linear", loss="mse")
+    data = Federation(manifest, np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
+    found = measure(LINEAR, data, hypotheses((1, 0)))
+    assert found["mean"] == pytest.approx(0, abs=1e-6)
+    assert found["held_out"]["clients"] == 0
+    with pytest.raises(ValueError, match="more than one row"):
+        local_only(Settings.parse(run_config("synthetic")), data)
+
+
 def test_one_hypothesis_for_two_groups_has_a_rand_index_of_zero() -> None:
     assert measure(LINEAR, federation(groups=[0, 0, 0, 1]), hypotheses((1, 0)))["rand_index"] == 0.0
 

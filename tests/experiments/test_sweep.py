@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import experiments.sweep
@@ -177,6 +180,33 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     assert done.stdout.strip().endswith("table.md")
 
 
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """Start a Ray cluster of one machine, with a working directory of its own; yield its address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
+    command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]
+    with (folder / "ray.log").open("w") as log:
+        # A group of its own, so that it can be stopped without stopping other people's clusters.
+        head = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
+        try:
+            deadline = time.monotonic() + 60
+            while "Ray runtime started" not in (folder / "ray.log").read_text():
+                assert time.monotonic() < deadline
+                assert head.poll() is None, (folder / "ray.log").read_text()
+                time.sleep(0.2)
+            yield f"127.0.0.1:{port}"
+        finally:
+            members = psutil.Process(head.pid).children(recursive=True)
+            head.terminate()
+            _, alive = psutil.wait_procs(members, timeout=10)
+            for process in alive:
+                process.kill()
+            head.wait(timeout=10)
+
+
 @pytest.mark.slow
 def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(tmp_path: Path) -> None:
     def tables(out: Path, **environment: str) -> dict[str, bytes]:
@@ -187,22 +217,8 @@ def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(tm
         assert done.returncode == 0, done.stderr
         return {file.name: file.read_bytes() for file in out.iterdir() if file.is_file() and file.suffix != ".toml"}
 
-    ray = str(Path(sys.executable).with_name("ray"))
-    port = "6391"
-    start = [
-        ray,
-        "start",
-        "--head",
-        f"--port={port}",
-        "--num-cpus=2",
-        "--include-dashboard=false",
-        "--disable-usage-stats",
-    ]
     first = tables(tmp_path / "first")
-    subprocess.run([*start, f"--temp-dir={tmp_path}/ray"], check=True, capture_output=True, cwd=tmp_path)
-    try:
-        second = tables(tmp_path / "second", RAY_ADDRESS=f"127.0.0.1:{port}")
-    finally:
-        subprocess.run([ray, "stop", "--force"], check=False, capture_output=True)
+    with cluster(tmp_path) as address:
+        second = tables(tmp_path / "second", RAY_ADDRESS=address)
     assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(first)
     assert first == second
