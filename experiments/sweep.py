@@ -143,7 +143,8 @@ def _cluster() -> Iterator[bool]:
         ray.init(runtime_env={**code, "env_vars": _KEEP_MEMORY}, **quiet)
     else:
         environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-        ray.init(include_dashboard=False, runtime_env={"env_vars": environment | _KEEP_MEMORY}, **quiet)
+        # Not a cluster that happens to run here: it may be busy, or another version.
+        ray.init("local", include_dashboard=False, runtime_env={"env_vars": environment | _KEEP_MEMORY}, **quiet)
     try:
         yield remote
     finally:
