@@ -9,7 +9,7 @@ from typing import Any
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.runs import LOCAL_ONLY, Spec, run_config
 from experiments.sweep import Result
-from experiments.tables import Section, Value, average, good, plus_minus, write
+from experiments.tables import Section, Value, alone, average, good, plus_minus, what_a_client_gets, write
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
@@ -53,9 +53,11 @@ def specs(name: str, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and the figure of the runs of `specs`."""
-    grid = _grid(good(results))
+    fine = good(results)
+    grid = _grid(fine)
     name = results[0].spec.config["federation"]
-    write(folder, f"Handwriting: {name}", [_accuracy(grid, name), _personal(good(results), grid)], _rows(grid), results)
+    gets = what_a_client_gets("Accuracy", _arms(fine, grid), alone(fine), 3)
+    write(folder, f"Handwriting: {name}", [_accuracy(grid, name), gets], _rows(grid), results)
     _figure(grid, folder)
 
 
@@ -96,33 +98,12 @@ def _accuracy(grid: Grid, name: str) -> Section:
     return Section("Accuracy", text, columns, rows)
 
 
-def _personal(results: Sequence[Result], grid: Grid) -> Section:
-    arms: list[tuple[str, Sequence[Result]]] = [
+def _arms(results: Sequence[Result], grid: Grid) -> list[tuple[str, Sequence[Result]]]:
+    return [
         ("FedAvg (k = 1, ν = 0)", grid.get((LOSSES[0], 1, 0.0), [])),
         ("IFCA", [result for result in results if result.spec.config["strategy"] == "ifca"]),
+        *((f"Algorithm 1, ν = {nu:g}", runs) for (loss, k, nu), runs in grid.items() if (loss, k) == (LOSSES[0], 2)),
     ]
-    arms += [(f"Algorithm 1, ν = {nu:g}", runs) for (loss, k, nu), runs in grid.items() if (loss, k) == (LOSSES[0], 2)]
-    local = [r.measures["held_out"] for r in results if r.spec.config["strategy"] == LOCAL_ONLY]
-    rows = [["by itself", "", "", "", *(plus_minus((m[what] for m in local), 3) for what in ("mean", "worst_decile"))]]
-    for name, runs in arms:
-        best, last = ([result.measures[which] for result in runs] for which in ("best", "last"))
-        rows.append(
-            [
-                name,
-                plus_minus((m["mean"] for m in best), 3),
-                plus_minus((m["worst_decile"] for m in best), 3),
-                plus_minus((m["mean"] for m in last), 3),
-                plus_minus((m["held_out"]["mean"] for m in best), 3),
-                plus_minus((m["held_out"]["worst_decile"] for m in best), 3),
-            ]
-        )
-    text = (
-        "Accuracy of every validation client under its best hypothesis, cross entropy: mean over clients, and mean "
-        "over the tenth that fares worst, with the hypotheses of the best and of the last round. Held out: a client "
-        "picks its hypothesis, or trains by itself, on every other row and is measured on the rest."
-    )
-    columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
-    return Section("What a client gets", text, columns, rows)
 
 
 def _rows(grid: Grid) -> list[dict[str, Value]]:

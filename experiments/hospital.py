@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,7 +13,7 @@ import pandas as pd
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.runs import LOCAL_ONLY, Spec, run_config
 from experiments.sweep import Result
-from experiments.tables import Section, Value, average, difference, good, plus_minus, write
+from experiments.tables import Section, Value, alone, average, difference, good, plus_minus, what_a_client_gets, write
 from federation import find_federation, open_federation
 
 HYPOTHESES = (1, 3, 5, 7)
@@ -28,6 +30,9 @@ PRINTED = {
 }  # fmt: skip
 CLOSE = 0.25
 """A budget this near to the printed one, as a share of it, counts as reproduced."""
+
+
+Grid = Mapping[tuple[int, float], Sequence[Result]]
 
 
 def specs(seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
@@ -55,13 +60,15 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     config = results[0].spec.config
     manifest = open_federation(find_federation(config["federation"])).manifest
     dollars = float(manifest.units["target"]["scale"])
-    grid = _grid(good(results))
+    fine = good(results)
+    grid = _grid(fine)
     ks = sorted({k for k, _ in grid})
     nus = sorted({nu for _, nu in grid})
     sections = [
         _rmse(grid, ks, nus, dollars),
+        _shape(grid, ks, nus, dollars),
         _budgets(grid, ks, nus),
-        _personal(good(results), grid, dollars),
+        what_a_client_gets("RMSE in dollars", _arms(fine, grid), alone(fine), 0, dollars),
     ]
     write(folder, "Hospital charges", sections, _rows(grid, dollars), results)
     _figure_3(grid, ks, nus, dollars, folder)
@@ -88,9 +95,7 @@ def _errors(results: Sequence[Result], dollars: float) -> list[float]:
     return [result.measures["best_loss"] * dollars for result in results]
 
 
-def _rmse(
-    grid: Mapping[tuple[int, float], Sequence[Result]], ks: list[int], nus: list[float], dollars: float
-) -> Section:
+def _rmse(grid: Grid, ks: list[int], nus: list[float], dollars: float) -> Section:
     rows = [[f"{nu:g}", *(plus_minus(_errors(grid.get((k, nu), []), dollars), 0) for k in ks)] for nu in nus]
     means = {k: average(e for nu in nus for e in _errors(grid.get((k, nu), []), dollars))[0] for k in ks}
     text = (
@@ -102,7 +107,38 @@ def _rmse(
     return Section("RMSE", text, ("ν", *(f"k = {k}" for k in ks)), rows)
 
 
-def _budgets(grid: Mapping[tuple[int, float], Sequence[Result]], ks: list[int], nus: list[float]) -> Section:
+def _shape(grid: Grid, ks: list[int], nus: list[float], dollars: float) -> Section:
+    """Put numbers to what the paper says of figure 3."""
+    cells = {key: average(_errors(runs, dollars)) for key, runs in grid.items()}
+
+    def mean(k: int, which: int, noise: Sequence[float] = tuple(nus)) -> float:
+        return average(cells[k, nu][which] for nu in noise if (k, nu) in cells)[0]
+
+    level = {k: mean(k, 0) for k in ks}
+    spread = {k: mean(k, 1) for k in ks}
+    drops = {f"{a} to {b}": level[a] - level[b] for a, b in pairwise(ks)}
+    quiet, noisy = [nu for nu in nus if nu <= 0.1], [nu for nu in nus if nu >= 3]
+    rise = {k: mean(k, 0, noisy) - mean(k, 0, quiet) for k in ks}
+    many, few = ([k for k in ks if k >= 5], [k for k in ks if k < 5])
+    claims: list[tuple[str, Mapping[Any, float], bool]] = [
+        ("falls most from k = 1 to k = 3", drops, max(drops.values()) == drops.get("1 to 3")),
+        ("lowest at k = 5 and 7", level, max(level[k] for k in many) < min(level[k] for k in few)),
+        (
+            "steadiest at k = 5 and 7 (standard deviation)",
+            spread,
+            max(spread[k] for k in many) < min(spread[k] for k in few),
+        ),
+        ("rises with the noise (ν ≥ 3 less ν ≤ .1)", rise, min(rise.values()) > 0),
+    ]
+    rows = [
+        [claim, ", ".join(f"{key}: {value:,.0f}" for key, value in numbers.items()), "yes" if true else "no"]
+        for claim, numbers, true in claims
+    ]
+    text = "What the paper says of figure 3, in dollars by k, averaged over the noise multipliers."
+    return Section("The shape", text, ("the paper says that the RMSE", "measured", "so here?"), rows)
+
+
+def _budgets(grid: Grid, ks: list[int], nus: list[float]) -> Section:
     rows, close, compared = [], 0, 0
     for (k, nu), printed in PRINTED.items():
         if not (runs := grid.get((k, nu))):
@@ -124,43 +160,18 @@ def _budgets(grid: Mapping[tuple[int, float], Sequence[Result]], ks: list[int], 
     return Section("Privacy budgets", text, columns, rows)
 
 
-def _personal(results: Sequence[Result], grid: Mapping[tuple[int, float], Sequence[Result]], dollars: float) -> Section:
-    arms: list[tuple[str, Sequence[Result]]] = []
-    arms.append(("FedAvg (k = 1, ν = 0)", grid.get((1, 0.0), [])))
-    ifca = [result for result in results if result.spec.config["strategy"] == "ifca"]
-    for k in sorted({result.spec.config["hypotheses"] for result in ifca}):
-        arms.append((f"IFCA, k = {k}", [result for result in ifca if result.spec.config["hypotheses"] == k]))
-    arms += [(f"Algorithm 1, k = {k}, ν = {nu:g}", runs) for (k, nu), runs in sorted(grid.items()) if k > 1 and nu > 0]
-    rows = [
-        ["by itself", "", "", "", *_held_out([r for r in results if r.spec.config["strategy"] == LOCAL_ONLY], dollars)]
-    ]
-    for name, runs in arms:
-        best = [result.measures["best"] for result in runs]
-        last = [result.measures["last"] for result in runs]
-        rows.append(
-            [
-                name,
-                plus_minus((m["mean"] * dollars for m in best), 0),
-                plus_minus((m["worst_decile"] * dollars for m in best), 0),
-                plus_minus((m["mean"] * dollars for m in last), 0),
-                *_held_out(runs, dollars),
-            ]
-        )
-    text = (
-        "RMSE in dollars of every validation client under its best hypothesis: mean over clients, and mean over the "
-        "tenth that fares worst, with the hypotheses of the best and of the last round. Held out: a client picks its "
-        "hypothesis, or trains by itself, on every other row and is measured on the rest."
-    )
-    columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
-    return Section("What a client gets", text, columns, rows)
+def _arms(results: Sequence[Result], grid: Grid) -> list[tuple[str, Sequence[Result]]]:
+    arms: list[tuple[str, Sequence[Result]]] = [("FedAvg (k = 1, ν = 0)", grid.get((1, 0.0), []))]
+    ifca: dict[int, list[Result]] = {}
+    for result in results:
+        if result.spec.config["strategy"] == "ifca":
+            ifca.setdefault(result.spec.config["hypotheses"], []).append(result)
+    arms += [(f"IFCA, k = {k}", runs) for k, runs in sorted(ifca.items())]
+    noisy = [(k, nu, runs) for (k, nu), runs in sorted(grid.items()) if k > 1 and nu > 0]
+    return arms + [(f"Algorithm 1, k = {k}, ν = {nu:g}", runs) for k, nu, runs in noisy]
 
 
-def _held_out(runs: Sequence[Result], dollars: float) -> list[str]:
-    held_out = [result.measures.get("best", result.measures)["held_out"] for result in runs]
-    return [plus_minus((m[name] * dollars for m in held_out), 0) for name in ("mean", "worst_decile")]
-
-
-def _rows(grid: Mapping[tuple[int, float], Sequence[Result]], dollars: float) -> list[dict[str, Value]]:
+def _rows(grid: Grid, dollars: float) -> list[dict[str, Value]]:
     rows: list[dict[str, Value]] = []
     for (k, nu), runs in sorted(grid.items()):
         rmse, deviation = average(_errors(runs, dollars))
@@ -186,9 +197,7 @@ def _rows(grid: Mapping[tuple[int, float], Sequence[Result]], dollars: float) ->
     return rows
 
 
-def _figure_3(
-    grid: Mapping[tuple[int, float], Sequence[Result]], ks: list[int], nus: list[float], dollars: float, folder: Path
-) -> None:
+def _figure_3(grid: Grid, ks: list[int], nus: list[float], dollars: float, folder: Path) -> None:
     with figure(folder, "figure-3", size=(7, 4)) as axes:
         ax = axes[0, 0]
         for i, nu in enumerate(nus):

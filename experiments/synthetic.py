@@ -14,7 +14,7 @@ import numpy as np
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.runs import LOCAL_ONLY, ROOT, Spec, run_config
 from experiments.sweep import Result
-from experiments.tables import Section, Value, average, good, plus_minus, rate, write
+from experiments.tables import Section, Value, alone, average, good, plus_minus, rate, what_a_client_gets, write
 from federation import write_leaf
 from protocol import flatten
 
@@ -119,7 +119,7 @@ def _as_printed(result: Result) -> bool:
 
 
 def _sections(groups: Mapping[tuple[str, str], Sequence[Result]], results: Sequence[Result]) -> list[Section]:
-    rows, gets = [], []
+    rows = []
     for (arm, setting), runs in groups.items():
         losses = [result.measures["best_loss"] for result in runs]
         private = runs[0].measures["max_budget"] is not None
@@ -135,22 +135,6 @@ def _sections(groups: Mapping[tuple[str, str], Sequence[Result]], results: Seque
                 plus_minus((r.measures["max_budget"] for r in runs), 2) if private else "no bound",
             ]
         )
-        best, last = ([result.measures[which] for result in runs] for which in ("best", "last"))
-        rand = [m["rand_index"] for m in best]
-        gets.append(
-            [
-                f"{arm}, {setting}",
-                plus_minus((m["mean"] for m in best), 3),
-                plus_minus((m["worst_decile"] for m in best), 3),
-                plus_minus((m["mean"] for m in last), 3),
-                plus_minus((m["held_out"]["mean"] for m in best), 3),
-                plus_minus((m["held_out"]["worst_decile"] for m in best), 3),
-                plus_minus(rand, 2) if arm != "FedAvg" else "",
-            ]
-        )
-    local = [r.measures["held_out"] for r in good(results) if r.spec.config["strategy"] == LOCAL_ONLY]
-    means = [plus_minus((m[name] for m in local), 3) for name in ("mean", "worst_decile")]
-    gets.insert(0, ["by itself", "", "", "", *means, ""])
     outcomes = Section(
         "What comes out",
         "Lowest validation RMSE (mean ± standard deviation over seeds, and median); runs in which both optima have a "
@@ -160,25 +144,8 @@ def _sections(groups: Mapping[tuple[str, str], Sequence[Result]], results: Seque
         ("who", "setting", "RMSE", "median", "rounds", "optima found", "collapsed", "leakage"),
         rows,
     )
-    columns = (
-        "who",
-        "mean",
-        "worst decile",
-        "mean, last round",
-        "held out: mean",
-        "held out: worst decile",
-        "Rand index",
-    )
-    personal = Section(
-        "What a client gets",
-        "RMSE of every validation client under its best hypothesis: mean over clients, and mean over the tenth that "
-        "fares worst, with the hypotheses of the best and of the last round. Held out: a client picks its hypothesis, "
-        "or trains by itself, on every other row and is measured on the rest. The adjusted Rand index compares what "
-        "clients pick with the distribution that their data were drawn from.",
-        columns,
-        gets,
-    )
-    return [outcomes, _picture(groups), personal]
+    arms = [(f"{arm}, {setting}", runs) for (arm, setting), runs in groups.items()]
+    return [outcomes, _picture(groups), what_a_client_gets("RMSE", arms, alone(good(results)), 3)]
 
 
 def _picture(groups: Mapping[tuple[str, str], Sequence[Result]]) -> Section:

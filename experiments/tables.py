@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tomli_w
 
+from experiments.runs import LOCAL_ONLY
 from experiments.sweep import Result, versions
 from server.run_folder import write_atomically
 
@@ -100,6 +101,65 @@ def rate(successes: int, runs: int) -> str:
     centre = (successes + z**2 / 2) / (runs + z**2)
     half = z * math.sqrt(successes * (runs - successes) / runs + z**2 / 4) / (runs + z**2)
     return f"{successes} of {runs} ({100 * max(centre - half, 0):.0f} to {100 * min(centre + half, 1):.0f} %)"
+
+
+def what_a_client_gets(
+    metric: str,
+    arms: Iterable[tuple[str, Sequence[Result]]],
+    alone: Sequence[Result],
+    digits: int,
+    scale: float = 1.0,
+) -> Section:
+    """Compare runs by what `experiments.personal` measured on validation clients.
+
+    Parameters
+    ----------
+    metric : str
+        Name and unit of what was measured, for the text.
+    arms : iterable of (str, sequence of Result)
+        The runs to compare, each name with its seeds.
+    alone : sequence of Result
+        Clients that train by themselves.
+    digits : int
+        After the point.
+    scale : float
+        Measured numbers times `scale` are shown.
+    """
+
+    def shown(values: Iterable[dict[str, float]], name: str) -> str:
+        return plus_minus((scale * value[name] for value in values), digits)
+
+    held_out = [result.measures["held_out"] for result in alone]
+    rows = [["by itself", "", "", "", shown(held_out, "mean"), shown(held_out, "worst_decile"), ""]]
+    for name, runs in arms:
+        best = [result.measures["best"] for result in runs]
+        held_out = [measures["held_out"] for measures in best]
+        rand = [measures["rand_index"] for measures in best if measures["rand_index"] is not None]
+        rows.append(
+            [
+                name,
+                shown(best, "mean"),
+                shown(best, "worst_decile"),
+                shown((result.measures["last"] for result in runs), "mean"),
+                shown(held_out, "mean"),
+                shown(held_out, "worst_decile"),
+                plus_minus(rand, 2) if rand else "unknown",
+            ]
+        )
+    text = (
+        f"{metric} of every validation client under its best hypothesis: mean over clients, and mean over the tenth "
+        "that fares worst, with the hypotheses of the best and of the last round; mean ± standard deviation over "
+        "seeds. Held out: a client picks its hypothesis, or trains by itself, on every other row and is measured on "
+        "the rest. The adjusted Rand index compares what clients pick with the distribution that their data come "
+        "from, where that is known: 1 if they agree, 0 if one hypothesis serves all."
+    )
+    columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
+    return Section("What a client gets", text, (*columns, "Rand index"), rows)
+
+
+def alone(results: Iterable[Result]) -> list[Result]:
+    """Return the runs in which clients train by themselves."""
+    return [result for result in results if result.spec.config["strategy"] == LOCAL_ONLY]
 
 
 def good(results: Iterable[Result]) -> list[Result]:
