@@ -20,6 +20,7 @@ from torch.func import functional_call, vmap
 
 from federation import Federation
 from models.base import Model, Parameters
+from models.networks import Linear
 from protocol import DEVICES, ENGINES, Arrays
 
 # Memory that one chunk of a cohort may take. Fixed, not measured, because the size of a chunk
@@ -264,13 +265,15 @@ def _forward(model: Model, parameters: Parameters, inputs: Tensor) -> Tensor:
 
 def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
     """Return the layers of a plain chain of dense layers and activations, by name; None for other networks."""
-    if type(module) in _ELEMENTWISE or type(module).forward is nn.Linear.forward:
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) in (*_ELEMENTWISE, nn.Linear, Linear):
         return [(prefix, module)]
     if type(module) is not nn.Sequential:
         return None
     chain: list[tuple[str, nn.Module]] = []
-    for name, child in module.named_children():
-        layers = _dense_layers(child, f"{prefix}{name}.")
+    for name, child in module._modules.items():  # with layers that are used twice, unlike named_children
+        layers = _dense_layers(child, f"{prefix}{name}.") if child else None
         if layers is None:
             return None
         chain += layers
@@ -311,8 +314,9 @@ def _shuffle(
         starts = np.cumsum(lengths) - lengths
         for c in np.flatnonzero(lengths > update.batch_size).tolist():
             rows = slice(starts[c], starts[c] + lengths[c])
+            generator = generators[c]  # once: what is asked for again begins again
             for epoch in range(update.local_epochs):
-                order[epoch, rows] = generators[c].permutation(order[epoch, rows])
+                order[epoch, rows] = generator.permutation(order[epoch, rows])
     return order
 
 

@@ -21,6 +21,7 @@ from client.cohort import (
     LocalUpdate,
     _dense_layers,
     _forward,
+    _shuffle,
     best_hypothesis,
     choose_engine,
     pick_device,
@@ -29,6 +30,7 @@ from client.cohort import (
 )
 from federation import Federation, Manifest, offsets_of, open_federation, write_federation
 from models import LOSSES, METRICS, Loss, Model, Score
+from privacy.randomness import streams
 from protocol import Arrays
 
 CPU = torch.device("cpu")
@@ -645,6 +647,7 @@ def test_an_unknown_engine_lists_those_there_are() -> None:
             nn.Linear(3, 4), nn.ReLU(), nn.Sequential(nn.Linear(4, 2), nn.Sigmoid()), nn.Linear(2, 1)
         ),
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Identity(), nn.Linear(4, 4, bias=False)),
+        lambda: nn.Sequential(nn.Linear(3, 4), relu := nn.ReLU(), nn.Linear(4, 4), relu, nn.Linear(4, 1)),
     ],
 )
 def test_a_chain_of_dense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:
@@ -666,8 +669,24 @@ def test_other_networks_are_left_to_vmap() -> None:
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(inputs)
 
-    for module in (Doubling(nn.Linear(3, 1)), Doubled(3, 1), nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))):
+    hooked = nn.Linear(3, 1)
+    hooked.register_forward_hook(lambda _module, _inputs, outputs: 2 * outputs)
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(3, 1))
+    layered = nn.Sequential(nn.Linear(3, 2), nn.LayerNorm(2))
+    for module in (Doubling(nn.Linear(3, 1)), Doubled(3, 1), hooked, normed, layered):
         assert _dense_layers(module) is None
     model = Model("doubling", lambda: Doubling(nn.Linear(3, 1)), LOSSES["mse"], METRICS["rmse"])
     parameters = {name: torch.ones(2, *shape) for name, shape in model.shapes.items()}
     torch.testing.assert_close(_forward(model, parameters, torch.ones(2, 1, 3)), torch.full((2, 1, 1), 8.0))
+
+
+def test_each_epoch_has_an_order_of_its_own() -> None:
+    order = _shuffle(np.array([40, 3]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0, 7]))
+    assert order.shape == (3, 43)
+    assert len({tuple(epoch[:40]) for epoch in order}) == 3
+    for epoch in order:
+        assert sorted(epoch[:40]) == list(range(40))
+        assert sorted(epoch[40:]) == [40, 41, 42]
+    # The orders of one client do not depend on who else is there.
+    alone = _shuffle(np.array([40]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0]))
+    np.testing.assert_array_equal(order[:, :40], alone)
