@@ -3,7 +3,7 @@
 The yardstick for what umbel adds to it: messages, gate, ledger, strategy, results on disk. Algorithm
 and settings are those of `configs/hospital.toml`; its draws are not umbel's, so that results agree
 in distribution and not in digits. Clients are computed together, by `torch.func`, which takes any
-network, as umbel does.
+network.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Time the paper's hospital grid against the bare loop, both on all cores of this machine, in one go.
 
-    python benchmarks/hospital_grid.py [--seeds 10] [--out FOLDER]
+    python benchmarks/hospital_grid.py [--seeds 10]
 
 Both do the same 240 runs (and umbel nothing else); a run ends when its own validation says so, so
 times are compared a round. Each side pays for starting its processes.
@@ -30,7 +30,6 @@ from federation import find_federation, open_federation
 
 def main(
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each setting.")] = hospital.SEEDS,
-    out: Annotated[Path | None, typer.Option(help="Keep umbel's runs here.", show_default="a scratch folder")] = None,
 ) -> None:
     """Print how long both take, and the ratio of their times a round."""
     specs = [spec for spec in hospital.specs(seeds) if spec.config["strategy"] == "group-privacy"]
@@ -38,7 +37,7 @@ def main(
     print(f"{len(specs)} runs on {cores} cores", flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         began = time.perf_counter()
-        results = sweep(specs, out or Path(scratch))
+        results = sweep(specs, Path(scratch))
         ours = time.perf_counter() - began
     rounds = sum(result.measures["rounds"] for result in results)
     print(

@@ -44,7 +44,7 @@ CLASSES = 62
 
 _BATCH_ROWS = 10_000
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
 def read_leaf(folder: Path) -> Handwriting:

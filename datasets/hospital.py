@@ -61,7 +61,7 @@ the others are never trained.
 
 _CHUNK_ROWS = 20_000
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
 class Zip(StrEnum):

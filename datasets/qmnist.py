@@ -53,7 +53,7 @@ ABOUT = About(
     ),
 )
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
 def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArray[np.generic]:

@@ -35,7 +35,7 @@ OUT = Path(__file__).with_name("synthetic.json")
 
 Clients = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
 
-app = typer.Typer(add_completion=False)
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
 def make(

@@ -9,12 +9,14 @@ import typer
 
 from experiments import handwriting, hospital, synthetic
 from experiments.predict import predict
-from experiments.runs import Spec
-from experiments.sweep import Result, sweep
-from federation import FederationError, umbel_home
+from experiments.runs import LOCAL_ONLY, Spec
+from experiments.sweep import Result, SweepError, sweep
+from experiments.tables import good
+from federation import FederationError, find_federation, umbel_home
 from server.settings import ConfigError
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__)
+# Without locals: they hold clients' data.
+app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False, help=__doc__)
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds, to see that it works.")]
@@ -26,26 +28,32 @@ Out = Annotated[
 @app.command("synthetic")
 def run_synthetic(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Two linear models in the plane: figures 1 and 2, and how often they look like that."""
-    folder = _folder(out, "synthetic")
+    folder = _folder(out, "synthetic", quick)
     _run(folder, lambda: synthetic.specs(folder, **_size(seeds, quick, 3)), synthetic.tables)
 
 
 @app.command("hospital")
 def run_hospital(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."""
-    _run(_folder(out, "hospital"), lambda: hospital.specs(**_size(seeds, quick, 1)), hospital.tables)
+    _run(_folder(out, "hospital", quick), lambda: hospital.specs(**_size(seeds, quick, 1)), hospital.tables)
 
 
 @app.command("femnist")
 def run_femnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Handwritten characters: the accuracies of Table 2."""
-    _run(_folder(out, "femnist"), lambda: handwriting.specs("femnist", **_size(seeds, quick, 1)), handwriting.tables)
+    _run(
+        _folder(out, "femnist", quick),
+        lambda: handwriting.specs("femnist", **_size(seeds, quick, 1)),
+        handwriting.tables,
+    )
 
 
 @app.command("qmnist")
 def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Handwritten digits: Table 2's grid on data that two cores can learn."""
-    _run(_folder(out, "qmnist"), lambda: handwriting.specs("qmnist", **_size(seeds, quick, 1)), handwriting.tables)
+    _run(
+        _folder(out, "qmnist", quick), lambda: handwriting.specs("qmnist", **_size(seeds, quick, 1)), handwriting.tables
+    )
 
 
 app.command("predict")(predict)
@@ -57,21 +65,24 @@ def _size(seeds: int | None, quick: bool, few: int) -> dict[str, Any]:
     return {"quick": quick} | ({"seeds": seeds} if seeds else {})
 
 
-def _folder(out: Path | None, name: str) -> Path:
-    return out.expanduser().absolute() if out else umbel_home() / "experiments" / name
+def _folder(out: Path | None, name: str, quick: bool) -> Path:
+    # Apart, so that a quick look does not overwrite the results of hours.
+    return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
 
 
 def _run(folder: Path, specs: Any, tables: Any) -> None:
     try:
         results: list[Result] = sweep(_checked(specs()), folder)
-        tables(results, folder)
-    except (ConfigError, FederationError, OSError) as error:
+        if trained := [result for result in good(results) if result.spec.config["strategy"] != LOCAL_ONLY]:
+            tables(results, folder)
+    except (ConfigError, FederationError, SweepError, OSError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
         raise typer.Exit(130) from None
-    typer.echo(folder / "table.md")
+    if trained:
+        typer.echo(folder / "table.md")
     if failed := sum(1 for result in results if result.error):
         typer.echo(f"{failed} of {len(results)} runs failed; the reasons are in {folder / 'failed'}", err=True)
         raise typer.Exit(1)
@@ -79,8 +90,6 @@ def _run(folder: Path, specs: Any, tables: Any) -> None:
 
 def _checked(specs: list[Spec]) -> list[Spec]:
     """Raise before any work where a federation is missing."""
-    from federation import find_federation
-
     for name in {spec.config["federation"] for spec in specs}:
         find_federation(name)
     return specs

@@ -56,7 +56,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     fine = good(results)
     grid = _grid(fine)
     name = results[0].spec.config["federation"]
-    gets = what_a_client_gets("Accuracy", _arms(fine, grid), alone(fine), 3)
+    gets = what_a_client_gets("Accuracy, cross entropy,", _arms(fine, grid), alone(fine), 3)
     write(folder, f"Handwriting: {name}", [_accuracy(grid, name), gets], _rows(grid), results)
     _figure(grid, folder)
 

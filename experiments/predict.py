@@ -103,6 +103,8 @@ def predict(
         if client is not None and client >= count:
             raise FederationError(f"{federation} has the clients 0 to {count - 1}, not {client}")
         clients = list(range(count)) if client is None else [client]
+        if out is not None and not out.expanduser().absolute().parent.is_dir():
+            raise FederationError(f"{out} cannot be written: its folder is missing; make it first")
         made = list(predictions(model, hypotheses, data, clients, rows))
     except (FederationError, OSError, ValueError, safetensors.SafetensorError) as error:
         typer.echo(f"predict: {error}", err=True)
@@ -112,8 +114,10 @@ def predict(
         typer.echo(table, nl=False)
     else:
         write_atomically(out.expanduser().absolute(), table.encode())
-    metric = np.mean([one.metric for one in made])
-    typer.echo(f"{len(made)} clients, mean {model.metric.name} on their labelled rows {metric:.4g}", err=True)
+    target = data.manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
+    metric = np.mean([one.metric for one in made]) * float(target.get("scale", 1.0))
+    shown = f"{metric:.4g} {target.get('unit', '')}".strip()
+    typer.echo(f"{len(made)} clients, mean {model.metric.name} on their labelled rows: {shown}", err=True)
 
 
 def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
@@ -124,18 +128,15 @@ def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
     FederationError
         When the folder holds no run, or its model does not take the data.
     """
-    try:
-        config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["config"]
-        hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
-    except FileNotFoundError as error:
-        raise FederationError(f"{error.filename} is missing; give the folder of a run") from None
-    name, loss = str(config["model"]), str(config["loss"])
+    for file in ("config.toml", "hypotheses.safetensors"):
+        if not (run / file).is_file():
+            raise FederationError(f"{run / file} is missing; give the folder of one run")
+    config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["config"]
+    hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
+    # A run that names no model took that of its federation, which a newcomer need not have: then
+    # the newcomer's own data name it, and the shapes tell whether it is the same.
     manifest = data.manifest
-    if not name:
-        # The run took its model from its own federation, which names it.
-        own = open_federation(find_federation(str(config["federation"]))).manifest
-        name, loss = own.model, loss or own.loss
-    model = models.load_for(name, loss, manifest.model, manifest.loss)
+    model = models.load_for(str(config["model"]), str(config["loss"]), manifest.model, manifest.loss)
     # In the order of the model's state dict, which a file does not keep.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:
@@ -149,7 +150,9 @@ def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
 
 
 def _read_features(path: Path, data: Federation) -> NDArray[np.float32]:
-    features: NDArray[Any] = np.load(path, allow_pickle=False)
+    features = np.load(path, allow_pickle=False)
+    if not isinstance(features, np.ndarray):
+        raise FederationError(f"{path} holds several arrays; save the rows as one .npy")
     if features.shape[1:] != data.features.shape[1:]:
         raise FederationError(f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}")
     return features.astype(np.float32)

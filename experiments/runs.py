@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -102,7 +101,6 @@ def play(config: Mapping[str, Any]) -> Played:
         When the node of the simulation refuses; its reason is in the log.
     """
     torch.set_num_threads(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     federation = open_federation(find_federation(str(config["federation"])))
     if config["strategy"] == LOCAL_ONLY:
         settings = Settings.parse({**config, "strategy": "fedavg"})

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import platform
 import shutil
+import socket
 import sys
 import tempfile
 import traceback
@@ -24,12 +26,13 @@ from typing import Any
 import numpy as np
 import ray
 import safetensors.numpy
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.runs import ROOT, Played, Spec, play
-from federation import find_federation
+from federation import find_federation, read_manifest
 from protocol import Arrays
 from server.run_folder import RunFolder, write_atomically
 
@@ -37,13 +40,23 @@ Task = Callable[[Mapping[str, Any]], Played]
 
 # What a result depends on besides its configuration.
 _CODE = ("protocol.py", "federation.py", "client", "models", "privacy", "strategies")
-_MODULES = ("server/settings.py", "server/rounds.py", "experiments/runs.py", "experiments/personal.py")
+_SINGLE = ("server/settings.py", "server/rounds.py", "server/run_folder.py", "simulation/grid.py")
+_HERE = ("experiments/runs.py", "experiments/personal.py")
 _PACKAGES = ("flwr", "numpy", "torch", "scikit-learn", "ray")
-# Workers keep the memory that they free: to give it back and take it again costs a third of a
-# round's time where models have a million parameters.
-_KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 33), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+# One thread a worker. And workers keep the memory that they free: to give it back and take it again
+# costs a third of a round's time where models have a million parameters.
+_WORKER = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+}
+_PROBE_S = 5.0
 _RESULT = "result.json"
 _TRACE = "trace.npz"
+
+
+class SweepError(RuntimeError):
+    """The sweep cannot start; the text says what to do."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +101,8 @@ def sweep(specs: Sequence[Spec], folder: Path, task: Task = play) -> list[Result
     """Do all runs that are not done yet, and return the results of all in the order of `specs`.
 
     A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made
-    by the same code and versions. A run that fails does not stop the others, and is tried again
-    the next time.
+    from the same data by the same code and versions. A run that fails does not stop the others,
+    and is tried again the next time.
 
     Parameters
     ----------
@@ -101,6 +114,14 @@ def sweep(specs: Sequence[Spec], folder: Path, task: Task = play) -> list[Result
         Does one run.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return _sweep(specs, folder, task)
+    except Timeout:
+        raise SweepError(f"another sweep is running in {folder}; wait for it, or give another folder") from None
+
+
+def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
     results = {spec.name: result for spec in specs if (result := _read(spec, folder)) is not None}
     missing = [spec for spec in specs if spec.name not in results]
     console = Console(stderr=True)
@@ -121,7 +142,10 @@ def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Played | No
         data: dict[str, Any] = dict.fromkeys(spec.config["federation"] for spec in specs)
         if remote:
             data = {name: ray.put(_pack(find_federation(name))) for name in data}
-        run: Any = ray.remote(num_cpus=1, max_retries=0)(_play)
+        there = ray.cluster_resources()
+        # As many runs share a GPU as there are cores for each.
+        gpus = there.get("GPU", 0) / there["CPU"]
+        run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_play)
         pending = {run.remote(task, spec.config, data[spec.config["federation"]]): spec for spec in specs}
         while pending:
             (done,), _ = ray.wait(list(pending), num_returns=1)
@@ -136,23 +160,44 @@ def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Played | No
 @contextmanager
 def _cluster() -> Iterator[bool]:
     """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is one."""
-    remote = bool(os.environ.get("RAY_ADDRESS"))
+    address = os.environ.get("RAY_ADDRESS", "")
+    remote = bool(address)
+    _probe(address)
+    # Without it, Ray warns that this will be the default.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if remote:
         code = {"working_dir": str(ROOT), "excludes": [".git", ".venv"]}
-        ray.init(runtime_env={**code, "env_vars": _KEEP_MEMORY}, **quiet)
+        ray.init(runtime_env={**code, "env_vars": _WORKER}, **quiet)
     else:
         environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
         # Not a cluster that happens to run here: it may be busy, or another version.
-        ray.init("local", include_dashboard=False, runtime_env={"env_vars": environment | _KEEP_MEMORY}, **quiet)
+        ray.init("local", include_dashboard=False, runtime_env={"env_vars": environment | _WORKER}, **quiet)
     try:
         yield remote
     finally:
         ray.shutdown()
 
 
+def _probe(address: str) -> None:
+    """Raise where nobody listens at ``HOST:PORT``: Ray itself would try for minutes, without a word."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
+    except OSError as error:
+        raise SweepError(f"RAY_ADDRESS={address}: {error}; start the cluster, or unset RAY_ADDRESS") from None
+
+
 def _play(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Played | None, str]:
-    """Do a run in a worker; return what came out, or why it failed."""
+    """Do a run in a worker, where Flower's log of it would be lost."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return _attempt(task, config, data)
+
+
+def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Played | None, str]:
+    """Do a run; return what came out, or why it failed."""
     try:
         return task(config if data is None else {**config, "federation": str(_unpack(data))}), ""
     except Exception:
@@ -229,11 +274,24 @@ def _read(spec: Spec, folder: Path) -> Result | None:
 
 
 def _maker(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what else a result depends on: versions, code, and the strategy and model of the user's own."""
-    own = tuple(name.partition(":")[0] for name in (config["strategy"], config["model"]) if ":" in name)
-    return {**versions(), "code": _digest(own)}
+    """Return what else a result depends on: versions, data, and code, with the user's own strategy and model."""
+    path = find_federation(config["federation"])
+    names = (config["strategy"], config["model"] or read_manifest(path).model)
+    own = tuple(name.partition(":")[0] for name in names if ":" in name)
+    return {**versions(), "code": _digest(own), "data": _fingerprint(path)}
 
 
+@lru_cache
+def _fingerprint(path: Path) -> str:
+    """Return a digest of a federation's files."""
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+@lru_cache
 def versions() -> dict[str, str]:
     """Return the versions that results depend on."""
     return {package: version(package) for package in ("umbel", *_PACKAGES)} | {"python": platform.python_version()}
@@ -243,7 +301,7 @@ def versions() -> dict[str, str]:
 def _digest(modules: tuple[str, ...] = ()) -> str:
     """Return a digest of the code that makes results."""
     files: list[Path] = []
-    for name in (*_CODE, *_MODULES):
+    for name in (*_CODE, *_SINGLE, *_HERE):
         path = ROOT / name
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
     for module in modules:

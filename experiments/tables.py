@@ -149,9 +149,9 @@ def what_a_client_gets(
     text = (
         f"{metric} of every validation client under its best hypothesis: mean over clients, and mean over the tenth "
         "that fares worst, with the hypotheses of the best and of the last round; mean ± standard deviation over "
-        "seeds. Held out: a client picks its hypothesis, or trains by itself, on every other row and is measured on "
-        "the rest. The adjusted Rand index compares what clients pick with the distribution that their data come "
-        "from, where that is known: 1 if they agree, 0 if one hypothesis serves all."
+        "seeds. Held out: a client of more than one row picks its hypothesis, or trains by itself, on every other row "
+        "and is measured on the rest. The adjusted Rand index compares what clients pick with the distribution that "
+        "their data come from, where that is known: 1 if they agree, 0 if one hypothesis serves all."
     )
     columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
     return Section("What a client gets", text, (*columns, "Rand index"), rows)
@@ -170,8 +170,8 @@ def good(results: Iterable[Result]) -> list[Result]:
 def _trouble(result: Result) -> str | None:
     if result.error:
         return f"failed: {result.error.strip().splitlines()[-1]}"
-    loss: Any = result.measures.get("best_loss", 0.0)
-    return None if math.isfinite(loss) else "no finite validation loss"
+    numbers = (result.measures.get("best_loss", 0.0), result.measures.get("last", {}).get("mean", 0.0))
+    return None if all(map(math.isfinite, numbers)) else "diverged: the loss became infinite"
 
 
 def _bad_runs(results: Sequence[Result]) -> Section:

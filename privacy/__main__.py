@@ -18,7 +18,7 @@ from privacy.accountant import Guarantee, formal
 from privacy.ledger import Account, Ledger, LedgerError
 from privacy.plan import plan
 
-app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
+app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 ledger_app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
 app.add_typer(ledger_app, name="ledger")
 

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from server.rounds import Round
 
-# The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. Of
-# k equal groups, one is missed by chance in that many releases less often than once in 20,000.
+# The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
+# given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
 LAST_PART, LEAST_ROUNDS, RELEASES_EACH = 10, 5, 10
 # Hypotheses closer than this part of what they were at their furthest have drifted together.
 DRIFTED = 0.1

@@ -37,8 +37,7 @@ class Plane:
         """Return what a round released from `hypotheses`; None for another number of parameters."""
         if outcome.releases is None:
             return None
-        groups = outcome.groups if len(outcome.groups) else np.full(len(outcome.releases), -1, np.int64)
-        return cls(outcome.round, outcome.releases, groups, hypotheses)
+        return cls(outcome.round, outcome.releases, outcome.groups, hypotheses)
 
 
 class Album:

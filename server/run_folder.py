@@ -25,7 +25,8 @@ _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
-    scratch = path.with_name(f".{path.name}.tmp")
+    # A name of the process's own, should two write the same file.
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with scratch.open("wb") as file:
             file.write(content)

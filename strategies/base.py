@@ -74,7 +74,7 @@ class Outcome:
     clients : ndarray of int, shape (m,)
         The training clients that released.
     groups : ndarray of int, shape (m,)
-        The hypothesis that each release was assigned to; empty when there were too few releases.
+        The hypothesis that each release was assigned to; -1 when there were too few releases.
     releases : ndarray, shape (m, 2), or None
         The releases themselves where they are of two parameters.
     """
@@ -223,7 +223,7 @@ class HypothesisStrategy(Strategy):
         self.participations[asked.clients[positions]] += 1
         groups = np.zeros(self.hypotheses, np.int64)
         following = None
-        labels = np.zeros(0, np.int64)
+        labels = np.full(len(releases), -1, np.int64)
         if len(releases) >= self.min_releases and len(releases):
             hypotheses = flatten(self._current)
             labels = self.assign(releases, hypotheses, choices)

@@ -11,7 +11,7 @@ MAX_ITERATIONS = 300
 
 
 def nearest(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return the nearest of `centroids` (k, n) to each of `points` (m, n), ties to the lowest index."""
+    """Return the nearest of `centroids` (k, n) to each of `points` (m, n), up to rounding."""
     # |p - c|^2 less |p|^2, which is the same for all c: a matrix product, with no copy of the points.
     distances = np.square(centroids).sum(axis=1) - 2 * (points @ centroids.T)
     labels: NDArray[np.int64] = distances.argmin(axis=1)

@@ -55,7 +55,7 @@ def test_each_client_predicts_with_the_hypothesis_that_fits_it_in_the_units_of_t
         ["0", "1", "1", "4000", "4000"],
         ["1", "0", "0", "5000", "5000"],
     ]
-    assert "2 clients, mean rmse" in done.stderr
+    assert "2 clients, mean rmse on their labelled rows: 0 dollars" in done.stderr
 
 
 def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
@@ -90,11 +90,12 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}/nothing", "{new}"], "give the folder of a run"),
+        (["{run}/nothing", "{new}"], "give the folder of one run"),
         (["{run}", "{new}-gone"], "gone"),
         (["{run}", "{new}", "--client", "2"], "clients 0 to 1, not 2"),
         (["{run}", "{new}", "--features", "{run}/rows.npy"], "rows of shape (3,)"),
         (["{run}", "{new}", "--features", "{run}/gone.npy"], "gone.npy"),
+        (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "its folder is missing"),
     ],
 )
 def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], message: str) -> None:
@@ -102,6 +103,11 @@ def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], me
     done = predict(*(argument.format(run=run, new=newcomers) for argument in arguments))
     assert done.exit_code == 1
     assert message in done.stderr
+
+
+def test_a_newcomer_need_not_have_the_federation_of_the_run(run: Path, newcomers: Path) -> None:
+    RunFolder(run).write_config({"model": "", "loss": "", "federation": "hospitals-of-others"})
+    assert predict(run, newcomers).exit_code == 0
 
 
 def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:

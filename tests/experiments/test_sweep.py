@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from filelock import FileLock
 
 import experiments.sweep
 from experiments.runs import ROOT, Played, Spec, play, run_config
-from experiments.sweep import _digest, _maker, _pack, _unpack, sweep
+from experiments.sweep import SweepError, _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
 
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
@@ -34,7 +35,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def each(specs: Any, task: Callable[[Mapping[str, Any]], Played]) -> Iterator[tuple[Spec, Played | None, str]]:
         for spec in specs:
             done.append(spec.name)
-            yield spec, *experiments.sweep._play(task, spec.config, None)
+            yield spec, *experiments.sweep._attempt(task, spec.config, None)
 
     monkeypatch.setattr(experiments.sweep, "_each", each)
     return done
@@ -79,6 +80,29 @@ def test_other_code_is_done_again(in_process: list[str], tmp_path: Path, monkeyp
     monkeypatch.setattr(experiments.sweep, "_digest", lambda modules=(): "changed")
     sweep(SPECS[:1], tmp_path)
     assert in_process == ["seed0", "seed0"]
+
+
+def test_other_data_are_done_again(in_process: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(find_federation("synthetic").read_bytes())
+    spec = Spec("seed0", SPECS[0].config | {"federation": str(path)})
+    sweep([spec], tmp_path)
+    path.write_text(path.read_text().replace("Sec. 5.1", "Section 5.1"))
+    experiments.sweep._fingerprint.cache_clear()
+    sweep([spec], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), pytest.raises(SweepError, match="another sweep is running"):
+        sweep(SPECS, tmp_path)
+    assert in_process == []
+
+
+def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(SweepError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: .*; start the cluster"):
+        sweep(SPECS, tmp_path)
 
 
 def test_a_strategy_of_the_users_own_is_part_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

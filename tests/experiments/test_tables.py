@@ -52,7 +52,7 @@ def test_runs_that_failed_or_diverged_are_told_and_left_out(tmp_path: Path) -> N
     page = (tmp_path / "table.md").read_text()
     assert "2 of 3 runs failed or diverged" in page
     assert "| broken | failed: ValueError: no such thing |" in page
-    assert "| diverged | no finite validation loss |" in page
+    assert "| diverged | diverged: the loss became infinite |" in page
     assert "fine" not in page
 
 

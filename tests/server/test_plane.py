@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from server.plane import Album, Plane
+from server.plane import Album
 from server.rounds import Round, State
 from strategies.base import Outcome
 
@@ -88,12 +88,6 @@ def test_other_models_have_no_plane() -> None:
     assert not album.add(state, outcome(1, None, ()))
     assert not album.add(state, None)
     assert album.first is album.best is None
-
-
-def test_releases_that_were_too_few_belong_to_no_hypothesis() -> None:
-    plane = Plane.of(outcome(1, groups=()), np.zeros((2, 2)))
-    assert plane is not None
-    assert plane.groups.tolist() == [-1, -1, -1]
 
 
 def test_both_rounds_survive_on_disk() -> None:

@@ -110,7 +110,7 @@ def test_a_file_is_on_disk_before_it_takes_the_place_of_the_old_one(
 
 
 def test_a_leftover_of_a_killed_write_is_no_obstacle(tmp_path: Path) -> None:
-    (tmp_path / ".file.tmp").write_bytes(b"half a fi")
+    (tmp_path / f".file.{os.getpid()}.tmp").write_bytes(b"half a fi")
     write_atomically(tmp_path / "file", b"new")
     assert contents(tmp_path) == {"file": b"new"}
 

@@ -258,6 +258,17 @@ def test_who_released_and_where_it_went_is_kept(paper: Any) -> None:
     assert outcome.releases is None, "releases of three parameters cannot be drawn in the plane"
 
 
+def test_releases_that_are_too_few_go_nowhere(paper: Any) -> None:
+    rehearsal = Rehearsal(paper)
+    replies = rehearsal.answer(rehearsal.ask())
+    rehearsal.strategy.min_releases = 9
+    rehearsal.end(replies)
+    outcome = rehearsal.strategy.outcome
+    assert outcome is not None
+    assert len(outcome.clients) == 4
+    assert outcome.groups.tolist() == [-1] * 4
+
+
 def test_combine_sees_each_group_by_itself(paper: Any) -> None:
     class Largest(Halves):
         def combine(self, group: NDArray[np.float64]) -> NDArray[np.float64]:
