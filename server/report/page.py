@@ -12,11 +12,11 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from protocol import flatten
-from server import figures
-from server.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH, alarms, last_rounds
-from server.figures import STYLED, number
 from server.plane import Album
-from server.report_template import PAGE
+from server.report import figures
+from server.report.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH, alarms, last_rounds
+from server.report.figures import STYLED, number
+from server.report.template import PAGE
 from server.rounds import Round, State
 from server.run_folder import spend
 from server.summary import Narrator

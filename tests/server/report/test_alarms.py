@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from server.alarms import alarms, drifted, last_rounds, name_hypotheses
+from server.report.alarms import alarms, drifted, last_rounds, name_hypotheses
 from server.rounds import Round
 
 

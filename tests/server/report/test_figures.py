@@ -10,9 +10,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from server import figures
-from server.figures import Bar, number, tally
 from server.plane import Plane
+from server.report import figures
+from server.report.figures import Bar, number, tally
 
 SHOWN = [0, 1]
 SQUARE = ((-1.0, 1.0), (-1.0, 1.0))
