@@ -331,7 +331,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     settings = Settings.parse(run_config | config)
     assert settings.manifest == manifest
     assert (settings.model.name, settings.strategy.hypotheses) == ("cnn10", 2)
-    assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (30, 5, 5, 1)
+    assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (20, 5, 5, 1)
     assert settings.train_config["noise_multiplier"] == 3.0
 
 
