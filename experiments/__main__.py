@@ -1,4 +1,4 @@
-"""Commands: ``python -m experiments synthetic | hospital | femnist | qmnist | predict``."""
+"""Commands: ``python -m experiments synthetic | hospital | femnist | qmnist | predict | report``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import typer
 
 from experiments import handwriting, hospital, synthetic
 from experiments.predict import predict
+from experiments.report import report
 from experiments.runs import LOCAL_ONLY, Spec
 from experiments.sweep import Result, SweepError, sweep
 from experiments.tables import good
@@ -57,6 +58,7 @@ def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> No
 
 
 app.command("predict")(predict)
+app.command("report")(report)
 
 
 def _size(seeds: int | None, quick: bool, few: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 from protocol import flatten
 from server.rounds import State
 from strategies.base import Outcome
+
+_PARTS = ("releases", "groups", "hypotheses")
 
 
 @dataclass(frozen=True)
@@ -79,6 +82,21 @@ class Album:
         self.best = self._newest
         return True
 
+    @classmethod
+    def of_bytes(cls, state: State, content: bytes) -> Album:
+        """Return what `to_bytes` gave; `state` is where the run stands."""
+        album = cls(state)
+        tensors = safetensors.numpy.load(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        planes = {
+            name: Plane(int(metadata[f"{name}.round"]), *(tensors[f"{name}.{part}"] for part in _PARTS))
+            for name in ("first", "best")
+            if f"{name}.round" in metadata
+        }
+        album.first, album.best = planes.get("first"), planes.get("best")
+        return album
+
     def to_bytes(self) -> bytes:
         """Return both rounds in safetensors format, with their numbers in its metadata."""
         tensors: dict[str, NDArray[np.generic]] = {}
@@ -86,6 +104,6 @@ class Album:
         for name, plane in (("first", self.first), ("best", self.best)):
             if plane is not None:
                 metadata[f"{name}.round"] = str(plane.round)
-                for part in ("releases", "groups", "hypotheses"):
+                for part in _PARTS:
                     tensors[f"{name}.{part}"] = np.ascontiguousarray(getattr(plane, part))
         return safetensors.numpy.save(tensors, metadata)

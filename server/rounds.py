@@ -139,16 +139,29 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
     """
     for number in range(len(state.history) + 1, settings.rounds + 1):
         _run_round(settings, grid, state, number, train=True)
-        if settings.patience and state.stale >= settings.patience:
-            state.stopped = f"no better hypotheses in {settings.patience} validations"
+        out_of_patience = _out_of_patience(settings, state)
+        if out_of_patience:
+            state.stopped = reason(settings, state)
         after_round(state)
-        if state.stopped:
+        if out_of_patience:
             return
-    state.stopped = f"all {settings.rounds} rounds done"
+    state.stopped = reason(settings, state)
     # What the last round of training left has not been evaluated yet.
     if state.best_round:
         _run_round(settings, grid, state, settings.rounds + 1, train=False)
         after_round(state)
+
+
+def reason(settings: Settings, state: State) -> str:
+    """Return why a run is over, or that it is not."""
+    if _out_of_patience(settings, state):
+        return f"no better hypotheses in {settings.patience} validations"
+    trained = sum(1 for entry in state.history if entry.asked)
+    return f"all {settings.rounds} rounds done" if trained >= settings.rounds else "it was interrupted"
+
+
+def _out_of_patience(settings: Settings, state: State) -> bool:
+    return 0 < settings.patience <= state.stale
 
 
 def _run_round(settings: Settings, grid: Grid, state: State, number: int, train: bool) -> None:

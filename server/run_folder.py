@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import math
 import os
 import platform
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from fractions import Fraction
@@ -18,7 +21,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from protocol import Arrays
-from server.rounds import State
+from server.rounds import Round, State
 
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
@@ -110,6 +113,37 @@ class RunFolder:
     def write_report(self, html: str) -> None:
         """Save the report."""
         write_atomically(self.path / "report.html", html.encode())
+
+    def read(self) -> tuple[dict[str, Any], State, dict[int, int]]:
+        """Return the run config, the state, and how often each client that released did so.
+
+        Raises
+        ------
+        FileNotFoundError
+            When the folder holds no run that has finished a round.
+        """
+        config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))["config"]
+        lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        history = [Round(**json.loads(line)) for line in lines]
+        best_round = history[-1].best_round
+        losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
+        state = State(
+            hypotheses=self._read_arrays("latest"),
+            best=self._read_arrays("hypotheses"),
+            best_loss=losses.get(best_round, math.inf),
+            best_round=best_round,
+            stale=sum(1 for number in losses if number > best_round),
+            history=history,
+        )
+        with (self.path / "ledger.csv").open(encoding="utf-8") as file:
+            spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
+        return config, state, spent
+
+    def _read_arrays(self, name: str) -> Arrays:
+        path = self.path / f"{name}.safetensors"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing")
+        return safetensors.numpy.load_file(path)
 
     def _write_arrays(self, name: str, arrays: Arrays) -> None:
         content = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
