@@ -88,9 +88,12 @@ def difference(measured: float, printed: float) -> str:
 
 
 def plus_minus(values: Iterable[float], digits: int) -> str:
-    """Return mean and standard deviation as text."""
-    mean, deviation = average(values)
-    return "none" if math.isnan(mean) else f"{mean:,.{digits}f} ± {deviation:,.{digits}f}"
+    """Return mean and standard deviation as text; of a single value there is no deviation."""
+    numbers = list(values)
+    mean, deviation = average(numbers)
+    if math.isnan(mean):
+        return "none"
+    return f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if len(numbers) > 1 else "")
 
 
 def rate(successes: int, runs: int) -> str:

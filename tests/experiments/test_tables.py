@@ -25,6 +25,7 @@ def test_mean_and_standard_deviation() -> None:
     assert average([5]) == (5.0, 0.0)
     assert all(math.isnan(value) for value in average([]))
     assert plus_minus([1000, 1002], 1) == "1,001.0 ± 1.4"
+    assert plus_minus([5], 1) == "5.0"
     assert plus_minus([], 1) == "none"
 
 
