@@ -140,10 +140,10 @@ class Gate:
         result = _ask(call_next, _ask_only(msg, asked), context)
         trained = from_array_record(_arrays(result, ARRAYS))
         chosen = _check_result(trained, _config(result, _PRIVATE), hypotheses, len(asked))
-        # Models may be large: what can be done in place is, a client at a time.
+        # Models may be large: what can be done in place is.
+        start = everything[chosen]
         updates = flatten(trained)
-        for update, j in zip(updates, chosen, strict=True):
-            update -= everything[j]
+        updates -= start
         # Training that blew up counts as no update at all. Whether it does depends on the data and
         # on what the server asks for, so a release that stayed away would tell about the data.
         updates[~np.isfinite(updates).all(axis=1)] = 0.0
@@ -161,8 +161,7 @@ class Gate:
             randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)),
             layers,
         )
-        for release, j in zip(releases, chosen[paid], strict=True):
-            release += everything[j]
+        releases += start if paid.all() else start[paid]
         if nu > 0:
             releases = round_to_grid(releases, n, nu, radius, finest)
         choices = chosen[paid].tolist() if demand.disclose_choice else None

@@ -108,7 +108,7 @@ def sanitise(
             part[:] = clip(part, radius)
             radii[:, i] = radius
         else:
-            radii[:, i] = np.maximum([np.linalg.norm(row) for row in part], radius)
+            radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
     if noise_multiplier > 0:
         for row, own, generator in zip(sanitised, radii.tolist(), generators, strict=True):
             for layer, r in zip(columns, own, strict=True):

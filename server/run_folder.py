@@ -100,10 +100,9 @@ class RunFolder:
         self._write_arrays("hypotheses", state.best)
         lines = [json.dumps(asdict(entry)) for entry in state.history]
         write_atomically(self.path / "history.jsonl", "".join(line + "\n" for line in lines).encode())
+        spent = {int(times): f"{times},{spend(int(times), cost):.10g}\n" for times in np.unique(participations)}
         rows = ["client,participations,spent\n"]
-        for client in np.flatnonzero(participations):
-            times = int(participations[client])
-            rows.append(f"{client},{times},{spend(times, cost):.10g}\n")
+        rows += [f"{client},{spent[participations[client]]}" for client in np.flatnonzero(participations).tolist()]
         write_atomically(self.path / "ledger.csv", "".join(rows).encode())
 
     def write_releases(self, content: bytes) -> None:
