@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -211,7 +213,10 @@ def cluster(folder: Path) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=2"]
-    command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats"]
+    # In a scratch folder of its own, or others on this machine would take it for theirs; a short one,
+    # because sockets lie in it.
+    scratch = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={scratch}"]
     with (folder / "ray.log").open("w") as log:
         # A group of its own, so that it can be stopped without stopping other people's clusters.
         head = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
@@ -229,6 +234,7 @@ def cluster(folder: Path) -> Iterator[str]:
             for process in alive:
                 process.kill()
             head.wait(timeout=10)
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @pytest.mark.slow

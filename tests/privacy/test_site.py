@@ -106,6 +106,7 @@ def test_a_ray_worker_is_a_simulation_and_the_driver_is_not(run_config: dict[str
     assert not runs_in_simulation(), "Ray is imported but not started"
     paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     ray.init(
+        "local",
         num_cpus=1,
         include_dashboard=False,
         log_to_driver=False,
