@@ -14,7 +14,6 @@ by the Centers for Medicare & Medicaid Services (data.cms.gov), ZIP codes are lo
 from __future__ import annotations
 
 import csv as csv_format
-import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -30,8 +29,11 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-# A script finds modules next to itself; federation.py is one folder up.
+# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from writers import check_out
 
 from federation import FederationError, Manifest, offsets_of, umbel_home, write_federation
 
@@ -249,12 +251,7 @@ def _check_paths(csv: Path, geonames: Path | None, folder: Path) -> None:
         raise FederationError(f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
     if geonames is not None and not geonames.is_file():
         raise FederationError(f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
-        raise FederationError(f"{folder} exists and is not a federation; give another folder with --out")
-    # The folder is put in place by a rename, so it is the one above it that must be writable.
-    above = next(parent for parent in folder.parents if parent.exists())
-    if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
-        raise FederationError(f"{folder} cannot be written; give a folder that can with --out")
+    check_out(folder)
 
 
 def _chunks(csv: Path) -> Iterator[pd.DataFrame]:

@@ -67,7 +67,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     sections = [
         _rmse(grid, ks, nus, dollars),
         *_shape(grid, dollars),
-        _budgets(grid, ks, nus),
+        _budgets(grid),
         what_a_client_gets("RMSE in dollars", _arms(fine, grid), alone(fine), 0, dollars),
     ]
     write(folder, "Hospital charges", sections, _rows(grid, dollars), results)
@@ -142,7 +142,7 @@ def _shape(grid: Grid, dollars: float) -> list[Section]:
     return [Section("The shape", text, ("the paper says that the RMSE", "measured", "so here?"), rows)]
 
 
-def _budgets(grid: Grid, ks: list[int], nus: list[float]) -> Section:
+def _budgets(grid: Grid) -> Section:
     rows, close, compared = [], 0, 0
     for (k, nu), printed in PRINTED.items():
         if not (runs := grid.get((k, nu))):

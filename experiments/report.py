@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
 from typing import Annotated
 
@@ -33,7 +32,8 @@ def report(run: Annotated[Path, typer.Argument(help="Folder of a run.", exists=T
 def write_report(run: Path) -> Path:
     """Write the report of the run in a folder, from what it left behind, and return its path."""
     folder = RunFolder(run)
-    config, state, spent = folder.read()
+    saved, state, spent = folder.read()
+    config = saved["config"]
     settings = Settings.parse(config)
     # A file does not keep the order of the model's parameters.
     names = list(settings.model.shapes)
@@ -47,6 +47,5 @@ def write_report(run: Path) -> Path:
     album = Album.of_bytes(state, releases.read_bytes()) if releases.exists() else Album(state)
     cost = price(settings.model.num_parameters, float(config["noise-multiplier"]))
     narrator = Narrator(settings.model, settings.manifest, cost, settings.strategy.radius.mode)
-    made_with = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["versions"]
-    folder.write_report(render(run.name, narrator, state, participations, album, config, made_with))
+    folder.write_report(render(run.name, narrator, state, participations, album, config, saved["versions"]))
     return run / "report.html"

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import platform
 import shutil
 import socket
 import sys
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,15 +32,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from experiments.runs import ROOT, Played, Spec, play
 from federation import find_federation, read_manifest
 from protocol import Arrays
-from server.run_folder import RunFolder, write_atomically
+from server.run_folder import RunFolder, versions, write_atomically
 
 Task = Callable[[Mapping[str, Any]], Played]
 
 # What a result depends on besides its configuration.
-_CODE = ("protocol.py", "federation.py", "client", "models", "privacy", "strategies")
-_SINGLE = ("server/settings.py", "server/rounds.py", "server/run_folder.py", "simulation/grid.py")
-_HERE = ("experiments/runs.py", "experiments/personal.py")
-_PACKAGES = ("flwr", "numpy", "torch", "scikit-learn", "ray")
+_CODE = (
+    "protocol.py", "federation.py", "client", "models", "privacy", "strategies", "server/settings.py",
+    "server/rounds.py", "server/run_folder.py", "simulation/grid.py", "experiments/runs.py", "experiments/personal.py",
+)  # fmt: skip
+PACKAGES = ("umbel", "flwr", "numpy", "torch", "scikit-learn", "ray")
 # One thread a worker. And workers keep the memory that they free: to give it back and take it again
 # costs a third of a round's time where models have a million parameters.
 _WORKER = {
@@ -276,9 +275,15 @@ def _read(spec: Spec, folder: Path) -> Result | None:
 def _maker(config: Mapping[str, Any]) -> dict[str, str]:
     """Return what else a result depends on: versions, data, and code, with the user's own strategy and model."""
     path = find_federation(config["federation"])
-    names = (config["strategy"], config["model"] or read_manifest(path).model)
+    names = (config["strategy"], config["model"] or _model_of(path))
     own = tuple(name.partition(":")[0] for name in names if ":" in name)
-    return {**versions(), "code": _digest(own), "data": _fingerprint(path)}
+    return {**versions(PACKAGES), "code": _digest(own), "data": _fingerprint(path)}
+
+
+@lru_cache
+def _model_of(path: Path) -> str:
+    """Return the model that a federation is for; many runs share one, and to read it may take long."""
+    return read_manifest(path).model
 
 
 @lru_cache
@@ -292,16 +297,10 @@ def _fingerprint(path: Path) -> str:
 
 
 @lru_cache
-def versions() -> dict[str, str]:
-    """Return the versions that results depend on."""
-    return {package: version(package) for package in ("umbel", *_PACKAGES)} | {"python": platform.python_version()}
-
-
-@lru_cache
 def _digest(modules: tuple[str, ...] = ()) -> str:
     """Return a digest of the code that makes results."""
     files: list[Path] = []
-    for name in (*_CODE, *_SINGLE, *_HERE):
+    for name in _CODE:
         path = ROOT / name
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
     for module in modules:

@@ -14,8 +14,8 @@ import numpy as np
 import tomli_w
 
 from experiments.runs import LOCAL_ONLY
-from experiments.sweep import Result, versions
-from server.run_folder import write_atomically
+from experiments.sweep import PACKAGES, Result
+from server.run_folder import versions, write_atomically
 
 Value = str | int | float | None
 
@@ -71,7 +71,7 @@ def _configuration(results: Sequence[Result]) -> dict[str, Any]:
     first = results[0].spec.config
     common = {key: first[key] for key in first if all(one.spec.config[key] == first[key] for one in results)}
     own = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
-    return {"versions": versions(), "common": common, "runs": own}
+    return {"versions": versions(PACKAGES), "common": common, "runs": own}
 
 
 def average(values: Iterable[float]) -> tuple[float, float]:

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from fractions import Fraction
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -114,14 +115,14 @@ class RunFolder:
         write_atomically(self.path / "report.html", html.encode())
 
     def read(self) -> tuple[dict[str, Any], State, dict[int, int]]:
-        """Return the run config, the state, and how often each client that released did so.
+        """Return what `write_config` saved, the state, and how often each client that released did so.
 
         Raises
         ------
         FileNotFoundError
             When the folder holds no run that has finished a round.
         """
-        config = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))["config"]
+        saved = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
         history = [Round(**json.loads(line)) for line in lines]
         best_round = history[-1].best_round
@@ -136,7 +137,7 @@ class RunFolder:
         )
         with (self.path / "ledger.csv").open(encoding="utf-8") as file:
             spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
-        return config, state, spent
+        return saved, state, spent
 
     def _read_arrays(self, name: str) -> Arrays:
         path = self.path / f"{name}.safetensors"
@@ -149,9 +150,10 @@ class RunFolder:
         write_atomically(self.path / f"{name}.safetensors", content)
 
 
-def versions() -> dict[str, str]:
-    """Return the versions that a run depends on."""
-    return {package: version(package) for package in _PACKAGES} | {"python": platform.python_version()}
+@lru_cache
+def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
+    """Return the versions that a run depends on: of packages, and of Python."""
+    return {package: version(package) for package in packages} | {"python": platform.python_version()}
 
 
 def spend(participations: float, cost: Fraction | None) -> float:

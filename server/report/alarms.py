@@ -94,14 +94,14 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
     if len(given) < len(due):
         missing = [entry.number for entry in due if entry not in given]
         text = (
-            f"In {_count(len(missing), 'validation')} of {len(due)} (the first in round {missing[0]}) no validation "
+            f"In {count_of(len(missing), 'validation')} of {len(due)} (the first in round {missing[0]}) no validation "
             "client answered with a finite loss. Training may have diverged there, or the nodes that hold these "
             "clients may have failed."
         )
         found.append(Alarm("Validation loss not finite", text))
     if len(given) > 1 and min(given, key=lambda entry: entry.loss or 0.0) is given[0]:
         text = (
-            f"None of {_count(len(given) - 1, 'later validation')} had a lower loss than the first, in round "
+            f"None of {count_of(len(given) - 1, 'later validation')} had a lower loss than the first, in round "
             f"{given[0].number}: training did not help."
         )
         found.append(Alarm("Validation loss never improved", text))
@@ -131,10 +131,10 @@ def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
         return [Alarm("Clusters collapsed into one", text)]
     text = (
         f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is as it should "
-        f"be where the clients are of no more than {_count(hypotheses - len(empty), 'kind')}; else a group may have "
+        f"be where the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; else a group may have "
         f"been missed, and another seed or more restarts may help.{before}"
     )
-    return [Alarm(f"{_count(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
+    return [Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
 
 
 def _close(history: Sequence[Round]) -> list[Alarm]:
@@ -154,9 +154,9 @@ def _too_few(history: Sequence[Round]) -> list[Alarm]:
     if not stuck:
         return []
     text = (
-        f"In {_count(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than min-releases "
-        "clients released, and the hypotheses stayed as they were. Sites refuse what their policy or budget does "
-        "not allow; their own logs say why."
+        f"In {count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than "
+        "min-releases clients released, and the hypotheses stayed as they were. Sites refuse what their policy or "
+        "budget does not allow; their own logs say why."
     )
     return [Alarm("Too few releases", text)]
 
@@ -167,7 +167,7 @@ def _lost(history: Sequence[Round]) -> list[Alarm]:
         return []
     most = max(entry.lost_nodes for entry in lost)
     text = (
-        f"In {_count(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
+        f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
         f"training, at most {most} at a time. What their clients released, if anything, is not in the outcome."
     )
     return [Alarm("Nodes lost", text)]
@@ -182,5 +182,6 @@ def name_hypotheses(numbers: Sequence[int] | NDArray[np.int64]) -> str:
     return f"hypotheses {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
 
 
-def _count(number: int, one: str, many: str = "") -> str:
+def count_of(number: int, one: str, many: str = "") -> str:
+    """Return a number of things in words, as "1 round" or "1,200 rounds"."""
     return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from protocol import flatten
 from server.plane import Album
 from server.report import figures
-from server.report.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH, alarms, last_rounds
+from server.report.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH, alarms, count_of, last_rounds
 from server.report.figures import STYLED, number
 from server.report.template import PAGE
 from server.rounds import Round, State
@@ -128,8 +128,8 @@ class _Report:
 
     def lead(self) -> list[str]:
         """Return what came out, for somebody who has not read the paper."""
-        state, rounds = self.state, _count(len(self.trained), "round")
-        asked = _count(max((entry.asked for entry in self.trained), default=0), "client")
+        state, rounds = self.state, count_of(len(self.trained), "round")
+        asked = count_of(max((entry.asked for entry in self.trained), default=0), "client")
         what = (
             f"{self.k} hypotheses (versions of one model, of which each client uses the one that fits its own data "
             "best)"
@@ -202,8 +202,8 @@ class _Report:
         facts = [
             ("Data", manifest.name if manifest else "each node's own"),
             ("Clients", clients),
-            ("Model", f"{narrator.model.name}, {_count(self.n, 'parameter')}, loss {narrator.model.loss.name}"),
-            ("Strategy", f"{config.get('strategy')}, {_count(self.k, 'hypothesis', 'hypotheses')}"),
+            ("Model", f"{narrator.model.name}, {count_of(self.n, 'parameter')}, loss {narrator.model.loss.name}"),
+            ("Strategy", f"{config.get('strategy')}, {count_of(self.k, 'hypothesis', 'hypotheses')}"),
             ("Rounds", rounds),
             ("Noise", noise),
             ("Seed", str(config.get("seed"))),
@@ -378,7 +378,7 @@ class _Report:
             elif which == "best":
                 title += ", the last"
             caption = (
-                f"{_count(len(one.releases), 'release')}, each in colour and shape of the hypothesis that it was "
+                f"{count_of(len(one.releases), 'release')}, each in colour and shape of the hypothesis that it was "
                 "assigned to. Open markers are the hypotheses that the round started from."
             )
             if len(self.shown) < self.k:
@@ -453,7 +453,7 @@ class _Report:
 
     def _best_when(self) -> str:
         done = self.state.best_round - 1
-        return f"after {_count(done, 'round')} of training" if done else "before any training"
+        return f"after {count_of(done, 'round')} of training" if done else "before any training"
 
 
 def _numbers(entries: Sequence[Round]) -> list[int]:
@@ -470,7 +470,3 @@ def _text(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value) if value != "" else '""'
-
-
-def _count(count: int, one: str, many: str = "") -> str:
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
