@@ -1,10 +1,11 @@
 """What travels between server and clients: one message a node, not one a client.
 
-=========  ==========================================================================
-query      both ways the protocol version; back, how many clients the node hosts
-train      `Demand` and the hypotheses, to a node; back, releases and public counts
-evaluate   the hypotheses and the asked validation clients; back, their loss and metric
-=========  ==========================================================================
+===========  ==========================================================================
+query        both ways the protocol version; back, how many clients the node hosts
+train        `Demand` and the hypotheses, to a node; back, releases and public counts
+evaluate     the hypotheses and the asked validation clients; back, their loss and metric
+query.local  in simulation alone: the asked clients; back, their local models
+===========  ==========================================================================
 
 The records are Flower's own. Arrays are a model's state dict with one more axis in front: the
 hypotheses in what the server sends, the clients that released in what a node sends back.
@@ -33,12 +34,14 @@ CONFIG = "config"
 ARRAYS = "arrays"
 COUNTS = "counts"
 SCORES = "scores"
+LOCAL = "local"
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
 MAX_HYPOTHESES = 1000
 
 # Choices that both sides check in the run config.
 RADIUS_MODES = ("update", "public")
+NOISE_UNITS = ("vector", "layer", "row")
 ENGINES = ("auto", "loop", "batched")
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -80,10 +83,17 @@ class Demand:
         ``public``: the radius is `radius`, and the client clips its update to it.
     radius : float
         See `radius_mode`.
-    per_layer : bool
-        Noise each layer by itself (Sec. 5.3) instead of the whole vector.
+    noise_per : str
+        What is noised by itself, within a radius of its own: ``vector``, all parameters as one;
+        ``layer`` (Sec. 5.3); ``row``, each row of each array, as an item of a recommender.
     disclose_choice : bool
         Ask clients for the hypothesis they chose (IFCA); refused by any site that sanitises.
+    local_steps : int
+        R of Protocol 1 (PAC paper): above 0, so many minibatches are each drawn from all of a
+        client's rows, in place of epochs. With neither steps nor epochs nothing is trained.
+    message_noise : float
+        sigma of the PAC paper's noisy messages (Eq. 3), for models with a local part; it comes
+        before the gate, which does not count it.
     """
 
     round: int
@@ -94,22 +104,29 @@ class Demand:
     noise_multiplier: float
     radius_mode: str = "update"
     radius: float = 0.01
-    per_layer: bool = False
+    noise_per: str = "vector"
     disclose_choice: bool = False
+    local_steps: int = 0
+    message_noise: float = 0.0
 
     def __post_init__(self) -> None:
         _whole("round", self.round, 1)
         _clients(self.clients)
-        _whole("local-epochs", self.local_epochs, 1)
+        _whole("local-epochs", self.local_epochs, 0)
+        _whole("local-steps", self.local_steps, 0)
         _whole("batch-size", self.batch_size, 0)
         _positive("step-size", self.step_size)
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
-            raise ProtocolError(f"noise-multiplier must be a finite number of at least 0, got {self.noise_multiplier}")
+        _not_negative("noise-multiplier", self.noise_multiplier)
+        _not_negative("message-noise", self.message_noise)
         if self.radius_mode not in RADIUS_MODES:
             raise ProtocolError(f"radius must be one of {', '.join(RADIUS_MODES)}, got {self.radius_mode!r}")
         _positive("the radius", self.radius)
-        if self.per_layer and self.radius_mode == "public":
-            raise ProtocolError("noise-per-layer goes with radius update alone; a public one is of the whole vector")
+        if self.noise_per not in NOISE_UNITS:
+            raise ProtocolError(f"noise-per must be one of {', '.join(NOISE_UNITS)}, got {self.noise_per!r}")
+        if self.noise_per != "vector" and self.radius_mode == "public":
+            raise ProtocolError(
+                f"noise-per {self.noise_per} goes with radius update alone; a public one is of the whole vector"
+            )
 
     def to_record(self) -> ConfigRecord:
         """Return the demand as a ConfigRecord."""
@@ -217,7 +234,7 @@ def evaluate_request(hypotheses: ArrayRecord, round: int, clients: Sequence[int]
 
 
 def asked_clients(record: ConfigRecord) -> tuple[int, ...]:
-    """Check an evaluate message's ConfigRecord and return the asked clients."""
+    """Check the ConfigRecord of an evaluate or query.local message and return the asked clients."""
     listed: Any = record.get("clients")
     if not isinstance(listed, list):
         raise ProtocolError("the message names no clients")
@@ -230,6 +247,16 @@ def evaluate_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
     """Return the content of an evaluate reply: loss and metric of each asked client, in order."""
     scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
     return RecordDict({SCORES: scores})
+
+
+def local_request(clients: Sequence[int]) -> RecordDict:
+    """Return the content of a message that asks simulated clients for their local models."""
+    return RecordDict({CONFIG: ConfigRecord({"clients": list(clients)})})
+
+
+def local_reply(models: NDArray[Any]) -> RecordDict:
+    """Return the local models (clients, k) of the asked clients, in order."""
+    return RecordDict({ARRAYS: to_array_record({LOCAL: models})})
 
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
@@ -340,6 +367,11 @@ def _clients(clients: tuple[Any, ...]) -> None:
 def _whole(name: str, value: int, least: int) -> None:
     if value < least:
         raise ProtocolError(f"{name} must be a whole number of at least {least}, got {value}")
+
+
+def _not_negative(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise ProtocolError(f"{name} must be a finite number of at least 0, got {value}")
 
 
 def _positive(name: str, value: float) -> None:

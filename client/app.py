@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from client import personal
 from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, pick_device, score, train
 from client.node import Node
-from privacy.gate import Gate, ReportGate, guard, local_report, local_result
-from privacy.randomness import streams
+from client.personal import LocalModels
+from privacy.gate import ConsentGate, Gate, ReportGate, guard, local_report, local_result
+from privacy.randomness import noise, streams
 from protocol import (
     CONFIG,
     COUNTS,
     HYPOTHESES,
     VERSION,
+    Arrays,
     Demand,
     ProtocolError,
     asked_clients,
     from_array_record,
+    local_reply,
 )
 
 app = ClientApp()
@@ -45,14 +51,49 @@ def train_clients(msg: Message, context: Context) -> Message:
     node.check(hypotheses)
     clients = node.training_clients(demand.clients)
     device = pick_device(str(context.run_config["device"]))
-    engine = choose_engine(str(context.run_config["engine"]), node.model, device)
     cohort = Cohort.gather(node.federation, clients, device)
+    update = LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps)
+    shuffles = streams(node.site.seed(context.run_config), "shuffle", demand.round, clients)
+    if node.model.local_size:
+        trained = _train_personal(node, context, demand, hypotheses, cohort, update, shuffles)
+        return Message(local_result(trained, np.zeros(len(clients), np.int64)), reply_to=msg)
+    engine = choose_engine(str(context.run_config["engine"]), node.model, device)
     losses, _ = score(node.model, hypotheses, cohort, engine)
     chosen = best_hypothesis(losses)
-    shuffles = streams(node.site.seed(context.run_config), "shuffle", demand.round, clients)
-    update = LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size)
     trained = train(node.model, hypotheses, chosen, cohort, update, shuffles, engine)
     return Message(local_result(trained, chosen), reply_to=msg)
+
+
+def _train_personal(
+    node: Node,
+    context: Context,
+    demand: Demand,
+    hypotheses: Arrays,
+    cohort: Cohort,
+    update: LocalUpdate,
+    shuffles: Sequence[np.random.Generator],
+) -> Arrays:
+    """Train items and local models; keep the local models here and return the items."""
+    items, seed = personal.only(hypotheses), node.site.seed(context.run_config)
+    clients = node.training_clients(demand.clients)
+    kept = LocalModels(context.state, node.model.local_size, seed)
+    trained, users = personal.train(
+        node.model, items, kept.read(clients), cohort, update, shuffles, node.policy.balanced_batches
+    )
+    kept.write(clients, users)
+    if demand.message_noise:
+        sources = noise(seed, demand.round, clients, "message")
+        trained = personal.noisy_messages(trained, items, demand.message_noise, sources, node.policy.noise_all_items)
+    return personal.as_arrays(trained)
+
+
+@app.query("local", mods=[ConsentGate()])
+def tell_local_models(msg: Message, context: Context) -> Message:
+    """Tell the asked clients' local models, in simulation, so that an attack on them can be judged."""
+    node = Node.of(context.node_config, context.run_config)
+    clients = node.training_clients(asked_clients(msg.content.config_records[CONFIG]))
+    kept = LocalModels(context.state, node.model.local_size, node.site.seed(context.run_config))
+    return Message(local_reply(kept.read(clients)), reply_to=msg)
 
 
 @app.evaluate(mods=[ReportGate()])
@@ -67,9 +108,13 @@ def evaluate_clients(msg: Message, context: Context) -> Message:
     clients = node.validation_clients(asked_clients(msg.content.config_records[CONFIG]))
     device = pick_device(str(context.run_config["device"]))
     cohort = Cohort.gather(node.federation, clients, device)
-    losses, metrics = score(
-        node.model, hypotheses, cohort, choose_engine(str(context.run_config["engine"]), node.model, device)
-    )
+    if node.model.local_size:
+        losses, metrics = (
+            values[None] for values in personal.score_newcomers(node.model, personal.only(hypotheses), cohort)
+        )
+    else:
+        engine = choose_engine(str(context.run_config["engine"]), node.model, device)
+        losses, metrics = score(node.model, hypotheses, cohort, engine)
     best = best_hypothesis(losses)[None]
     report = local_report(
         np.take_along_axis(losses, best, 0)[0],

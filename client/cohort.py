@@ -77,14 +77,30 @@ class Cohort:
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """How a client trains: E epochs of minibatch SGD with step size s and batch size B.
+    """How a client trains: E epochs, or R steps, of minibatch SGD with step size s and batch size B.
 
-    A batch size of 0 takes all rows at once. The last minibatch of an epoch may be smaller.
+    A batch size of 0 takes all rows at once. The last minibatch of an epoch may be smaller. With
+    steps, each minibatch is drawn afresh from all rows (PAC paper, Protocol 1).
     """
 
     local_epochs: int
     step_size: float
     batch_size: int
+    local_steps: int = 0
+
+    @property
+    def passes(self) -> int:
+        """How often the rows are put in a new order: once an epoch, or once a step."""
+        return self.local_steps or self.local_epochs
+
+    def batches(self, rows: int) -> range:
+        """Return where, in a pass over so many rows, each minibatch begins."""
+        size = self.size(rows)
+        return range(0, size if self.local_steps else rows, size)
+
+    def size(self, rows: int) -> int:
+        """Return the number of rows of a full minibatch."""
+        return min(self.batch_size or rows, rows)
 
 
 def pick_device(name: str) -> torch.device:
@@ -189,7 +205,7 @@ def train(
         index = torch.from_numpy(chosen[part]).to(cohort.features.device)
         start = {name: value[index] for name, value in stacked.items()}
         rows = cohort.part(part)
-        order = _shuffle(rows.lengths, update, generators[part])
+        order = shuffle(rows.lengths, update, generators[part])
         for name, value in form(model, start, rows, update, order).items():
             trained[name][part] = value.cpu().numpy()
     return trained
@@ -202,10 +218,10 @@ def _train_loop(
     for c in range(len(cohort)):
         parameters = {name: value[c] for name, value in start.items()}
         first, length = int(cohort.starts[c]), int(cohort.lengths[c])
-        batch_size = update.batch_size or length
-        for epoch in range(update.local_epochs):
-            rows = torch.from_numpy(order[epoch, first : first + length]).to(cohort.features.device)
-            for batch in rows.split(batch_size):
+        for pass_ in range(update.passes):
+            rows = torch.from_numpy(order[pass_, first : first + length]).to(cohort.features.device)
+            for begin in update.batches(length):
+                batch = rows[begin : begin + update.size(length)]
                 parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
                 outputs = model.apply(parameters, cohort.features[batch])
                 loss = model.loss.objective(model.loss.per_sample(outputs, cohort.targets[batch]).mean())
@@ -224,7 +240,7 @@ def _train_batched(
 ) -> Parameters:
     device = cohort.features.device
     parameters = start
-    for rows, weights, active in _minibatches(cohort, update, order):
+    for rows, weights, active in minibatches(cohort.lengths, update, order):
         index = torch.from_numpy(rows).to(device)
         share = torch.from_numpy(weights).to(device)
         parameters = {name: value.detach().requires_grad_() for name, value in parameters.items()}
@@ -280,43 +296,47 @@ def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Mod
     return chain
 
 
-def _minibatches(
-    cohort: Cohort, update: LocalUpdate, order: NDArray[np.int64]
+def minibatches(
+    lengths: NDArray[np.int64], update: LocalUpdate, order: NDArray[np.int64]
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
     """Yield, a step, the rows (clients, b), their shares of the mean, and which clients have any.
+
+    Clients have `lengths` rows each, one client's after the other's in each pass of `order`.
 
     A client that has fewer rows than others is padded with its first row at share 0; one that
     has none left in this step is inactive.
     """
-    starts, lengths = cohort.starts[:, None], cohort.lengths[:, None]
-    longest = int(cohort.lengths.max())
-    batch_size = min(update.batch_size or longest, longest)
-    for epoch in range(update.local_epochs):
-        for begin in range(0, longest, batch_size):
-            position = np.arange(begin, min(begin + batch_size, longest))[None, :]
+    longest = int(lengths.max())
+    if not longest:
+        return
+    starts, lengths = (np.cumsum(lengths) - lengths)[:, None], lengths[:, None]
+    for pass_ in range(update.passes):
+        for begin in update.batches(longest):
+            position = np.arange(begin, min(begin + update.size(longest), longest))[None, :]
             real = position < lengths
-            rows = order[epoch][starts + np.where(real, position, 0)]
+            # A client without rows in this pass has no first one to be padded with.
+            rows = order[pass_][np.minimum(starts + np.where(real, position, 0), order.shape[1] - 1)]
             count = real.sum(1, keepdims=True)
             weights = real / np.maximum(count, 1)
             yield rows, weights.astype(np.float32), (count[:, 0] > 0).astype(np.float32)
 
 
-def _shuffle(
+def shuffle(
     lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
 ) -> NDArray[np.int64]:
-    """Return the order (epochs, rows) in which each client goes through its rows.
+    """Return the order (passes, rows) in which each client goes through its rows.
 
     The order of a client that takes all its rows at once is of no consequence, and no draw is
     spent on it.
     """
-    order = np.tile(np.arange(int(lengths.sum())), (update.local_epochs, 1))
+    order = np.tile(np.arange(int(lengths.sum())), (update.passes, 1))
     if update.batch_size:
         starts = np.cumsum(lengths) - lengths
         for c in np.flatnonzero(lengths > update.batch_size).tolist():
             rows = slice(starts[c], starts[c] + lengths[c])
             generator = generators[c]  # once: what is asked for again begins again
-            for epoch in range(update.local_epochs):
-                order[epoch, rows] = generator.permutation(order[epoch, rows])
+            for pass_ in range(update.passes):
+                order[pass_, rows] = generator.permutation(order[pass_, rows])
     return order
 
 
@@ -345,7 +365,7 @@ def _row_chunks(model: Model, cohort: Cohort, k: int) -> Iterator[tuple[slice, C
 
 def _client_chunks(model: Model, cohort: Cohort, update: LocalUpdate) -> Iterator[slice]:
     """Yield runs of clients that can be trained together."""
-    rows = min(update.batch_size or int(cohort.lengths.max()), int(cohort.lengths.max()))
+    rows = update.size(int(cohort.lengths.max()))
     # Parameters, their gradient and the next parameters; activations, forward and backward.
     client_bytes = 4 * (3 * model.num_parameters + 2 * rows * _activations(model, cohort))
     most = max(1, _chunk_bytes(cohort.features.device) // client_bytes)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import models
@@ -33,6 +34,8 @@ class Node:
     training, validation : range
         The federation's numbers of the clients that train and that report. At a site that lets
         training clients report with noise, they are the same.
+    policy : Policy
+        What the site allows.
     """
 
     site: Site
@@ -40,6 +43,7 @@ class Node:
     model: Model
     training: range
     validation: range
+    policy: Policy
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
@@ -65,7 +69,7 @@ class Node:
         training, validation = hosted[:trains], hosted[trains:]
         if policy.report_noise_multiplier > 0 and policy.role == "train":
             validation = training
-        return cls(site, federation, model, training, validation)
+        return cls(site, federation, model, training, validation, policy)
 
     @property
     def hosting(self) -> Hosting:
@@ -95,6 +99,8 @@ class Node:
             )
         if len({len(value) for value in hypotheses.values()}) != 1:
             raise ProtocolError("the hypotheses are not stacked arrays of one length")
+        if self.model.local_size and len(next(iter(hypotheses.values()))) > 1:
+            raise ProtocolError("a model with a local part comes as one hypothesis")
 
     @staticmethod
     def _pick(asked: tuple[int, ...], first: int, clients: range, role: str) -> list[int]:
@@ -123,6 +129,10 @@ def _check_fit(path: Path, modified: int, model: Model) -> None:
     Otherwise training would fail at some clients and not at others, which tells about their data.
     """
     federation = _open(path, modified)
+    if model.local_size:
+        if reason := _unfit_preferences(federation, model):
+            raise FederationError(f"{path}: model {model.name!r} {reason}; name another model or repair the data")
+        return
     targets, shape = federation.targets, federation.features.shape[1:]
     try:
         with torch.inference_mode():
@@ -140,6 +150,23 @@ def _check_fit(path: Path, modified: int, model: Model) -> None:
         if fits:
             return
     raise FederationError(f"{path}: model {model.name!r} {reason}; name another model or repair the data")
+
+
+def _unfit_preferences(federation: Federation, model: Model) -> str:
+    """Return what keeps a factor model from the data: items' numbers, and labels of -1 and 1."""
+    items = len(next(iter(model.module.parameters())))
+    features, targets = np.asarray(federation.features), np.asarray(federation.targets)
+    if features.shape[1:] != (1,) or targets.ndim != 1:
+        return "needs rows of one feature, an item's number, and one label"
+    if not np.isin(targets, (-1, 1)).all():
+        return "needs labels of -1 and 1"
+    numbers = features[:, 0]
+    if not ((numbers == np.floor(numbers)) & (numbers >= 0) & (numbers < items)).all():
+        return f"knows the items 0 to {items - 1} alone"
+    owner = np.repeat(np.arange(len(federation.offsets) - 1), np.diff(federation.offsets))
+    if len(np.unique(owner * items + numbers.astype(np.int64))) < len(numbers):
+        return "takes an item once at most from each client"
+    return ""
 
 
 def _modified(path: Path) -> int:

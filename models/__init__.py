@@ -6,13 +6,15 @@ A model of your own is a function that returns a ``torch.nn.Module`` (or a `Mode
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import nn
 
 from models.base import LOSSES, METRICS, Loss, Model, Score
+from models.factors import SLOPES, Factors
 from models.networks import CNN, Linear, cnn10, mlp
 from protocol import import_by_name
 
@@ -33,7 +35,8 @@ def load(name: str, loss: str = "") -> Model:
     Parameters
     ----------
     name : str
-        A key of `MODELS` or ``package.module:factory``.
+        A key of `MODELS`, ``factors-IxK`` for I items with vectors of length K, or
+        ``package.module:factory``.
     loss : str
         A key of `LOSSES`; empty for the model's own.
 
@@ -48,8 +51,15 @@ def load(name: str, loss: str = "") -> Model:
         model = _from_factory(name, loss)
     elif name in MODELS:
         model = MODELS[name]
+    elif size := re.fullmatch(r"factors-([1-9]\d{0,7})x([1-9]\d{0,3})", name):
+        items, factors = map(int, size.groups())
+        model = Model(name, partial(Factors, items, factors), LOSSES["log"], METRICS["right-sign"], factors)
     else:
-        raise ValueError(f"unknown model {name!r}; choose from {', '.join(MODELS)} or give package.module:factory")
+        raise ValueError(
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, factors-IxK or give package.module:factory"
+        )
+    if loss and model.local_size and loss not in SLOPES:
+        raise ValueError(f"model {name!r} needs a loss of the margin, not {loss!r}; choose from {', '.join(SLOPES)}")
     if loss:
         model = replace(model, loss=LOSSES[loss])
     _check(model)

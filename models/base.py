@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from models.factors import margin
+
 # RMSE has no gradient at zero residual; far below any real mean square, this gives it one.
 TINY = 1e-12
 
@@ -72,6 +74,11 @@ def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(-1) == targets).to(outputs.dtype)
 
 
+def right_sign(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 where the score has the sign of the label, -1 or 1; 0 elsewhere."""
+    return (margin(outputs, targets) > 0).to(outputs.dtype)
+
+
 def _same(mean: Tensor) -> Tensor:
     return mean
 
@@ -84,13 +91,18 @@ LOSSES = {
     "mse": Loss("mse", squared_error, torch.sqrt, _same),
     "rmse": Loss("rmse", squared_error, torch.sqrt, _rmse),
     "cross-entropy": Loss("cross-entropy", cross_entropy, _same, _same),
+    "log": Loss("log", lambda outputs, targets: nn.functional.softplus(-margin(outputs, targets)), _same, _same),
+    "hinge": Loss("hinge", lambda outputs, targets: (1 - margin(outputs, targets)).relu(), _same, _same),
+    "margin": Loss("margin", lambda outputs, targets: -margin(outputs, targets), _same, _same),
 }
 """Losses by name. ``mse`` descends the mean square and reports its root, ``rmse`` descends the
-root itself (group privacy paper, Eq. 10); both report RMSE."""
+root itself (group privacy paper, Eq. 10); both report RMSE. ``log``, ``hinge`` and ``margin`` are
+of one score and a label of -1 or 1 (PAC paper, Sec. 3)."""
 
 METRICS = {
     "rmse": Score("rmse", squared_error, torch.sqrt),
     "accuracy": Score("accuracy", correct, _same, higher_is_better=True),
+    "right-sign": Score("right-sign", right_sign, _same, higher_is_better=True),
 }
 
 
@@ -108,12 +120,16 @@ class Model:
         What a client descends and reports.
     metric : Score
         What a validation client reports beside the loss.
+    local_size : int
+        Number of parameters that each client has for itself and that never leave its node; 0 for
+        a model that is shared whole.
     """
 
     name: str
     network: Callable[[], nn.Module]
     loss: Loss
     metric: Score
+    local_size: int = 0
 
     @cached_property
     def module(self) -> nn.Module:

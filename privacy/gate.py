@@ -30,6 +30,7 @@ from privacy.memory_ledger import MemoryLedger
 from privacy.policy import Policy, Refused
 from privacy.precision import least_radius, resolution, round_to_grid
 from privacy.site import Site, SiteError
+from privacy.tripwire import degenerate, repeated
 from protocol import (
     ARRAYS,
     CONFIG,
@@ -122,9 +123,11 @@ class Gate:
         demand = Demand.from_record(_config(msg.content, CONFIG))
         policy.check(demand)
         hypotheses = _hypotheses(msg, policy)
+        if policy.tripwire:
+            _check_honest(hypotheses, context)
         everything = flatten(hypotheses)
         finest = resolution(everything)
-        layers = _layers(hypotheses) if demand.per_layer else None
+        parts = _parts(hypotheses, demand.noise_per)
         n, nu = everything.shape[1], demand.noise_multiplier
         radius = max(demand.radius, policy.radius_floor)
         if not site.simulated:
@@ -159,7 +162,7 @@ class Gate:
             radius,
             demand.radius_mode,
             randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)),
-            layers,
+            parts,
         )
         releases += start if paid.all() else start[paid]
         if nu > 0:
@@ -223,6 +226,28 @@ class ReportGate:
         reported = np.full_like(values, np.nan)
         reported[:, paid] = round_to_grid(noised, 2, nu, radius, float(np.spacing(np.float32(bound)))).T
         return reported
+
+
+class ConsentGate:
+    """Flower Mod: let simulated clients, and no others, tell what an attack is judged by."""
+
+    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Return the handler's reply, or "refused"."""
+        return guard(msg, context, lambda m, c: self._pass(m, c, call_next))
+
+    def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        site = Site.of(context.node_config)
+        if not (site.simulated and Policy.of(site, context.node_config).allow_unsanitised):
+            raise Refused("the server asks for local models; this site tells none")
+        return call_next(msg, context)
+
+
+def _check_honest(hypotheses: Arrays, context: Context) -> None:
+    """Raise for hypotheses that an honest server would not send."""
+    if name := degenerate(hypotheses):
+        raise Refused(f"all rows of hypotheses {name!r} are alike; no honest server sends that")
+    if repeated(hypotheses, context.state):
+        raise Refused("the server sent the same hypotheses before")
 
 
 def _ledger(policy: Policy, context: Context) -> Ledger | MemoryLedger:
@@ -300,6 +325,24 @@ def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, cl
     ):
         raise Refused("the handler does not say which hypothesis each client chose")
     return np.asarray(chosen, dtype=np.int64)
+
+
+def _parts(hypotheses: Arrays, noise_per: str) -> Sequence[slice] | None:
+    """Return the columns of what is noised by itself; None for the whole vector."""
+    return {"vector": lambda _: None, "layer": _layers, "row": _rows}[noise_per](hypotheses)
+
+
+def _rows(hypotheses: Arrays) -> Sequence[slice]:
+    """Return the columns of each row of each array; an array of one axis is a single row."""
+    rows: list[slice] = []
+    start = 0
+    for value in hypotheses.values():
+        shape = value.shape[1:]
+        size = int(np.prod(shape[1:] if len(shape) > 1 else shape))
+        stop = start + int(np.prod(shape))
+        rows += [slice(begin, begin + size) for begin in range(start, stop, size)]
+        start = stop
+    return rows
 
 
 def _layers(hypotheses: Arrays) -> Sequence[slice]:

@@ -49,9 +49,17 @@ def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
     """
     if n < 1 or not 0 < epsilon < np.inf:
         raise ValueError(f"the Laplace mechanism needs n >= 1 and a finite epsilon > 0, got {n} and {epsilon}")
-    mixing = generator.standard_gamma((n + 1) / 2) * 2.0
-    noise: Matrix = generator.standard_normal(n)
-    noise *= math.sqrt(mixing) / epsilon
+    return _draw([n], [epsilon], generator)
+
+
+def _draw(sizes: Sequence[int], epsilons: Sequence[float], generator: NoiseSource) -> Matrix:
+    """Return independent noise vectors of the given sizes, one after the other."""
+    scales = [
+        math.sqrt(generator.standard_gamma((size + 1) / 2) * 2.0) / epsilon
+        for size, epsilon in zip(sizes, epsilons, strict=True)
+    ]
+    noise: Matrix = generator.standard_normal(sum(sizes))
+    noise *= scales[0] if len(scales) == 1 else np.repeat(scales, sizes)
     return noise
 
 
@@ -69,7 +77,7 @@ def sanitise(
     radius: float,
     radius_mode: str,
     generators: Iterable[NoiseSource],
-    layers: Sequence[slice] | None = None,
+    parts: Sequence[slice] | None = None,
 ) -> Matrix:
     """Return clients' updates with noise of scale epsilon = n / (nu r) (Algorithm 2).
 
@@ -87,9 +95,9 @@ def sanitise(
         ``update`` (the paper) or ``public``.
     generators : iterable of NoiseSource, one a client
         Each is used up before the next is asked for.
-    layers : sequence of slice, optional
-        Columns to be noised by themselves, each within its own radius, as in the paper's
-        Sec. 5.3; by default the whole vector at once.
+    parts : sequence of slice, optional
+        Columns to be noised by themselves, each within its own radius, as the layers in the
+        paper's Sec. 5.3; together all columns, in order. By default the whole vector at once.
 
     Returns
     -------
@@ -100,18 +108,18 @@ def sanitise(
     if not (np.isfinite(noise_multiplier) and noise_multiplier >= 0 and np.isfinite(radius) and radius > 0):
         raise ValueError(f"cannot sanitise with noise multiplier {noise_multiplier} and radius {radius}")
     sanitised = np.array(updates, np.float64)
-    columns = layers or [slice(None)]
+    columns = parts or [slice(0, sanitised.shape[1])]
     radii = np.empty((len(sanitised), len(columns)))
-    for i, layer in enumerate(columns):
-        part = sanitised[:, layer]
+    for i, own in enumerate(columns):
+        part = sanitised[:, own]
         if radius_mode == "public":
             part[:] = clip(part, radius)
             radii[:, i] = radius
         else:
             radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
     if noise_multiplier > 0:
-        for row, own, generator in zip(sanitised, radii.tolist(), generators, strict=True):
-            for layer, r in zip(columns, own, strict=True):
-                part = row[layer]
-                part += sample(part.size, part.size / (noise_multiplier * r), generator)
+        sizes = [own.stop - own.start for own in columns]
+        for row, radii_of_row, generator in zip(sanitised, radii.tolist(), generators, strict=True):
+            epsilons = [size / (noise_multiplier * r) for size, r in zip(sizes, radii_of_row, strict=True)]
+            row += _draw(sizes, epsilons, generator)
     return sanitised

@@ -55,6 +55,12 @@ class Policy:
         Above 0, training clients also report: loss and metric with Laplace noise of this scale.
     report_bound : float
         Numbers reported with noise are clipped to between 0 and this.
+    tripwire : bool
+        Refuse to train models that an honest server would not send: degenerate or sent before.
+    noise_all_items : bool
+        Where the run adds noise to items that changed (`Demand.message_noise`), add it to all.
+    balanced_batches : bool
+        Fill a factor model's minibatches with as many liked items as others.
     """
 
     role: str
@@ -67,6 +73,9 @@ class Policy:
     ledger_path: Path | None
     report_noise_multiplier: float
     report_bound: float
+    tripwire: bool
+    noise_all_items: bool
+    balanced_batches: bool
 
     @classmethod
     def of(cls, site: Site, node_config: Mapping[str, Any]) -> Policy:
@@ -106,6 +115,9 @@ class Policy:
             ledger_path=ledger if ledger.is_absolute() else None,
             report_noise_multiplier=report_noise_multiplier,
             report_bound=read.number("report-bound", 1.0, least=0, above=True),
+            tripwire=read.flag("tripwire", False),
+            noise_all_items=read.flag("noise-all-items", False),
+            balanced_batches=read.flag("balanced-batches", False),
         )
         if own:
             read.refuse_unknown()

@@ -13,7 +13,7 @@ import models
 import strategies
 from federation import Manifest, find_federation, open_federation
 from models.base import Model
-from protocol import DEVICES, ENGINES, MAX_HYPOTHESES, RADIUS_MODES
+from protocol import DEVICES, ENGINES, MAX_HYPOTHESES, NOISE_UNITS, RADIUS_MODES
 from strategies import HypothesisStrategy, RadiusSchedule
 
 
@@ -94,16 +94,21 @@ class Settings:
             min_nodes=read.whole("min-nodes", 1),
             node_wait=read.number("node-wait", above=0),
         )
-        per_layer = read.flag("noise-per-layer")
-        if per_layer and radius.mode == "public":
-            raise ConfigError('noise-per-layer goes with radius = "update" alone; set one of them otherwise')
+        noise_per = read.choice("noise-per", NOISE_UNITS)
+        if noise_per != "vector" and radius.mode == "public":
+            raise ConfigError(f'noise-per = "{noise_per}" goes with radius = "update" alone; set one of them otherwise')
+        local_epochs, local_steps = read.whole("local-epochs", 0), read.whole("local-steps", 0)
+        if not (local_epochs or local_steps):
+            raise ConfigError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         train_config = ConfigRecord(
             {
-                "local_epochs": read.whole("local-epochs", 1),
+                "local_epochs": local_epochs,
+                "local_steps": local_steps,
                 "step_size": read.number("step-size", above=0),
                 "batch_size": read.whole("batch-size", 0),
                 "noise_multiplier": read.number("noise-multiplier", least=0),
-                "per_layer": per_layer,
+                "noise_per": noise_per,
+                "message_noise": read.number("message-noise", least=0),
             }
         )
         return cls(

@@ -79,14 +79,16 @@ def assert_same_arrays(ours: Arrays, theirs: Arrays) -> None:
 
 whole = st.integers(0, 2**63 - 1)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
-# Each layer by itself goes with radius update alone.
-modes = st.sampled_from([("update", False), ("update", True), ("public", False)])
+# Noise on layers or rows by themselves goes with radius update alone.
+modes = st.sampled_from([("update", "vector"), ("update", "layer"), ("update", "row"), ("public", "vector")])
 demands = st.builds(
-    lambda mode, **fields: Demand(radius_mode=mode[0], per_layer=mode[1], **fields),
+    lambda mode, **fields: Demand(radius_mode=mode[0], noise_per=mode[1], **fields),
     mode=modes,
     round=st.integers(1, 2**63 - 1),
     clients=st.lists(whole, min_size=1, max_size=20, unique=True).map(tuple),
-    local_epochs=st.integers(1, 2**63 - 1),
+    local_epochs=whole,
+    local_steps=whole,
+    message_noise=st.floats(0, allow_infinity=False),
     step_size=positive,
     batch_size=whole,
     noise_multiplier=st.floats(0, allow_infinity=False),
@@ -140,7 +142,7 @@ def test_a_missing_entry_is_named(name: str) -> None:
         ("noise_multiplier", True, "bool"),
         ("radius_mode", 1, "int"),
         ("radius", True, "bool"),
-        ("per_layer", 1, "int"),
+        ("noise_per", 1, "int"),
         ("disclose_choice", "no", "str"),
     ],
 )
@@ -153,7 +155,10 @@ def test_an_entry_of_the_wrong_type_is_named(name: str, value: Any, kind: str) -
     ("name", "value", "reason"),
     [
         ("round", 0, "round must be a whole number of at least 1, got 0"),
-        ("local_epochs", 0, "local-epochs must be a whole number of at least 1, got 0"),
+        ("local_epochs", -1, "local-epochs must be a whole number of at least 0, got -1"),
+        ("local_steps", -1, "local-steps must be a whole number of at least 0, got -1"),
+        ("message_noise", -1.0, "message-noise must be a finite number of at least 0, got -1.0"),
+        ("noise_per", "parameter", "noise-per must be one of vector, layer, row, got 'parameter'"),
         ("batch_size", -1, "batch-size must be a whole number of at least 0, got -1"),
         ("step_size", 0.0, "step-size must be a finite number above 0, got 0.0"),
         ("step_size", -0.1, "step-size must be a finite number above 0, got -0.1"),

@@ -230,7 +230,8 @@ class _Report:
             f"{number(cost)} (parameters over noise multiplier), and participations add up."
         )
         if self.narrator.radius_mode == "update":
-            layers = ", layer by layer" if self.config.get("noise-per-layer") else ""
+            unit = self.config.get("noise-per", "vector")
+            layers = "" if unit == "vector" else f", {unit} by {unit}"
             worth = (
                 f"The figure holds within the norm of the client's own update{layers}, which makes it a heuristic and "
                 "no guarantee: the noise depends on what it hides, so that between updates of different norm nothing "

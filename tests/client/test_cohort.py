@@ -21,11 +21,11 @@ from client.cohort import (
     LocalUpdate,
     _dense_layers,
     _forward,
-    _shuffle,
     best_hypothesis,
     choose_engine,
     pick_device,
     score,
+    shuffle,
     train,
 )
 from federation import Federation, Manifest, offsets_of, open_federation, write_federation
@@ -681,12 +681,12 @@ def test_other_networks_are_left_to_vmap() -> None:
 
 
 def test_each_epoch_has_an_order_of_its_own() -> None:
-    order = _shuffle(np.array([40, 3]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0, 7]))
+    order = shuffle(np.array([40, 3]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0, 7]))
     assert order.shape == (3, 43)
     assert len({tuple(epoch[:40]) for epoch in order}) == 3
     for epoch in order:
         assert sorted(epoch[:40]) == list(range(40))
         assert sorted(epoch[40:]) == [40, 41, 42]
     # The orders of one client do not depend on who else is there.
-    alone = _shuffle(np.array([40]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0]))
+    alone = shuffle(np.array([40]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0]))
     np.testing.assert_array_equal(order[:, :40], alone)

@@ -210,7 +210,7 @@ class Case:
         """Parameters that must not leave: as trained, and with the update clipped."""
         start = flatten(self.hypotheses)[self.chosen]
         clipped = flatten(self.trained) - start
-        for columns in LAYERS if self.demand.per_layer else (slice(None),):
+        for columns in LAYERS if self.demand.noise_per == "layer" else (slice(None),):
             norms = np.linalg.norm(clipped[:, columns], axis=1, keepdims=True)
             with np.errstate(invalid="ignore"):  # the ill ones
                 clipped[:, columns] *= np.minimum(1, self.demand.radius / np.maximum(norms, 1e-300))
@@ -228,7 +228,7 @@ def cases(draw: st.DrawFn) -> Case:
         noise_multiplier=draw(st.floats(1.0, 20.0)),
         radius_mode=mode,
         radius=draw(st.floats(0.1, 2.0)),
-        per_layer=mode == "update" and draw(st.booleans()),
+        noise_per=draw(st.sampled_from(["vector", "layer"])) if mode == "update" else "vector",
     )
     k, m = draw(st.integers(1, 4)), len(clients)
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -604,7 +604,7 @@ def test_a_release_is_the_sanitised_update_with_noise_from_the_clients_own_strea
 
 def test_each_layer_may_be_noised_by_itself() -> None:
     updates = np.arange(9.0)[None]
-    content = request(np.zeros((1, 9)), (0,), LAYOUT, per_layer=True)
+    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per="layer")
     reply = through_gate(content, of_node(SIMULATED), hands_over(updates, [0], LAYOUT))
     # in.weight and in.bias are one layer of 8, out.weight another of 1.
     noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), LAYERS)
@@ -614,7 +614,7 @@ def test_each_layer_may_be_noised_by_itself() -> None:
 
 def test_layers_that_are_not_whole_are_refused() -> None:
     split = {"in.weight": (2,), "out.weight": (2,), "in.bias": (1,)}
-    content = request(np.zeros((1, 5)), (0,), split, per_layer=True)
+    content = request(np.zeros((1, 5)), (0,), split, noise_per="layer")
     context = of_node(SIMULATED)
     reply = through_gate(content, context, hands_over(np.ones((1, 5)), [0], split))
     assert what_left(reply, 1, split) is None
@@ -745,7 +745,7 @@ MALFORMED: list[dict[str, Any]] = [
     {"clients": 4},
     {"round": 0},
     {"round": 1.0},
-    {"local_epochs": 0},
+    {"local_epochs": -1},
     {"batch_size": -1},
     {"step_size": 0.0},
     {"step_size": float("nan")},
@@ -759,7 +759,9 @@ MALFORMED: list[dict[str, Any]] = [
     {"radius": -1.0},
     {"radius": float("nan")},
     {"radius": float("inf")},
-    {"per_layer": 1},
+    {"noise_per": "parameter"},
+    {"local_steps": -1},
+    {"message_noise": -1.0},
     {"disclose_choice": 0},
 ]
 
@@ -881,7 +883,7 @@ def train_message(clients: tuple[int, ...], **changes: Any) -> RecordDict:
 
 
 def test_the_app_has_no_door_but_these() -> None:
-    assert set(app._registered_funcs) == {"query.default", "train.default", "evaluate.default"}
+    assert set(app._registered_funcs) == {"query.default", "query.local", "train.default", "evaluate.default"}
 
 
 def test_the_app_sends_noised_parameters_and_who_released(run_config: dict[str, Any]) -> None:

@@ -29,18 +29,19 @@ WHOLE = {
     "min-releases": 1,
     "restarts": 1,
     "seed": 0,
-    "local-epochs": 1,
+    "local-epochs": 0,
+    "local-steps": 0,
     "batch-size": 0,
     "min-nodes": 1,
 }
 ABOVE_ZERO = ["step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout"]
-NUMBERS = [*ABOVE_ZERO, "noise-multiplier"]
-TEXTS = ["strategy", "federation", "model", "loss", "device", "engine", "radius"]
-FLAGS = ["noise-per-layer"]
+NOT_NEGATIVE = ["noise-multiplier", "message-noise"]
+NUMBERS = [*ABOVE_ZERO, *NOT_NEGATIVE]
+TEXTS = ["strategy", "federation", "model", "loss", "device", "engine", "radius", "noise-per"]
 
 
 def test_every_key_is_tried_here() -> None:
-    assert sorted([*WHOLE, *NUMBERS, *TEXTS, *FLAGS]) == sorted(DEFAULTS)
+    assert sorted([*WHOLE, *NUMBERS, *TEXTS]) == sorted(DEFAULTS)
 
 
 # --- what is accepted
@@ -59,10 +60,12 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (100, 0, 1, 5)
     assert settings.train_config == {
         "local_epochs": 1,
+        "local_steps": 0,
         "step_size": 0.1,
         "batch_size": 10,
         "noise_multiplier": 5.0,
-        "per_layer": False,
+        "noise_per": "vector",
+        "message_noise": 0.0,
     }
 
 
@@ -71,7 +74,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"hypotheses": 3, "clients-per-round": 11, "validation-clients-per-round": 12, "min-releases": 4}
     run_config |= {"seed": 13, "min-nodes": 5, "node-wait": 14.0, "round-timeout": 15.0, "rounds": 16, "patience": 17}
     run_config |= {"validate-every": 18, "restarts": 19, "local-epochs": 20, "step-size": 0.21, "batch-size": 22}
-    run_config |= {"noise-multiplier": 23.0}
+    run_config |= {"noise-multiplier": 23.0, "local-steps": 27, "message-noise": 28.0}
     run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
     settings = Settings.parse(run_config)
     strategy = settings.strategy
@@ -82,10 +85,12 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     assert (settings.validate_every, settings.restarts) == (18, 19)
     assert settings.train_config == {
         "local_epochs": 20,
+        "local_steps": 27,
         "step_size": 0.21,
         "batch_size": 22,
         "noise_multiplier": 23.0,
-        "per_layer": False,
+        "noise_per": "vector",
+        "message_noise": 28.0,
     }
 
 
@@ -146,10 +151,13 @@ def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any
         Settings.parse(run_config | {"federation": str(path)})
 
 
-def test_layers_are_noised_by_themselves_only_where_the_radius_is_the_updates(run_config: dict[str, Any]) -> None:
-    run_config["noise-per-layer"] = True
-    assert Settings.parse(run_config).train_config["per_layer"] is True
-    with pytest.raises(ConfigError, match='noise-per-layer goes with radius = "update" alone'):
+@pytest.mark.parametrize("unit", ["layer", "row"])
+def test_parts_are_noised_by_themselves_only_where_the_radius_is_the_updates(
+    run_config: dict[str, Any], unit: str
+) -> None:
+    run_config["noise-per"] = unit
+    assert Settings.parse(run_config).train_config["noise_per"] == unit
+    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" goes with radius = "update" alone'):
         Settings.parse(run_config | {"radius": "public"})
 
 
@@ -173,7 +181,7 @@ def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong
 
 
 def test_the_least_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
-    settings = Settings.parse(run_config | WHOLE)
+    settings = Settings.parse(run_config | WHOLE | {"local-epochs": 1})
     assert (settings.rounds, settings.strategy.clients_per_round, settings.train_config["batch_size"]) == (1, 1, 0)
 
 
@@ -184,16 +192,17 @@ def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: An
         Settings.parse(run_config | {key: wrong})
 
 
+@pytest.mark.parametrize("key", NOT_NEGATIVE)
 @pytest.mark.parametrize("wrong", [-0.1, -1, NAN, INF, -INF, False, "5"])
-def test_the_noise_multiplier_must_not_be_negative(run_config: dict[str, Any], wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^noise-multiplier must be a finite number of at least 0, got {wrong!r}$"):
-        Settings.parse(run_config | {"noise-multiplier": wrong})
+def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} must be a finite number of at least 0, got {wrong!r}$"):
+        Settings.parse(run_config | {key: wrong})
 
 
-@pytest.mark.parametrize("wrong", [1, 0, "false"])
-def test_noise_per_layer_is_true_or_false(run_config: dict[str, Any], wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^noise-per-layer must be true or false, got {wrong!r}$"):
-        Settings.parse(run_config | {"noise-per-layer": wrong})
+def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> None:
+    Settings.parse(run_config | {"local-epochs": 0, "local-steps": 1})
+    with pytest.raises(ConfigError, match="local-epochs = 0 and local-steps = 0 train nothing"):
+        Settings.parse(run_config | {"local-epochs": 0})
 
 
 @pytest.mark.parametrize("key", TEXTS)
@@ -215,7 +224,7 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"strategy": "protocol:Demand"}, "strategy 'protocol:Demand' is no class built on"),
         ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),
-        ({"loss": "hinge"}, "unknown loss 'hinge'; choose from mse, rmse, cross-entropy"),
+        ({"loss": "absolute"}, "unknown loss 'absolute'; choose from mse, rmse, cross-entropy"),
         ({"federation": "lilies"}, "no federation 'lilies': looked for .*; build it with its recipe"),
         ({"federation": ""}, "neither run config nor federation name a model; set model to one of linear, mlp, cnn"),
     ],

@@ -46,7 +46,7 @@ COMMON: dict[str, Any] = {
     "step_size": 0.1,
     "batch_size": 10,
     "noise_multiplier": 5.0,
-    "per_layer": False,
+    "noise_per": "vector",
 }
 HYPOTHESES_SENT = [(0, 0, 0), (10, 10, 10)]
 # Two releases near each of the hypotheses.

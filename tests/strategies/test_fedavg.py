@@ -12,7 +12,7 @@ from protocol import CONFIG, from_array_record, to_array_record
 from strategies.fedavg import FedAvg
 
 TRAIN_CONFIG = ConfigRecord(
-    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "per_layer": False}
+    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "noise_per": "vector"}
 )
 
 

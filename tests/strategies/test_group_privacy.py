@@ -15,7 +15,7 @@ from protocol import from_array_record, to_array_record
 from strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
 
 TRAIN_CONFIG = ConfigRecord(
-    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "per_layer": False}
+    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
 )
 
 untimed = settings(deadline=None)

@@ -13,7 +13,7 @@ from protocol import CONFIG, COUNTS, from_array_record, to_array_record
 from strategies.ifca import IFCA
 
 TRAIN_CONFIG = ConfigRecord(
-    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "per_layer": False}
+    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "noise_per": "vector"}
 )
 HYPOTHESES = [(0, 0, 0), (10, 10, 10)]
 # Both groups lie across both hypotheses: k-means would group these otherwise.

@@ -192,10 +192,10 @@ def test_what_was_run_is_told() -> None:
 
 
 def test_the_run_config_is_a_table() -> None:
-    text = report(config=CONFIG | {"noise-per-layer": False, "min-nodes": 3}).text
+    text = report(config=CONFIG | {"noise-per": "vector", "min-nodes": 3}).text
     assert "strategy group-privacy noise-multiplier 5.0 seed 3" in text
     assert 'model ""' in text
-    assert "noise-per-layer false min-nodes 3" in text
+    assert "noise-per vector min-nodes 3" in text
 
 
 def test_the_truth_is_compared_with_what_was_found() -> None:
@@ -234,8 +234,7 @@ def test_a_heuristic_is_called_one_everywhere() -> None:
 
 def test_noise_on_each_layer_is_told() -> None:
     assert (
-        "norm of the client's own update, layer by layer, which"
-        in report(config=CONFIG | {"noise-per-layer": True}).text
+        "norm of the client's own update, layer by layer, which" in report(config=CONFIG | {"noise-per": "layer"}).text
     )
     assert "layer by layer" not in report().text
 
