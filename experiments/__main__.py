@@ -14,7 +14,7 @@ from experiments.runs import LOCAL_ONLY, Spec
 from experiments.sweep import Result, SweepError, sweep
 from experiments.tables import good
 from federation import FederationError, find_federation, umbel_home
-from server.settings import ConfigError
+from strategies.options import ConfigError
 
 # Without locals: they hold clients' data.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False, help=__doc__)

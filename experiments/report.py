@@ -15,8 +15,9 @@ from server.plane import Album
 from server.report import render
 from server.rounds import reason
 from server.run_folder import RunFolder
-from server.settings import ConfigError, Settings
+from server.settings import Settings
 from server.summary import Narrator
+from strategies.options import ConfigError
 
 
 def report(run: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)]) -> None:

@@ -139,11 +139,11 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
     """
     for number in range(len(state.history) + 1, settings.rounds + 1):
         _run_round(settings, grid, state, number, train=True)
-        out_of_patience = _out_of_patience(settings, state)
-        if out_of_patience:
+        over = bool(settings.strategy.finished) or _out_of_patience(settings, state)
+        if over:
             state.stopped = reason(settings, state)
         after_round(state)
-        if out_of_patience:
+        if over:
             return
     state.stopped = reason(settings, state)
     # What the last round of training left has not been evaluated yet.
@@ -154,6 +154,8 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
 
 def reason(settings: Settings, state: State) -> str:
     """Return why a run is over, or that it is not."""
+    if settings.strategy.finished:
+        return settings.strategy.finished
     if _out_of_patience(settings, state):
         return f"no better hypotheses in {settings.patience} validations"
     trained = sum(1 for entry in state.history if entry.asked)

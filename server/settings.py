@@ -15,10 +15,7 @@ from federation import Manifest, find_federation, open_federation
 from models.base import Model
 from protocol import DEVICES, ENGINES, MAX_HYPOTHESES, NOISE_UNITS, RADIUS_MODES
 from strategies import HypothesisStrategy, RadiusSchedule
-
-
-class ConfigError(ValueError):
-    """The run config cannot be run; the text names the key and the fix."""
+from strategies.options import ConfigError, Options
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,7 @@ class Settings:
         ConfigError
             For the first entry that cannot be used.
         """
-        read = _Reader(run_config)
+        read = Options(run_config)
         seed = read.whole("seed", 0)
         radius = RadiusSchedule(
             read.choice("radius", RADIUS_MODES),
@@ -94,6 +91,9 @@ class Settings:
             min_nodes=read.whole("min-nodes", 1),
             node_wait=read.number("node-wait", above=0),
         )
+        if model.local_size and strategy.hypotheses > 1:
+            raise ConfigError(f"model {model.name!r} has a local part and comes as one hypothesis; set hypotheses = 1")
+        strategy.prepare(read, model)
         noise_per = read.choice("noise-per", NOISE_UNITS)
         if noise_per != "vector" and radius.mode == "public":
             raise ConfigError(f'noise-per = "{noise_per}" goes with radius = "update" alone; set one of them otherwise')
@@ -135,55 +135,3 @@ def _bounded(radius: RadiusSchedule, rounds: int) -> bool:
         return math.isfinite(radius.at(rounds))
     except OverflowError:
         return False
-
-
-class _Reader:
-    """Reads entries of a run config, with an error that names the key."""
-
-    def __init__(self, run_config: Mapping[str, Any]) -> None:
-        self._config = run_config
-
-    def _get(self, key: str) -> Any:
-        if key not in self._config:
-            raise ConfigError(f"the run config lacks {key}; its default is in pyproject.toml, [tool.flwr.app.config]")
-        return self._config[key]
-
-    def text(self, key: str) -> str:
-        value = self._get(key)
-        if not isinstance(value, str):
-            raise ConfigError(f"{key} must be text, got {value!r}")
-        return value
-
-    def choice(self, key: str, options: tuple[str, ...]) -> str:
-        value = self.text(key)
-        if value not in options:
-            raise ConfigError(f"{key} must be one of {', '.join(options)}, got {value!r}")
-        return value
-
-    def flag(self, key: str) -> bool:
-        value = self._get(key)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{key} must be true or false, got {value!r}")
-        return value
-
-    def whole(self, key: str, least: int, most: int | None = None) -> int:
-        value = self._get(key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{key} must be a whole number of at least {least}, got {value!r}")
-        if most is not None and value > most:
-            raise ConfigError(f"{key} must be at most {most}, got {value}")
-        return value
-
-    def number(self, key: str, *, above: float | None = None, least: float | None = None) -> float:
-        value = self._get(key)
-        bound = f"above {above:g}" if above is not None else f"of at least {least:g}"
-        fits = (
-            isinstance(value, int | float)
-            and not isinstance(value, bool)
-            and math.isfinite(value)
-            and (above is None or value > above)
-            and (least is None or value >= least)
-        )
-        if not fits:
-            raise ConfigError(f"{key} must be a finite number {bound}, got {value!r}")
-        return float(value)

@@ -7,10 +7,28 @@ from strategies.base import HypothesisStrategy, RadiusSchedule
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
+from strategies.pac_attack import PacAttack
+from strategies.recommender import Recommender
 
-__all__ = ["IFCA", "STRATEGIES", "FedAvg", "GroupPrivacy", "HypothesisStrategy", "RadiusSchedule", "load"]
+__all__ = [
+    "IFCA",
+    "STRATEGIES",
+    "FedAvg",
+    "GroupPrivacy",
+    "HypothesisStrategy",
+    "PacAttack",
+    "RadiusSchedule",
+    "Recommender",
+    "load",
+]
 
-STRATEGIES: dict[str, type[HypothesisStrategy]] = {"group-privacy": GroupPrivacy, "fedavg": FedAvg, "ifca": IFCA}
+STRATEGIES: dict[str, type[HypothesisStrategy]] = {
+    "group-privacy": GroupPrivacy,
+    "fedavg": FedAvg,
+    "ifca": IFCA,
+    "recommender": Recommender,
+    "pac-attack": PacAttack,
+}
 
 
 def load(name: str) -> type[HypothesisStrategy]:

@@ -7,7 +7,7 @@ group?), then name it in the run config: ``strategy = "package.module:Class"``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
 from numpy.typing import NDArray
 
+from models.base import Model
 from protocol import (
     ARRAYS,
     COUNTS,
@@ -32,6 +33,7 @@ from protocol import (
     train_request,
     unflatten,
 )
+from strategies.options import Options
 from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
 
 # Keys that keep the server's draws for different purposes apart.
@@ -140,9 +142,24 @@ class HypothesisStrategy(Strategy):
         """How often each training client has released."""
         self.outcome: Outcome | None = None
         """Of the last round."""
+        self.finished = ""
+        """Why the strategy wants no more rounds; empty while it does."""
+        self.remarks: list[str] = []
+        """What it has to say at the end of the run, a sentence each."""
+        self.findings: list[dict[str, Any]] = []
+        """Rows of a table for the run's folder."""
         self._roster: Roster | None = None
         self._current: Arrays = {}
         self._asked: dict[str, _Asked] = {}
+
+    def prepare(self, options: Options, model: Model) -> None:
+        """Read what else the strategy needs of the run config; called once, before any work.
+
+        Raises
+        ------
+        ConfigError
+            When it cannot run; the text names the key and the fix.
+        """
 
     def assign(
         self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
@@ -164,8 +181,20 @@ class HypothesisStrategy(Strategy):
         """
         raise NotImplementedError
 
-    def combine(self, group: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the next hypothesis (n,) from the releases (g, n) assigned to it: their mean."""
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the next hypothesis: the mean of the releases assigned to it.
+
+        Parameters
+        ----------
+        group : ndarray, shape (g, n)
+            The releases, in client order.
+        hypothesis : ndarray, shape (n,)
+            As it was broadcast.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+        """
         mean: NDArray[np.float64] = group.mean(axis=0)
         return mean
 
@@ -186,7 +215,18 @@ class HypothesisStrategy(Strategy):
         """Ask a sample of the training clients to train; `config` holds what a `Demand` needs besides."""
         roster = self.roster(grid)
         clients = sample([self.seed, _SAMPLE_TRAIN, server_round], roster.train, self.clients_per_round)
-        placed = self._ask("train", clients, roster.place(TRAIN, clients))
+        return self._demand(server_round, arrays, config, grid, clients)
+
+    def _demand(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: Mapping[str, Any],
+        grid: Grid,
+        clients: NDArray[np.int64],
+    ) -> list[Message]:
+        """Ask given clients to train from `arrays`."""
+        placed = self._ask("train", clients, self.roster(grid).place(TRAIN, clients))
         self._current = from_array_record(arrays)
         common: dict[str, Any] = {
             **config,
@@ -230,7 +270,7 @@ class HypothesisStrategy(Strategy):
             groups = np.bincount(labels, minlength=self.hypotheses)
             moved = hypotheses.copy()
             for j in np.flatnonzero(groups):
-                moved[j] = self.combine(releases[labels == j])
+                moved[j] = self.combine(releases[labels == j], hypotheses[j])
             following = to_array_record(unflatten(moved, self._current))
         plane = releases if releases.shape[1] == _PLANE else None
         self.outcome = Outcome(server_round, asked.clients[positions], labels, plane)

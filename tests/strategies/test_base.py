@@ -271,7 +271,7 @@ def test_releases_that_are_too_few_go_nowhere(paper: Any) -> None:
 
 def test_combine_sees_each_group_by_itself(paper: Any) -> None:
     class Largest(Halves):
-        def combine(self, group: NDArray[np.float64]) -> NDArray[np.float64]:
+        def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64]) -> NDArray[np.float64]:
             return group.max(axis=0)
 
     rehearsal = Rehearsal(paper)
@@ -604,7 +604,7 @@ from strategies.group_privacy import GroupPrivacy
 
 
 class Median(GroupPrivacy):
-    def combine(self, group):
+    def combine(self, group, hypothesis):
         return np.median(group, axis=0)
 '''
 

@@ -1,0 +1,31 @@
+"""Federated recommendation: one set of item vectors for all clients."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.base import Model
+from strategies.fedavg import FedAvg
+from strategies.options import ConfigError, Options
+
+
+class Recommender(FedAvg):
+    """Add up what clients changed (PAC identifiability in federated personalization, Protocol 1).
+
+    A sum, not a mean: each item is moved by the few clients that labelled it, and the mean over all
+    would hardly move it.
+    """
+
+    def prepare(self, options: Options, model: Model) -> None:
+        """Refuse models without a local part."""
+        if not model.local_size:
+            raise ConfigError(
+                f"strategy {options.text('strategy')!r} is for factor models, not {model.name!r}; "
+                "name a federation of preferences (python datasets/preferences.py)"
+            )
+
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the item vectors moved by the sum of all changes."""
+        moved: NDArray[np.float64] = hypothesis + (group - hypothesis).sum(axis=0)
+        return moved
