@@ -267,7 +267,8 @@ def _chunks(stream: BinaryIO, source: str, separator: str, header: int) -> Itera
             chunksize=_CHUNK_ROWS,
         ):
             chunk.index += 1 + header
-            yield chunk
+            # What a short line lacks, one engine gives as an empty text, the other as NaN.
+            yield chunk.fillna("")
     except pd.errors.EmptyDataError:
         return
     except (UnicodeDecodeError, pd.errors.ParserError) as error:

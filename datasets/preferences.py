@@ -6,15 +6,10 @@ a fixed share of them, below one half, as the paper's Assumption 1 asks::
 
     u ~ N(0, I/k),   v_i ~ N(0, I),   the items of highest score u . v_i are liked
 
-The federation that travels with the app is made by
+The federation that travels with the app, and one of the shape of MovieLens's ml-100k, are made by
 
     python datasets/preferences.py --clients 67 --items 100 --out datasets/preferences.json
-
-and one of MovieLens's shape (ml-100k) by
-
     python datasets/preferences.py --clients 943 --items 1682 --rows 106 --skew 1 --spread 1
-
-    python datasets/preferences.py --help
 """
 
 from __future__ import annotations
@@ -111,7 +106,7 @@ def draw(
     if not (0 <= skew <= STEEPEST and 0 <= spread <= STEEPEST):
         raise FederationError(f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}")
     item_vectors = np.random.default_rng(seed).standard_normal((items, factors))
-    popularity = -skew * np.log(np.arange(1, items + 1))
+    log_weights = -skew * np.log(np.arange(1, items + 1))
     users, features, targets = [], [], []
     for client in range(clients):
         generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(client,)))
@@ -128,7 +123,7 @@ def draw(
             )
         # Exponential waiting times, whose rates are the probabilities, end in the order of draws without replacement.
         # In logarithms, where no probability is too small.
-        waiting = np.log(generator.standard_exponential(items)) - popularity
+        waiting = np.log(generator.standard_exponential(items)) - log_weights
         chosen = np.sort(np.argsort(waiting)[:count])
         labels = np.full(count, -1, np.int8)
         # A plain sum of products, which every platform rounds alike; a BLAS need not.
