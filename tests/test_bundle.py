@@ -23,13 +23,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_holds_the_app_and_the_small_federation_and_nothing_else(bundle: Path) -> None:
+def test_it_holds_the_app_and_the_small_federations_and_nothing_else(bundle: Path) -> None:
     top = {path.name for path in bundle.iterdir()}
     assert top == {
         ".info", "pyproject.toml", "LICENSE", "README.md", "protocol.py", "federation.py",
         "client", "models", "privacy", "server", "simulation", "strategies", "datasets",
     }  # fmt: skip
-    assert [path.name for path in (bundle / "datasets").iterdir()] == ["synthetic.json"]
+    assert {path.name for path in (bundle / "datasets").iterdir()} == {"preferences.json", "synthetic.json"}
 
 
 def test_an_installed_datasets_library_is_not_shadowed(bundle: Path, tmp_path: Path) -> None:

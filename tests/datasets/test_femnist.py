@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 import tomllib
 from io import BytesIO
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import huggingface_hub
@@ -19,25 +14,16 @@ import pandas as pd
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from typer.testing import CliRunner
 
-from federation import Federation, Manifest, open_federation, write_federation
+from federation import Federation, Manifest, write_federation
 from server.settings import Settings
+from tests.datasets.conftest import Recipe, assert_same_rows
 
 PROJECT = Path(__file__).parents[2]
 
 
-def load_recipe(name: str) -> ModuleType:
-    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", PROJECT / "datasets" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-femnist = load_recipe("femnist")
+recipe = Recipe("femnist")
+femnist, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
 
 # Writer and class of each row. Row r is drawn by `image`; f2's rows lie in two files, see `write_leaf`.
 ROWS = [("f1", 0), ("f1", 61), ("f2", 10), ("f3", 36), ("f2", 9), ("f4", 35), ("f2", 10)]
@@ -107,30 +93,6 @@ def parquet(tmp_path: Path) -> Path:
     return write_parquet(tmp_path / "parquet")
 
 
-def run(out: Path, *options: str | Path) -> Any:
-    """Run the recipe's command line."""
-    return CliRunner().invoke(femnist.app, ["--out", str(out), *map(str, options)])
-
-
-def made(out: Path, *options: str | Path) -> Federation:
-    """Run the recipe and open what it wrote."""
-    result = run(out, *options)
-    assert result.exit_code == 0, result.stderr
-    return open_federation(out)
-
-
-def assert_refused(result: Any, out: Path, *texts: str) -> None:
-    """Check for status 1, the texts in the last line of standard error, and nothing written."""
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    message = result.stderr.splitlines()[-1]
-    assert message.startswith("femnist: ")
-    for text in texts:
-        assert text in message
-    assert result.stdout == ""
-    assert not (out / "manifest.json").exists()
-
-
 def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
     """Return the rows that a client holds, by the number drawn in the image: (class, whether turned)."""
     found = {}
@@ -141,12 +103,6 @@ def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
         found[row] = int(label), turned
     assert len(found) == len(federation.client(client)[1])
     return found
-
-
-def assert_same_rows(one: Federation, other: Federation) -> None:
-    assert one.manifest.groups == other.manifest.groups
-    for name in ("features", "targets", "offsets"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 # --- what is made
@@ -244,12 +200,7 @@ def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
 
 
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(leaf: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(PROJECT / "datasets" / "femnist.py"), "--leaf", leaf.name]
-    environment = os.environ | {"UMBEL_HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "home" / "data" / "femnist")
-    assert open_federation(tmp_path / "home" / "data" / "femnist").manifest.clients == 4
+    assert recipe.made_as_a_script(tmp_path, "--leaf", leaf.name).manifest.clients == 4
 
 
 # --- without a folder

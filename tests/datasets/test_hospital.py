@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import os
-import subprocess
-import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pgeocode
 import pytest
-from typer.testing import CliRunner
 
 from federation import Federation, FederationError, Manifest, open_federation, write_federation
+from tests.datasets.conftest import Recipe
 
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
@@ -28,17 +24,8 @@ needs_data = pytest.mark.skipif(
 )
 
 
-def load_recipe(name: str) -> ModuleType:
-    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", PROJECT / "datasets" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-hospital = load_recipe("hospital")
+recipe = Recipe("hospital")
+hospital, assert_refused = recipe.module, recipe.assert_refused
 
 # Stray spaces, dollar signs, commas and the order of rows are as in the exports. 10001 is in Alabama; 20002 in
 # Boston, whose ZIP code 02115 has lost its zero; 30003 in Beverly Hills; 40004 in no place that GeoNames knows;
@@ -82,19 +69,7 @@ def geonames(tmp_path: Path) -> Path:
 def run(csv: Path, geonames: Path | None, out: Path, *options: str) -> Any:
     """Run the recipe's command line."""
     place = [] if geonames is None else ["--geonames", str(geonames)]
-    return CliRunner().invoke(hospital.app, ["--csv", str(csv), *place, "--out", str(out), *options])
-
-
-def assert_refused(result: Any, out: Path, *texts: str) -> None:
-    """Check for status 1, the texts on standard error, no traceback, nothing on standard output, nothing written."""
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    message = result.stderr.splitlines()[-1]
-    assert message.startswith("hospital: ")
-    for text in texts:
-        assert text in message
-    assert result.stdout == ""
-    assert not (out / "manifest.json").exists()
+    return recipe.run(out, "--csv", csv, *place, *options)
 
 
 def assert_holds(federation: Federation, providers: list[int]) -> None:
@@ -211,19 +186,8 @@ def test_a_run_takes_the_place_of_the_one_before(csv: Path, geonames: Path, tmp_
 
 
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        str(PROJECT / "datasets" / "hospital.py"),
-        "--csv",
-        csv.name,
-        "--geonames",
-        geonames.name,
-    ]
-    environment = os.environ | {"UMBEL_HOME": str(tmp_path / "home")}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "home" / "data" / "hospital")
-    assert_holds(open_federation(tmp_path / "home" / "data" / "hospital"), [10001, 30003])
+    federation = recipe.made_as_a_script(tmp_path, "--csv", csv.name, "--geonames", geonames.name)
+    assert_holds(federation, [10001, 30003])
 
 
 # --- without a GeoNames file

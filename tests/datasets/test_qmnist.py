@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
-import os
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
 import models
-from federation import Federation, Manifest, open_federation, write_federation
+from federation import Federation, Manifest, write_federation
 from server.settings import Settings
+from tests.datasets.conftest import Recipe, assert_same
 
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
@@ -30,17 +25,8 @@ needs_data = pytest.mark.skipif(
 )
 
 
-def load_recipe(name: str) -> ModuleType:
-    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", PROJECT / "datasets" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-qmnist = load_recipe("qmnist")
+recipe = Recipe("qmnist")
+qmnist = recipe.module
 
 # Writer and digit of each row; the rows of a writer do not lie together. Row r is drawn by `image`.
 ROWS = [(7, 3), (2100, 0), (5, 9), (7, 4), (11, 1), (5, 9), (7, 3), (2100, 8)]
@@ -82,31 +68,25 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return write_files(tmp_path, ROWS)
 
 
+def options_of(files: tuple[Path, Path]) -> list[str | Path]:
+    images, labels = files
+    return ["--images", images, "--labels", labels]
+
+
 def run(files: tuple[Path, Path], out: Path, *options: str) -> Any:
     """Run the recipe's command line."""
-    images, labels = files
-    return CliRunner().invoke(
-        qmnist.app, ["--images", str(images), "--labels", str(labels), "--out", str(out), *options]
-    )
+    return recipe.run(out, *options_of(files), *options)
 
 
 def made(files: tuple[Path, Path], out: Path, *options: str) -> Federation:
     """Run the recipe and open what it wrote."""
-    result = run(files, out, *options)
-    assert result.exit_code == 0, result.stderr
-    return open_federation(out)
+    return recipe.made(out, *options_of(files), *options)
 
 
 def assert_refused(result: Any, out: Path, *texts: str) -> None:
-    """Check for status 1, one line with the texts on standard error, and nothing written."""
-    assert result.exit_code == 1
-    assert isinstance(result.exception, SystemExit)
-    (message,) = result.stderr.splitlines()
-    assert message.startswith("qmnist: ")
-    for text in texts:
-        assert text in message
-    assert result.stdout == ""
-    assert not (out / "manifest.json").exists()
+    """Check for a refusal of one line: this recipe shows no progress."""
+    recipe.assert_refused(result, out, *texts)
+    assert len(result.stderr.splitlines()) == 1
 
 
 def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
@@ -119,12 +99,6 @@ def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
         found[row] = int(digit), turned
     assert len(found) == len(federation.client(client)[1])
     return found
-
-
-def assert_same(one: Federation, other: Federation) -> None:
-    assert one.manifest == other.manifest
-    for name in ("features", "targets", "offsets"):
-        np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
 
 
 # --- a few digits
@@ -232,15 +206,9 @@ def test_compressed_files_are_read(files: tuple[Path, Path], tmp_path: Path) -> 
 
 
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: tuple[Path, Path], tmp_path: Path) -> None:
-    command = [sys.executable, str(PROJECT / "datasets" / "qmnist.py")]
-    options = ["--images", files[0].name, "--labels", files[1].name]
-    environment = os.environ | {"UMBEL_HOME": str(tmp_path / "home")}
-    done = subprocess.run(
-        [*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == str(tmp_path / "home" / "data" / "qmnist")
-    assert_same(open_federation(tmp_path / "home" / "data" / "qmnist"), made(files, tmp_path / "out"))
+    images, labels = files
+    federation = recipe.made_as_a_script(tmp_path, *options_of((Path(images.name), Path(labels.name))))
+    assert_same(federation, made(files, tmp_path / "out"))
 
 
 # --- what cannot be used

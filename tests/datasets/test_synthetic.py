@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,22 +10,12 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from federation import open_federation
+from tests.datasets.conftest import RECIPES, Recipe
 
-RECIPES = Path(__file__).parents[2] / "datasets"
 COMMITTED = RECIPES / "synthetic.json"
 
 
-def load_recipe(name: str) -> ModuleType:
-    """Load a recipe by its path, the way experiments do: `datasets` is a folder of scripts, no package."""
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-synthetic = load_recipe("synthetic")
+synthetic = Recipe("synthetic").module
 
 
 def explained_by(theta: tuple[float, float], x: NDArray[np.float64], y: NDArray[np.float64]) -> bool:

@@ -1,0 +1,84 @@
+"""What the tests of the recipes share: a recipe loaded by its path, and its command line."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+from typer.testing import CliRunner, Result
+
+from federation import Federation, open_federation
+
+RECIPES = Path(__file__).parents[2] / "datasets"
+
+
+class Recipe:
+    """A recipe and its command line.
+
+    Attributes
+    ----------
+    module : module
+        The recipe, loaded by its path, the way experiments do: `datasets` is a folder of scripts, no package.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.module: ModuleType = self._load()
+
+    def run(self, out: Path, *options: str | Path) -> Result:
+        """Run the command line."""
+        return CliRunner().invoke(self.module.app, ["--out", str(out), *map(str, options)])
+
+    def made(self, out: Path, *options: str | Path) -> Federation:
+        """Run the command line and open what it wrote."""
+        result = self.run(out, *options)
+        assert result.exit_code == 0, result.stderr
+        return open_federation(out)
+
+    def made_as_a_script(self, folder: Path, *options: str | Path) -> Federation:
+        """Run the script in `folder`, with $UMBEL_HOME below it, and open what it wrote there."""
+        home = folder / "home"
+        done = subprocess.run(
+            [sys.executable, str(RECIPES / f"{self.name}.py"), *map(str, options)],
+            cwd=folder, env=os.environ | {"UMBEL_HOME": str(home)}, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-1] == str(home / "data" / self.name)
+        return open_federation(home / "data" / self.name)
+
+    def assert_refused(self, result: Result, out: Path, *texts: str) -> None:
+        """Check for status 1, the texts in the last line of standard error, no traceback, and nothing written."""
+        assert result.exit_code == 1
+        assert isinstance(result.exception, SystemExit)
+        message = result.stderr.splitlines()[-1]
+        assert message.startswith(f"{self.name}: ")
+        for text in texts:
+            assert text in message
+        assert result.stdout == ""
+        assert not (out / "manifest.json").exists()
+
+    def _load(self) -> ModuleType:
+        spec = importlib.util.spec_from_file_location(f"recipe_{self.name}", RECIPES / f"{self.name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+
+def assert_same(one: Federation, other: Federation) -> None:
+    """Check that two federations are equal, types of numbers included."""
+    assert one.manifest == other.manifest
+    assert_same_rows(one, other)
+
+
+def assert_same_rows(one: Federation, other: Federation) -> None:
+    """Check that two federations have the same clients of the same groups, whatever else they say of themselves."""
+    assert one.manifest.groups == other.manifest.groups
+    for name in ("features", "targets", "offsets"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)

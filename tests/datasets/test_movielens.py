@@ -1,0 +1,353 @@
+"""The MovieLens recipe: a few ratings, the same in every form that GroupLens gives them."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from http.client import IncompleteRead
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from zipfile import ZipFile
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from federation import Federation, open_federation
+from tests.datasets.conftest import Recipe, assert_same, assert_same_rows
+
+recipe = Recipe("movielens")
+movielens, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
+
+# User, item, rating, time. User 7 rated item 50 twice, and thought better of it the second time, which is the line that
+# comes first; user 9 rated one item alone, which nobody else rated.
+ROWS = [
+    (7, 50, 5, 300),
+    (20, 1193, 3, 100),
+    (3, 50, 4, 100),
+    (7, 50, 1, 200),
+    (20, 8, 5, 50),
+    (9, 9000, 5, 10),
+    (3, 8, 2, 70),
+    (7, 1193, 4, 30),
+]
+LEAST = ["--least-ratings", "2"]
+
+# By hand: items 8, 50, 1193 are 0, 1, 2; four stars and more are a like.
+CLIENTS = {
+    3: ([[0], [1]], [-1, 1]),
+    7: ([[1], [2]], [1, 1]),
+    20: ([[0], [2]], [1, -1]),
+}
+
+
+def text(separator: str, rows: list[tuple[Any, ...]] = ROWS, header: str = "", end: str = "\n") -> str:
+    return header + "".join(separator.join(map(str, row)) + end for row in rows)
+
+
+FORMS = {
+    "u.data": text("\t"),
+    "ratings.dat": text("::"),
+    "ratings.csv": text(",", header="userId,movieId,rating,timestamp\n"),
+}
+
+
+def zipped(file: Path, members: dict[str, str]) -> Path:
+    with ZipFile(file, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return file
+
+
+@pytest.fixture
+def ratings(tmp_path: Path) -> Path:
+    file = tmp_path / "u.data"
+    file.write_text(FORMS["u.data"])
+    return file
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[str]]:
+    """Answer downloads by a file object, or an error; returns the list of what is asked for."""
+
+    def set_answer(answer: Any) -> list[str]:
+        asked: list[str] = []
+
+        def urlopen(url: str, timeout: float) -> Any:
+            asked.append(url)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        monkeypatch.setattr(movielens, "urlopen", urlopen)
+        return asked
+
+    return set_answer
+
+
+def assert_holds(federation: Federation, users: list[int]) -> None:
+    """Check that the clients are those users of `CLIENTS`, in that order."""
+    assert federation.manifest.clients == len(users)
+    for client, user in enumerate(users):
+        features, targets = federation.client(client)
+        assert (features.tolist(), targets.tolist()) == CLIENTS[user]
+
+
+# --- what is made
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_client_is_a_user_with_items_and_likes(form: str, tmp_path: Path) -> None:
+    (file := tmp_path / "any.name").write_text(FORMS[form])
+    federation = made(tmp_path / "out", "--ratings", file, *LEAST)
+    # Seed 0 gives users 3, 7, 20 the places 2, 0, 1.
+    assert np.random.default_rng(0).permutation(3).tolist() == [2, 0, 1]
+    assert_holds(federation, [7, 20, 3])
+    assert federation.manifest.split == {"train": 2, "validation": 1}
+    assert (federation.features.dtype, federation.targets.dtype) == (np.int32, np.int8)
+    assert federation.features.shape == (6, 1)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_archive_is_searched_for_its_ratings(form: str, tmp_path: Path) -> None:
+    file = zipped(tmp_path / "ml.zip", {"ml/README": "1,2", f"ml/{form}": FORMS[form], "ml/u1.base": "1\t2\t3\t4\n"})
+    assert_holds(made(tmp_path / "out", "--ratings", file, *LEAST), [7, 20, 3])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lines_may_end_as_on_windows(form: str, tmp_path: Path) -> None:
+    (file := tmp_path / form).write_bytes(FORMS[form].replace("\n", "\r\n").encode())
+    assert_holds(made(tmp_path / "out", "--ratings", file, *LEAST), [7, 20, 3])
+
+
+def test_the_manifest_tells_model_source_and_licence(ratings: Path, tmp_path: Path) -> None:
+    manifest = made(tmp_path / "out", "--ratings", ratings, "--factors", "5", "--name", "films", *LEAST).manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("films", "factors-3x5", "")
+    assert manifest.units == {"items": 3}
+    assert "read from u.data" in manifest.provenance
+    assert "at least 2 ratings" in manifest.provenance
+    assert "no redistribution" in manifest.licence
+    assert made(tmp_path / "out", "--ratings", ratings, *LEAST).manifest.model == "factors-3x8"
+
+
+def test_the_output_counts_and_names_the_folder(ratings: Path, tmp_path: Path) -> None:
+    # Of the 6 rows 4 are likes. User 7 likes both items, users 3 and 20 one of two.
+    assert run(tmp_path / "out", "--ratings", ratings, *LEAST).stdout.splitlines() == [
+        "2 training and 1 validation clients, 3 items, 6 rows, 66.7% of them likes",
+        "users left out, with fewer than 2 ratings: 1",
+        "users who like half or more of what they rated: 3",
+        str(tmp_path / "out"),
+    ]
+
+
+def test_a_second_rating_of_an_item_does_not_count_towards_the_least(ratings: Path, tmp_path: Path) -> None:
+    ratings.write_text(text("\t", [*ROWS, (3, 1193, 1, 1), (20, 50, 1, 1)]))
+    # User 7 has three ratings, of two items.
+    federation = made(tmp_path / "out", "--ratings", ratings, "--least-ratings", "3")
+    assert np.diff(federation.offsets).tolist() == [3, 3]
+
+
+def test_of_equal_times_the_later_line_counts(ratings: Path, tmp_path: Path) -> None:
+    ratings.write_text(text("\t", [(1, 1, 5, 9), (1, 1, 1, 9), (2, 1, 1, 9), (2, 1, 5, 9)]))
+    federation = made(tmp_path / "out", "--ratings", ratings, "--least-ratings", "1", "--seed", "3")
+    assert np.random.default_rng(3).permutation(2).tolist() == [1, 0]
+    assert federation.targets.tolist() == [1, -1]
+
+
+def test_users_of_few_ratings_and_what_they_alone_rated_are_left_out_by_default(ratings: Path, tmp_path: Path) -> None:
+    many = [(user, item, 3.5, 0) for user in (1, 2) for item in range(user, user + 10)]
+    ratings.write_text(text("\t", [*many, *((3, item, 5, 0) for item in range(100, 109))]))
+    federation = made(tmp_path / "out", "--ratings", ratings)
+    assert federation.manifest.clients == 2
+    assert federation.manifest.units == {"items": 11}
+    assert set(federation.targets.tolist()) == {-1}
+
+
+@pytest.mark.parametrize(("users", "validation"), [(2, 1), (10, 1), (11, 2), (30, 3)])
+def test_a_tenth_of_the_users_and_at_least_one_validate(
+    ratings: Path, tmp_path: Path, users: int, validation: int
+) -> None:
+    ratings.write_text(text("\t", [(user, 1, 3, 0) for user in range(users)]))
+    split = made(tmp_path / "out", "--ratings", ratings, "--least-ratings", "1").manifest.split
+    assert split == {"train": users - validation, "validation": validation}
+
+
+def test_the_seed_decides_who_trains_and_the_order_of_lines_plays_no_part(ratings: Path, tmp_path: Path) -> None:
+    one = made(tmp_path / "a", "--ratings", ratings, "--seed", "3", *LEAST)
+    assert np.random.default_rng(3).permutation(3).tolist() == [2, 1, 0]
+    assert_holds(one, [20, 7, 3])
+    assert "with seed 3." in one.manifest.provenance
+    ratings.write_text(text("\t", ROWS[::-1]))
+    assert_same(made(tmp_path / "b", "--ratings", ratings, "--seed", "3", *LEAST), one)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_lines_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(movielens, "_CHUNK_ROWS", 2)
+    (file := tmp_path / form).write_text(FORMS[form])
+    assert_holds(made(tmp_path / "out", "--ratings", file, *LEAST), [7, 20, 3])
+    file.write_text(FORMS[form].replace("70\n", "x\n"))
+    line = 8 if form == "ratings.csv" else 7
+    refused = run(tmp_path / "new", "--ratings", file)
+    assert_refused(refused, tmp_path / "new", f"{file}, line {line}: the time is 'x', not a whole number")
+
+
+def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(ratings: Path, tmp_path: Path) -> None:
+    assert_holds(recipe.made_as_a_script(tmp_path, "--ratings", ratings.name, *LEAST), [7, 20, 3])
+
+
+def test_without_a_folder_the_name_gives_it(ratings: Path, umbel_home: Path) -> None:
+    movielens.main(ratings, "films", 8, 2, 0)
+    assert open_federation(umbel_home / "data" / "films").manifest.name == "films"
+
+
+# --- without a file
+
+
+def test_without_a_file_ml_100k_is_downloaded_once(
+    ratings: Path, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
+) -> None:
+    archive = zipped(tmp_path / "sent.zip", {"ml-100k/u.data": FORMS["u.data"]})
+    asked = connect(io.BytesIO(archive.read_bytes()))
+    given = made(tmp_path / "given", "--ratings", ratings, *LEAST)
+    assert_same_rows(made(tmp_path / "out", *LEAST), given)
+    assert asked == ["https://files.grouplens.org/datasets/movielens/ml-100k.zip"]
+    assert [file.name for file in (umbel_home / "downloads").iterdir()] == ["ml-100k.zip"]
+    asked = connect(URLError("no network"))
+    assert_same_rows(made(tmp_path / "out", *LEAST), given)
+    assert asked == []
+
+
+@pytest.mark.parametrize("error", [URLError("no network"), TimeoutError("no network"), IncompleteRead(b"")])
+def test_a_download_that_fails_names_the_way_around(
+    error: Exception, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
+) -> None:
+    connect(error)
+    assert_refused(run(tmp_path / "out"), tmp_path / "out", f"{movielens.URL} cannot be downloaded", "--ratings FILE")
+    assert list((umbel_home / "downloads").iterdir()) == []
+
+
+@pytest.mark.parametrize("cut", [slice(-9), slice(0)])
+def test_an_archive_cut_short_is_not_kept(
+    cut: slice, tmp_path: Path, umbel_home: Path, connect: Callable[[Any], list[str]]
+) -> None:
+    archive = zipped(tmp_path / "sent.zip", {"ml-100k/u.data": FORMS["u.data"]})
+    connect(io.BytesIO(archive.read_bytes()[cut]))
+    assert_refused(run(tmp_path / "out"), tmp_path / "out", "what came is not a whole ZIP archive", "--ratings FILE")
+    assert list((umbel_home / "downloads").iterdir()) == []
+
+
+# --- what cannot be used
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", "--ratings", tmp_path / "none")
+    assert_refused(result, tmp_path / "out", f"{tmp_path / 'none'} is not a file", "u.data, ratings.dat or ratings.csv")
+
+
+@pytest.mark.parametrize("content", ["", "ratings\n", "\n", "\xff\xfe"])
+def test_a_file_of_something_else_is_named(ratings: Path, tmp_path: Path, content: str) -> None:
+    ratings.write_text(content, encoding="latin-1")
+    refused = run(tmp_path / "out", "--ratings", ratings)
+    assert_refused(refused, tmp_path / "out", f"{ratings} is not a file of ratings", "--ratings")
+
+
+def test_a_file_without_ratings_is_named(ratings: Path, tmp_path: Path) -> None:
+    ratings.write_text("userId,movieId,rating,timestamp\n")
+    assert_refused(run(tmp_path / "out", "--ratings", ratings), tmp_path / "out", f"{ratings} holds no ratings")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (("x", 8, 2, 70), "the user is 'x', not a whole number"),
+        ((1.5, 8, 2, 70), "the user is '1.5', not a whole number"),
+        ((3, -8, 2, 70), "the item is '-8', not a whole number"),
+        ((3, 10**16, 2, 70), "the item is '10000000000000000', not a whole number"),
+        ((3, 8, 5.5, 70), "the rating is '5.5', not a number from 0 to 5"),
+        ((3, 8, "nan", 70), "the rating is 'nan', not a number from 0 to 5"),
+        ((3, 8, 2, ""), "the time is '', not a whole number"),
+        ((3, 8, '"2', 70), "the rating is '\"2', not a number from 0 to 5"),
+        ((3, 8, 2), "the time is '', not a whole number"),
+        ((), "the user is '', not a whole number"),
+    ],
+)
+def test_a_line_that_is_no_rating_is_named(form: str, line: tuple[Any, ...], reason: str, tmp_path: Path) -> None:
+    good = FORMS[form].splitlines(keepends=True)
+    bad = text(movielens.SEPARATORS[form], [line])
+    (file := tmp_path / form).write_text("".join([*good[:3], bad, *good[3:]]))
+    refused = run(tmp_path / "out", "--ratings", file)
+    assert_refused(refused, tmp_path / "out", f"{file}, line 4: {reason}; repair or remove that line")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_line_with_more_columns_is_named(form: str, tmp_path: Path) -> None:
+    (file := tmp_path / form).write_text(FORMS[form] + text(movielens.SEPARATORS[form], [(3, 8, 2, 70, 5)]))
+    line = len(FORMS[form].splitlines()) + 1
+    refused = run(tmp_path / "out", "--ratings", file)
+    assert_refused(refused, tmp_path / "out", f"{file} cannot be read: ", f"line {line}", "repair or remove that line")
+
+
+@pytest.mark.parametrize(("header", "line"), [("", 1), ("userId,movieId,rating,timestamp\n", 2)])
+def test_a_file_of_other_columns_is_named(header: str, line: int, ratings: Path, tmp_path: Path) -> None:
+    ratings.write_text(text(",", [(3, 8, 2)], header))
+    refused = run(tmp_path / "out", "--ratings", ratings)
+    assert_refused(refused, tmp_path / "out", f"{ratings}, line {line} has 3 columns, not 4: user, item, rating, time")
+
+
+def test_a_header_of_other_columns_is_named(ratings: Path, tmp_path: Path) -> None:
+    ratings.write_text(text(",", header="movieId,userId,rating,timestamp\n"))
+    refused = run(tmp_path / "out", "--ratings", ratings)
+    assert_refused(refused, tmp_path / "out", f"{ratings}, line 1: the user is 'movieId', not a whole number")
+
+
+@pytest.mark.parametrize(("members", "count"), [({"ml/README": ""}, 0), (FORMS, 3)])
+def test_an_archive_without_one_file_of_ratings_is_named(members: dict[str, str], count: int, tmp_path: Path) -> None:
+    file = zipped(tmp_path / "ml.zip", members)
+    refused = run(tmp_path / "out", "--ratings", file)
+    assert_refused(refused, tmp_path / "out", f"{file} holds {count} files named u.data, ratings.dat or ratings.csv")
+
+
+def test_a_bad_line_of_an_archive_is_named_with_its_file(tmp_path: Path) -> None:
+    file = zipped(tmp_path / "ml.zip", {"ml/u.data": "1\t2\t3\t4\n1\t2\t9\t4\n"})
+    refused = run(tmp_path / "out", "--ratings", file)
+    assert_refused(refused, tmp_path / "out", f"{file}, ml/u.data, line 2: the rating is '9'")
+
+
+def test_a_broken_archive_is_named(tmp_path: Path) -> None:
+    file = zipped(tmp_path / "ml.zip", {"ml/u.data": FORMS["u.data"]})
+    file.write_bytes(file.read_bytes().replace(b"1193", b"1194"))
+    refused = run(tmp_path / "out", "--ratings", file)
+    assert_refused(refused, tmp_path / "out", f"{file} cannot be read: Bad CRC-32", "download it again")
+
+
+def test_fewer_than_two_users_are_refused(ratings: Path, tmp_path: Path) -> None:
+    refused = run(tmp_path / "out", "--ratings", ratings)
+    assert_refused(refused, tmp_path / "out", "0 users rated at least 10 items", "lower --least-ratings")
+
+
+def test_a_folder_of_something_else_is_refused_before_the_work(
+    tmp_path: Path, connect: Callable[[Any], list[str]]
+) -> None:
+    (tmp_path / "file").write_text("")
+    asked = connect(URLError("no network"))
+    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    assert asked == []
+
+
+# --- plain functions
+
+
+def test_ratings_are_read_as_they_stand(ratings: Path) -> None:
+    table = movielens.read_ratings(ratings)
+    expected = pd.DataFrame(ROWS, columns=["user", "item", "rating", "time"]).astype({"rating": np.float32})
+    pd.testing.assert_frame_equal(table, expected)
+
+
+def test_the_names_in_errors_are_those_of_the_forms() -> None:
+    assert re.split(", | or ", movielens._any_file()) == list(FORMS)

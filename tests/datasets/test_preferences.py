@@ -1,0 +1,228 @@
+"""Made-up preferences are what the recipe says, and the committed file is what it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from federation import FederationError, find_federation, open_federation
+from tests.datasets.conftest import RECIPES, Recipe, assert_same
+
+recipe = Recipe("preferences")
+draw, run, made, assert_refused = recipe.module.draw, recipe.run, recipe.made, recipe.assert_refused
+COMMITTED = RECIPES / "preferences.json"
+
+
+def by_client(offsets: NDArray[np.int64], *arrays: NDArray[Any]) -> list[list[NDArray[Any]]]:
+    """Return the rows of each array client by client."""
+    return [np.split(array, offsets[1:-1]) for array in arrays]
+
+
+def chance_to_be_last(weights: NDArray[np.float64]) -> list[float]:
+    """Return the probability of each item to be last, when all are drawn one by one without replacement."""
+
+    def last(item: int, remaining: list[int]) -> float:
+        if remaining == [item]:
+            return 1.0
+        first = [i for i in remaining if i != item]
+        chances = weights[first] / weights[remaining].sum()
+        return float(sum(p * last(item, [j for j in remaining if j != i]) for i, p in zip(first, chances, strict=True)))
+
+    return [last(item, list(range(len(weights)))) for item in range(len(weights))]
+
+
+# --- what is drawn
+
+
+@pytest.mark.parametrize("rows", [40, 37, 500])
+@pytest.mark.parametrize("like_rate", [0.05, 0.2, 0.45])
+def test_each_client_likes_that_share_of_its_items_and_those_of_the_highest_scores(rows: int, like_rate: float) -> None:
+    features, targets, offsets, users, vectors = draw(clients=20, rows=rows, like_rate=like_rate)
+    assert offsets.tolist() == list(range(0, 20 * rows + 1, rows))
+    for items, labels, user in zip(*by_client(offsets, features[:, 0], targets), users, strict=True):
+        assert (labels == 1).sum() == round(like_rate * rows)
+        assert (labels == -1).sum() == rows - round(like_rate * rows)
+        scores = vectors[items] @ user
+        assert scores[labels == 1].min() > scores[labels == -1].max()
+
+
+def test_shapes_and_types() -> None:
+    features, targets, offsets, users, vectors = draw(clients=3, items=50, factors=2, rows=10)
+    assert (features.shape, features.dtype) == ((30, 1), np.int32)
+    assert (targets.shape, targets.dtype) == ((30,), np.int8)
+    assert (offsets.shape, offsets.dtype) == ((4,), np.int64)
+    assert (users.shape, vectors.shape) == ((3, 2), (50, 2))
+
+
+@pytest.mark.parametrize("skew", [0.0, 1.0, 10.0])
+def test_a_client_has_each_item_once_in_increasing_order(skew: float) -> None:
+    features, _, offsets, _, _ = draw(clients=20, items=60, skew=skew, spread=1.0)
+    for items in by_client(offsets, features[:, 0])[0]:
+        assert np.all(np.diff(items) > 0)
+        assert items[0] >= 0
+        assert items[-1] < 60
+
+
+def test_a_client_is_the_same_however_many_there_are() -> None:
+    few, many = draw(clients=3, skew=0.5, spread=0.5, seed=4), draw(clients=30, skew=0.5, spread=0.5, seed=4)
+    rows = few[2][-1]
+    np.testing.assert_array_equal(many[0][:rows], few[0])
+    np.testing.assert_array_equal(many[1][:rows], few[1])
+    np.testing.assert_array_equal(many[2][:4], few[2])
+    np.testing.assert_array_equal(many[3][:3], few[3])
+    np.testing.assert_array_equal(many[4], few[4])
+
+
+def test_the_seed_decides_and_clients_differ() -> None:
+    one, again, other = draw(seed=1), draw(seed=1), draw(seed=2)
+    for array, same in zip(one, again, strict=True):
+        np.testing.assert_array_equal(array, same)
+    for part in (0, 1, 3, 4):
+        assert not np.array_equal(one[part], other[part])
+    assert len(np.unique(one[3], axis=0)) == 100
+
+
+def test_vectors_are_normal() -> None:
+    _, _, _, users, vectors = draw(clients=1000, items=1000, factors=8)
+    # Of 8000 draws: the mean has a standard error of sigma / sqrt(8000), the square's of sqrt(2) times sigma^2 by it.
+    for array, variance in ((users, 1 / 8), (vectors, 1.0)):
+        assert abs(array.mean()) < 4 * np.sqrt(variance / 8000)
+        assert abs((array**2).mean() - variance) < 4 * variance * np.sqrt(2 / 8000)
+
+
+def test_items_are_drawn_uniformly_or_by_rank() -> None:
+    # Three of four items each: which one is left out tells how they are drawn.
+    def left_out(skew: float) -> NDArray[np.float64]:
+        features, _, _, _, _ = draw(clients=4000, items=4, factors=1, rows=3, like_rate=0.3, skew=skew)
+        return 1 - np.bincount(features[:, 0], minlength=4) / 4000
+
+    # Standard error of a share of 4000: at most sqrt(1/4/4000) = .008.
+    np.testing.assert_allclose(left_out(0.0), [0.25] * 4, atol=4 * 0.008)
+    np.testing.assert_allclose(left_out(1.0), chance_to_be_last(1 / np.arange(1, 5)), atol=4 * 0.008)
+
+
+def test_rows_vary_with_spread_from_20_to_all_items() -> None:
+    rows = np.diff(draw(clients=943, items=1682, rows=106, skew=1.0, spread=1.0)[2])
+    # ml-100k: 106 rows on average, half of the users have 65 or fewer, the least 20, the most 737.
+    assert abs(rows.mean() - 106) < 10
+    assert abs(np.median(rows) - 65) < 10
+    assert rows.min() == 20
+    assert 500 < rows.max() <= 1682
+    few = np.diff(draw(clients=50, items=30, rows=10, spread=2.0)[2])
+    assert (few.min(), few.max()) == (10, 30)
+
+
+def test_the_vector_of_a_client_does_not_depend_on_its_rows() -> None:
+    one, other = draw(clients=5), draw(clients=5, rows=100, skew=1.0, spread=1.0)
+    np.testing.assert_array_equal(one[3], other[3])
+
+
+# --- what is written
+
+
+def test_the_folder_is_a_federation_of_what_is_drawn(tmp_path: Path) -> None:
+    options = ["--clients", "15", "--items", "80", "--factors", "4", "--rows", "30", "--seed", "3", "--name", "likes"]
+    federation = made(tmp_path / "out", *options)
+    manifest = federation.manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("likes", "factors-80x4", "")
+    assert manifest.split == {"train": 13, "validation": 2}
+    assert manifest.units == {"items": 80}
+    assert (manifest.truth, manifest.groups) == ([], [])
+    assert "seed 3, rows 30, like rate 0.2" in manifest.provenance
+    assert manifest.licence.startswith("Apache-2.0")
+    features, targets, offsets, _, _ = draw(15, 80, 4, 30, 0.2, 0.0, 3)
+    np.testing.assert_array_equal(federation.features, features, strict=True)
+    np.testing.assert_array_equal(federation.targets, targets, strict=True)
+    np.testing.assert_array_equal(federation.offsets, offsets, strict=True)
+
+
+def test_the_output_counts_and_names_the_folder(tmp_path: Path) -> None:
+    assert run(tmp_path / "out", "--clients", "20").stdout.splitlines() == [
+        "18 training and 2 validation clients, 500 items, 800 rows, 20.0% of them likes",
+        str(tmp_path / "out"),
+    ]
+
+
+def test_one_client_validates_where_a_tenth_would_be_none(tmp_path: Path) -> None:
+    assert made(tmp_path / "out", "--clients", "2").manifest.split == {"train": 1, "validation": 1}
+
+
+def test_json_holds_the_same_clients_as_the_folder(tmp_path: Path) -> None:
+    options = ["--clients", "10", "--spread", "0.5"]
+    folder, leaf = made(tmp_path / "out", *options), made(tmp_path / "out.json", *options)
+    assert leaf.manifest == folder.manifest
+    for name in ("features", "targets", "offsets"):
+        np.testing.assert_array_equal(getattr(leaf, name), getattr(folder, name))
+    assert leaf.targets.dtype.kind == "i"
+
+
+def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(tmp_path: Path) -> None:
+    federation = recipe.made_as_a_script(tmp_path, "--clients", "10")
+    assert_same(federation, made(tmp_path / "out", "--clients", "10"))
+
+
+# --- the committed file
+
+
+def test_the_committed_file_is_what_the_script_writes(tmp_path: Path) -> None:
+    made(out := tmp_path / "again.json", "--clients", "67", "--items", "100")
+    assert out.read_bytes() == COMMITTED.read_bytes()
+    assert "--clients 67 --items 100 --out datasets/preferences.json" in (recipe.module.__doc__ or "")
+
+
+def test_the_committed_file_is_found_by_name_and_small_enough_to_travel() -> None:
+    assert find_federation("preferences") == COMMITTED
+    assert COMMITTED.stat().st_size < 50_000
+    federation = open_federation(COMMITTED)
+    assert federation.manifest.split == {"train": 60, "validation": 7}
+    assert federation.manifest.model == "factors-100x8"
+
+
+# --- what cannot be used
+
+
+@pytest.mark.parametrize("like_rate", ["0", "0.5", "-0.2", "1", "nan"])
+def test_a_like_rate_against_assumption_1_is_refused(tmp_path: Path, like_rate: str) -> None:
+    result = run(tmp_path / "out", "--like-rate", like_rate)
+    assert_refused(result, tmp_path / "out", "--like-rate must be above 0 and below .5 (Assumption 1 of the paper)")
+
+
+@pytest.mark.parametrize(("rows", "like_rate", "liked"), [("2", "0.2", 0), ("10", "0.49", 5), ("3", "0.1", 0)])
+def test_likes_that_round_to_none_or_to_half_are_refused(tmp_path: Path, rows: str, like_rate: str, liked: int) -> None:
+    result = run(tmp_path / "out", "--rows", rows, "--like-rate", like_rate)
+    assert_refused(result, tmp_path / "out", f"client 0 would like {liked} of its {rows} items", "--like-rate")
+
+
+def test_more_rows_than_items_are_refused(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", "--rows", "40", "--items", "39")
+    assert_refused(result, tmp_path / "out", "40 rows a client exceed the 39 items", "--rows", "--items")
+
+
+@pytest.mark.parametrize("option", ["--skew", "--spread"])
+@pytest.mark.parametrize("value", ["nan", "inf", "10.1"])
+def test_numbers_that_would_overflow_are_refused(tmp_path: Path, option: str, value: str) -> None:
+    assert_refused(run(tmp_path / "out", option, value), tmp_path / "out", "--skew and --spread must be from 0 to 10")
+
+
+def test_the_steepest_that_may_be_asked_for_is_drawn() -> None:
+    assert np.diff(draw(items=30, rows=20, skew=10.0, spread=10.0)[2]).max() <= 30
+
+
+@pytest.mark.parametrize("option", ["--clients", "--items", "--factors", "--rows"])
+def test_none_are_refused(tmp_path: Path, option: str) -> None:
+    result = run(tmp_path / "out", option, "0")
+    assert result.exit_code == 2
+    assert option in result.stderr
+    with pytest.raises(FederationError, match="must be at least 1"):
+        draw(**{option.removeprefix("--"): 0})
+
+
+def test_a_folder_or_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    result = run(out := tmp_path / "file" / "out.json")
+    assert_refused(result, out, str(tmp_path / "file"))
