@@ -40,7 +40,7 @@ def write_report(run: Path) -> Path:
     names = list(settings.model.shapes)
     state.best = {name: state.best[name] for name in names}
     state.hypotheses = {name: state.hypotheses[name] for name in names}
-    state.stopped = reason(settings, state)
+    state.stopped = state.stopped or reason(settings, state)
     clients = settings.manifest.train if settings.manifest else max(spent, default=-1) + 1
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())

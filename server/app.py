@@ -47,6 +47,8 @@ def main(grid: Grid, context: Context) -> None:
             folder.write_releases(album.to_bytes())
 
     run_rounds(settings, grid, state, after_round)
+    if strategy.findings:
+        folder.write_findings(strategy.findings)
     folder.write_report(
         render(folder.path.name, narrator, state, strategy.participations, album, dict(context.run_config), versions())
     )

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from models.base import Model
 from protocol import Arrays, flatten, from_array_record, to_array_record
+from server.leak_meter import Leak
 from server.settings import Settings
 
 _KINDS = ("train", "evaluate")
@@ -77,6 +78,10 @@ class State:
     history : list of Round
     stopped : str
         Why the run ended; empty while it goes on.
+    leaks : list of Leak
+        What the leak meter found.
+    remarks : list of str
+        What the strategy has to say of the run.
     """
 
     hypotheses: Arrays
@@ -86,6 +91,8 @@ class State:
     stale: int = 0
     history: list[Round] = field(default_factory=list)
     stopped: str = ""
+    leaks: list[Leak] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
 
 
 def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
@@ -137,6 +144,7 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
     after_round : callable
         Called with the state after each round, to report and save it.
     """
+    state.remarks = settings.strategy.remarks
     for number in range(len(state.history) + 1, settings.rounds + 1):
         _run_round(settings, grid, state, number, train=True)
         over = bool(settings.strategy.finished) or _out_of_patience(settings, state)
@@ -172,6 +180,8 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
     arrays = to_array_record(state.hypotheses)
     nearest = distances(flatten(state.hypotheses))
     messages: list[Message] = []
+    if train and settings.leak_meter and (leak := settings.leak_meter.look(number, state.hypotheses, grid)):
+        state.leaks.append(leak)
     if train:
         messages += strategy.configure_train(number, arrays, settings.train_config, grid)
     validates = not train or (number - 1) % settings.validate_every == 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 import os
 import platform
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from functools import lru_cache
@@ -22,6 +23,7 @@ import tomli_w
 from numpy.typing import NDArray
 
 from protocol import Arrays
+from server.leak_meter import Leak
 from server.rounds import Round, State
 
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
@@ -101,6 +103,8 @@ class RunFolder:
         self._write_arrays("hypotheses", state.best)
         lines = [json.dumps(asdict(entry)) for entry in state.history]
         write_atomically(self.path / "history.jsonl", "".join(line + "\n" for line in lines).encode())
+        outcome = {"stopped": state.stopped, "remarks": state.remarks, "leaks": [asdict(leak) for leak in state.leaks]}
+        write_atomically(self.path / "outcome.json", (json.dumps(outcome, indent=1) + "\n").encode())
         spent = {int(times): f"{times},{spend(int(times), cost):.10g}\n" for times in np.unique(participations)}
         rows = ["client,participations,spent\n"]
         rows += [f"{client},{spent[participations[client]]}" for client in np.flatnonzero(participations).tolist()]
@@ -109,6 +113,14 @@ class RunFolder:
     def write_releases(self, content: bytes) -> None:
         """Save the releases in the plane (`server.plane.Album`)."""
         write_atomically(self.path / "releases.safetensors", content)
+
+    def write_findings(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Save a strategy's table as findings.csv."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(self.path / "findings.csv", text.getvalue().encode())
 
     def write_report(self, html: str) -> None:
         """Save the report."""
@@ -126,6 +138,7 @@ class RunFolder:
         lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
         history = [Round(**json.loads(line)) for line in lines]
         best_round = history[-1].best_round
+        outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
         state = State(
             hypotheses=self._read_arrays("latest"),
@@ -134,6 +147,9 @@ class RunFolder:
             best_round=best_round,
             stale=sum(1 for number in losses if number > best_round),
             history=history,
+            stopped=outcome["stopped"],
+            remarks=outcome["remarks"],
+            leaks=[Leak(**leak) for leak in outcome["leaks"]],
         )
         with (self.path / "ledger.csv").open(encoding="utf-8") as file:
             spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}

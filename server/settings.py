@@ -11,9 +11,10 @@ from flwr.app import ConfigRecord
 
 import models
 import strategies
-from federation import Manifest, find_federation, open_federation
+from federation import Federation, Manifest, find_federation, open_federation
 from models.base import Model
 from protocol import DEVICES, ENGINES, MAX_HYPOTHESES, NOISE_UNITS, RADIUS_MODES
+from server.leak_meter import LeakMeter
 from strategies import HypothesisStrategy, RadiusSchedule
 from strategies.options import ConfigError, Options
 
@@ -33,6 +34,7 @@ class Settings:
         Seconds to wait for a round's replies.
     train_config : ConfigRecord
         What every `protocol.Demand` of the run has in common.
+    leak_meter : LeakMeter or None
     """
 
     strategy: HypothesisStrategy
@@ -45,6 +47,7 @@ class Settings:
     restarts: int
     round_timeout: float
     train_config: ConfigRecord
+    leak_meter: LeakMeter | None = None
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> Settings:
@@ -67,7 +70,8 @@ class Settings:
         read.choice("engine", ENGINES)
         try:
             strategy_class = strategies.load(read.text("strategy"))
-            manifest = _manifest(read.text("federation"))
+            federation = _federation(read.text("federation"))
+            manifest = federation.manifest if federation else None
             model = models.load_for(
                 read.text("model"),
                 read.text("loss"),
@@ -111,6 +115,9 @@ class Settings:
                 "message_noise": read.number("message-noise", least=0),
             }
         )
+        every = read.whole("leak-meter", 0)
+        if every and federation is None:
+            raise ConfigError("leak-meter is for simulation; name a federation or set it to 0")
         return cls(
             strategy=strategy,
             model=model,
@@ -122,12 +129,15 @@ class Settings:
             restarts=read.whole("restarts", 1),
             round_timeout=read.number("round-timeout", above=0),
             train_config=train_config,
+            leak_meter=LeakMeter(every, strategy, model, federation, train_config, seed)
+            if every and federation
+            else None,
         )
 
 
-def _manifest(name: str) -> Manifest | None:
+def _federation(name: str) -> Federation | None:
     # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
-    return open_federation(find_federation(name)).manifest if name else None
+    return open_federation(find_federation(name)) if name else None
 
 
 def _bounded(radius: RadiusSchedule, rounds: int) -> bool:

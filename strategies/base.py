@@ -64,6 +64,7 @@ class _Asked:
 
     clients: NDArray[np.int64]
     positions: dict[int, list[int]]
+    disclose: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,16 +225,18 @@ class HypothesisStrategy(Strategy):
         config: Mapping[str, Any],
         grid: Grid,
         clients: NDArray[np.int64],
+        disclose: bool = False,
     ) -> list[Message]:
         """Ask given clients to train from `arrays`."""
-        placed = self._ask("train", clients, self.roster(grid).place(TRAIN, clients))
+        disclose = disclose or self.discloses_choice
+        placed = self._ask("train", clients, self.roster(grid).place(TRAIN, clients), disclose)
         self._current = from_array_record(arrays)
         common: dict[str, Any] = {
             **config,
             "round": server_round,
             "radius_mode": self.radius.mode,
             "radius": self.radius.at(server_round),
-            "disclose_choice": self.discloses_choice,
+            "disclose_choice": disclose,
         }
         return [
             Message(
@@ -283,6 +286,28 @@ class HypothesisStrategy(Strategy):
             }
         )
         return following, metrics
+
+    def probe(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: Mapping[str, Any],
+        grid: Grid,
+        clients: NDArray[np.int64],
+        disclose: bool,
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64] | None]:
+        """Ask given clients for an update that does not enter training; not counted in `participations`.
+
+        Returns
+        -------
+        releases : ndarray, shape (m, n)
+            Of those that released, in client order.
+        choices : ndarray of int, shape (m,), or None
+            What they chose, if asked to `disclose` it.
+        """
+        messages = self._demand(server_round, arrays, config, grid, clients, disclose)
+        releases, _, choices, _ = self._collect(grid.send_and_receive(messages), self._asked["train"])
+        return releases, choices
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -337,9 +362,13 @@ class HypothesisStrategy(Strategy):
         )
 
     def _ask(
-        self, kind: str, clients: NDArray[np.int64], placed: dict[int, tuple[list[int], list[int]]]
+        self,
+        kind: str,
+        clients: NDArray[np.int64],
+        placed: dict[int, tuple[list[int], list[int]]],
+        disclose: bool = False,
     ) -> dict[int, tuple[list[int], list[int]]]:
-        self._asked[kind] = _Asked(clients, {node: positions for node, (positions, _) in placed.items()})
+        self._asked[kind] = _Asked(clients, {node: positions for node, (positions, _) in placed.items()}, disclose)
         return placed
 
     def _answers(self, replies: Iterable[Message], asked: _Asked) -> dict[int, Message]:
@@ -365,7 +394,7 @@ class HypothesisStrategy(Strategy):
         lost = len(asked.positions) - len(answers)
         for node, reply in answers.items():
             try:
-                matrix, released, chosen = self._read(reply, len(asked.positions[node]))
+                matrix, released, chosen = self._read(reply, len(asked.positions[node]), asked.disclose)
             except Exception as error:  # whatever one node sends, the run goes on
                 log(WARNING, "dropped the reply of node %s: %s", node, error)
                 lost += 1
@@ -375,10 +404,12 @@ class HypothesisStrategy(Strategy):
             choices.append(chosen)
         joined = np.concatenate(positions)
         order = np.argsort(joined)
-        disclosed = np.concatenate(choices)[order] if self.discloses_choice else None
+        disclosed = np.concatenate(choices)[order] if asked.disclose else None
         return np.concatenate(matrices)[order], joined[order], disclosed, lost
 
-    def _read(self, reply: Message, asked: int) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+    def _read(
+        self, reply: Message, asked: int, disclose: bool
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
         """Check a train reply; return its releases (m, n), who released, and their choices."""
         counts = reply.content.metric_records[COUNTS]
         flags = np.asarray(counts["released"])
@@ -393,9 +424,7 @@ class HypothesisStrategy(Strategy):
         matrix = flatten({name: arrays[name] for name in self._current})
         if not np.isfinite(matrix).all():
             raise ValueError("its arrays are not finite")
-        chosen = np.asarray(counts["choices"] if self.discloses_choice else [])
-        if self.discloses_choice and (
-            chosen.shape != (len(matrix),) or not np.isin(chosen, range(self.hypotheses)).all()
-        ):
+        chosen = np.asarray(counts["choices"] if disclose else [])
+        if disclose and (chosen.shape != (len(matrix),) or not np.isin(chosen, range(self.hypotheses)).all()):
             raise ValueError("it does not say what its clients chose")
         return matrix, released, chosen.astype(np.int64)

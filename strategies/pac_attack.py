@@ -19,11 +19,11 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 
 from models.base import Model
-from protocol import ARRAYS, LOCAL, flatten, from_array_record, local_request, price, to_array_record
+from protocol import flatten, from_array_record, price, to_array_record
 from strategies.base import Outcome
 from strategies.options import ConfigError, Options
-from strategies.recommender import Recommender
-from strategies.roster import TRAIN, sample
+from strategies.recommender import Recommender, local_models
+from strategies.roster import sample
 
 ATTACKS = ("zero", "jitter", "spectral")
 _SAMPLE_VICTIMS, _JITTER = 4, 5
@@ -194,7 +194,7 @@ class PacAttack(Recommender):
         if not (last or checkpoint(phase.interactions)):
             return
         items = flatten(from_array_record(self._honest)).reshape(-1, factors)
-        truth = self._local_models()
+        truth = local_models(self._grid, self.roster(self._grid), self._victims)
         errors = {client: error_rate(phase.thefts[client].local_model, model, items) for client, model in truth.items()}
         cost = price(self._n, phase.noise_multiplier)
         for client in self._victims.tolist():
@@ -213,22 +213,6 @@ class PacAttack(Recommender):
         if last or done:
             self._remark(phase)
             self._begin(factors)
-
-    def _local_models(self) -> dict[int, Matrix]:
-        """Return the local models that the victims tell; none where their sites refuse."""
-        placed = self.roster(self._grid).place(TRAIN, self._victims)
-        messages = [
-            Message(local_request(locals_), node, "query.local", group_id="local")
-            for node, (_, locals_) in placed.items()
-        ]
-        told: dict[int, Matrix] = {}
-        for reply in self._grid.send_and_receive(messages):
-            node = reply.metadata.src_node_id
-            if not reply.has_error() and node in placed:
-                models = from_array_record(reply.content.array_records[ARRAYS])[LOCAL]
-                clients = self._victims[placed[node][0]].tolist()
-                told |= dict(zip(clients, models.astype(np.float64), strict=True))
-        return told
 
     def _remark(self, phase: _Phase) -> None:
         """Say what the phase came to."""

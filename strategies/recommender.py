@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from flwr.app import Message
+from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from models.base import Model
+from protocol import ARRAYS, LOCAL, from_array_record, local_request
 from strategies.fedavg import FedAvg
 from strategies.options import ConfigError, Options
+from strategies.roster import TRAIN, Roster
 
 
 class Recommender(FedAvg):
@@ -29,3 +33,22 @@ class Recommender(FedAvg):
         """Return the item vectors moved by the sum of all changes."""
         moved: NDArray[np.float64] = hypothesis + (group - hypothesis).sum(axis=0)
         return moved
+
+
+def local_models(grid: Grid, roster: Roster, clients: NDArray[np.int64]) -> dict[int, NDArray[np.float64]]:
+    """Return the local models (k,) that training clients tell; only simulated ones do.
+
+    They are what an attack is judged by.
+    """
+    placed = roster.place(TRAIN, clients)
+    messages = [
+        Message(local_request(locals_), node, "query.local", group_id="local") for node, (_, locals_) in placed.items()
+    ]
+    told: dict[int, NDArray[np.float64]] = {}
+    for reply in grid.send_and_receive(messages):
+        node = reply.metadata.src_node_id
+        if not reply.has_error() and node in placed:
+            models = from_array_record(reply.content.array_records[ARRAYS])[LOCAL]
+            asked = clients[placed[node][0]].tolist()
+            told |= dict(zip(asked, models.astype(np.float64), strict=True))
+    return told

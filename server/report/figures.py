@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -203,6 +203,37 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
         axes.set_ylabel("distance" if nearest.shape[1] == 2 else "distance to the nearest other")
 
     return _svg(name, alt, draw)
+
+
+def leaks(
+    name: str,
+    alt: str,
+    rounds: Sequence[int],
+    series: Mapping[str, Sequence[float]],
+    beside: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+    spent: Sequence[float],
+) -> Markup:
+    """Draw how well attacks did over rounds, and beside them how good the model is and what was spent."""
+
+    def draw(axes: Axes) -> None:
+        for i, (label, values) in enumerate(series.items()):
+            style: dict[str, Any] = {"color": _SERIES[i], "marker": MARKERS[i], "linestyle": _DASHES[i]}
+            axes.plot(rounds, values, **style, markersize=4, linewidth=1.2, label=label)
+        for label, (x, y) in beside.items():
+            axes.plot(x, y, color=_REST, linewidth=1.8, label=label)
+        axes.axhline(0, color=_LINE, linewidth=1)
+        axes.set_ylim(top=1.05)
+        if spent:
+            right = axes.twinx()
+            right.plot(rounds, spent, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)))
+            right.set_ylabel("spent by who always took part")
+            right.set_ylim(bottom=0)
+            right.grid(visible=False)
+            right.spines["right"].set_visible(True)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1)
+        _rounds(axes)
+
+    return _svg(name, alt, draw, _HEIGHT + 20 * (len(series) + len(beside)))
 
 
 def spending(

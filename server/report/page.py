@@ -86,6 +86,7 @@ def render(
         spending=told.spending(),
         spent_means=told.spent_means(),
         planes=told.planes(),
+        leaks=told.leaks(),
         rounds=told.rounds(),
         config=[(key, _text(config[key])) for key in config],
         versions=list(versions.items()),
@@ -165,7 +166,41 @@ class _Report:
                 "most, where the spend is a limit on how much all releases of a client together tell about its data "
                 f"(the lower, the better; {worth})."
             )
-        return [first, second]
+        return [first, second, *state.remarks]
+
+    def leaks(self) -> Picture | None:
+        """Return what the leak meter found, beside how good the model is and what it costs."""
+        leaks = self.state.leaks
+        if not leaks:
+            return None
+        rounds = [leak.round for leak in leaks]
+        names = {
+            "choice": "chosen hypothesis guessed", "norm": "error in the guessed norm of the update",
+            "update": "likeness of the released update and the true one", "labels": "likeness of the guessed labels",
+            "predictions": "stolen predictions",
+        }  # fmt: skip
+        series = {
+            said: [np.nan if (value := getattr(leak, field)) is None else float(value) for leak in leaks]
+            for field, said in names.items()
+        }
+        series = {said: values for said, values in series.items() if np.isfinite(values).any()}
+        averages = ", ".join(f"{said} {number(round(float(np.nanmean(values)), 3))}" for said, values in series.items())
+        beside = {}
+        if self._metric_differs():
+            told = [entry for entry in self.history if entry.metric is not None]
+            beside[f"validation {self.narrator.model.metric.name}"] = (_numbers(told), [e.metric or 0.0 for e in told])
+        # What a client has spent that took part in every round so far, which nobody spends more than.
+        cost = spend(1, self.narrator.cost)
+        spent = [round * cost for round in rounds] if np.isfinite(cost) else []
+        text = (
+            f"Every {self.config.get('leak-meter')} rounds the server attacked one consenting client (number "
+            f"{leaks[0].client}), from one release of the usual kind. On average: {averages}. The choice counts 1 "
+            "where it was guessed right; likenesses are cosines and correlations, 1 for the same and about 0 for "
+            "nothing in common. That an attack fails does not show that nothing leaks."
+        )
+        if spent:
+            text += f" A client that took part in all {rounds[-1]} rounds by then has spent {number(spent[-1])}."
+        return Picture("What the server can learn", figures.leaks("leaks", text, rounds, series, beside, spent), text)
 
     def tiles(self) -> list[tuple[str, str, str]]:
         """Return the numbers to see first: what, value, and a remark."""

@@ -197,6 +197,15 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 </section>
 {% endif %}
 
+{% if leaks %}
+<section aria-labelledby="leaks">
+<h2 id="leaks">Attacked in simulation</h2>
+<div class="grid">
+{{ picture(leaks) }}
+</div>
+</section>
+{% endif %}
+
 <section aria-labelledby="privacy">
 <h2 id="privacy">Privacy spent</h2>
 <div class="grid">

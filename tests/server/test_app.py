@@ -27,8 +27,9 @@ from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from protocol import flatten
 from server.rounds import draw_hypotheses
-from server.settings import ConfigError, Settings
+from server.settings import Settings
 from simulation.grid import InProcessGrid
+from strategies.options import ConfigError
 from strategies.roster import RosterError
 
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
