@@ -1,4 +1,4 @@
-"""Commands: ``python -m experiments synthetic | hospital | femnist | qmnist | predict | report``."""
+"""Commands: ``python -m experiments synthetic | hospital | femnist | qmnist | pac | predict | report``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments import handwriting, hospital, synthetic
+from experiments import handwriting, hospital, pac, synthetic
 from experiments.predict import predict
 from experiments.report import report
 from experiments.runs import LOCAL_ONLY, Spec
@@ -55,6 +55,19 @@ def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> No
     _run(
         _folder(out, "qmnist", quick), lambda: handwriting.specs("qmnist", **_size(seeds, quick, 1)), handwriting.tables
     )
+
+
+@app.command("pac")
+def run_pac(
+    trials: Annotated[int, typer.Option(min=100, help="Clients attacked without noise; fewer with noise.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = 0,
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."""
+    folder = _folder(out, "pac", quick)
+    pac.tables(100 if quick else trials, seed, folder)
+    typer.echo(folder / "table.md")
 
 
 app.command("predict")(predict)

@@ -51,19 +51,30 @@ def write(
     results : sequence of Result
         All runs; their configurations and the versions go to ``config.toml``.
     """
+    write_page(folder, title, [*sections, _bad_runs(results)], rows, _configuration(results))
+
+
+def write_page(
+    folder: Path,
+    title: str,
+    sections: Iterable[Section],
+    rows: Sequence[Mapping[str, Value]],
+    document: Mapping[str, Any],
+) -> None:
+    """Write ``table.md``, ``table.csv`` with the keys of all rows, and ``config.toml`` with a document."""
     page = [f"# {title}\n"]
-    for section in [*sections, _bad_runs(results)]:
+    for section in sections:
         page.append(f"## {section.title}\n\n{section.text}\n")
         if section.columns:
             lines = [section.columns, ["---"] * len(section.columns), *section.rows]
             page.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
     write_atomically(folder / "table.md", "\n".join(page).encode())
     buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
     writer.writeheader()
     writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
     write_atomically(folder / "table.csv", buffer.getvalue().encode())
-    write_atomically(folder / "config.toml", tomli_w.dumps(_configuration(results)).encode())
+    write_atomically(folder / "config.toml", tomli_w.dumps(document).encode())
 
 
 def _configuration(results: Sequence[Result]) -> dict[str, Any]:

@@ -47,12 +47,14 @@ class Theft:
     """
 
     def __init__(self, factors: int, spectral: bool) -> None:
+        self.messages = 0
         self._spectral = spectral
         self._sum = np.zeros(factors)
         self._moment = np.zeros((factors, factors))
 
     def add(self, updates: Matrix) -> None:
         """Learn from one message: updates (I, k) of the item vectors."""
+        self.messages += 1
         self._sum += updates.sum(axis=0)
         if self._spectral:
             self._moment += updates.T @ updates
@@ -175,7 +177,7 @@ class PacAttack(Recommender):
             for client, update in zip(clients.tolist(), changes, strict=True):
                 self._phase.thefts[client].add(update.reshape(-1, factors))
             self._phase.interactions += 1
-            self._look(factors)
+            self._look(factors, anybody=len(releases) > 0)
         return self._honest, MetricRecord(counts)  # type: ignore[arg-type]
 
     def _begin(self, factors: int) -> None:
@@ -186,30 +188,35 @@ class PacAttack(Recommender):
         thefts = {client: Theft(factors, self.attack == "spectral") for client in self._victims.tolist()}
         self._phase = _Phase(self._multipliers.pop(0), thefts)
 
-    def _look(self, factors: int) -> None:
+    def _look(self, factors: int, anybody: bool) -> None:
         """See how far the attack is, note what it cost so far, and go on to the next phase when it is done."""
         phase = self._phase
         assert phase is not None
-        last = phase.interactions == self.most_interactions
+        # When everybody refuses, they have no budget left, or see through the attack.
+        last = phase.interactions == self.most_interactions or not anybody
         if not (last or checkpoint(phase.interactions)):
             return
         items = flatten(from_array_record(self._honest)).reshape(-1, factors)
         truth = local_models(self._grid, self.roster(self._grid), self._victims)
-        errors = {client: error_rate(phase.thefts[client].local_model, model, items) for client, model in truth.items()}
+        errors = {
+            client: error_rate(theft.local_model, truth[client], items)
+            for client, theft in phase.thefts.items()
+            if client in truth and theft.messages
+        }
         cost = price(self._n, phase.noise_multiplier)
         for client in self._victims.tolist():
-            error = errors.get(client)
+            messages = phase.thefts[client].messages
             self.findings.append(
                 {
                     "attack": self.attack,
                     "noise_multiplier": phase.noise_multiplier,
                     "client": client,
-                    "interactions": phase.interactions,
-                    "error": error,
-                    "spent": float(cost * phase.interactions) if cost else None,
+                    "interactions": messages,
+                    "error": errors.get(client),
+                    "spent": float(cost * messages) if cost else None,
                 }
             )
-        done = bool(errors) and max(errors.values()) <= self.error
+        done = len(errors) == len(self._victims) and max(errors.values()) <= self.error
         if last or done:
             self._remark(phase)
             self._begin(factors)
@@ -218,7 +225,9 @@ class PacAttack(Recommender):
         """Say what the phase came to."""
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
         at = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
-        if all(row["error"] is None for row in own):
+        if not any(theft.messages for theft in phase.thefts.values()):
+            remark = f"Attack {self.attack}, {at}: no client released anything, so nothing was stolen."
+        elif all(row["error"] is None for row in own):
             remark = f"Attack {self.attack}, {at}: no client tells its local model, so nobody knows what was stolen."
         else:
             first = needed(own, self.error)
