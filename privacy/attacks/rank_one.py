@@ -14,6 +14,8 @@ NeurIPS 2020, Eq. 4) and pixels in [0, 1].
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -30,31 +32,53 @@ _CORNER = 1e-3
 _START = 0.5
 
 
-def leading_input(gradient: Tensor) -> tuple[Tensor, float]:
-    """Return the direction of a layer's input and how noisy it is.
+@dataclass(frozen=True)
+class Factors:
+    """The outer product that a noisy gradient is closest to.
+
+    Attributes
+    ----------
+    delta : Tensor, shape (m,)
+        Direction of the gradient of the layer's output, of length 1.
+    entry : Tensor, shape (n,) or (n + 1,)
+        Direction of the layer's input, of length 1; with a bias its last entry belongs to the 1.
+    noise : float
+        The noise's share of the square of `entry`, 0 to 1, as the other singular values tell it.
+    """
+
+    delta: Tensor
+    entry: Tensor
+    noise: float
+
+
+def leading_factors(weight: Tensor, bias: Tensor | None) -> Factors:
+    """Return the outer product that shows in a fully connected layer's gradient.
+
+    Their common sign is such that the 1 of the bias comes out positive. Without a bias the inputs are
+    taken to be mostly positive, as they are after ReLU or sigmoid and in images.
 
     Parameters
     ----------
-    gradient : Tensor, shape (m, n)
-        Of the layer's weight, the bias's as its last column if there is one.
+    weight : Tensor, shape (m, n)
+        Gradient of the weight.
+    bias : Tensor, shape (m,), or None
+        Gradient of the bias, if there is one.
 
     Returns
     -------
-    direction : Tensor, shape (n,)
-        The top right singular vector, of length 1. Its sign is such that the last entry, the 1 of
-        the bias, is not negative. All 0 for a gradient of 0.
-    noise : float
-        The noise's share of the vector's square, 0 to 1, as the other singular values tell it.
+    Factors
+        Both directions are 0 for a gradient of 0.
     """
-    _, values, vectors = torch.linalg.svd(gradient, full_matrices=False)
-    top = float(values[0].square())
+    gradient = weight.double() if bias is None else torch.cat([weight.double(), bias.double()[:, None]], dim=1)
+    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
+    delta, entry, top = left[:, 0], right[0], float(values[0].square())
     if top == 0:
-        return torch.zeros_like(vectors[0]), 1.0
+        return Factors(torch.zeros_like(delta), torch.zeros_like(entry), 1.0)
     rows, columns = gradient.shape
     # Noise of one variance in every entry: what the other singular values hold, spread over their degrees of freedom.
     variance = float(values[1:].square().sum()) / max((rows - 1) * (columns - 1), 1)
-    direction = vectors[0] if vectors[0][-1] >= 0 else -vectors[0]
-    return direction, min(variance * columns / top, 1.0)
+    sign = -1 if (entry.sum() if bias is None else entry[-1]) < 0 else 1
+    return Factors(sign * delta, sign * entry, min(variance * columns / top, 1.0))
 
 
 def invert_first_layer(
@@ -63,8 +87,7 @@ def invert_first_layer(
     """Return the image that the first fully connected layer's gradient shows.
 
     The scale is fixed by the bias: the entry of (x, 1) that belongs to it is 1. Without a bias it is
-    fixed by the earlier layers' own biases and the pixels' range alone, and the sign by the inputs
-    being mostly positive, as they are after ReLU or sigmoid and in images.
+    fixed by the earlier layers' own biases and the pixels' range alone.
 
     Parameters
     ----------
@@ -91,13 +114,9 @@ def invert_first_layer(
     """
     parameters = {name: value.detach().float() for name, value in parameters.items()}
     first = dense_layers(model, parameters, shape)[0]
-    matrix, bias = gradient[parameter(first, "weight")].double(), gradient.get(parameter(first, "bias"))
-    if bias is not None:
-        matrix = torch.cat([matrix, bias.double()[:, None]], dim=1)
-    direction, noise = leading_input(matrix)
-    if bias is None and direction.sum() < 0:
-        direction = -direction
-    wanted = direction.float()
+    bias = gradient.get(parameter(first, "bias"))
+    factors = leading_factors(gradient[parameter(first, "weight")], bias)
+    wanted = factors.entry.float()
     angle = torch.full(shape, _START, requires_grad=True)
     optimiser = torch.optim.LBFGS(
         [angle], max_iter=iterations, history_size=_MEMORY, tolerance_grad=1e-10, tolerance_change=1e-12,
@@ -114,7 +133,7 @@ def invert_first_layer(
                 features = torch.cat([features, features.new_ones(1)])
             # Given the direction, delta and its length are free; only angles remain to be matched.
             apart = (torch.nn.functional.normalize(features, dim=0) - wanted).square().sum()
-            loss = apart + _SMOOTHNESS * noise * total_variation(image)
+            loss = apart + _SMOOTHNESS * factors.noise * total_variation(image)
             loss.backward(inputs=[angle])
             return loss
 

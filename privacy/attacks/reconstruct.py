@@ -35,7 +35,7 @@ from federation import (
 )
 from models.base import Model, Parameters
 from privacy.attacks.dlg import deep_leakage
-from privacy.attacks.label import last_layer_label
+from privacy.attacks.label import bias_label, rank_one_label
 from privacy.attacks.layers import NotApplicableError
 from privacy.attacks.rank_one import invert_first_layer
 from protocol import ARRAYS, Arrays, Demand, from_array_record, to_array_record, train_request
@@ -45,7 +45,7 @@ SHAPE = (28, 28)
 NOISE_MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
 """The grid of the paper's Table 2 and Figure 3."""
 
-DLG, RANK_ONE, LAST_LAYER = "DLG", "rank one", "last layer"
+DLG, RANK_ONE, LAST_BIAS = "DLG", "rank one", "last bias"
 LOSS = "cross-entropy"
 
 # The server's choice. A long step leaves little of the gradient to the rounding of 32-bit numbers.
@@ -113,11 +113,10 @@ class Attempt:
     ----------
     noise_multiplier : float
     attack : str
-        `DLG`, `RANK_ONE` or `LAST_LAYER`.
+        `DLG`, `RANK_ONE` or `LAST_BIAS`.
     images : ndarray, shape (images, 28, 28), or None
-        Pixels in [0, 1]; None for an attack that shows none.
-    labels : tuple of int, or None
-        None for an attack that reads none.
+        Pixels in [0, 1]; None for an attack on the label alone.
+    labels : tuple of int
     seconds : float
         An image.
     obstacle : str
@@ -127,7 +126,7 @@ class Attempt:
     noise_multiplier: float
     attack: str
     images: Images | None = None
-    labels: tuple[int, ...] | None = None
+    labels: tuple[int, ...] = ()
     seconds: float = 0.0
     obstacle: str = ""
 
@@ -260,9 +259,7 @@ def _probe(grid: InProcessGrid, hypothesis: Arrays, demand: Demand) -> Arrays:
     return from_array_record(reply.content.array_records[ARRAYS])
 
 
-def _attack(
-    setting: Setting, model: Model, hypothesis: Arrays, releases: Arrays, demand: Demand
-) -> Iterator[Attempt]:
+def _attack(setting: Setting, model: Model, hypothesis: Arrays, releases: Arrays, demand: Demand) -> Iterator[Attempt]:
     """Yield the attempt of each attack on the releases of all clients."""
     start = {name: torch.from_numpy(value) for name, value in hypothesis.items()}
     gradients = [
@@ -279,14 +276,18 @@ def _attack(
         match = deep_leakage(model, start, gradient, SHAPE, generator, setting.restarts)
         return match.image.clamp(0, 1).numpy(), int(match.label.argmax())
 
-    def invert(gradient: Parameters) -> tuple[Images, None]:
-        return invert_first_layer(model, start, gradient, SHAPE).double().numpy(), None
+    def invert(gradient: Parameters) -> tuple[Images, int]:
+        image = invert_first_layer(model, start, gradient, SHAPE).double().numpy()
+        return image, rank_one_label(model, start, gradient, SHAPE)
 
     def read(gradient: Parameters) -> tuple[None, int]:
-        return None, last_layer_label(model, start, gradient, SHAPE)
+        return None, bias_label(model, start, gradient, SHAPE)
 
-    attacks: dict[str, Callable[[Parameters], tuple[Images | None, int | None]]]
-    attacks = {DLG: leak, RANK_ONE: invert, LAST_LAYER: read}
+    attacks: dict[str, Callable[[Parameters], tuple[Images | None, int]]] = {
+        DLG: leak,
+        RANK_ONE: invert,
+        LAST_BIAS: read,
+    }
     for name, attack in attacks.items():
         began = time.perf_counter()
         try:
@@ -295,11 +296,10 @@ def _attack(
             yield Attempt(demand.noise_multiplier, name, obstacle=str(error))
             continue
         images = [image for image, _ in made if image is not None]
-        labels = [label for _, label in made if label is not None]
         yield Attempt(
             demand.noise_multiplier,
             name,
             np.stack(images) if images else None,
-            tuple(labels) if labels else None,
+            tuple(label for _, label in made),
             (time.perf_counter() - began) / len(made),
         )

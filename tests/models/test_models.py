@@ -369,7 +369,9 @@ def test_without_any_name_the_models_are_listed() -> None:
 
 
 def test_an_unknown_model_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match="unknown model 'rose'; choose from linear, .*, cnn10, lenet, lenet10 or give package"):
+    with pytest.raises(
+        ValueError, match=r"unknown model 'rose'; choose from linear, .*, cnn10, lenet, lenet10 or give package"
+    ):
         models.load("rose")
 
 
