@@ -7,11 +7,11 @@ negative one is the best guess.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from models.base import Model, Parameters
-from privacy.attacks.layers import NotApplicableError, dense_layers, parameter
-from privacy.attacks.rank_one import leading_factors
+from privacy.attacks.layers import NotApplicableError, dense_layers, inputs_of_layers, parameter
 
 
 def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...]) -> int:
@@ -28,18 +28,34 @@ def bias_label(model: Model, parameters: Parameters, gradient: Parameters, shape
     return int(bias.argmin())
 
 
-def rank_one_label(model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...]) -> int:
-    """Return the class that the last layer's whole gradient shows.
+def label_given_image(model: Model, parameters: Parameters, gradient: Parameters, image: Tensor) -> int:
+    """Return the class that the last layer's whole gradient shows, given a guess at the image.
 
-    Its weight's columns are as many more copies of the output's gradient, each with noise of its own:
-    the leading left singular vector takes their average (`leading_factors`).
+    The layer's gradient is delta, that of its output, times its input with a 1 for the bias. Where the
+    input x is known, delta is read off all columns at once, by least squares: G (x, 1) / |(x, 1)|^2. A
+    poor guess does, since much of what goes into a last layer is the same for all images.
+
+    Parameters
+    ----------
+    model : Model
+    parameters : dict of Tensor
+        What the client started from.
+    gradient : dict of Tensor
+        Of the cross entropy of one image at `parameters`, with or without noise.
+    image : Tensor
+        The guess.
 
     Raises
     ------
     NotApplicableError
         When no fully connected layer puts out the classes.
     """
-    return int(leading_factors(*_last_layer(model, parameters, gradient, shape)).delta.argmin())
+    weight, bias = _last_layer(model, parameters, gradient, tuple(image.shape))
+    with inputs_of_layers(model) as seen, torch.no_grad():
+        model.apply(parameters, image[None].to(next(iter(parameters.values()))))
+    inputs = list(seen.values())[-1].flatten().to(weight)
+    delta = weight @ inputs
+    return int((delta if bias is None else delta + bias).argmin())
 
 
 def _last_layer(

@@ -35,7 +35,7 @@ from federation import (
 )
 from models.base import Model, Parameters
 from privacy.attacks.dlg import deep_leakage
-from privacy.attacks.label import bias_label, rank_one_label
+from privacy.attacks.label import bias_label, label_given_image
 from privacy.attacks.layers import NotApplicableError
 from privacy.attacks.rank_one import invert_first_layer
 from protocol import ARRAYS, Arrays, Demand, from_array_record, to_array_record, train_request
@@ -277,8 +277,8 @@ def _attack(setting: Setting, model: Model, hypothesis: Arrays, releases: Arrays
         return match.image.clamp(0, 1).numpy(), int(match.label.argmax())
 
     def invert(gradient: Parameters) -> tuple[Images, int]:
-        image = invert_first_layer(model, start, gradient, SHAPE).double().numpy()
-        return image, rank_one_label(model, start, gradient, SHAPE)
+        image = invert_first_layer(model, start, gradient, SHAPE)
+        return image.double().numpy(), label_given_image(model, start, gradient, image)
 
     def read(gradient: Parameters) -> tuple[None, int]:
         return None, bias_label(model, start, gradient, SHAPE)

@@ -130,16 +130,25 @@ def notes(rows: Sequence[Row]) -> list[str]:
     ]
     leaked = {row.noise_multiplier: row.scores for row in rows if row.attack == DLG and row.scores}
     read = {row.noise_multiplier: row.scores for row in rows if row.attack == RANK_ONE and row.scores}
-    further = [
-        f"ν = {nu:g} ({scores.psnr:.1f} against {leaked[nu].psnr:.1f} dB)"
-        for nu, scores in read.items()
-        if nu in leaked and scores.beats(leaked[nu]) and scores.beats(baseline)
-    ]
+    further = [nu for nu in read if nu in leaked and read[nu].beats(leaked[nu])]
     if further:
+        pairs = (f"ν = {nu:g} ({read[nu].psnr:.1f} against {leaked[nu].psnr:.1f} dB)" for nu in further)
         said.append(
             "The rank-one attack, which reads the first fully connected layer's input off the same releases, goes "
-            f"further than plain DLG and than the mean image at {', '.join(further)}. Where DLG fails, that is no "
-            "merit of the noise."
+            f"further than plain DLG at {', '.join(pairs)}; the mean image has {baseline.psnr:.1f} dB."
+        )
+    hidden = [nu for nu in further if read[nu].beats(baseline) and not leaked[nu].beats(baseline)]
+    if hidden:
+        said.append(
+            f"At ν = {', '.join(f'{nu:g}' for nu in hidden)} DLG shows no more than the mean image does, and the "
+            "rank-one attack does: noise that stops DLG does not hide the image."
+        )
+    told = [row for row in rows if row.noise_multiplier is not None and row.label is not None and row.label >= 0.5]
+    if told:
+        last = max(told, key=lambda row: (row.noise_multiplier, row.label))
+        said.append(
+            f"Labels are not images: at ν = {last.noise_multiplier:g}, the attack {last.attack!r} still reads "
+            f"{round((last.label or 0) * images)} of {images} labels rightly."
         )
     if 0.0 in leaked and leaked[0.0].verdicts["none"] > images / 2:
         said.append(
