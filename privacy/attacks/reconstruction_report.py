@@ -52,6 +52,11 @@ class Scores:
         )
         return cls(psnr, ssim, correlation, {verdict: counts[verdict] for verdict in quality.VERDICTS})
 
+    @property
+    def shown(self) -> int:
+        """Number of images that are shown in full or in part."""
+        return self.verdicts["full"] + self.verdicts["partial"]
+
     def beats(self, other: Scores) -> bool:
         """Return whether these come closer by both PSNR and correlation."""
         return self.psnr > other.psnr and self.correlation > other.correlation
@@ -130,9 +135,13 @@ def notes(rows: Sequence[Row]) -> list[str]:
     ]
     leaked = {row.noise_multiplier: row.scores for row in rows if row.attack == DLG and row.scores}
     read = {row.noise_multiplier: row.scores for row in rows if row.attack == RANK_ONE and row.scores}
-    further = [nu for nu in read if nu in leaked and read[nu].beats(leaked[nu])]
+    further = [nu for nu in read if nu in leaked and read[nu].shown > leaked[nu].shown]
     if further:
-        pairs = (f"ν = {nu:g} ({read[nu].psnr:.1f} against {leaked[nu].psnr:.1f} dB)" for nu in further)
+        pairs = (
+            f"ν = {nu:g} ({read[nu].shown} of {images} images in full or in part against {leaked[nu].shown}, "
+            f"{read[nu].psnr:.1f} dB against {leaked[nu].psnr:.1f})"
+            for nu in further
+        )
         said.append(
             "The rank-one attack, which reads the first fully connected layer's input off the same releases, goes "
             f"further than plain DLG at {', '.join(pairs)}; the mean image has {baseline.psnr:.1f} dB."
