@@ -208,7 +208,7 @@ def test_dlg_finds_real_digits_without_noise(digits: str) -> None:
 @pytest.mark.slow
 def test_the_papers_sentence_holds_for_plain_dlg(digits: str) -> None:
     """Full at nu = 1e-3, at least partial at 1e-1, none from 1 (Sec. 5.3)."""
-    done = audit(Setting(digits, "lenet10", (1e-3, 1e-1, 1.0), images=3, restarts=1))
+    done = audit(Setting(digits, "lenet10", (1e-3, 1e-1, 1.0), images=2, restarts=1))
     found = {}
     for nu in (1e-3, 1e-1, 1.0):
         images = attempt(done, DLG, nu).images
@@ -227,6 +227,6 @@ def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(
     """On the paper's ReLU network, behind the gate, at noise multipliers that stop DLG on a sigmoid one."""
     nothing = type("Nothing", (), {"image": torch.zeros(28, 28), "label": torch.zeros(10)})
     monkeypatch.setattr(reconstruct, "deep_leakage", lambda *_: nothing)  # not asked here, and slow on this network
-    done = audit(Setting(digits, "cnn10", (3.0, 5.0), images=4))
+    done = audit(Setting(digits, "cnn10", (3.0, 5.0), images=2))
     assert (psnrs(done, RANK_ONE, 3.0) > 20).all()
     assert (psnrs(done, RANK_ONE, 5.0) > 14).all()
