@@ -14,15 +14,13 @@ NeurIPS 2020, Eq. 4) and pixels in [0, 1].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from models.base import Model, Parameters
 from privacy.attacks.layers import dense_layers, inputs_of_layers, parameter
 
-# Weight of the total variation a unit of noise. It was chosen on digits; from half to double changes little.
+# Weight of the total variation a unit of noise. Chosen on digits; half or double costs up to three dB.
 _SMOOTHNESS = 1.0
 _ITERATIONS = 200
 _MEMORY = 50
@@ -32,30 +30,11 @@ _CORNER = 1e-3
 _START = 0.5
 
 
-@dataclass(frozen=True)
-class Factors:
-    """The outer product that a noisy gradient is closest to.
+def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
+    """Return the direction of a fully connected layer's input, and how noisy it is.
 
-    Attributes
-    ----------
-    delta : Tensor, shape (m,)
-        Direction of the gradient of the layer's output, of length 1.
-    entry : Tensor, shape (n,) or (n + 1,)
-        Direction of the layer's input, of length 1; with a bias its last entry belongs to the 1.
-    noise : float
-        The noise's share of the square of `entry`, 0 to 1, as the other singular values tell it.
-    """
-
-    delta: Tensor
-    entry: Tensor
-    noise: float
-
-
-def leading_factors(weight: Tensor, bias: Tensor | None) -> Factors:
-    """Return the outer product that shows in a fully connected layer's gradient.
-
-    Their common sign is such that the 1 of the bias comes out positive. Without a bias the inputs are
-    taken to be mostly positive, as they are after ReLU or sigmoid and in images.
+    The sign is such that the 1 of the bias comes out positive. Without a bias the inputs are taken to
+    be mostly positive, as they are after ReLU or sigmoid and in images.
 
     Parameters
     ----------
@@ -66,19 +45,21 @@ def leading_factors(weight: Tensor, bias: Tensor | None) -> Factors:
 
     Returns
     -------
-    Factors
-        Both directions are 0 for a gradient of 0.
+    direction : Tensor, shape (n + 1,) with a bias, else (n,), float64
+        The top right singular vector, of length 1; 0 for a gradient of 0.
+    noise : float
+        The noise's share of its square, 0 to 1, as the other singular values tell it.
     """
     gradient = weight.double() if bias is None else torch.cat([weight.double(), bias.double()[:, None]], dim=1)
-    left, values, right = torch.linalg.svd(gradient, full_matrices=False)
-    delta, entry, top = left[:, 0], right[0], float(values[0].square())
+    _, values, vectors = torch.linalg.svd(gradient, full_matrices=False)
+    direction, top = vectors[0], float(values[0].square())
     if top == 0:
-        return Factors(torch.zeros_like(delta), torch.zeros_like(entry), 1.0)
+        return torch.zeros_like(direction), 1.0
     rows, columns = gradient.shape
     # Noise of one variance in every entry: what the other singular values hold, spread over their degrees of freedom.
     variance = float(values[1:].square().sum()) / max((rows - 1) * (columns - 1), 1)
-    sign = -1 if (entry.sum() if bias is None else entry[-1]) < 0 else 1
-    return Factors(sign * delta, sign * entry, min(variance * columns / top, 1.0))
+    positive = (direction.sum() if bias is None else direction[-1]) >= 0
+    return direction if positive else -direction, min(variance * columns / top, 1.0)
 
 
 def invert_first_layer(
@@ -115,8 +96,8 @@ def invert_first_layer(
     parameters = {name: value.detach().float() for name, value in parameters.items()}
     first = dense_layers(model, parameters, shape)[0]
     bias = gradient.get(parameter(first, "bias"))
-    factors = leading_factors(gradient[parameter(first, "weight")], bias)
-    wanted = factors.entry.float()
+    direction, noise = leading_input(gradient[parameter(first, "weight")], bias)
+    wanted = direction.float()
     angle = torch.full(shape, _START, requires_grad=True)
     optimiser = torch.optim.LBFGS(
         [angle], max_iter=iterations, history_size=_MEMORY, tolerance_grad=1e-10, tolerance_change=1e-12,
@@ -133,7 +114,7 @@ def invert_first_layer(
                 features = torch.cat([features, features.new_ones(1)])
             # Given the direction, delta and its length are free; only angles remain to be matched.
             apart = (torch.nn.functional.normalize(features, dim=0) - wanted).square().sum()
-            loss = apart + _SMOOTHNESS * factors.noise * total_variation(image)
+            loss = apart + _SMOOTHNESS * noise * total_variation(image)
             loss.backward(inputs=[angle])
             return loss
 

@@ -9,50 +9,46 @@ from torch import Tensor, nn
 import models
 from privacy.attacks.layers import NotApplicableError
 from privacy.attacks.quality import correlation, psnr
-from privacy.attacks.rank_one import invert_first_layer, leading_factors, total_variation
+from privacy.attacks.rank_one import invert_first_layer, leading_input, total_variation
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 
 
-def test_an_outer_product_is_taken_apart() -> None:
+def test_the_input_is_read_off_an_outer_product() -> None:
     delta, x = torch.tensor([3.0, -4.0]), torch.tensor([2.0, 2.0])
-    factors = leading_factors(torch.outer(delta, x), delta)
+    direction, noise = leading_input(torch.outer(delta, x), delta)
     # (x, 1) has the length 3.
-    torch.testing.assert_close(factors.entry, torch.tensor([2.0, 2.0, 1.0]).double() / 3)
-    torch.testing.assert_close(factors.delta, delta.double() / 5)
-    assert factors.noise == pytest.approx(0, abs=1e-12)
+    torch.testing.assert_close(direction, torch.tensor([2.0, 2.0, 1.0]).double() / 3)
+    assert noise == pytest.approx(0, abs=1e-12)
 
 
 def test_the_bias_tells_the_sign_of_any_input() -> None:
     delta, x = torch.tensor([-1.0, 5.0]), torch.tensor([-2.0, -2.0])
-    torch.testing.assert_close(
-        leading_factors(torch.outer(delta, x), delta).entry, torch.tensor([-2.0, -2.0, 1.0]).double() / 3
-    )
+    direction, _ = leading_input(torch.outer(delta, x), delta)
+    torch.testing.assert_close(direction, torch.tensor([-2.0, -2.0, 1.0]).double() / 3)
 
 
 def test_without_a_bias_inputs_are_taken_to_be_mostly_positive() -> None:
-    delta, x = torch.tensor([-3.0, -4.0]), torch.tensor([4.0, 0.0, 3.0])
-    factors = leading_factors(torch.outer(delta, x), None)
-    torch.testing.assert_close(factors.entry, x.double() / 5)
-    torch.testing.assert_close(factors.delta, delta.double() / 5)
+    x = torch.tensor([4.0, 0.0, 3.0])
+    direction, _ = leading_input(torch.outer(torch.tensor([-3.0, -4.0]), x), None)
+    torch.testing.assert_close(direction, x.double() / 5)
 
 
 def test_a_gradient_of_0_shows_nothing() -> None:
-    factors = leading_factors(torch.zeros(3, 4), torch.zeros(3))
-    assert not factors.entry.any()
-    assert not factors.delta.any()
-    assert factors.noise == 1
+    direction, noise = leading_input(torch.zeros(3, 4), torch.zeros(3))
+    assert not direction.any()
+    assert noise == 1
 
 
 def test_the_other_singular_values_tell_how_much_noise_there_is() -> None:
-    # An entry of noise has the deviation .01, delta has length 10: the mean of 100 rows, weighted
-    # with delta, leaves 1000 entries of deviation .01 in a vector of length |x| |delta| = 10.
+    # 100 rows of deviation .01 an entry, averaged with weights of length 1, leave 1000 entries of that
+    # deviation in a vector of length |delta| |x| = 10.
     generator = torch.Generator().manual_seed(0)
     x = nn.functional.normalize(torch.rand(1000, generator=generator), dim=0)
     gradient = torch.outer(torch.ones(100), x) + 0.01 * torch.randn(100, 1000, generator=generator)
-    factors = leading_factors(gradient, None)
-    assert factors.noise == pytest.approx(1000 * 0.01**2 / 10**2, rel=0.1)
-    assert 1 - float(factors.entry @ x.double()) ** 2 == pytest.approx(factors.noise, rel=0.2)
+    direction, noise = leading_input(gradient, None)
+    assert noise == pytest.approx(1000 * 0.01**2 / 10**2, rel=0.1)
+    assert 1 - float(direction @ x.double()) ** 2 == pytest.approx(noise, rel=0.2)
 
 
 def test_total_variation_counts_steps_down_and_across(image: Tensor) -> None:
