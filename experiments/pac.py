@@ -25,10 +25,9 @@ from experiments.figures import COLOURS, MARKERS, figure
 from experiments.sweep import PACKAGES
 from experiments.tables import Section, Value, write_page
 from models.factors import SLOPES
-from privacy.attacks.identify import theorem_1
 from privacy.laplace import sanitise
 from server.run_folder import versions
-from strategies.pac_attack import Theft, checkpoint
+from strategies.pac_attack import Theft, checkpoint, theorem_1
 
 ITEMS, FACTORS, LABELLED, BATCH, STEP = 500, 8, 40, 10, 0.1
 LOSS = "log"

@@ -15,7 +15,7 @@ from torch import nn
 
 from models.base import LOSSES, METRICS, Loss, Model, Score
 from models.factors import SLOPES, Factors
-from models.networks import CNN, Linear, cnn10, mlp
+from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
 from protocol import import_by_name
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
@@ -25,6 +25,8 @@ MODELS = {
     "mlp": Model("mlp", mlp, LOSSES["rmse"], METRICS["rmse"]),
     "cnn": Model("cnn", CNN, LOSSES["cross-entropy"], METRICS["accuracy"]),
     "cnn10": Model("cnn10", cnn10, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "lenet": Model("lenet", LeNet, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "lenet10": Model("lenet10", lenet10, LOSSES["cross-entropy"], METRICS["accuracy"]),
 }
 
 

@@ -59,3 +59,39 @@ class CNN(nn.Module):
 def cnn10() -> nn.Module:
     """Return the FEMNIST network for the ten digits alone: 1,199,882 parameters."""
     return CNN(10)
+
+
+class LeNet(nn.Module):
+    """The network that deep leakage from gradients was shown on (Zhu, Liu and Han, NeurIPS 2019), for 28x28 images.
+
+    Strides instead of pooling and sigmoids instead of ReLU make it twice differentiable, as the
+    attack needs, and weights and biases start uniformly in [-1/2, 1/2], as in the authors' code. It
+    is there for audits (`privacy.attacks`).
+
+    Parameters
+    ----------
+    classes : int
+        Number of classes.
+    """
+
+    def __init__(self, classes: int = 62) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 12, 5, stride=2, padding=2)
+        self.conv2 = nn.Conv2d(12, 12, 5, stride=2, padding=2)
+        self.conv3 = nn.Conv2d(12, 12, 5, padding=2)
+        self.fc = nn.Linear(588, classes)
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -0.5, 0.5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits (batch, classes) of images (batch, 28, 28) or (batch, 1, 28, 28)."""
+        hidden = images.reshape(-1, 1, 28, 28)
+        for layer in (self.conv1, self.conv2, self.conv3):
+            hidden = layer(hidden).sigmoid()
+        logits: Tensor = self.fc(hidden.flatten(1))
+        return logits
+
+
+def lenet10() -> nn.Module:
+    """Return the network of deep leakage from gradients for the ten digits alone: 13,426 parameters."""
+    return LeNet(10)

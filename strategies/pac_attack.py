@@ -7,6 +7,7 @@ releases are the `Attack`; the gate that stands between is the clients' own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from logging import INFO
@@ -74,6 +75,27 @@ class Theft:
 def error_rate(estimate: Matrix, local_model: Matrix, items: Matrix) -> float:
     """Return the share of items (I, k) on which two local models (k,) disagree (Definition 1)."""
     return float(np.mean(np.sign(items @ estimate) != np.sign(items @ local_model)))
+
+
+def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
+    """Return how many interactions suffice without noise with probability 1 - delta (Theorem 1).
+
+    Parameters
+    ----------
+    p : float
+        Share of liked items among the client's own.
+    batch_size : int
+        B.
+    delta : float
+
+    Returns
+    -------
+    int or None
+        None for clients who like half of their items or more (Assumption 1).
+    """
+    if not p < 0.5:
+        return None
+    return max(1, math.ceil(2 * math.log(1 / delta) / (batch_size * (1 - 2 * p) ** 2)))
 
 
 def checkpoint(interaction: int) -> bool:

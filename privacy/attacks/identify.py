@@ -8,7 +8,6 @@ that a site can switch on.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,7 @@ from federation import Federation, FederationError, find_federation, open_federa
 from server.rounds import State, initial_hypotheses, run_rounds
 from server.settings import Settings
 from simulation.grid import InProcessGrid
-from strategies.pac_attack import PacAttack, needed
+from strategies.pac_attack import PacAttack, needed, theorem_1
 
 DELTA = 0.1
 """Failure probability at which bounds are given."""
@@ -160,27 +159,6 @@ def attack(federation: str, policy: Mapping[str, Any], **changes: Any) -> Audit:
             for number, row in last.items()
         ]
     return Audit(stolen, strategy.remarks)
-
-
-def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
-    """Return how many interactions suffice without noise with probability 1 - delta (Theorem 1).
-
-    Parameters
-    ----------
-    p : float
-        Share of liked items among the client's own.
-    batch_size : int
-        B.
-    delta : float
-
-    Returns
-    -------
-    int or None
-        None for clients who like half of their items or more (Assumption 1).
-    """
-    if not p < 0.5:
-        return None
-    return max(1, math.ceil(2 * math.log(1 / delta) / (batch_size * (1 - 2 * p) ** 2)))
 
 
 def like_rate(federation: Federation, number: int) -> float:

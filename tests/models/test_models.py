@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import models
-from models.networks import CNN, Linear
+from models.networks import CNN, LeNet, Linear
 
 LOSSES, METRICS = models.LOSSES, models.METRICS
 Write = Callable[[str], str]
@@ -47,7 +47,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 @pytest.mark.parametrize(
     # That for ten classes is ours: 52 classes less, each with 128 weights and a bias.
     ("name", "parameters"),
-    [("linear", 2), ("mlp", 11), ("cnn", 1_206_590), ("cnn10", 1_199_882)],
+    [("linear", 2), ("mlp", 11), ("cnn", 1_206_590), ("cnn10", 1_199_882), ("lenet", 44_054), ("lenet10", 13_426)],
 )
 def test_networks_have_as_many_parameters_as_the_papers_say(name: str, parameters: int) -> None:
     model = models.load(name)
@@ -62,6 +62,8 @@ def test_networks_have_as_many_parameters_as_the_papers_say(name: str, parameter
         ("mlp", "rmse", "rmse"),
         ("cnn", "cross-entropy", "accuracy"),
         ("cnn10", "cross-entropy", "accuracy"),
+        ("lenet", "cross-entropy", "accuracy"),
+        ("lenet10", "cross-entropy", "accuracy"),
     ],
 )
 def test_networks_bring_the_papers_losses(name: str, loss: str, metric: str) -> None:
@@ -92,8 +94,9 @@ def test_the_hospital_network_is_two_rectified_units() -> None:
     assert models.load("mlp").apply(parameters, inputs).tolist() == [[2 * 1 + 3 * 4 + 0.5], [0.5]]
 
 
-def test_the_image_network_takes_images_with_and_without_a_channel() -> None:
-    network = CNN(classes=10)
+@pytest.mark.parametrize("kind", [CNN, LeNet])
+def test_the_image_networks_take_images_with_and_without_a_channel(kind: type[CNN | LeNet]) -> None:
+    network = kind(classes=10)
     images = torch.rand(3, 28, 28)
     with torch.inference_mode():
         flat, channelled = network(images), network(images.unsqueeze(1))
@@ -101,10 +104,20 @@ def test_the_image_network_takes_images_with_and_without_a_channel() -> None:
     assert torch.equal(flat, channelled)
 
 
-@pytest.mark.parametrize(("name", "classes"), [("cnn", 62), ("cnn10", 10)])
+@pytest.mark.parametrize(("name", "classes"), [("cnn", 62), ("cnn10", 10), ("lenet", 62), ("lenet10", 10)])
 def test_the_image_networks_have_an_output_for_each_class(name: str, classes: int) -> None:
     with torch.inference_mode():
         assert models.load(name).module(torch.rand(3, 28, 28)).shape == (3, classes)
+
+
+def test_the_network_that_leaks_is_twice_differentiable_and_starts_uniformly() -> None:
+    parameters = {name: torch.from_numpy(value) for name, value in models.load("lenet10").initial(0).items()}
+    drawn = torch.cat([value.flatten() for value in parameters.values()])
+    assert stats.kstest(drawn.numpy(), stats.uniform(-0.5, 1.0).cdf).pvalue > 1e-6
+    images = torch.rand(1, 28, 28, requires_grad=True)
+    (first,) = torch.autograd.grad(models.load("lenet10").apply(parameters, images).sum(), images, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), images)
+    assert (second != 0).all()
 
 
 def test_apply_leaves_the_models_own_network_out() -> None:
@@ -356,7 +369,9 @@ def test_without_any_name_the_models_are_listed() -> None:
 
 
 def test_an_unknown_model_lists_those_there_are() -> None:
-    with pytest.raises(ValueError, match="unknown model 'rose'; choose from linear, mlp, cnn, cnn10 or give package"):
+    with pytest.raises(
+        ValueError, match=r"unknown model 'rose'; choose from linear, .*, cnn10, lenet, lenet10 or give package"
+    ):
         models.load("rose")
 
 
