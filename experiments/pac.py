@@ -327,7 +327,10 @@ def _laplace_cell(people: Trials, zero: bool, unit: str, nu: float, seed: int) -
 def _fitted(trials: int, seed: int) -> Trials:
     """Return clients whose local models have learnt from honest items."""
     people = Trials.draw(trials, _RATE, seed)
-    users = next(iter(interactions(people, LocalUpdate(_EPOCHS, STEP, BATCH), False, seed)))[2]
+    users = people.users
+    # An epoch an interaction: within one, items move as well, and a local model fits those.
+    for _, (_, _, users) in zip(range(_EPOCHS), interactions(people, LocalUpdate(1, STEP, BATCH), False, seed)):
+        pass
     return Trials(people.items, users, people.cohort)
 
 

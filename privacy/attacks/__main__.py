@@ -1,4 +1,4 @@
-"""Commands: ``python -m privacy.attacks reconstruct``."""
+"""Commands: ``python -m privacy.attacks reconstruct | identify``."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from rich.console import Console
 from rich.table import Table
 
 from federation import umbel_home
+from privacy.attacks import identify
 from privacy.attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from privacy.attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
 
 # Without locals: they hold clients' data.
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False)
-
-
-@app.callback(help="Attack releases, to see what they show. An attack that fails proves nothing.")
-def main() -> None:
-    """Keep the name of a command, even of the only one."""
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Attack releases, to see what they show. An attack that fails proves nothing.",
+)
 
 
 @app.command()
@@ -59,6 +60,48 @@ def reconstruct(
     console = Console()
     console.print(table)
     for note in notes(rows):
+        console.print(note, soft_wrap=True)
+    typer.echo(folder / "table.md")
+
+
+@app.command("identify")
+def identify_command(
+    federation: Annotated[str, typer.Option(help="Name or path of a federation of preferences.")] = "preferences",
+    noise_multiplier: Annotated[
+        list[float], typer.Option(help="nu; give it once for each.", show_default="0, 1 and 3")
+    ] = list(identify.NOISE_MULTIPLIERS),  # noqa: B006
+    attack: Annotated[str, typer.Option(help="zero, jitter or spectral.")] = "zero",
+    noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
+    victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
+    after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
+    interactions: Annotated[int, typer.Option(min=1, help="The most asked of each client.")] = 1000,
+    defences: Annotated[bool, typer.Option(help="Attack again behind each defence of a site.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/identify-…")
+    ] = None,
+) -> None:
+    """Steal clients' local models from their updates, behind the app's own gate and each defence."""
+    name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(federation).name}-{attack}-{noise_per}")
+    common = {
+        "noise_per": noise_per, "attack": attack, "attack_victims": victims, "attack_after": after,
+        "attack_interactions": interactions, "seed": seed,
+    }  # fmt: skip
+    try:
+        folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        done = identify.audit(federation, tuple(dict.fromkeys(noise_multiplier)), defences, common)
+        identify.write(folder, done)
+    except (ValueError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    console = Console()
+    for heading, rows in done.tables():
+        table = Table(*rows[0], title=heading)
+        for row in rows:
+            table.add_row(*map(identify.cell, row.values()))
+        console.print(table)
+    for note in done.notes():
         console.print(note, soft_wrap=True)
     typer.echo(folder / "table.md")
 
