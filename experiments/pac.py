@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -327,10 +328,9 @@ def _laplace_cell(people: Trials, zero: bool, unit: str, nu: float, seed: int) -
 def _fitted(trials: int, seed: int) -> Trials:
     """Return clients whose local models have learnt from honest items."""
     people = Trials.draw(trials, _RATE, seed)
-    users = people.users
     # An epoch an interaction: within one, items move as well, and a local model fits those.
-    for _, (_, _, users) in zip(range(_EPOCHS), interactions(people, LocalUpdate(1, STEP, BATCH), False, seed)):
-        pass
+    honest = interactions(people, LocalUpdate(1, STEP, BATCH), False, seed)
+    *_, (_, _, users) = islice(honest, _EPOCHS)
     return Trials(people.items, users, people.cohort)
 
 
