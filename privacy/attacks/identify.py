@@ -138,8 +138,8 @@ class Audit:
             "knows, near one half it might as well guess. enough is the number of interactions from which on the error "
             "stayed low; over all clients, the median of those stolen, beside the most. asked is how often the server "
             "asked. spent is what these cost the client (n/nu each; nothing bounds what is released without noise). "
-            f"bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace release nobody has "
-            "published one.",
+            f"bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace release nobody "
+            "has published one.",
             "A defence that stops one attack may not stop the next. The tripwire is no more than that: an attack that "
             "knows of it passes. Noise and budget are what bound an attacker, whatever it sends.",
         ]
