@@ -899,7 +899,8 @@ def test_the_app_sends_the_same_from_a_site_of_its_own_but_for_the_noise(run_con
     clients, node = (0, 17, 99), {"data-path": str(SYNTHETIC)}
     first, second = (ask_app(train_message(clients), "train", run_config, **node) for _ in range(2))
     left, again = assert_left(first, 3, LINEAR), assert_left(second, 3, LINEAR)
-    assert (left.arrays["weight"] != again.arrays["weight"]).all()
+    # Not all of them need to: on the grid that releases are rounded to, numbers may coincide.
+    assert (left.arrays["weight"] != again.arrays["weight"]).any()
     assert what_left(ask_app(train_message(clients, noise_multiplier=0.5), "train", run_config, **node), 3) is None
 
 

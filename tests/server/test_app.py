@@ -39,6 +39,7 @@ FILES = [
     "hypotheses.safetensors",
     "latest.safetensors",
     "ledger.csv",
+    "outcome.json",
     "releases.safetensors",
     "report.html",
 ]

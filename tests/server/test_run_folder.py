@@ -132,6 +132,7 @@ def test_a_round_leaves_arrays_history_and_ledger(folder: RunFolder, state: Stat
         "hypotheses.safetensors",
         "latest.safetensors",
         "ledger.csv",
+        "outcome.json",
     ]
 
 
