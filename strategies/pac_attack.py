@@ -8,7 +8,7 @@ releases are the `Attack`; the gate that stands between is the clients' own.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO
 from typing import Any
 
@@ -48,11 +48,14 @@ class Theft:
 
     def __init__(self, factors: int, spectral: bool) -> None:
         self._spectral = spectral
+        self.messages = 0
+        """How many it has learnt from."""
         self._sum = np.zeros(factors)
         self._moment = np.zeros((factors, factors))
 
     def add(self, updates: Matrix) -> None:
         """Learn from one message: updates (I, k) of the item vectors."""
+        self.messages += 1
         self._sum += updates.sum(axis=0)
         if self._spectral:
             self._moment += updates.T @ updates
@@ -86,7 +89,8 @@ class _Phase:
 
     noise_multiplier: float
     thefts: dict[int, Theft]
-    interactions: int = 0
+    asked: int = 0
+    looked: dict[int, int] = field(default_factory=dict)
 
 
 class PacAttack(Recommender):
@@ -100,8 +104,11 @@ class PacAttack(Recommender):
     ``attack-error`` the error rate at which it is content, ``attack-multipliers`` the noise
     multipliers that it attacks at, apart by spaces.
 
-    In simulation clients tell their local models, by which `findings` judge the theft. At the end
-    the victims get the honest items back (R = 0).
+    In simulation clients tell their local models, by which `findings` judge the theft. Its columns:
+    ``attack``, ``noise_multiplier``, ``client``, ``interactions`` in which the client released,
+    ``error`` of the stolen local model (nothing where the client does not tell its own), ``spent``
+    by the client on these interactions (nothing without noise, when no number bounds it). At the
+    end the victims get the honest items back (R = 0).
     """
 
     def prepare(self, options: Options, model: Model) -> None:
@@ -174,8 +181,8 @@ class PacAttack(Recommender):
             changes = releases - flatten(self._current)
             for client, update in zip(clients.tolist(), changes, strict=True):
                 self._phase.thefts[client].add(update.reshape(-1, factors))
-            self._phase.interactions += 1
-            self._look(factors)
+            self._phase.asked += 1
+            self._look(factors, exhausted=not len(clients))
         return self._honest, MetricRecord(counts)  # type: ignore[arg-type]
 
     def _begin(self, factors: int) -> None:
@@ -186,35 +193,40 @@ class PacAttack(Recommender):
         thefts = {client: Theft(factors, self.attack == "spectral") for client in self._victims.tolist()}
         self._phase = _Phase(self._multipliers.pop(0), thefts)
 
-    def _look(self, factors: int) -> None:
-        """See how far the attack is, note what it cost so far, and go on to the next phase when it is done."""
+    def _look(self, factors: int, exhausted: bool) -> None:
+        """See how far the attack is, note what it cost so far, and go on to the next phase when it is done.
+
+        It is done too when victims are `exhausted`: none releases anything any more.
+        """
         phase = self._phase
         assert phase is not None
-        last = phase.interactions == self.most_interactions
-        if not (last or checkpoint(phase.interactions)):
+        last = exhausted or phase.asked == self.most_interactions
+        if not (last or checkpoint(phase.asked)):
             return
         items = flatten(from_array_record(self._honest)).reshape(-1, factors)
         truth = local_models(self._grid, self.roster(self._grid), self._victims)
         errors = {client: error_rate(phase.thefts[client].local_model, model, items) for client, model in truth.items()}
         cost = price(self._n, phase.noise_multiplier)
-        for client in self._victims.tolist():
-            error = errors.get(client)
+        for client, theft in phase.thefts.items():
+            if theft.messages == phase.looked.get(client):
+                continue  # nothing new since
+            phase.looked[client] = theft.messages
             self.findings.append(
                 {
                     "attack": self.attack,
                     "noise_multiplier": phase.noise_multiplier,
                     "client": client,
-                    "interactions": phase.interactions,
-                    "error": error,
-                    "spent": float(cost * phase.interactions) if cost else None,
+                    "interactions": theft.messages,
+                    "error": errors.get(client),
+                    "spent": float(cost * theft.messages) if cost else None,
                 }
             )
         done = bool(errors) and max(errors.values()) <= self.error
         if last or done:
-            self._remark(phase)
+            self._remark(phase, exhausted)
             self._begin(factors)
 
-    def _remark(self, phase: _Phase) -> None:
+    def _remark(self, phase: _Phase, exhausted: bool) -> None:
         """Say what the phase came to."""
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
         at = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
@@ -230,8 +242,11 @@ class PacAttack(Recommender):
             if stolen:
                 remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
             if len(stolen) < len(first):
-                remark += f"; the others held out for {phase.interactions}"
+                held_out = max(phase.thefts[client].messages for client, times in first.items() if times is None)
+                remark += f"; the others held out for {held_out}"
             remark += "."
+        if exhausted:
+            remark += " Then no victim released anything any more."
         log(INFO, remark)
         self.remarks.append(remark)
 
