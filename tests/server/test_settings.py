@@ -126,7 +126,7 @@ def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, stra
 def test_noisy_messages_are_for_models_with_a_local_part(run_config: dict[str, Any]) -> None:
     noisy = run_config | {"message-noise": 0.5}
     assert Settings.parse(noisy | FACTORS).train_config["message_noise"] == 0.5
-    with pytest.raises(ConfigError, match="^message-noise is for factor models, not 'linear'; set it to 0$"):
+    with pytest.raises(ConfigError, match=r"^message-noise is for factor models, not 'linear'; set it to 0$"):
         Settings.parse(noisy)
 
 
@@ -134,7 +134,7 @@ def test_a_model_with_a_local_part_comes_as_one_hypothesis(run_config: dict[str,
     factors = run_config | {"strategy": "ifca", "federation": "preferences"}
     assert Settings.parse(factors | {"hypotheses": 1}).strategy.hypotheses == 1
     with pytest.raises(
-        ConfigError, match="^model 'factors-100x8' has a local part and comes as one .* hypotheses = 1$"
+        ConfigError, match=r"^model 'factors-100x8' has a local part and comes as one .* hypotheses = 1$"
     ):
         Settings.parse(factors)
 
@@ -144,7 +144,7 @@ def test_the_leak_meter_is_off_unless_asked_for_and_needs_a_federation(run_confi
     meter = Settings.parse(run_config | {"leak-meter": 4}).leak_meter
     assert meter is not None
     assert meter.every == 4
-    with pytest.raises(ConfigError, match="^leak-meter is for simulation; name a federation or set it to 0$"):
+    with pytest.raises(ConfigError, match=r"^leak-meter is for simulation; name a federation or set it to 0$"):
         Settings.parse(run_config | {"leak-meter": 4, "federation": "", "model": "mlp"})
 
 
