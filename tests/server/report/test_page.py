@@ -22,6 +22,7 @@ from PIL.ImageStat import Stat
 import models
 from federation import Manifest
 from protocol import price
+from server.leak_meter import Leak
 from server.plane import Album, Plane
 from server.report import render
 from server.rounds import Round, State
@@ -239,6 +240,10 @@ def test_noise_on_each_layer_is_told() -> None:
     assert "layer by layer" not in report().text
 
 
+def test_noise_on_each_row_is_told() -> None:
+    assert "the norm of the client's own update, row by row, which" in report(config=CONFIG | {"noise-per": "row"}).text
+
+
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = report(mode="public").text
     assert "This is a guarantee: of updates one radius apart" in text
@@ -307,6 +312,48 @@ def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> Non
 
 
 # --- any run can be told
+
+
+# --- what a strategy remarks, and what the leak meter found
+
+
+def test_remarks_stand_in_the_lead() -> None:
+    page = report(state(remarks=["Attack zero, no noise: 5 of 5 <local> models stolen.", "Another."]))
+    assert page.text.index("5 of 5 <local> models stolen. Another.") < page.text.index("Noise multiplier 5")
+    assert "<local>" not in page.html, "all text is shown as text"
+    assert "stolen" not in report().text
+
+
+def test_there_is_a_section_of_leaks_only_if_there_are_leaks() -> None:
+    assert "Attacked in simulation" not in report().text
+    assert 'id="leaks"' not in report().html
+    page = report(state(leaks=[Leak(1, 17, choice=True)]), config=CONFIG | {"leak-meter": 4})
+    assert "Attacked in simulation" in page.text
+    assert [attrs for attrs in page.of("section") if attrs.get("aria-labelledby") == "leaks"]
+
+
+def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have() -> None:
+    leaks = [Leak(1, 17, choice=True, norm=0.5, update=None), Leak(5, 17, choice=False, norm=0.25, update=0.125)]
+    text = report(state(leaks=leaks), config=CONFIG | {"leak-meter": 4}).text
+    assert "Every 4 rounds the server attacked one consenting client (number 17)" in text
+    assert (
+        "On average: chosen hypothesis guessed 0.5, error in the guessed norm of the update 0.375, likeness of the "
+        "released update and the true one 0.125."
+    ) in text
+    assert "likeness of the guessed labels" not in text
+    # 2/5 a participation.
+    assert "A client that took part in all 5 rounds by then has spent 2." in text
+
+
+def test_where_nothing_bounds_the_spend_leaks_are_told_without_it() -> None:
+    text = report(state(leaks=[Leak(1, 17, predictions=0.96)]), noise=0.0, config=CONFIG | {"leak-meter": 4}).text
+    assert "stolen predictions 0.96" in text
+    assert "by then has spent" not in text
+
+
+def test_attacks_that_found_nothing_to_measure_are_told_as_that() -> None:
+    text = report(state(leaks=[Leak(1, 17), Leak(5, 17)]), config=CONFIG | {"leak-meter": 4}).text
+    assert "Attacked in simulation" not in text
 
 
 def without_validation() -> State:
