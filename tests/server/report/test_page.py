@@ -39,6 +39,7 @@ CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "vali
 VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
 # Four training clients, who took part so often: at 2/5 each, the median is .8 and the most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
+LEAKS = [Leak(t, 3, choice=True, norm=0.5 / t, update=0.1, labels=-0.5, predictions=0.7) for t in (1, 5, 9)]
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
 
@@ -144,7 +145,8 @@ def plane(round: int = 1, m: int = 6) -> Plane:
 
 
 def full() -> Page:
-    return report(kept=album(plane(1), plane(20)))
+    config = CONFIG | {"leak-meter": 4}
+    return report(state(leaks=LEAKS, remarks=["All was stolen."]), kept=album(plane(1), plane(20)), config=config)
 
 
 # --- what it says
@@ -528,7 +530,7 @@ def test_ids_are_unique_and_references_lead_somewhere() -> None:
 def test_figures_tables_and_headings_are_for_everybody() -> None:
     page = full()
     drawings = [attrs for attrs in page.of("svg") if attrs.get("class") != "key"]
-    assert len(drawings) == 6
+    assert len(drawings) == 7
     assert all(attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in drawings)
     assert all(attrs.get("aria-hidden") == "true" for attrs in page.of("svg") if attrs.get("class") == "key")
     assert all(attrs.get("scope") in ("row", "col") for attrs in page.of("th"))
@@ -612,9 +614,9 @@ def wide() -> str:
     ]  # fmt: skip
     planes = [Plane(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
     return report(
-        state(best=best, hypotheses=best, history=history, best_round=9), kept=album(*planes),
+        state(best=best, hypotheses=best, history=history, best_round=9, leaks=LEAKS), kept=album(*planes),
         participations=rng.poisson(25, 500), name="20260101-000000-" + "long" * 20,
-        config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
+        config=CONFIG | {"model": "a.long.package:" + "Name" * 20, "leak-meter": 4},
     ).html  # fmt: skip
 
 
@@ -636,7 +638,7 @@ def test_it_fits_the_window_and_every_figure_holds_its_words(tmp_path: Path, wid
     measured = measure(tmp_path, wide, width)
     assert measured["width"] == width
     assert measured["overflow"] <= 0
-    assert len(measured["figures"]) == 6
+    assert len(measured["figures"]) == 7
     for left, _, right, _, spill in measured["figures"]:
         assert 0 <= left < right <= width
         assert spill < 2
