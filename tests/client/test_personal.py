@@ -228,6 +228,7 @@ def test_a_local_model_outlives_training_that_blew_up(huge: float) -> None:
     np.testing.assert_array_equal(local, users)
 
 
+@untimed
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
     rows: Rows = ([7, 2, 9, 4, 0, 5], [-1, 1, -1, -1, 1, -1])

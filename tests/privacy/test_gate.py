@@ -899,8 +899,9 @@ def test_in_simulation_a_seed_gives_the_same_release_again() -> None:
 def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:
     # A data path makes the data the site's own, in the grid as well as outside.
     first, second = small(OWN | SIMULATED), small(OWN | SIMULATED)
-    assert (first.arrays["weight"] != second.arrays["weight"]).all()
-    assert (first.arrays["weight"] != small(SIMULATED).arrays["weight"]).all()
+    # Single numbers may coincide, on the grid that they are rounded to.
+    assert (first.arrays["weight"] != second.arrays["weight"]).any()
+    assert (first.arrays["weight"] != small(SIMULATED).arrays["weight"]).any()
 
 
 @pytest.mark.parametrize("mode", ["update", "public"])

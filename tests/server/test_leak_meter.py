@@ -144,8 +144,8 @@ def test_the_norm_of_an_update_is_guessed_by_the_length_of_what_is_released(
 
 @pytest.mark.parametrize("mode", ["update", "public"])
 def test_the_square_of_the_norm_is_guessed_right_on_average(run_config: Config, mode: str) -> None:
-    """In few dimensions too (Lemma 4.3): n = 11, nu = .2, |delta| = 1 = r. False-alarm rate 6e-7, five deviations."""
-    draws, n, nu = 20_000, 11, 0.2
+    """In few dimensions too (Lemma 4.3): n = 2, nu = .2, |delta| = 1 = r. False-alarm rate 6e-7, five deviations."""
+    draws, n, nu = 40_000, 2, 0.2
     updates = np.zeros((draws, n))
     updates[:, 0] = 1.0
     generator = np.random.default_rng(2)

@@ -163,6 +163,7 @@ def test_the_victims_notice_nothing(attack_config: Config) -> None:
     np.testing.assert_array_equal(attacked.local_models(), honest.local_models())
     np.testing.assert_array_equal(attacked.items, honest.items)
     assert len(attacked.state.history) > len(honest.state.history)
+    assert all(entry.moved for entry in attacked.state.history), "nobody reads of too few releases"
 
 
 def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
