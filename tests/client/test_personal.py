@@ -125,13 +125,19 @@ def test_without_steps_and_epochs_nothing_changes(loss: str, update: LocalUpdate
 # --- any steps, against the paper
 
 
+def hinge_slope(z: float) -> float:
+    """Of max(0, 1 - z); near its kink rounding alone would decide."""
+    assume(abs(z - 1) > 1e-4)
+    return -1.0 if z < 1 else 0.0
+
+
 def client_update(
     items: Matrix, user: Matrix, rows: Rows, update: LocalUpdate, loss: str, generator: np.random.Generator
 ) -> tuple[Matrix, Matrix]:
     """CLIENTUPDATE as Protocols 1 and 3 have it, one item after the other, in float64."""
     slope: dict[str, Callable[[float], float]] = {
         "log": lambda z: -1 / (1 + np.exp(z)),
-        "hinge": lambda z: -1.0 if z < 1 else 0.0,
+        "hinge": hinge_slope,
         "margin": lambda z: -1.0,
     }
     v, u = items.astype(float), user.astype(float)
