@@ -57,6 +57,8 @@ def train_clients(msg: Message, context: Context) -> Message:
     if node.model.local_size:
         trained = _train_personal(node, context, demand, hypotheses, cohort, update, shuffles)
         return Message(local_result(trained, np.zeros(len(clients), np.int64)), reply_to=msg)
+    if demand.message_noise:
+        raise ProtocolError(f"the server asks for noisy messages of model {node.model.name!r}, which has no local part")
     engine = choose_engine(str(context.run_config["engine"]), node.model, device)
     losses, _ = score(node.model, hypotheses, cohort, engine)
     chosen = best_hypothesis(losses)

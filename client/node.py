@@ -14,6 +14,7 @@ import torch
 import models
 from federation import Federation, FederationError, Manifest, find_federation, open_federation
 from models.base import Model
+from models.factors import SLOPES
 from privacy.policy import Policy
 from privacy.site import Site
 from protocol import Arrays, Hosting, ProtocolError
@@ -140,7 +141,10 @@ def _check_fit(path: Path, modified: int, model: Model) -> None:
     except (RuntimeError, TypeError, ValueError) as error:
         reason = f"does not take features of shape {shape}: {error}"
     else:
-        if targets.dtype.kind in "iu" and targets.ndim == 1 and width > 1:
+        if model.loss.name in SLOPES:
+            fits = width == 1 and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
+            reason = f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
+        elif targets.dtype.kind in "iu" and targets.ndim == 1 and width > 1:
             fits, reason = 0 <= targets.min() <= targets.max() < width, f"knows the classes 0 to {width - 1} alone"
         elif model.loss.name == "cross-entropy" or model.metric.name == "accuracy":
             fits, reason = False, "needs classes, whole numbers, as targets"
@@ -160,6 +164,8 @@ def _unfit_preferences(federation: Federation, model: Model) -> str:
         return "needs rows of one feature, an item's number, and one label"
     if not np.isin(targets, (-1, 1)).all():
         return "needs labels of -1 and 1"
+    if federation.manifest.feature_scale != 1:
+        return "needs items' numbers as they are, and feature_scale = 1"
     numbers = features[:, 0]
     if not ((numbers == np.floor(numbers)) & (numbers >= 0) & (numbers < items)).all():
         return f"knows the items 0 to {items - 1} alone"

@@ -123,7 +123,7 @@ def train(
     # One item more than there are, where padding goes.
     moved = np.empty((len(users), len(items) + 1, items.shape[1]), np.float32)
     moved[:, :-1], moved[:, -1] = items, 0
-    users = users.copy()
+    before, users = users, users.copy()
     who = np.arange(len(users))[:, None]
     for rows, share, _ in minibatches(lengths, update, order):
         real = share > 0
@@ -132,7 +132,11 @@ def train(
         slopes = np.where(real, slope(y * np.einsum("mbk,mk->mb", vectors, users)) * y, 0).astype(np.float32)
         moved[who, taken] = vectors - step * slopes[..., None] * users[:, None]
         users -= step * np.einsum("mb,mbk->mk", slopes * share, vectors)
-    return moved[:, :-1], users
+    trained = moved[:, :-1]
+    # Training that blew up counts as no update (`privacy.gate`): the local model outlives it.
+    blown_up = ~(np.isfinite(trained).all(axis=(1, 2)) & np.isfinite(users).all(axis=1))
+    users[blown_up] = before[blown_up]
+    return trained, users
 
 
 def noisy_messages(

@@ -13,7 +13,8 @@ STEPS = 16
 
 def resolution(hypotheses: NDArray[np.float64]) -> float:
     """Return the spacing of 32-bit numbers at the largest magnitude among the hypotheses (k, n)."""
-    return float(np.spacing(np.float32(np.abs(hypotheses).max())))
+    # Beyond 3e38 it is the same up to the largest number, which has no next one to be apart from.
+    return float(np.spacing(np.float32(min(np.abs(hypotheses).max(), 3e38))))
 
 
 def least_radius(n: int, noise_multiplier: float, resolution: float) -> float:

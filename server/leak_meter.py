@@ -109,7 +109,7 @@ class LeakMeter:
         return Leak(
             number,
             self.client,
-            choice=guess == choice,
+            choice=guess == choice if len(start) > 1 else None,
             norm=abs(self._guess_norm(change, number) - norm) / norm if norm else None,
             update=_cosine(change, update),
             labels=self._read_labels(change, hypotheses),

@@ -50,6 +50,9 @@ class RunFolder:
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
     ``latest.safetensors``      what the next round would have started from
     ``history.jsonl``           a line a round (`server.rounds.Round`)
+    ``outcome.json``            why the run ended, what its strategy remarks, and what the leak
+                                meter found (`server.leak_meter.Leak`)
+    ``findings.csv``            the strategy's own table, if it has one
     ``ledger.csv``              clients that released: participations and what they spent
     ``config.toml``             the run config and the versions it ran with
     ``releases.safetensors``    of a model of two parameters: what the first and the best round
@@ -117,7 +120,7 @@ class RunFolder:
     def write_findings(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Save a strategy's table as findings.csv."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]))
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         write_atomically(self.path / "findings.csv", text.getvalue().encode())

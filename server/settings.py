@@ -98,6 +98,9 @@ class Settings:
         if model.local_size and strategy.hypotheses > 1:
             raise ConfigError(f"model {model.name!r} has a local part and comes as one hypothesis; set hypotheses = 1")
         strategy.prepare(read, model)
+        message_noise = read.number("message-noise", least=0)
+        if message_noise and not model.local_size:
+            raise ConfigError(f"message-noise is for factor models, not {model.name!r}; set it to 0")
         noise_per = read.choice("noise-per", NOISE_UNITS)
         if noise_per != "vector" and radius.mode == "public":
             raise ConfigError(f'noise-per = "{noise_per}" goes with radius = "update" alone; set one of them otherwise')
@@ -112,7 +115,7 @@ class Settings:
                 "batch_size": read.whole("batch-size", 0),
                 "noise_multiplier": read.number("noise-multiplier", least=0),
                 "noise_per": noise_per,
-                "message_noise": read.number("message-noise", least=0),
+                "message_noise": message_noise,
             }
         )
         every = read.whole("leak-meter", 0)

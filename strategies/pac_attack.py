@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO
 from typing import Any
 
@@ -48,8 +48,9 @@ class Theft:
     """
 
     def __init__(self, factors: int, spectral: bool) -> None:
-        self.messages = 0
         self._spectral = spectral
+        self.messages = 0
+        """How many it has learnt from."""
         self._sum = np.zeros(factors)
         self._moment = np.zeros((factors, factors))
 
@@ -110,7 +111,8 @@ class _Phase:
 
     noise_multiplier: float
     thefts: dict[int, Theft]
-    interactions: int = 0
+    asked: int = 0
+    looked: dict[int, int] = field(default_factory=dict)
 
 
 class PacAttack(Recommender):
@@ -124,8 +126,11 @@ class PacAttack(Recommender):
     ``attack-error`` the error rate at which it is content, ``attack-multipliers`` the noise
     multipliers that it attacks at, apart by spaces.
 
-    In simulation clients tell their local models, by which `findings` judge the theft. At the end
-    the victims get the honest items back (R = 0).
+    In simulation clients tell their local models, by which `findings` judge the theft. Its columns:
+    ``attack``, ``noise_multiplier``, ``client``, ``interactions`` in which the client released,
+    ``error`` of the stolen local model (nothing where the client does not tell its own), ``spent``
+    by the client on these interactions (nothing without noise, when no number bounds it). At the
+    end the victims get the honest items back (R = 0).
     """
 
     def prepare(self, options: Options, model: Model) -> None:
@@ -198,8 +203,8 @@ class PacAttack(Recommender):
             changes = releases - flatten(self._current)
             for client, update in zip(clients.tolist(), changes, strict=True):
                 self._phase.thefts[client].add(update.reshape(-1, factors))
-            self._phase.interactions += 1
-            self._look(factors, anybody=len(releases) > 0)
+            self._phase.asked += 1
+            self._look(factors, exhausted=not len(clients))
         return self._honest, MetricRecord(counts)  # type: ignore[arg-type]
 
     def _begin(self, factors: int) -> None:
@@ -210,13 +215,15 @@ class PacAttack(Recommender):
         thefts = {client: Theft(factors, self.attack == "spectral") for client in self._victims.tolist()}
         self._phase = _Phase(self._multipliers.pop(0), thefts)
 
-    def _look(self, factors: int, anybody: bool) -> None:
-        """See how far the attack is, note what it cost so far, and go on to the next phase when it is done."""
+    def _look(self, factors: int, exhausted: bool) -> None:
+        """See how far the attack is, note what it cost so far, and go on to the next phase when it is done.
+
+        It is done too when victims are `exhausted`: none releases anything any more.
+        """
         phase = self._phase
         assert phase is not None
-        # When everybody refuses, they have no budget left, or see through the attack.
-        last = phase.interactions == self.most_interactions or not anybody
-        if not (last or checkpoint(phase.interactions)):
+        last = exhausted or phase.asked == self.most_interactions
+        if not (last or checkpoint(phase.asked)):
             return
         items = flatten(from_array_record(self._honest)).reshape(-1, factors)
         truth = local_models(self._grid, self.roster(self._grid), self._victims)
@@ -226,24 +233,26 @@ class PacAttack(Recommender):
             if client in truth and theft.messages
         }
         cost = price(self._n, phase.noise_multiplier)
-        for client in self._victims.tolist():
-            messages = phase.thefts[client].messages
+        for client, theft in phase.thefts.items():
+            if theft.messages == phase.looked.get(client):
+                continue  # nothing new since
+            phase.looked[client] = theft.messages
             self.findings.append(
                 {
                     "attack": self.attack,
                     "noise_multiplier": phase.noise_multiplier,
                     "client": client,
-                    "interactions": messages,
+                    "interactions": theft.messages,
                     "error": errors.get(client),
-                    "spent": float(cost * messages) if cost else None,
+                    "spent": float(cost * theft.messages) if cost else None,
                 }
             )
         done = len(errors) == len(self._victims) and max(errors.values()) <= self.error
         if last or done:
-            self._remark(phase)
+            self._remark(phase, exhausted)
             self._begin(factors)
 
-    def _remark(self, phase: _Phase) -> None:
+    def _remark(self, phase: _Phase, exhausted: bool) -> None:
         """Say what the phase came to."""
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
         at = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
@@ -261,8 +270,11 @@ class PacAttack(Recommender):
             if stolen:
                 remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
             if len(stolen) < len(first):
-                remark += f"; the others held out for {phase.interactions}"
+                held_out = max(phase.thefts[client].messages for client, times in first.items() if times is None)
+                remark += f"; the others held out for {held_out}"
             remark += "."
+        if exhausted:
+            remark += " Then no victim released anything any more."
         log(INFO, remark)
         self.remarks.append(remark)
 

@@ -22,6 +22,7 @@ from protocol import (
     CONFIG,
     COUNTS,
     HYPOTHESES,
+    LOCAL,
     SCORES,
     VERSION,
     Arrays,
@@ -34,6 +35,8 @@ from protocol import (
     flatten,
     from_array_record,
     import_by_name,
+    local_reply,
+    local_request,
     price,
     query,
     to_array_record,
@@ -143,6 +146,10 @@ def test_a_missing_entry_is_named(name: str) -> None:
         ("radius_mode", 1, "int"),
         ("radius", True, "bool"),
         ("noise_per", 1, "int"),
+        ("local_steps", 1.0, "float"),
+        ("local_steps", True, "bool"),
+        ("message_noise", "0.1", "str"),
+        ("message_noise", False, "bool"),
         ("disclose_choice", "no", "str"),
     ],
 )
@@ -184,9 +191,39 @@ def test_an_impossible_value_is_named(name: str, value: Any, reason: str) -> Non
         Demand.from_record(arrived.config_records[CONFIG])
 
 
+@pytest.mark.parametrize("unit", ["layer", "row"])
+def test_a_public_radius_is_of_the_whole_vector(unit: str) -> None:
+    Demand(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
+    Demand(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per="vector")
+    with pytest.raises(ProtocolError, match=f"noise-per {unit} goes with radius update alone"):
+        Demand(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per=unit)
+
+
+def test_a_demand_without_steps_and_epochs_hands_over_the_hypotheses_alone() -> None:
+    """R = 0 of the PAC paper."""
+    demand = Demand(1, (0,), 0, 0.1, 10, 5.0)
+    assert (demand.local_epochs, demand.local_steps) == (0, 0)
+
+
 def test_a_server_cannot_make_an_impossible_demand() -> None:
     with pytest.raises(ProtocolError, match="noise-multiplier"):
         Demand(1, (0,), 1, 0.1, 10, float("nan"))
+
+
+# --- local models
+
+
+def test_who_is_asked_for_a_local_model_arrives_as_sent() -> None:
+    arrived = over_the_wire(local_request([3, 0, 17]))
+    assert set(arrived) == {CONFIG}
+    assert asked_clients(arrived.config_records[CONFIG]) == (3, 0, 17)
+
+
+def test_local_models_arrive_as_they_were_told() -> None:
+    told = np.arange(6, dtype=np.float32).reshape(2, 3)
+    arrived = over_the_wire(local_reply(told))
+    assert set(arrived) == {ARRAYS}
+    assert_same_arrays(from_array_record(arrived.array_records[ARRAYS]), {LOCAL: told})
 
 
 # --- what a node says of itself

@@ -184,6 +184,8 @@ class _Report:
             for field, said in names.items()
         }
         series = {said: values for said, values in series.items() if np.isfinite(values).any()}
+        if not series:
+            return None
         averages = ", ".join(f"{said} {number(round(float(np.nanmean(values)), 3))}" for said, values in series.items())
         beside = {}
         if self._metric_differs():

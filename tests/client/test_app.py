@@ -362,8 +362,9 @@ def test_in_simulation_the_federation_is_looked_up(run_config: Config, monkeypat
 
 
 def test_noise_at_a_site_does_not_follow_the_servers_seed(site: Path, run_config: Config) -> None:
-    first, second = (releases(train(own_grid(run_config, site), 0, noise_multiplier=5.0)) for _ in range(2))
-    assert (first != second).all()
+    first, second = (releases(train(own_grid(run_config, site), 0, 1, 2, noise_multiplier=5.0)) for _ in range(2))
+    # Single numbers may coincide, on the grid that they are rounded to.
+    assert (first != second).any()
 
 
 def test_data_that_change_are_read_again(site: Path, run_config: Config) -> None:

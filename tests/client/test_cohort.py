@@ -207,7 +207,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, NDArray[np.int64], list[Row
     lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3 if model is TINY_CNN else 6))
     k = draw(st.integers(1, 3))
     chosen = generator.integers(0, k, len(lengths))
-    update = LocalUpdate(draw(st.integers(1, 3)), 0.05, draw(st.integers(0, 7)))
+    update = LocalUpdate(draw(st.integers(0, 3)), 0.05, draw(st.integers(0, 7)), draw(st.integers(0, 3)))
     clients = [draw_client(model, rows, generator) for rows in lengths]
     return model, draw_hypotheses(model, k, seed), chosen, clients, update, seed
 
@@ -430,6 +430,55 @@ def test_each_epoch_is_shuffled_anew(engine: str) -> None:
     # Were one order kept, one row would be alone in its minibatch three times.
     alone = [max(shares([5], LocalUpdate(3, 1.0, 2), engine, seed)[0]) for seed in range(20)]
     assert min(alone) == pytest.approx(1 + 0.5 + 0.5)
+
+
+@engines
+@pytest.mark.parametrize(("steps", "size", "batch_size"), [(1, 3, 3), (4, 3, 3), (1, 7, 7), (3, 7, 0), (3, 7, 99)])
+def test_a_step_takes_one_minibatch_of_different_rows(engine: str, steps: int, size: int, batch_size: int) -> None:
+    """And however short a client is, it takes as many steps as the others."""
+    lengths = [7, 3, 1]
+    update = LocalUpdate(5, 1.0, batch_size, local_steps=steps)  # the epochs play no part
+    for rows, mine in zip(lengths, shares(lengths, update, engine), strict=True):
+        own = min(size, rows)
+        times = np.array(mine) * own
+        np.testing.assert_allclose(times, times.round(), atol=1e-4)
+        assert times.round().sum() == steps * own
+        assert times.round().max() <= steps, "no row twice in a minibatch"
+
+
+@engines
+def test_each_step_draws_from_all_rows_again(engine: str) -> None:
+    """In three epochs' worth of steps most rows come up more or less often than three times."""
+    often = [np.round(2 * np.array(shares([6], LocalUpdate(0, 1.0, 2, 9), engine, seed)[0])) for seed in range(40)]
+    assert any((times != 3).any() for times in often)
+    # Each row is in a minibatch of 2 out of 6 with probability 1/3: of 40 * 9 minibatches in 120, give or
+    # take sqrt(360 * 2 / 9) = 9. False-alarm rate below 6 * 6e-7, five deviations.
+    assert np.abs(np.sum(often, axis=0) - 120).max() < 45
+
+
+@engines
+def test_neither_steps_nor_epochs_leave_a_client_where_it_started(engine: str) -> None:
+    cohort = cohort_of(TWO_ROWS, ([[1, 1]], [9.0]))
+    for batch_size in (0, 1):
+        trained = train(
+            models.load("linear"),
+            linear([1, 2], [3, 4]),
+            np.array([1, 0]),
+            cohort,
+            LocalUpdate(0, 0.1, batch_size),
+            generators(2),
+            engine,
+        )
+        assert thetas(trained) == [[3, 4], [1, 2]]
+
+
+def test_a_pass_is_a_step_or_an_epoch() -> None:
+    epochs, steps = LocalUpdate(2, 0.1, 3), LocalUpdate(2, 0.1, 3, local_steps=5)
+    assert (epochs.passes, steps.passes) == (2, 5)
+    assert [list(epochs.batches(rows)) for rows in (2, 3, 7)] == [[0], [0], [0, 3, 6]]
+    assert [list(steps.batches(rows)) for rows in (2, 3, 7)] == [[0], [0], [0]]
+    assert [epochs.size(rows) for rows in (2, 3, 7)] == [2, 3, 3]
+    assert LocalUpdate(1, 0.1, 0).size(7) == 7
 
 
 @engines

@@ -224,6 +224,81 @@ def test_an_array_that_changes_alone_is_read_again(name: str, tmp_path: Path, ru
     assert Node.of(config, run_config).federation is not before
 
 
+# --- preferences
+
+
+def preferences(
+    path: Path, numbers: Any, labels: Any, lengths: Any = (2, 1), model: str = "factors-3x2", **entries: Any
+) -> Config:
+    """Write what clients say of items; return the configuration of a node that serves it."""
+    manifest = Manifest("own", len(lengths), {"train": len(lengths), "validation": 0}, model=model, **entries)
+    write_federation(path, manifest, np.asarray(numbers), np.asarray(labels), offsets_of(lengths))
+    return {"data-path": str(path)}
+
+
+def test_preferences_are_served(tmp_path: Path, run_config: Config) -> None:
+    # Two clients may label the same item.
+    node = Node.of(preferences(tmp_path / "own", [[0], [2], [2]], [1, -1, 1]), run_config)
+    assert node.hosting == Hosting(2, 0)
+    assert node.model.local_size == 2
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32])
+def test_labels_may_be_of_any_type_of_number(kind: Any, tmp_path: Path, run_config: Config) -> None:
+    labels = np.array([1, -1, 1], kind)
+    assert Node.of(preferences(tmp_path / "own", [[0], [2], [1]], labels), run_config).hosting == Hosting(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "labels", "reason"),
+    [
+        ([[0], [1], [2]], [1, 0, 1], "needs labels of -1 and 1"),
+        ([[0], [1], [2]], [1.0, -0.5, 1.0], "needs labels of -1 and 1"),
+        ([[0], [3], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
+        ([[0], [-1], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
+        ([[0], [1.5], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
+        ([[1], [1], [2]], [1, -1, 1], "takes an item once at most from each client"),
+        ([[0, 1], [1, 2], [2, 0]], [1, -1, 1], "needs rows of one feature, an item's number, and one label"),
+        ([[0], [1], [2]], [[1], [-1], [1]], "needs rows of one feature, an item's number, and one label"),
+    ],
+)  # fmt: skip
+def test_preferences_that_do_not_fit_are_an_error_at_once(
+    numbers: Any, labels: Any, reason: str, tmp_path: Path, run_config: Config
+) -> None:
+    """At all clients alike, or what a node answers would tell whose data do not fit."""
+    config = preferences(tmp_path / "own", numbers, labels)
+    with pytest.raises(FederationError, match=f"own: model 'factors-3x2' {reason}; name another model or repair"):
+        Node.of(config, run_config)
+
+
+def test_numbers_of_items_are_no_quantities_to_scale(tmp_path: Path, run_config: Config) -> None:
+    config = preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1], feature_scale=0.5)
+    with pytest.raises(FederationError, match="needs items' numbers as they are, and feature_scale = 1"):
+        Node.of(config, run_config)
+
+
+@pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
+@pytest.mark.parametrize("labels", [[0.5, -1, 1], [[1], [-1], [1]]], ids=["a number", "an axis too many"])
+def test_losses_of_the_margin_need_labels_whatever_the_model(
+    loss: str, labels: Any, tmp_path: Path, run_config: Config
+) -> None:
+    """With an axis too many, each score would be compared with the labels of all rows."""
+    features = np.ones((3, 2), np.float32)
+    chosen = run_config | {"loss": loss}
+    fits = preferences(tmp_path / "fits", features, [1.0, -1.0, 1.0], model="linear")
+    assert Node.of(fits, chosen).model.loss.name == loss
+    config = preferences(tmp_path / "own", features, labels, model="linear")
+    with pytest.raises(FederationError, match=f"with loss '{loss}' needs one output, and labels of -1 and 1"):
+        Node.of(config, chosen)
+
+
+def test_a_local_part_leaves_one_hypothesis(tmp_path: Path, run_config: Config) -> None:
+    node = Node.of(preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1]), run_config)
+    node.check({"items": np.zeros((1, 3, 2), np.float32)})
+    with pytest.raises(ProtocolError, match="a model with a local part comes as one hypothesis"):
+        node.check({"items": np.zeros((2, 3, 2), np.float32)})
+
+
 # --- hypotheses
 
 

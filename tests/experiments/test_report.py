@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def test_it_is_the_report_that_the_run_itself_writes(run: Path) -> None:
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:
     lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
     (run / "history.jsonl").write_text("".join(lines[:7]))
+    (run / "outcome.json").write_text(json.dumps({"stopped": "", "remarks": [], "leaks": []}))
     assert report(run).exit_code == 0
     assert "it was interrupted" in (run / "report.html").read_text()
 

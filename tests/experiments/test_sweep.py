@@ -52,8 +52,8 @@ def test_results_come_in_the_order_asked_for(in_process: list[str], tmp_path: Pa
 def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp_path: Path) -> None:
     (result,) = sweep(SPECS[:1], tmp_path)
     assert {file.name for file in result.folder.iterdir()} == {
-        "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "result.json",
-        "trace.npz",
+        "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
+        "result.json", "trace.npz",
     }  # fmt: skip
     played = play(SPECS[0].config)
     assert played.state is not None

@@ -322,6 +322,38 @@ def test_each_layer_is_noised_within_its_own_radius_and_dimension() -> None:
     assert stats.spearmanr(first, second).pvalue > FALSE_ALARM
 
 
+def test_each_row_of_many_is_noised_within_its_own_radius() -> None:
+    """|noise| ~ Gamma(k, nu r_i / k) for each row i of k = 8, r_i its norm or the floor.
+
+    False-alarm rate 1e-6, for 6,000 rows of each of four norms and for the direction of the noise.
+    """
+    norms, k, nu, floor = np.tile([0.0, 0.01, 0.5, 7.0], 6000), 8, 3.0, 0.1
+    directions = np.random.default_rng(4).standard_normal((len(norms), k))
+    rows = norms[:, None] * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    parts = [slice(begin, begin + k) for begin in range(0, rows.size, k)]
+    noise = (sanitise(rows.reshape(1, -1), nu, floor, "update", generators(1), parts) - rows.reshape(1, -1)).reshape(
+        -1, k
+    )
+    lengths = np.linalg.norm(noise, axis=1) / np.maximum(norms, floor)
+    for norm in np.unique(norms):
+        assert stats.kstest(lengths[norms == norm], stats.gamma(k, scale=nu / k).cdf).pvalue > FALSE_ALARM / 5
+    cosines = (noise * directions).sum(axis=1) / np.linalg.norm(noise, axis=1) / np.linalg.norm(directions, axis=1)
+    # The square of a coordinate of a uniform direction is Beta(1/2, (k - 1)/2).
+    assert stats.kstest(cosines**2, stats.beta(0.5, (k - 1) / 2).cdf).pvalue > FALSE_ALARM / 5
+
+
+def test_parts_draw_their_scales_first_and_then_their_directions() -> None:
+    """The order is part of what a seed means, and one part draws as the whole vector does."""
+    updates, parts = np.array([[3.0, 4.0, 0.0]]), [slice(0, 2), slice(2, 3)]
+    noise = sanitise(updates, 2.0, 0.5, "update", generators(1), parts) - updates
+    (again,) = generators(1)
+    # epsilon = size / (nu r): 2 / (2 * 5) and 1 / (2 * .5).
+    scales = [np.sqrt(2 * again.standard_gamma((size + 1) / 2)) / epsilon for size, epsilon in ((2, 0.2), (1, 1.0))]
+    np.testing.assert_allclose(noise[0], again.standard_normal(3) * np.repeat(scales, (2, 1)), rtol=1e-12)
+    whole = sanitise(updates, 2.0, 0.5, "update", generators(1))
+    np.testing.assert_array_equal(sanitise(updates, 2.0, 0.5, "update", generators(1), [slice(0, 3)]), whole)
+
+
 def test_noise_far_below_float32_is_not_lost() -> None:
     # Steps of float32 next to 1 are 1e-7, of float64 2e-16.
     update = np.ones((1, 1000))

@@ -69,6 +69,13 @@ def test_the_node_configuration_wins_over_the_environment(monkeypatch: pytest.Mo
         ({"report-bound": float("inf")}, "report-bound must be a number above 0, got inf"),
         ({"allow-unsanitised": "perhaps"}, "allow-unsanitised must be true or false, got 'perhaps'"),
         ({"allow-unsanitised": True}, "allow-unsanitised is for simulation"),
+        ({"tripwire": 1}, "tripwire must be true or false, got '1'"),
+        ({"noise-all-items": "yes"}, "noise-all-items must be true or false, got 'yes'"),
+        ({"balanced-batches": 0.5}, "balanced-batches must be true or false, got '0.5'"),
+        (
+            {"trip-wire": True},
+            "unknown entries trip-wire; a policy may set .*tripwire, noise-all-items, balanced-batches",
+        ),
     ],
 )
 def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], reason: str) -> None:
@@ -114,3 +121,19 @@ def test_a_site_may_accept_nothing_but_a_formal_guarantee() -> None:
     policy.check(demand(radius_mode="public"))
     with pytest.raises(Refused, match="this site accepts a public radius alone"):
         policy.check(demand(radius_mode="update"))
+
+
+GUARDS = ("tripwire", "noise-all-items", "balanced-batches")
+
+
+@pytest.mark.parametrize("site", [Site(None, first=0, step=1), Site(Path("/data"))], ids=["simulated", "own data"])
+def test_what_guards_local_models_is_off_until_a_site_sets_it(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def guards(**entries: Any) -> list[bool]:
+        policy = Policy.of(site, entries)
+        return [policy.tripwire, policy.noise_all_items, policy.balanced_batches]
+
+    assert guards() == [False, False, False]
+    for position, name in enumerate(GUARDS):
+        assert guards(**{name: True}) == [position == other for other in range(3)]
+    monkeypatch.setenv("UMBEL_BALANCED_BATCHES", "true")
+    assert guards() == [False, False, True]

@@ -18,6 +18,12 @@ def test_the_resolution_is_that_of_the_largest_hypothesis() -> None:
     assert resolution(np.array([[1000.0]])) == 2.0**-14
 
 
+@pytest.mark.parametrize("largest", [2.0**127, 3.2e38, float(np.finfo(np.float32).max)])
+def test_the_largest_numbers_of_all_have_a_resolution(largest: float) -> None:
+    """A server may send them, and what a client releases must then be numbers still."""
+    assert resolution(np.array([[0.0, -largest]])) == 2.0**104
+
+
 def test_the_least_radius_by_hand() -> None:
     """n = 3: the standard deviation is nu r 2/3, so 16 steps of 2**-23 take r = 24 * 2**-23 / nu."""
     assert least_radius(3, 2.0, 2.0**-23) == pytest.approx(12 * 2.0**-23)

@@ -39,6 +39,7 @@ FILES = [
     "hypotheses.safetensors",
     "latest.safetensors",
     "ledger.csv",
+    "outcome.json",
     "releases.safetensors",
     "report.html",
 ]
@@ -117,6 +118,28 @@ def test_a_run_leaves_its_files_and_says_last_where(play: Play, caplog: pytest.L
     assert run.folder.is_absolute()
     assert [record.name for record in caplog.records[-1:]] == ["flwr"]
     assert caplog.messages[-1] == str(run.folder)
+
+
+ATTACK = {
+    "strategy": "pac-attack", "federation": "preferences", "noise_multiplier": 0.0, "restarts": 1, "local_epochs": 0,
+    "local_steps": 1, "rounds": 60, "attack_after": 4, "attack_victims": 3, "attack_interactions": 20,
+    "attack_multipliers": "0 3", "radius_floor": 1e-6,
+}  # fmt: skip
+
+
+def test_an_attack_leaves_its_findings_and_the_report_tells_them(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(nodes=2, leak_meter=2, **ATTACK)
+    rows = list(csv.DictReader((run.folder / "findings.csv").read_text().splitlines()))
+    assert {row["noise_multiplier"] for row in rows} == {"0.0", "3.0"}
+    assert len({row["client"] for row in rows}) == 3
+    outcome = json.loads((run.folder / "outcome.json").read_text())
+    assert outcome["stopped"] == "the attack is over"
+    assert [remark.split(":")[0] for remark in outcome["remarks"]] == ["Attack zero, no noise", "Attack zero, nu = 3"]
+    assert outcome["leaks"][0]["predictions"] is not None
+    page = (run.folder / "report.html").read_text()
+    assert "Attacked in simulation" in page
+    assert all(remark in page and remark in caplog.text for remark in outcome["remarks"])
 
 
 def test_the_folder_is_named_by_time_data_strategy_and_run(play: Play, umbel_home: Path) -> None:

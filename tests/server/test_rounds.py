@@ -215,6 +215,42 @@ def test_a_run_goes_on_where_it_was_broken_off() -> None:
     assert [(round, value) for round, value, _ in strategy.trained] == [(t, t - 1) for t in range(1, 6)]
 
 
+# --- a strategy that is done
+
+
+class Done(Scripted):
+    """Has learnt what it wanted after two rounds."""
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        self.remarks.append(f"remark {server_round}")
+        if server_round == 2:
+            self.finished = "it knows enough"
+        return super().aggregate_train(server_round, replies)
+
+
+@pytest.mark.parametrize("losses", [(), (9, 8, 7, 6, 5, 4)])
+def test_a_strategy_that_is_finished_ends_the_run_and_says_why(losses: Sequence[float]) -> None:
+    state = State(hypotheses=theta(0), best=theta(0))
+    seen: list[tuple[int, str, list[str]]] = []
+    run_rounds(
+        settings(Done(losses)),
+        SpyGrid(echo),
+        state,
+        lambda s: seen.append((len(s.history), s.stopped, list(s.remarks))),
+    )
+    assert seen == [(1, "", ["remark 1"]), (2, "it knows enough", ["remark 1", "remark 2"])]
+
+
+def test_why_it_is_finished_comes_before_patience() -> None:
+    state, _ = play(Done([1, 2, 3, 4, 5, 6]), patience=1)
+    assert len(state.history) == 2
+    assert state.stopped == "it knows enough"
+
+
+def test_a_run_without_a_leak_meter_finds_no_leaks() -> None:
+    assert play(Scripted())[0].leaks == []
+
+
 # --- too few releases
 
 

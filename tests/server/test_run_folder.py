@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from server.leak_meter import Leak
 from server.rounds import Round, State
 from server.run_folder import RunFolder, spend, write_atomically
 
@@ -132,6 +133,7 @@ def test_a_round_leaves_arrays_history_and_ledger(folder: RunFolder, state: Stat
         "hypotheses.safetensors",
         "latest.safetensors",
         "ledger.csv",
+        "outcome.json",
     ]
 
 
@@ -199,6 +201,44 @@ def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
         with pytest.raises(OSError, match="no space left"):
             folder.write_round(state, np.array([2]), Fraction(1))
     assert contents(folder.path) == before
+
+
+LEAKS = [
+    Leak(1, 7, choice=True, norm=0.25, update=0.5),
+    Leak(3, 7, labels=-0.125),
+    Leak(5, 7, predictions=0.96),
+    Leak(7, 7),
+]
+
+
+def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, run_config: dict[str, Any]) -> None:
+    state.stopped, state.remarks, state.leaks = "it knows enough", ["It stole all.", "Größe ν = 3"], LEAKS
+    state.best_round, state.best_loss, state.stale = 1, 0.5, 0
+    folder.write_config(run_config)
+    folder.write_round(state, np.array([0, 2, 0, 3]), Fraction(11, 3))
+    saved, read, spent = RunFolder(folder.path).read()
+    assert saved["config"] == run_config
+    assert spent == {1: 2, 3: 3}
+    for name in ("stopped", "remarks", "leaks", "history", "best_round", "best_loss", "stale"):
+        assert getattr(read, name) == getattr(state, name), name
+    for ours, theirs in ((read.hypotheses, LATEST), (read.best, BEST)):
+        assert ours.keys() == theirs.keys()
+        assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_the_outcome_is_for_machines_too(folder: RunFolder, state: State) -> None:
+    state.leaks = LEAKS[:1]
+    folder.write_round(state, np.array([1]), Fraction(1))
+    outcome = json.loads((folder.path / "outcome.json").read_text())
+    assert (outcome["stopped"], outcome["remarks"]) == ("", [])
+    assert outcome["leaks"] == [
+        {"round": 1, "client": 7, "choice": True, "norm": 0.25, "update": 0.5, "labels": None, "predictions": None}
+    ]
+
+
+def test_findings_are_a_table_with_the_strategys_own_columns(folder: RunFolder) -> None:
+    folder.write_findings([{"client": 3, "error": 0.5}, {"client": 4, "error": None}])
+    assert contents(folder.path) == {"findings.csv": b"client,error\n3,0.5\n4,\n"}
 
 
 def test_the_config_is_saved_with_the_versions_it_ran_with(folder: RunFolder, run_config: dict[str, Any]) -> None:

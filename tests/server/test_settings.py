@@ -34,11 +34,24 @@ WHOLE = {
     "local-steps": 0,
     "batch-size": 0,
     "min-nodes": 1,
+    "attack-after": 0,
+    "attack-victims": 1,
+    "attack-interactions": 1,
+    "leak-meter": 0,
 }
 ABOVE_ZERO = ["step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout"]
-NOT_NEGATIVE = ["noise-multiplier", "message-noise"]
+NOT_NEGATIVE = ["noise-multiplier", "message-noise", "attack-error"]
 NUMBERS = [*ABOVE_ZERO, *NOT_NEGATIVE]
-TEXTS = ["strategy", "federation", "model", "loss", "device", "engine", "radius", "noise-per"]
+TEXTS = ["strategy", "federation", "model", "loss", "device", "engine", "radius", "noise-per", "attack"]
+TEXTS += ["attack-multipliers"]
+
+FACTORS = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0}
+ATTACK = FACTORS | {"strategy": "pac-attack", "rounds": 3031}
+
+
+def reads(key: str) -> dict[str, Any]:
+    """Return what makes a run read a key; the attack's are read by the attack alone."""
+    return ATTACK if key.startswith("attack") else {}
 
 
 def test_every_key_is_tried_here() -> None:
@@ -75,7 +88,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"hypotheses": 3, "clients-per-round": 11, "validation-clients-per-round": 12, "min-releases": 4}
     run_config |= {"seed": 13, "min-nodes": 5, "node-wait": 14.0, "round-timeout": 15.0, "rounds": 16, "patience": 17}
     run_config |= {"validate-every": 18, "restarts": 19, "local-epochs": 20, "step-size": 0.21, "batch-size": 22}
-    run_config |= {"noise-multiplier": 23.0, "local-steps": 27, "message-noise": 28.0}
+    run_config |= {"noise-multiplier": 23.0, "local-steps": 27}
     run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
     settings = Settings.parse(run_config)
     strategy = settings.strategy
@@ -91,7 +104,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
         "batch_size": 22,
         "noise_multiplier": 23.0,
         "noise_per": "vector",
-        "message_noise": 28.0,
+        "message_noise": 0.0,
     }
 
 
@@ -108,6 +121,31 @@ def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, stra
     chosen = Settings.parse(run_config | {"strategy": name}).strategy
     assert type(chosen) is strategy
     assert chosen.hypotheses == hypotheses
+
+
+def test_noisy_messages_are_for_models_with_a_local_part(run_config: dict[str, Any]) -> None:
+    noisy = run_config | {"message-noise": 0.5}
+    assert Settings.parse(noisy | FACTORS).train_config["message_noise"] == 0.5
+    with pytest.raises(ConfigError, match=r"^message-noise is for factor models, not 'linear'; set it to 0$"):
+        Settings.parse(noisy)
+
+
+def test_a_model_with_a_local_part_comes_as_one_hypothesis(run_config: dict[str, Any]) -> None:
+    factors = run_config | {"strategy": "ifca", "federation": "preferences"}
+    assert Settings.parse(factors | {"hypotheses": 1}).strategy.hypotheses == 1
+    with pytest.raises(
+        ConfigError, match=r"^model 'factors-100x8' has a local part and comes as one .* hypotheses = 1$"
+    ):
+        Settings.parse(factors)
+
+
+def test_the_leak_meter_is_off_unless_asked_for_and_needs_a_federation(run_config: dict[str, Any]) -> None:
+    assert Settings.parse(run_config).leak_meter is None
+    meter = Settings.parse(run_config | {"leak-meter": 4}).leak_meter
+    assert meter is not None
+    assert meter.every == 4
+    with pytest.raises(ConfigError, match=r"^leak-meter is for simulation; name a federation or set it to 0$"):
+        Settings.parse(run_config | {"leak-meter": 4, "federation": "", "model": "mlp"})
 
 
 def test_model_and_loss_of_the_run_config_come_before_the_federations(run_config: dict[str, Any]) -> None:
@@ -167,6 +205,7 @@ def test_parts_are_noised_by_themselves_only_where_the_radius_is_the_updates(
 
 @pytest.mark.parametrize("key", sorted(DEFAULTS))
 def test_a_missing_key_is_named(run_config: dict[str, Any], key: str) -> None:
+    run_config |= reads(key)
     del run_config[key]
     with pytest.raises(ConfigError, match=f"^the run config lacks {key}; its default is in pyproject.toml"):
         Settings.parse(run_config)
@@ -178,7 +217,7 @@ def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong
     least = WHOLE[key]
     value = least - 1 if wrong == "below" else wrong
     with pytest.raises(ConfigError, match=f"^{key} must be a whole number of at least {least}, got {value!r}$"):
-        Settings.parse(run_config | {key: value})
+        Settings.parse(run_config | reads(key) | {key: value})
 
 
 def test_the_least_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
@@ -197,7 +236,7 @@ def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: An
 @pytest.mark.parametrize("wrong", [-0.1, -1, NAN, INF, -INF, False, "5"])
 def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be a finite number of at least 0, got {wrong!r}$"):
-        Settings.parse(run_config | {key: wrong})
+        Settings.parse(run_config | reads(key) | {key: wrong})
 
 
 def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> None:
@@ -210,7 +249,7 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
 @pytest.mark.parametrize("wrong", [1, 0.5, True])
 def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be text, got {wrong!r}$"):
-        Settings.parse(run_config | {key: wrong})
+        Settings.parse(run_config | reads(key) | {key: wrong})
 
 
 @pytest.mark.parametrize(

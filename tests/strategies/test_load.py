@@ -10,6 +10,8 @@ import strategies
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
+from strategies.pac_attack import PacAttack
+from strategies.recommender import Recommender
 
 NOT_STRATEGIES = """
 from flwr.serverapp.strategy import FedAvg
@@ -19,7 +21,16 @@ instance = GroupPrivacy()
 """
 
 
-@pytest.mark.parametrize(("name", "strategy"), [("group-privacy", GroupPrivacy), ("fedavg", FedAvg), ("ifca", IFCA)])
+@pytest.mark.parametrize(
+    ("name", "strategy"),
+    [
+        ("group-privacy", GroupPrivacy),
+        ("fedavg", FedAvg),
+        ("ifca", IFCA),
+        ("recommender", Recommender),
+        ("pac-attack", PacAttack),
+    ],
+)
 def test_the_built_in_strategies_have_names(name: str, strategy: type) -> None:
     assert strategies.load(name) is strategy
 
@@ -29,7 +40,8 @@ def test_any_other_is_given_as_module_and_class() -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    with pytest.raises(ValueError, match="unknown strategy 'fedprox'; choose from group-privacy, fedavg, ifca or give"):
+    known = "group-privacy, fedavg, ifca, recommender, pac-attack or give package.module:Class"
+    with pytest.raises(ValueError, match=f"unknown strategy 'fedprox'; choose from {known}"):
         strategies.load("fedprox")
 
 

@@ -22,6 +22,7 @@ from PIL.ImageStat import Stat
 import models
 from federation import Manifest
 from protocol import price
+from server.leak_meter import Leak
 from server.plane import Album, Plane
 from server.report import render
 from server.rounds import Round, State
@@ -38,6 +39,7 @@ CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "vali
 VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
 # Four training clients, who took part so often: at 2/5 each, the median is .8 and the most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
+LEAKS = [Leak(t, 3, choice=True, norm=0.5 / t, update=0.1, labels=-0.5, predictions=0.7) for t in (1, 5, 9)]
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
 
@@ -143,7 +145,8 @@ def plane(round: int = 1, m: int = 6) -> Plane:
 
 
 def full() -> Page:
-    return report(kept=album(plane(1), plane(20)))
+    config = CONFIG | {"leak-meter": 4}
+    return report(state(leaks=LEAKS, remarks=["All was stolen."]), kept=album(plane(1), plane(20)), config=config)
 
 
 # --- what it says
@@ -239,6 +242,10 @@ def test_noise_on_each_layer_is_told() -> None:
     assert "layer by layer" not in report().text
 
 
+def test_noise_on_each_row_is_told() -> None:
+    assert "the norm of the client's own update, row by row, which" in report(config=CONFIG | {"noise-per": "row"}).text
+
+
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = report(mode="public").text
     assert "This is a guarantee: of updates one radius apart" in text
@@ -307,6 +314,48 @@ def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> Non
 
 
 # --- any run can be told
+
+
+# --- what a strategy remarks, and what the leak meter found
+
+
+def test_remarks_stand_in_the_lead() -> None:
+    page = report(state(remarks=["Attack zero, no noise: 5 of 5 <local> models stolen.", "Another."]))
+    assert page.text.index("5 of 5 <local> models stolen. Another.") < page.text.index("Noise multiplier 5")
+    assert "<local>" not in page.html, "all text is shown as text"
+    assert "stolen" not in report().text
+
+
+def test_there_is_a_section_of_leaks_only_if_there_are_leaks() -> None:
+    assert "Attacked in simulation" not in report().text
+    assert 'id="leaks"' not in report().html
+    page = report(state(leaks=[Leak(1, 17, choice=True)]), config=CONFIG | {"leak-meter": 4})
+    assert "Attacked in simulation" in page.text
+    assert [attrs for attrs in page.of("section") if attrs.get("aria-labelledby") == "leaks"]
+
+
+def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have() -> None:
+    leaks = [Leak(1, 17, choice=True, norm=0.5, update=None), Leak(5, 17, choice=False, norm=0.25, update=0.125)]
+    text = report(state(leaks=leaks), config=CONFIG | {"leak-meter": 4}).text
+    assert "Every 4 rounds the server attacked one consenting client (number 17)" in text
+    assert (
+        "On average: chosen hypothesis guessed 0.5, error in the guessed norm of the update 0.375, likeness of the "
+        "released update and the true one 0.125."
+    ) in text
+    assert "likeness of the guessed labels" not in text
+    # 2/5 a participation.
+    assert "A client that took part in all 5 rounds by then has spent 2." in text
+
+
+def test_where_nothing_bounds_the_spend_leaks_are_told_without_it() -> None:
+    text = report(state(leaks=[Leak(1, 17, predictions=0.96)]), noise=0.0, config=CONFIG | {"leak-meter": 4}).text
+    assert "stolen predictions 0.96" in text
+    assert "by then has spent" not in text
+
+
+def test_attacks_that_found_nothing_to_measure_are_told_as_that() -> None:
+    text = report(state(leaks=[Leak(1, 17), Leak(5, 17)]), config=CONFIG | {"leak-meter": 4}).text
+    assert "Attacked in simulation" not in text
 
 
 def without_validation() -> State:
@@ -481,7 +530,7 @@ def test_ids_are_unique_and_references_lead_somewhere() -> None:
 def test_figures_tables_and_headings_are_for_everybody() -> None:
     page = full()
     drawings = [attrs for attrs in page.of("svg") if attrs.get("class") != "key"]
-    assert len(drawings) == 6
+    assert len(drawings) == 7
     assert all(attrs["role"] == "img" and len(attrs["aria-label"]) > 20 for attrs in drawings)
     assert all(attrs.get("aria-hidden") == "true" for attrs in page.of("svg") if attrs.get("class") == "key")
     assert all(attrs.get("scope") in ("row", "col") for attrs in page.of("th"))
@@ -565,9 +614,9 @@ def wide() -> str:
     ]  # fmt: skip
     planes = [Plane(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
     return report(
-        state(best=best, hypotheses=best, history=history, best_round=9), kept=album(*planes),
+        state(best=best, hypotheses=best, history=history, best_round=9, leaks=LEAKS), kept=album(*planes),
         participations=rng.poisson(25, 500), name="20260101-000000-" + "long" * 20,
-        config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
+        config=CONFIG | {"model": "a.long.package:" + "Name" * 20, "leak-meter": 4},
     ).html  # fmt: skip
 
 
@@ -589,7 +638,7 @@ def test_it_fits_the_window_and_every_figure_holds_its_words(tmp_path: Path, wid
     measured = measure(tmp_path, wide, width)
     assert measured["width"] == width
     assert measured["overflow"] <= 0
-    assert len(measured["figures"]) == 6
+    assert len(measured["figures"]) == 7
     for left, _, right, _, spill in measured["figures"]:
         assert 0 <= left < right <= width
         assert spill < 2
