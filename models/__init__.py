@@ -53,7 +53,7 @@ def load(name: str, loss: str = "") -> Model:
         model = _from_factory(name, loss)
     elif name in MODELS:
         model = MODELS[name]
-    elif size := re.fullmatch(r"factors-([1-9]\d{0,7})x([1-9]\d{0,3})", name):
+    elif size := re.fullmatch(r"factors-([1-9]\d{0,6})x([1-9]\d{0,3})", name):
         items, factors = map(int, size.groups())
         model = Model(name, partial(Factors, items, factors), LOSSES["log"], METRICS["right-sign"], factors)
     else:
@@ -101,6 +101,8 @@ def _check(model: Model) -> None:
             f"model {model.name!r} has buffers {buffers}; use layers without running statistics, "
             "as GroupNorm instead of BatchNorm"
         )
+    if model.local_size and not isinstance(model.module, Factors):
+        raise ValueError(f"model {model.name!r} has local_size {model.local_size}; only factors-IxK has a local part")
     state = model.module.state_dict()
     if not state:
         raise ValueError(f"model {model.name!r} has no parameters")

@@ -147,6 +147,10 @@ class PacAttack(Recommender):
             raise ConfigError(
                 f"attack-multipliers go below noise-multiplier = {least:g}; lower that to the least of them"
             )
+        if options.whole("patience", 0):
+            raise ConfigError(
+                "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0"
+            )
         if options.whole("rounds", 1) < (most := self.after + len(self._multipliers) * self.most_interactions + 1):
             raise ConfigError(f"the attack may take {most} rounds; raise rounds to that")
         self._n = model.num_parameters
@@ -296,6 +300,8 @@ def _multipliers(text: str) -> list[float]:
         values = [float(part) for part in text.split()]
     except ValueError:
         values = []
-    if not values or not all(np.isfinite(value) and value >= 0 for value in values):
-        raise ConfigError(f'attack-multipliers must be numbers of at least 0 apart by spaces, as "0 1 3", got {text!r}')
+    if not values or len(set(values)) < len(values) or not all(np.isfinite(value) and value >= 0 for value in values):
+        raise ConfigError(
+            f'attack-multipliers must be different numbers of at least 0, apart by spaces, as "0 1 3", got {text!r}'
+        )
     return values

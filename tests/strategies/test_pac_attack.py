@@ -286,11 +286,11 @@ def test_balanced_minibatches_leave_the_sum_nothing_to_tell(attack_config: Confi
     ("changes", "reason"),
     [
         ({"attack": "guess"}, "attack must be one of zero, jitter, spectral, got 'guess'"),
-        ({"attack-multipliers": ""}, "attack-multipliers must be numbers of at least 0 apart by spaces"),
-        ({"attack-multipliers": "1, 2"}, "attack-multipliers must be numbers"),
-        ({"attack-multipliers": "1 -2"}, "attack-multipliers must be numbers"),
-        ({"attack-multipliers": "1 inf"}, "attack-multipliers must be numbers"),
-        ({"attack-multipliers": "nan"}, "attack-multipliers must be numbers"),
+        ({"attack-multipliers": ""}, "attack-multipliers must be different numbers of at least 0, apart by spaces"),
+        ({"attack-multipliers": "1, 2"}, "attack-multipliers must be different numbers"),
+        ({"attack-multipliers": "1 -2"}, "attack-multipliers must be different numbers"),
+        ({"attack-multipliers": "1 inf"}, "attack-multipliers must be different numbers"),
+        ({"attack-multipliers": "nan"}, "attack-multipliers must be different numbers"),
         (
             {"noise-multiplier": 1.0},
             "attack-multipliers go below noise-multiplier = 1; lower that to the least of them",

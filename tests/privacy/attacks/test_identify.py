@@ -132,7 +132,7 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
         (["--federation", "nowhere"], "no federation 'nowhere'"),
         (["--federation", "synthetic"], "identify attacks preferences"),
         (["--attack", "steal"], "attack must be one of zero, jitter, spectral"),
-        (["--noise-multiplier", "-1"], "attack-multipliers must be numbers of at least 0"),
+        (["--noise-multiplier", "-1"], "attack-multipliers must be different numbers of at least 0"),
         (["--noise-per", "item"], "noise-per must be one of vector, layer, row"),
     ],
 )
