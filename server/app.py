@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import time
 from logging import INFO
+from pathlib import Path
 
+import safetensors
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
@@ -18,6 +20,7 @@ from server.rounds import State, initial_hypotheses, run_rounds
 from server.run_folder import RunFolder, versions
 from server.settings import Settings
 from server.summary import Narrator
+from strategies.options import ConfigError
 
 app = ServerApp()
 
@@ -33,15 +36,18 @@ def main(grid: Grid, context: Context) -> None:
     multiplier = float(settings.train_config["noise_multiplier"])  # type: ignore[arg-type]
     cost = price(settings.model.num_parameters, multiplier)
     narrator = Narrator(settings.model, settings.manifest, cost, strategy.radius.mode)
-    folder = RunFolder.make(umbel_home() / "runs", _name(context, settings))
-    folder.write_config(context.run_config)
-
-    start = initial_hypotheses(settings, grid)
-    state = State(hypotheses=start, best=start)
-    album = Album(state)
+    if context.run_config["resume"]:
+        folder, state, album = _resume(context, settings, grid)
+    else:
+        folder = RunFolder.make(umbel_home() / "runs", _name(context, settings))
+        folder.write_config(context.run_config)
+        start = initial_hypotheses(settings, grid)
+        state = State(hypotheses=start, best=start)
+        album = Album(state)
 
     def after_round(state: State) -> None:
         log(INFO, narrator.round_line(state.history[-1], settings.rounds))
+        folder.write_nodes(strategy.roster(grid).nodes)
         folder.write_round(state, strategy.participations, cost)
         if album.add(state, strategy.outcome):
             folder.write_releases(album.to_bytes())
@@ -56,6 +62,45 @@ def main(grid: Grid, context: Context) -> None:
         log(INFO, line)
     log(INFO, "The results are in this folder; open report.html first:")
     log(INFO, "%s", folder.path)
+
+
+# What may change when a run goes on.
+_FREE = {
+    "resume", "rounds", "patience", "validate-every", "leak-meter", "min-releases", "device", "engine", "min-nodes",
+    "node-wait", "round-timeout", "quorum",
+}  # fmt: skip
+
+
+def _resume(context: Context, settings: Settings, grid: Grid) -> tuple[RunFolder, State, Album]:
+    """Return the folder of an interrupted run and where it stands, after its last finished round."""
+    given = Path(str(context.run_config["resume"])).expanduser()
+    path = given if given.is_absolute() else umbel_home() / "runs" / given
+    if not path.is_dir():
+        raise ConfigError(f"resume: there is no run {path}; give the name of a folder in {umbel_home() / 'runs'}")
+    folder = RunFolder(path)
+    try:
+        saved, state, spent = folder.read()
+        nodes = folder.read_nodes()
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"resume: {path} holds no run that finished a round: {error}") from error
+    for key, was in saved["config"].items():
+        if key not in _FREE and context.run_config.get(key) != was:
+            raise ConfigError(f"resume: {key} was {was!r} and is {context.run_config.get(key)!r}; set it as it was")
+    # Entries after the last round of training evaluate what it left, and come again at the end.
+    while not state.history[-1].asked:
+        state.history.pop()
+    if len(state.history) >= settings.rounds:
+        raise ConfigError(f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on")
+    state.stopped = ""
+    # A file does not keep the order of the model's parameters.
+    names = list(settings.model.shapes)
+    state.best = {name: state.best[name] for name in names}
+    state.hypotheses = {name: state.hypotheses[name] for name in names}
+    settings.strategy.resume(grid, nodes, spent)
+    releases = path / "releases.safetensors"
+    album = Album.of_bytes(state, releases.read_bytes()) if releases.exists() else Album(state)
+    log(INFO, "The run goes on after round %d: %s", len(state.history), path)
+    return folder, state, album
 
 
 def _name(context: Context, settings: Settings) -> str:

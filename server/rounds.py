@@ -44,6 +44,8 @@ class Round:
     median_participations, max_participations : float
         Over all training clients, up to this round.
     seconds : float
+    dropped : int
+        Replies that came late, twice or unasked.
     """
 
     number: int
@@ -59,6 +61,7 @@ class Round:
     median_participations: float
     max_participations: int
     seconds: float
+    dropped: int = 0
 
 
 @dataclass
@@ -187,7 +190,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
     validates = not train or (number - 1) % settings.validate_every == 0
     if validates:
         messages += strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-    replies = list(grid.send_and_receive(messages, timeout=settings.round_timeout))
+    replies = strategy.exchange(number, grid, messages, settings.round_timeout)
     by_type = {kind: [reply for reply in replies if reply.metadata.message_type == kind] for kind in _KINDS}
 
     scores = strategy.aggregate_evaluate(number, by_type["evaluate"]) if validates else None
@@ -214,6 +217,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
             median_participations=float(np.median(spent)),
             max_participations=int(spent.max()),
             seconds=round(time.perf_counter() - began, 3),
+            dropped=strategy.dropped,
         )
     )
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
-from protocol import Arrays
+from protocol import Arrays, Hosting
 from server.leak_meter import Leak
 from server.rounds import Round, State
 
@@ -48,7 +49,8 @@ class RunFolder:
 
     ==========================  ==========================================================
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
-    ``latest.safetensors``      what the next round would have started from
+    ``latest.safetensors``      what the next round would have started from; metadata ``rounds``
+    ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`server.rounds.Round`)
     ``outcome.json``            why the run ended, what its strategy remarks, and what the leak
                                 meter found (`server.leak_meter.Leak`)
@@ -102,7 +104,6 @@ class RunFolder:
         cost : Fraction or None
             What one participation costs; None when nothing bounds it.
         """
-        self._write_arrays("latest", state.hypotheses)
         self._write_arrays("hypotheses", state.best)
         lines = [json.dumps(asdict(entry)) for entry in state.history]
         write_atomically(self.path / "history.jsonl", "".join(line + "\n" for line in lines).encode())
@@ -112,6 +113,9 @@ class RunFolder:
         rows = ["client,participations,spent\n"]
         rows += [f"{client},{spent[participations[client]]}" for client in np.flatnonzero(participations).tolist()]
         write_atomically(self.path / "ledger.csv", "".join(rows).encode())
+        # Last, and with the number of rounds that it stands for: what it does not know of, a run
+        # that was killed in between does again.
+        self._write_arrays("latest", state.hypotheses, {"rounds": str(len(state.history))})
 
     def write_releases(self, content: bytes) -> None:
         """Save the releases in the plane (`server.plane.Album`)."""
@@ -138,8 +142,10 @@ class RunFolder:
             When the folder holds no run that has finished a round.
         """
         saved = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
+            rounds = int(latest.metadata()["rounds"])
         lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        history = [Round(**json.loads(line)) for line in lines]
+        history = [Round(**json.loads(line)) for line in lines[:rounds]]
         best_round = history[-1].best_round
         outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
@@ -152,21 +158,38 @@ class RunFolder:
             history=history,
             stopped=outcome["stopped"],
             remarks=outcome["remarks"],
-            leaks=[Leak(**leak) for leak in outcome["leaks"]],
+            leaks=[leak for leak in map(_leak, outcome["leaks"]) if leak.round <= rounds],
         )
         with (self.path / "ledger.csv").open(encoding="utf-8") as file:
             spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
         return saved, state, spent
 
-    def _read_arrays(self, name: str) -> Arrays:
+    def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
+        """Save the nodes and what they host, in the order in which their clients are numbered."""
+        rows = [{"node": node, **asdict(hosting)} for node, hosting in nodes]
+        write_atomically(self.path / "nodes.json", (json.dumps(rows) + "\n").encode())
+
+    def read_nodes(self) -> list[tuple[int, Hosting]]:
+        """Return what `write_nodes` saved."""
+        rows = json.loads((self.path / "nodes.json").read_text(encoding="utf-8"))
+        return [(row.pop("node"), Hosting(**row)) for row in rows]
+
+    def _arrays(self, name: str) -> Path:
         path = self.path / f"{name}.safetensors"
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing")
-        return safetensors.numpy.load_file(path)
+        return path
 
-    def _write_arrays(self, name: str, arrays: Arrays) -> None:
-        content = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()})
+    def _read_arrays(self, name: str) -> Arrays:
+        return safetensors.numpy.load_file(self._arrays(name))
+
+    def _write_arrays(self, name: str, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
+        content = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
         write_atomically(self.path / f"{name}.safetensors", content)
+
+
+def _leak(row: dict[str, Any]) -> Leak:
+    return Leak(**row)
 
 
 @lru_cache

@@ -90,6 +90,7 @@ class Settings:
             clients_per_round=asked,
             validation_clients_per_round=read.whole("validation-clients-per-round", 0),
             min_releases=least,
+            quorum=_quorum(read),
             radius=radius,
             seed=seed,
             min_nodes=read.whole("min-nodes", 1),
@@ -141,6 +142,12 @@ class Settings:
 def _federation(name: str) -> Federation | None:
     # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
     return open_federation(find_federation(name)) if name else None
+
+
+def _quorum(read: Options) -> float:
+    if (quorum := read.number("quorum", above=0)) > 1:
+        raise ConfigError(f"quorum is a share of the clients asked, at most 1, got {quorum:g}")
+    return quorum
 
 
 def _bounded(radius: RadiusSchedule, rounds: int) -> bool:

@@ -7,13 +7,14 @@ group?), then name it in the run config: ``strategy = "package.module:Class"``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
@@ -26,18 +27,24 @@ from protocol import (
     SCORES,
     Arrays,
     Demand,
+    Hosting,
+    ProtocolError,
     evaluate_request,
     flatten,
     from_array_record,
+    query,
     to_array_record,
     train_request,
     unflatten,
 )
+from strategies.exchange import Answer, Exchange
 from strategies.options import Options
 from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
+# A node that is gone, or that did not come to answer. What a client app raises is an answer.
+_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 _PLANE = 2  # releases of so many parameters can be drawn in the plane
 
 
@@ -104,6 +111,9 @@ class HypothesisStrategy(Strategy):
         Number of validation clients asked; 0 for all.
     min_releases : int
         A round with fewer releases leaves the hypotheses as they are.
+    quorum : float
+        Share of the asked clients with whose answers a round closes; 1 waits for all of them, or
+        until time is up.
     radius : RadiusSchedule
         Radius within which updates are hidden.
     seed : int
@@ -126,6 +136,7 @@ class HypothesisStrategy(Strategy):
         clients_per_round: int = 7,
         validation_clients_per_round: int = 0,
         min_releases: int = 1,
+        quorum: float = 1.0,
         radius: RadiusSchedule | None = None,
         seed: int = 0,
         min_nodes: int = 1,
@@ -135,6 +146,7 @@ class HypothesisStrategy(Strategy):
         self.clients_per_round = clients_per_round
         self.validation_clients_per_round = validation_clients_per_round
         self.min_releases = min_releases
+        self.quorum = quorum
         self.radius = radius or RadiusSchedule()
         self.seed = seed
         self.min_nodes = min_nodes
@@ -152,6 +164,8 @@ class HypothesisStrategy(Strategy):
         self._roster: Roster | None = None
         self._current: Arrays = {}
         self._asked: dict[str, _Asked] = {}
+        self._exchange = Exchange()
+        self._invited: set[int] = set()
 
     def prepare(self, options: Options, model: Model) -> None:
         """Read what else the strategy needs of the run config; called once, before any work.
@@ -210,12 +224,29 @@ class HypothesisStrategy(Strategy):
             self._roster = roster
         return self._roster
 
+    def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[int, int]) -> None:
+        """Go on with a run.
+
+        Parameters
+        ----------
+        grid : Grid
+        nodes : sequence of (int, Hosting)
+            The nodes that there were, in the order of their clients.
+        spent : mapping from int to int
+            How often each client that released did so.
+        """
+        self._roster = Roster.resumed(nodes, self.roster(grid))
+        self.participations = np.zeros(self._roster.train, np.int64)
+        self.participations[list(spent)] = list(spent.values())
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the training clients to train; `config` holds what a `Demand` needs besides."""
         roster = self.roster(grid)
-        clients = sample([self.seed, _SAMPLE_TRAIN, server_round], roster.train, self.clients_per_round)
+        there = roster.present(TRAIN, server_round)
+        size = min(self.clients_per_round, len(there))
+        clients = there[sample([self.seed, _SAMPLE_TRAIN, server_round], len(there), size)]
         return self._demand(server_round, arrays, config, grid, clients)
 
     def _demand(
@@ -247,6 +278,91 @@ class HypothesisStrategy(Strategy):
             )
             for node, (_, locals_) in placed.items()
         ]
+
+    def exchange(self, server_round: int, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+        """Send a round's messages and return the replies that came in time.
+
+        The round closes when a `quorum` of its clients has answered, or time is up. Nodes that came
+        later are asked what they host and take part from the next round on; nodes that did not
+        answer are left out for some rounds.
+
+        Parameters
+        ----------
+        server_round : int
+        grid : Grid
+        messages : sequence of Message
+            Of type train and evaluate.
+        timeout : float
+            In seconds.
+        """
+        roster = self.roster(grid)
+        answers = self._exchange.run(
+            grid,
+            [*messages, *self._invitations(grid, roster)],
+            timeout,
+            lambda answers: self._enough(answers, messages),
+            keep_late=("query",),
+        )
+        silent = set(self._exchange.silent)
+        for answer in answers:
+            if answer.kind == "query":
+                self._welcome(answer, roster)
+            elif answer.reply.has_error():
+                reason = answer.reply.error.reason
+                log(WARNING, "node %s did not answer a message of type %s: %s", answer.node, answer.kind, reason)
+                if answer.reply.error.code in _GONE:
+                    silent.add(answer.node)
+        asked = [answer for answer in answers if answer.kind != "query"]
+        roster.note(server_round, {answer.node for answer in asked} - silent, silent)
+        return [answer.reply for answer in asked]
+
+    @property
+    def dropped(self) -> int:
+        """Replies in the last round that came late, twice or unasked."""
+        return self._exchange.dropped
+
+    def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
+        """Return whether a quorum of the clients that were asked has answered."""
+        if self.quorum >= 1:
+            return False
+        for kind in {message.metadata.message_type for message in messages}:
+            asked = self._asked[kind]
+            own = [answer for answer in answers if answer.kind == kind and not answer.reply.has_error()]
+            if kind == "train":
+                there = sum(sum(_released(answer.reply)) for answer in own)
+            else:
+                there = sum(len(asked.positions.get(answer.node, ())) for answer in own)
+            if there < self.quorum * len(asked.clients):
+                return False
+        return True
+
+    def _invitations(self, grid: Grid, roster: Roster) -> list[Message]:
+        """Ask nodes that were not there before what they host."""
+        if roster.simulated:
+            return []
+        new = [node for node in grid.get_node_ids() if node not in roster and node not in self._invited]
+        self._invited.update(new)
+        return [Message(query(), node, "query", group_id="query") for node in new]
+
+    def _welcome(self, answer: Answer, roster: Roster) -> None:
+        try:
+            if answer.reply.has_error():
+                raise ProtocolError(answer.reply.error.reason)
+            hosting = Hosting.from_record(answer.reply.content.metric_records[COUNTS])
+            if hosting.simulated:
+                raise ProtocolError("it says that it is simulated")
+        except (KeyError, ProtocolError) as error:
+            log(WARNING, "node %s cannot take part: %s", answer.node, error)
+            return
+        roster.join({answer.node: hosting})
+        self.participations = np.concatenate([self.participations, np.zeros(hosting.train, np.int64)])
+        log(
+            INFO,
+            "node %s joins, with %d training and %d validation clients",
+            answer.node,
+            hosting.train,
+            hosting.validation,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -314,10 +430,11 @@ class HypothesisStrategy(Strategy):
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses."""
         roster = self.roster(grid)
-        size = self.validation_clients_per_round or roster.validation
+        there = roster.present(VALIDATION, server_round)
+        size = min(self.validation_clients_per_round or len(there), len(there))
         if not size:
             return []
-        clients = sample([self.seed, _SAMPLE_VALIDATION, server_round], roster.validation, size)
+        clients = there[sample([self.seed, _SAMPLE_VALIDATION, server_round], len(there), size)]
         placed = self._ask("evaluate", clients, roster.place(VALIDATION, clients))
         return [
             Message(evaluate_request(arrays, server_round, locals_), node, "evaluate", group_id=str(server_round))
@@ -377,8 +494,8 @@ class HypothesisStrategy(Strategy):
         for reply in replies:
             node = reply.metadata.src_node_id
             if reply.has_error():
-                log(WARNING, "a node did not answer: %s", reply.error.reason)
-            elif node in asked.positions and node not in answers:
+                continue  # `exchange` knows whose
+            if node in asked.positions and node not in answers:
                 answers[node] = reply
             else:
                 log(WARNING, "dropped an unasked reply of node %s", node)
@@ -428,3 +545,10 @@ class HypothesisStrategy(Strategy):
         if disclose and (chosen.shape != (len(matrix),) or not np.isin(chosen, range(self.hypotheses)).all()):
             raise ValueError("it does not say what its clients chose")
         return matrix, released, chosen.astype(np.int64)
+
+
+def _released(reply: Message) -> list[int]:
+    """Return the flags of a train reply that says who released; nothing of one that says something else."""
+    counts = reply.content.metric_records.get(COUNTS)
+    flags = counts.get("released") if counts else None
+    return [flag for flag in flags if flag in (0, 1)] if isinstance(flags, list) else []  # type: ignore[misc]

@@ -147,6 +147,8 @@ class PacAttack(Recommender):
             raise ConfigError(
                 f"attack-multipliers go below noise-multiplier = {least:g}; lower that to the least of them"
             )
+        if options.text("resume"):
+            raise ConfigError('an attack cannot be resumed; set resume = "" and attack again')
         if options.whole("patience", 0):
             raise ConfigError(
                 "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import numpy as np
@@ -16,10 +17,19 @@ import protocol
 from protocol import COUNTS, Hosting, ProtocolError
 
 TRAIN, VALIDATION = "training", "validation"
+_LONGEST_ABSENCE = 15
 
 
 class RosterError(RuntimeError):
     """The nodes that a run needs are not there."""
+
+
+@dataclass(frozen=True)
+class _Absence:
+    """How often in a row a node did not answer, and the last round that it is left out of."""
+
+    times: int
+    until: int
 
 
 class Roster:
@@ -36,8 +46,39 @@ class Roster:
     """
 
     def __init__(self, nodes: dict[int, Hosting]) -> None:
+        self._absent: dict[int, _Absence] = {}
         self._nodes = sorted(nodes)
         self._hosting = [nodes[node] for node in self._nodes]
+        self._arrange()
+
+    @property
+    def nodes(self) -> list[tuple[int, Hosting]]:
+        """Each node with what it hosts, in the order in which their clients are numbered."""
+        return list(zip(self._nodes, self._hosting, strict=True))
+
+    @classmethod
+    def resumed(cls, before: Sequence[tuple[int, Hosting]], now: Roster) -> Roster:
+        """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
+
+        Those that are not there now keep their numbers, for when they come back.
+        """
+        if now.simulated:
+            return now
+        roster = cls(dict(before))
+        hosting = dict(now.nodes)
+        roster._nodes = [node for node, _ in before]
+        roster._hosting = [hosting.get(node, was) for node, was in before]
+        roster._arrange()
+        roster.join({node: hosts for node, hosts in hosting.items() if node not in roster})
+        return roster
+
+    def join(self, nodes: dict[int, Hosting]) -> None:
+        """Add nodes that came later; their clients' numbers follow those that there are."""
+        self._nodes += sorted(nodes)
+        self._hosting += [nodes[node] for node in sorted(nodes)]
+        self._arrange()
+
+    def _arrange(self) -> None:
         self._steps = {hosting.step for hosting in self._hosting}
         if len(self._steps) > 1:
             raise RosterError("some nodes are simulated and some are not, or they split the federation differently")
@@ -62,6 +103,34 @@ class Roster:
 
     def __len__(self) -> int:
         return len(self._nodes)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
+
+    def note(self, round: int, answered: Iterable[int], silent: Iterable[int]) -> None:
+        """Note which nodes answered in a round and which did not.
+
+        One that did not is left out for a round, and for twice as many and one more each time that
+        it fails again: a node that is gone would hold up every round.
+        """
+        for node in answered:
+            self._absent.pop(node, None)
+        for node in silent:
+            times = self._absent[node].times + 1 if node in self._absent else 1
+            rounds = min(2**times - 1, _LONGEST_ABSENCE)
+            self._absent[node] = _Absence(times, round + rounds)
+            log(WARNING, "node %s did not answer in round %d and is left out for %d rounds", node, round, rounds)
+
+    def present(self, role: str, round: int) -> NDArray[np.int64]:
+        """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
+        total = self.train if role == TRAIN else self.validation
+        clients = np.arange(total)
+        gone = {node for node, absence in self._absent.items() if round <= absence.until}
+        there = np.full(total, True)
+        for node, (positions, _) in self.place(role, clients).items() if gone else ():
+            there[positions] = node not in gone
+        # When all are gone it is better to ask them than to let rounds go by.
+        return clients[there] if there.any() else clients
 
     def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
         """Group clients by node.

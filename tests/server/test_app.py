@@ -26,6 +26,7 @@ from federation import Manifest, offsets_of, write_federation, write_leaf
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from protocol import flatten
+from server import run_folder
 from server.rounds import draw_hypotheses
 from server.settings import Settings
 from simulation.grid import InProcessGrid
@@ -39,6 +40,7 @@ FILES = [
     "hypotheses.safetensors",
     "latest.safetensors",
     "ledger.csv",
+    "nodes.json",
     "outcome.json",
     "releases.safetensors",
     "report.html",
@@ -85,7 +87,8 @@ def play(run_config: dict[str, Any], umbel_home: Path) -> Play:
         grid = InProcessGrid(app, config, nodes, sites)
         before = set((umbel_home / "runs").glob("*"))
         server.app.app(grid, Context(next(_run_ids), 1, {}, RecordDict(), config))
-        (folder,) = set((umbel_home / "runs").glob("*")) - before
+        new = set((umbel_home / "runs").glob("*")) - before
+        (folder,) = new or {umbel_home / "runs" / config["resume"]}
         return Run(folder, grid)
 
     return run
@@ -443,3 +446,85 @@ def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: P
     site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
     with pytest.raises(ValueError, match="clients-per-round = 7, but the nodes host only 3 such clients"):
         play(sites=[site])
+
+
+# --- a run that was interrupted
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process."""
+
+
+@pytest.fixture
+def interrupted(play: Play, monkeypatch: pytest.MonkeyPatch, umbel_home: Path) -> Callable[..., str]:
+    """Run the app until it is stopped just before a file is written, and return the name of its folder."""
+
+    def run(at_round: int, file: str = "report.html", **changes: Any) -> str:
+        written = count(1)
+        whole = run_folder.write_atomically
+
+        def write(path: Path, content: bytes) -> None:
+            if path.name == file and next(written) == at_round:
+                raise Interrupted
+            whole(path, content)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(run_folder, "write_atomically", write)
+            with pytest.raises(Interrupted):
+                play(**changes)
+        (folder,) = (umbel_home / "runs").iterdir()
+        return folder.name
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "file", ["hypotheses.safetensors", "history.jsonl", "outcome.json", "ledger.csv", "latest.safetensors"]
+)
+def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
+    play: Play, interrupted: Callable[..., str], file: str, umbel_home: Path
+) -> None:
+    name = interrupted(4, file, nodes=2)
+    resumed = play(resume=name, nodes=3)
+    (umbel_home / "runs" / name).rename(umbel_home / "runs" / "resumed")
+    whole = play()
+    for arrays in ("hypotheses", "latest"):
+        resumed_arrays = safetensors.numpy.load_file(umbel_home / "runs" / "resumed" / f"{arrays}.safetensors")
+        np.testing.assert_array_equal(resumed_arrays["weight"], whole.arrays(arrays)["weight"], strict=True)
+    again = Run(umbel_home / "runs" / "resumed", resumed.grid)
+    assert [entry | {"max_participations": 0, "median_participations": 0} for entry in again.history] == [
+        entry | {"max_participations": 0, "median_participations": 0} for entry in whole.history
+    ]
+    # What was charged in a round that is done again stays charged: never less than was released.
+    for number, (participations, _) in whole.ledger.items():
+        assert again.ledger[number][0] >= participations
+    assert (umbel_home / "runs" / "resumed" / "report.html").exists()
+
+
+def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play) -> None:
+    short = play(rounds=3)
+    longer = play(rounds=6, resume=str(short.folder))
+    assert longer.folder == short.folder or longer.folder.name == short.folder.name
+    whole = play(rounds=6)
+    np.testing.assert_array_equal(
+        safetensors.numpy.load_file(short.folder / "latest.safetensors")["weight"], whole.arrays("latest")["weight"]
+    )
+    assert [entry["number"] for entry in Run(short.folder, short.grid).history] == [1, 2, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"resume": "nowhere"}, "resume: there is no run .*nowhere; give the name of a folder in"),
+        ({"resume": "DONE"}, "resume: the run has done its 2 rounds; raise rounds to go on"),
+        ({"resume": "DONE", "rounds": 5, "seed": 1}, "resume: seed was 0 and is 1; set it as it was"),
+        ({"resume": "EMPTY"}, "resume: .*EMPTY holds no run that finished a round"),
+    ],
+)
+def test_what_cannot_be_resumed_is_said_before_any_work(
+    play: Play, umbel_home: Path, changes: dict[str, Any], words: str
+) -> None:
+    play(rounds=2).folder.rename(umbel_home / "runs" / "DONE")
+    (umbel_home / "runs" / "EMPTY").mkdir()
+    with pytest.raises(ConfigError, match=words):
+        play(**({"rounds": 2} | changes))

@@ -39,10 +39,10 @@ WHOLE = {
     "attack-interactions": 1,
     "leak-meter": 0,
 }
-ABOVE_ZERO = ["step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout"]
+ABOVE_ZERO = ["step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum"]
 NOT_NEGATIVE = ["noise-multiplier", "message-noise", "attack-error"]
 NUMBERS = [*ABOVE_ZERO, *NOT_NEGATIVE]
-TEXTS = ["strategy", "federation", "model", "loss", "device", "engine", "radius", "noise-per", "attack"]
+TEXTS = ["strategy", "federation", "model", "loss", "device", "engine", "radius", "noise-per", "attack", "resume"]
 TEXTS += ["attack-multipliers"]
 
 FACTORS = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0}
@@ -237,6 +237,12 @@ def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: An
 def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
     with pytest.raises(ConfigError, match=f"^{key} must be a finite number of at least 0, got {wrong!r}$"):
         Settings.parse(run_config | reads(key) | {key: wrong})
+
+
+def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
+    assert Settings.parse(run_config | {"quorum": 0.8}).strategy.quorum == 0.8
+    with pytest.raises(ConfigError, match=r"quorum is a share of the clients asked, at most 1, got 1\.5"):
+        Settings.parse(run_config | {"quorum": 1.5})
 
 
 def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> None:

@@ -428,7 +428,7 @@ def test_the_order_of_names_in_a_reply_plays_no_part(paper: Any) -> None:
 
 
 @pytest.mark.parametrize("case", ["error of the node", "error of Flower's own", "no reply"])
-def test_a_node_without_an_answer_is_counted_as_lost(paper: Any, case: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_node_without_an_answer_is_counted_as_lost(paper: Any, case: str) -> None:
     rehearsal = Rehearsal(paper, nodes=2)
     messages = rehearsal.ask()
     replies = rehearsal.answer(messages)[:1]
@@ -438,7 +438,6 @@ def test_a_node_without_an_answer_is_counted_as_lost(paper: Any, case: str, capl
     following, counts = rehearsal.end(replies)
     assert following == [MEANS[0], [10, 10, 10]]
     assert (counts["releases"], counts["lost-nodes"]) == (2, 1)
-    assert ("a node did not answer: refused" in caplog.text) == (case != "no reply")
 
 
 def test_when_all_nodes_are_lost_the_hypotheses_stay(paper: Any) -> None:
