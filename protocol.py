@@ -5,6 +5,7 @@ query        both ways the protocol version; back, how many clients the node hos
 train        `Demand` and the hypotheses, to a node; back, releases and public counts
 evaluate     the hypotheses and the asked validation clients; back, their loss and metric
 query.local  in simulation alone: the asked clients; back, their local models
+query.keep   the best hypotheses, when a run is over; back, nothing
 ===========  ==========================================================================
 
 The records are Flower's own. Arrays are a model's state dict with one more axis in front: the
@@ -247,6 +248,11 @@ def evaluate_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
     """Return the content of an evaluate reply: loss and metric of each asked client, in order."""
     scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
     return RecordDict({SCORES: scores})
+
+
+def keep_request(hypotheses: ArrayRecord) -> RecordDict:
+    """Return the content of a message that tells nodes what a run has found."""
+    return RecordDict({HYPOTHESES: hypotheses})
 
 
 def local_request(clients: Sequence[int]) -> RecordDict:

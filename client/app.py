@@ -10,6 +10,7 @@ from flwr.clientapp import ClientApp
 
 from client import personal
 from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, pick_device, score, train
+from client.keep import keep
 from client.node import Node
 from client.personal import LocalModels
 from privacy.gate import ConsentGate, Gate, ReportGate, guard, local_report, local_result
@@ -96,6 +97,17 @@ def tell_local_models(msg: Message, context: Context) -> Message:
     clients = node.training_clients(asked_clients(msg.content.config_records[CONFIG]))
     kept = LocalModels(context.state, node.model.local_size, node.site.seed(context.run_config))
     return Message(local_reply(kept.read(clients)), reply_to=msg)
+
+
+@app.query("keep", mods=[guard])
+def keep_models(msg: Message, context: Context) -> Message:
+    """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
+    node = Node.of(context.node_config, context.run_config)
+    if node.site.keep_model is not None:
+        hypotheses = from_array_record(msg.content.array_records[HYPOTHESES])
+        node.check(hypotheses)
+        keep(node, hypotheses, context.run_config)
+    return Message(RecordDict(), reply_to=msg)
 
 
 @app.evaluate(mods=[ReportGate()])

@@ -75,7 +75,7 @@ class Node:
     @property
     def hosting(self) -> Hosting:
         """What the node says when asked."""
-        place = (self.site.first, self.site.step) if self.site.simulated else (-1, -1)
+        place = (self.site.first, self.site.step) if self.site.placed else (-1, -1)
         return Hosting(len(self.training), len(self.validation), *place)
 
     @property

@@ -154,7 +154,9 @@ class Gate:
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         paid = np.array(ledger.charge(charge, asked, policy.limits))
         releasing = _which(asked, paid)
-        if not site.simulated:
+        if site.insecure_seed:
+            log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
+        elif not site.simulated:
             log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
         releases = sanitise(
             updates if paid.all() else updates[paid],

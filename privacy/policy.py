@@ -16,7 +16,7 @@ from typing import Any
 
 from federation import umbel_home
 from privacy.ledger import Limits
-from privacy.site import DATA_PATH, Site, SiteError
+from privacy.site import DATA_PATH, INSECURE_SEED, KEEP_MODEL, PLACE, Site, SiteError
 from protocol import MAX_HYPOTHESES, Demand
 
 ROLES = ("train", "validation", "split")
@@ -98,6 +98,10 @@ class Policy:
             # Empty or relative, it would be another ledger, or none, in every process.
             raise SiteError(f"ledger-path must be an absolute path, got {str(ledger)!r}")
         role = read.choice("role", "train" if own else "split", ROLES)
+        if own and site.placed and role != "split":
+            raise SiteError(
+                f"place is for role split, where clients are numbered over the whole federation; not {role}"
+            )
         report_noise_multiplier = read.number("report-noise-multiplier", 0.0, least=0)
         if report_noise_multiplier > 0 and role != "train":
             raise SiteError(f"report-noise-multiplier is for role train; role {role} reports without noise")
@@ -153,7 +157,7 @@ class _Reader:
 
     def refuse_unknown(self) -> None:
         """Raise for an entry that nothing has read: it may be a limit, misspelt."""
-        known = {DATA_PATH, "partition-id", "num-partitions", *self._read}
+        known = {DATA_PATH, PLACE, INSECURE_SEED, KEEP_MODEL, "partition-id", "num-partitions", *self._read}
         variables = {"UMBEL_HOME", *(_variable(key) for key in self._read)}
         unknown = sorted(set(self._config) - known)
         unknown += sorted(name for name in os.environ if name.startswith("UMBEL_") and name not in variables)

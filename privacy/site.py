@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 
 DATA_PATH = "data-path"
+PLACE = "place"
+INSECURE_SEED = "insecure-seed"
+KEEP_MODEL = "keep-model"
 
 _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
 
@@ -50,12 +53,20 @@ class Site:
         The data this node's own configuration names; None in simulation, where the node serves
         a part of the run config's federation.
     first, step : int
-        In simulation, the node hosts the federation's clients ``first, first + step, ...``.
+        The node hosts the federation's clients ``first, first + step, ...``: in simulation, and
+        where the site's own ``place`` says so.
+    insecure_seed : bool
+        Whether a site with data of its own draws everything from the run's seed, noise too, for
+        tests on data that are nobody's: the server knows that seed and can subtract the noise.
+    keep_model : Path or None
+        Folder for each client's best hypothesis at the end of a run.
     """
 
     data_path: Path | None
     first: int = 0
     step: int = 1
+    insecure_seed: bool = False
+    keep_model: Path | None = None
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Site:
@@ -71,7 +82,11 @@ class Site:
             data_path = Path(str(path)).expanduser()
             if not data_path.is_absolute():
                 raise SiteError(f"{DATA_PATH} must be an absolute path, got {path!r}")
-            return cls(data_path)
+            first, step = _place(node_config)
+            insecure_seed = str(node_config.get(INSECURE_SEED, "false")).lower()
+            if insecure_seed not in ("true", "false"):
+                raise SiteError(f"{INSECURE_SEED} must be true or false, got {insecure_seed!r}")
+            return cls(data_path, first, step, insecure_seed == "true", _folder(node_config))
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
         return cls(None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
@@ -80,6 +95,11 @@ class Site:
     def simulated(self) -> bool:
         """Whether the node holds no data of its own."""
         return self.data_path is None
+
+    @property
+    def placed(self) -> bool:
+        """Whether the node hosts a part of a federation whose other clients other nodes host."""
+        return self.simulated or self.step > 1
 
     def client_ids(self, clients: tuple[int, ...]) -> list[int]:
         """Return the federation-wide numbers of clients counted within the node."""
@@ -91,4 +111,23 @@ class Site:
 
     def seed(self, run_config: Mapping[str, Any]) -> int | None:
         """Return the run's seed in simulation, None where the data are the site's own."""
-        return int(run_config["seed"]) if self.simulated else None
+        return int(run_config["seed"]) if self.simulated or self.insecure_seed else None
+
+
+def _place(node_config: Mapping[str, Any]) -> tuple[int, int]:
+    """Return i and n of an entry ``place = "i/n"``, 0 and 1 without one."""
+    text = str(node_config.get(PLACE, "0/1"))
+    first, _, step = text.partition("/")
+    if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
+        raise SiteError(f'{PLACE} must be "i/n" with i from 0 to n - 1, got {text!r}')
+    return int(first), int(step)
+
+
+def _folder(node_config: Mapping[str, Any]) -> Path | None:
+    text = str(node_config.get(KEEP_MODEL, ""))
+    if not text:
+        return None
+    folder = Path(text).expanduser()
+    if not folder.is_absolute():
+        raise SiteError(f"{KEEP_MODEL} must be an absolute path, got {text!r}")
+    return folder

@@ -58,6 +58,7 @@ def main(grid: Grid, context: Context) -> None:
     folder.write_report(
         render(folder.path.name, narrator, state, strategy.participations, album, dict(context.run_config), versions())
     )
+    strategy.tell(grid, state.best, settings.round_timeout)
     for line in narrator.closing_lines(state):
         log(INFO, line)
     log(INFO, "The results are in this folder; open report.html first:")

@@ -32,6 +32,7 @@ from protocol import (
     evaluate_request,
     flatten,
     from_array_record,
+    keep_request,
     query,
     to_array_record,
     train_request,
@@ -45,6 +46,7 @@ from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, s
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
 # A node that is gone, or that did not come to answer. What a client app raises is an answer.
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_TELLING = 60.0  # seconds for which a run that is over waits for its nodes to be told
 _PLANE = 2  # releases of so many parameters can be drawn in the plane
 
 
@@ -315,6 +317,12 @@ class HypothesisStrategy(Strategy):
         asked = [answer for answer in answers if answer.kind != "query"]
         roster.note(server_round, {answer.node for answer in asked} - silent, silent)
         return [answer.reply for answer in asked]
+
+    def tell(self, grid: Grid, hypotheses: Arrays, timeout: float) -> None:
+        """Tell all nodes what the run has found, for them to keep; what they make of it they do not say."""
+        content = keep_request(to_array_record(hypotheses))
+        messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
+        self._exchange.run(grid, messages, min(timeout, _TELLING))
 
     @property
     def dropped(self) -> int:

@@ -221,7 +221,7 @@ def cluster(folder: Path) -> Iterator[str]:
         # A group of its own, so that it can be stopped without stopping other people's clusters.
         head = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + 180
             while "Ray runtime started" not in (folder / "ray.log").read_text():
                 assert time.monotonic() < deadline
                 assert head.poll() is None, (folder / "ray.log").read_text()

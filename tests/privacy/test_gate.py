@@ -962,7 +962,13 @@ def train_message(clients: tuple[int, ...], **changes: Any) -> RecordDict:
 
 
 def test_the_app_has_no_door_but_these() -> None:
-    assert set(app._registered_funcs) == {"query.default", "query.local", "train.default", "evaluate.default"}
+    assert set(app._registered_funcs) == {
+        "query.default",
+        "query.keep",
+        "query.local",
+        "train.default",
+        "evaluate.default",
+    }
 
 
 def test_the_app_sends_noised_parameters_and_who_released(run_config: dict[str, Any]) -> None:

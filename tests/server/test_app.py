@@ -22,10 +22,10 @@ from safetensors import safe_open
 
 import client.app
 import server.app
-from federation import Manifest, offsets_of, write_federation, write_leaf
+from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
-from protocol import flatten
+from protocol import flatten, keep_request, to_array_record
 from server import run_folder
 from server.rounds import draw_hypotheses
 from server.settings import Settings
@@ -45,6 +45,7 @@ FILES = [
     "releases.safetensors",
     "report.html",
 ]
+SYNTHETIC = BUNDLED / "synthetic.json"
 _run_ids = count(1)
 
 
@@ -528,3 +529,62 @@ def test_what_cannot_be_resumed_is_said_before_any_work(
     (umbel_home / "runs" / "EMPTY").mkdir()
     with pytest.raises(ConfigError, match=words):
         play(**({"rounds": 2} | changes))
+
+
+# --- sites with data of their own
+
+
+def sites(path: Path, count: int, **entries: Any) -> list[dict[str, Any]]:
+    """Node configurations of sites that split one federation among themselves."""
+    common = {"data-path": str(SYNTHETIC), "role": "split"} | {key.replace("_", "-"): v for key, v in entries.items()}
+    return [{**common, "place": f"{i}/{count}", "ledger-path": str(path / f"ledger-{i}.sqlite")} for i in range(count)]
+
+
+def test_sites_that_allow_the_runs_seed_give_what_a_simulation_gives(play: Play, tmp_path: Path) -> None:
+    simulated = play()
+    deployed = play(sites=sites(tmp_path, 3, insecure_seed="true"))
+    for name in ("hypotheses", "latest"):
+        np.testing.assert_array_equal(deployed.arrays(name)["weight"], simulated.arrays(name)["weight"], strict=True)
+    assert deployed.history == simulated.history
+
+
+def test_sites_that_do_not_draw_noise_that_nobody_knows(play: Play, tmp_path: Path) -> None:
+    simulated, deployed = play(rounds=1), play(rounds=1, sites=sites(tmp_path, 3))
+    assert deployed.history[0]["loss"] == simulated.history[0]["loss"], "the same initial hypotheses"
+    assert (deployed.arrays("latest")["weight"] != simulated.arrays("latest")["weight"]).all()
+
+
+def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_path: Path) -> None:
+    run = play(rounds=2, sites=sites(tmp_path, 2, insecure_seed="true", keep_model=str(tmp_path / "own")))
+    found = flatten(run.arrays("hypotheses"))
+    federation = open_federation(SYNTHETIC)
+    kept = sorted((tmp_path / "own").iterdir())
+    assert len(kept) == 200
+    for number in (0, 57, 150):
+        x, y = federation.client(number)
+        best = found[np.argmin([np.square(x @ theta - y).mean() for theta in found])]
+        own = safetensors.numpy.load_file(tmp_path / "own" / f"client-{number}.safetensors")
+        np.testing.assert_array_equal(own["weight"][0], best.astype(np.float32))
+
+
+def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(play: Play, tmp_path: Path) -> None:
+    run = play(rounds=1, sites=sites(tmp_path, 2))
+    request = keep_request(to_array_record(run.arrays("hypotheses")))
+    for wanted in (False, True):
+        entries = {"keep_model": str(tmp_path / "own")} if wanted else {}
+        grid = InProcessGrid(client.app.app, tomllib.loads((run.folder / "config.toml").read_text())["config"],
+                             node_configs=sites(tmp_path, 1, **entries))  # fmt: skip
+        (node,) = grid.get_node_ids()
+        (reply,) = grid.send_and_receive([Message(request, node, "query.keep", group_id="keep")])
+        assert not reply.has_error()
+        assert not dict(reply.content), "whether a site keeps its models is its own affair"
+        assert (tmp_path / "own").exists() == wanted
+
+
+@pytest.mark.parametrize(
+    "entries", [{"place": "3/3"}, {"place": "one"}, {"insecure-seed": "perhaps"}, {"keep-model": "here"}]
+)
+def test_a_site_that_is_set_up_wrongly_takes_no_part(play: Play, tmp_path: Path, entries: dict[str, str]) -> None:
+    (site,) = sites(tmp_path, 1)
+    with pytest.raises(RosterError):
+        play(sites=[site | entries], node_wait=0.1)

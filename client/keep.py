@@ -1,0 +1,46 @@
+"""A client's own model when a run is over: the hypothesis that fits its data best, kept at home."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from client.cohort import Cohort, best_hypothesis, choose_engine, pick_device, score
+from client.node import Node
+from protocol import Arrays
+
+
+def keep(node: Node, hypotheses: Arrays, run_config: Mapping[str, Any]) -> None:
+    """Write ``client-N.safetensors`` for each client of the node to the folder that its site names.
+
+    N is the client's number in the data, and each file replaces that of the run before. A model of
+    which a part stays on the node comes as it was broadcast.
+
+    Parameters
+    ----------
+    node : Node
+    hypotheses : dict of ndarray, each (k, \\*shape)
+    run_config : mapping
+    """
+    folder = node.site.keep_model
+    assert folder is not None
+    folder.mkdir(parents=True, exist_ok=True)
+    clients = sorted({*node.training, *node.validation})
+    if node.model.local_size:
+        best = np.zeros(len(clients), np.int64)
+    else:
+        device = pick_device(str(run_config["device"]))
+        engine = choose_engine(str(run_config["engine"]), node.model, device)
+        best = best_hypothesis(
+            score(node.model, hypotheses, Cohort.gather(node.federation, clients, device), engine)[0]
+        )
+    for client, j in zip(clients, best.tolist(), strict=True):
+        own = {name: np.ascontiguousarray(value[j]) for name, value in hypotheses.items()}
+        path = folder / f"client-{client}.safetensors"
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        scratch.write_bytes(safetensors.numpy.save(own))
+        scratch.replace(path)
