@@ -13,28 +13,35 @@ from flwr.supercore import log
 
 # Seconds between looks. Short at first, for simulations; then a share of the time waited.
 _SHORTEST, _LONGEST, _SHARE = 0.01, 0.5, 0.05
+# Messages without a reply, of rounds that are over.
+_REMEMBERED = 1000
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A reply with the message it is for.
+    """A reply, with the node and the type of the message it is for.
 
     Error replies that the SuperLink makes for a node that is gone name the SuperLink as their
     sender, so that a node is known by the message that was sent to it alone.
+
+    Attributes
+    ----------
+    node : int
+    kind : str
+    reply : Message
     """
 
-    sent: Message
+    node: int
+    kind: str
     reply: Message
 
-    @property
-    def node(self) -> int:
-        """Id of the node that was asked."""
-        return self.sent.metadata.dst_node_id
 
-    @property
-    def kind(self) -> str:
-        """Type of the message."""
-        return self.sent.metadata.message_type
+@dataclass(frozen=True)
+class _Sent:
+    """What must be remembered of a message; its content may be large."""
+
+    node: int
+    kind: str
 
 
 class Exchange:
@@ -52,7 +59,7 @@ class Exchange:
     def __init__(self) -> None:
         self.dropped = 0
         self.silent: set[int] = set()
-        self._overdue: dict[str, Message] = {}
+        self._overdue: dict[str, _Sent] = {}
 
     def run(
         self,
@@ -83,7 +90,8 @@ class Exchange:
         """
         self.dropped = 0
         stored = set(grid.push_messages(list(messages)))
-        waiting = {sent.metadata.message_id: sent for sent in messages if sent.metadata.message_id in stored}
+        data = [message.metadata for message in messages]
+        waiting = {one.message_id: _Sent(one.dst_node_id, one.message_type) for one in data if one.message_id in stored}
         if len(waiting) < len(messages):
             log(WARNING, "%d of %d messages could not be sent", len(messages) - len(waiting), len(messages))
         began = time.monotonic()
@@ -93,26 +101,26 @@ class Exchange:
                 answer = self._match(reply, waiting, keep_late)
                 if answer is not None:
                     answers.append(answer)
-            needed = [sent for sent in waiting.values() if sent.metadata.message_type not in keep_late]
+            needed = [sent for sent in waiting.values() if sent.kind not in keep_late]
             waited = time.monotonic() - began
             if not needed or waited >= timeout or enough(answers):
                 break
             time.sleep(min(_LONGEST, max(_SHORTEST, _SHARE * waited), timeout - waited))
-        self.silent = {sent.metadata.dst_node_id for sent in needed}
+        self.silent = {sent.node for sent in needed}
         self._overdue |= waiting
+        for oldest in list(self._overdue)[:-_REMEMBERED]:
+            del self._overdue[oldest]
         return answers
 
-    def _match(self, reply: Message, waiting: dict[str, Message], keep_late: Sequence[str]) -> Answer | None:
+    def _match(self, reply: Message, waiting: dict[str, _Sent], keep_late: Sequence[str]) -> Answer | None:
         """Return the reply with its message, and forget the message; None where it is of no use."""
-        sent_id = reply.metadata.reply_to_message_id
+        sent_id, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
         late = self._overdue.pop(sent_id, None)
         sent = waiting.pop(sent_id, late)
-        stranger = (
-            sent is not None and not reply.has_error() and reply.metadata.src_node_id != sent.metadata.dst_node_id
-        )
-        if sent is None or stranger or (late is not None and sent.metadata.message_type not in keep_late):
+        stranger = sent is not None and not reply.has_error() and source != sent.node
+        if sent is None or stranger or (late is not None and sent.kind not in keep_late):
             self.dropped += 1
-            node = reply.metadata.src_node_id if sent is None or stranger else sent.metadata.dst_node_id
+            node = source if sent is None or stranger else sent.node
             log(WARNING, "dropped a reply of node %s that came late, twice or unasked", node)
             return None
-        return Answer(sent, reply)
+        return Answer(sent.node, sent.kind, reply)
