@@ -11,6 +11,13 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests of a file together, and all slow ones, of which many look at this machine's processes."""
+    for item in items:
+        group = "slow" if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+
+
 @pytest.fixture(autouse=True)
 def umbel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty $UMBEL_HOME, so that no test reads or writes the user's."""
