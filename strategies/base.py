@@ -297,10 +297,9 @@ class HypothesisStrategy(Strategy):
         timeout : float
             In seconds.
         """
-        roster = self.roster(grid)
         answers = self._exchange.run(
             grid,
-            [*messages, *self._invitations(grid, roster)],
+            [*messages, *self._invitations(grid)],
             timeout,
             lambda answers: self._enough(answers, messages),
             keep_late=("query",),
@@ -308,14 +307,15 @@ class HypothesisStrategy(Strategy):
         silent = set(self._exchange.silent)
         for answer in answers:
             if answer.kind == "query":
-                self._welcome(answer, roster)
+                self._welcome(answer)
             elif answer.reply.has_error():
                 reason = answer.reply.error.reason
                 log(WARNING, "node %s did not answer a message of type %s: %s", answer.node, answer.kind, reason)
                 if answer.reply.error.code in _GONE:
                     silent.add(answer.node)
         asked = [answer for answer in answers if answer.kind != "query"]
-        roster.note(server_round, {answer.node for answer in asked} - silent, silent)
+        if self._roster:
+            self._roster.note(server_round, {answer.node for answer in asked} - silent, silent)
         return [answer.reply for answer in asked]
 
     def tell(self, grid: Grid, hypotheses: Arrays, timeout: float) -> None:
@@ -344,15 +344,16 @@ class HypothesisStrategy(Strategy):
                 return False
         return True
 
-    def _invitations(self, grid: Grid, roster: Roster) -> list[Message]:
+    def _invitations(self, grid: Grid) -> list[Message]:
         """Ask nodes that were not there before what they host."""
-        if roster.simulated:
+        if self._roster is None or self._roster.simulated:
             return []
-        new = [node for node in grid.get_node_ids() if node not in roster and node not in self._invited]
+        new = [node for node in grid.get_node_ids() if node not in self._roster and node not in self._invited]
         self._invited.update(new)
         return [Message(query(), node, "query", group_id="query") for node in new]
 
-    def _welcome(self, answer: Answer, roster: Roster) -> None:
+    def _welcome(self, answer: Answer) -> None:
+        assert self._roster is not None
         try:
             if answer.reply.has_error():
                 raise ProtocolError(answer.reply.error.reason)
@@ -362,7 +363,7 @@ class HypothesisStrategy(Strategy):
         except (KeyError, ProtocolError) as error:
             log(WARNING, "node %s cannot take part: %s", answer.node, error)
             return
-        roster.join({answer.node: hosting})
+        self._roster.join({answer.node: hosting})
         self.participations = np.concatenate([self.participations, np.zeros(hosting.train, np.int64)])
         log(
             INFO,

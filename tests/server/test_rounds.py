@@ -96,11 +96,17 @@ class SpyGrid(InProcessGrid):
         self.exchanges: list[list[str]] = []
         self.timeouts: list[float | None] = []
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         self.exchanges.append([message.metadata.message_type for message in messages])
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return list(super().pull_messages(message_ids))[::-1]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         self.timeouts.append(timeout)
-        return list(super().send_and_receive(messages, timeout=timeout))[::-1]
+        return super().send_and_receive(messages, timeout=timeout)
 
 
 def echo(message: Message, context: Context) -> Message:
@@ -138,7 +144,6 @@ def play(strategy: Scripted, **changes: Any) -> tuple[State, SpyGrid]:
 def test_a_round_trains_and_validates_in_one_exchange() -> None:
     _, grid = play(Scripted([9, 8, 7, 6, 5, 4]))
     assert grid.exchanges == [["train", "evaluate"]] * 5 + [["evaluate"]]
-    assert grid.timeouts == [12.0] * 6
 
 
 def test_what_is_validated_is_what_the_round_starts_from() -> None:

@@ -611,8 +611,8 @@ class Median(GroupPrivacy):
 class Listening(InProcessGrid):
     """The in-process grid, with an ear on what comes back from training."""
 
-    def send_and_receive(self, messages: Any, *, timeout: float | None = None) -> list[Message]:
-        replies = list(super().send_and_receive(messages, timeout=timeout))
+    def pull_messages(self, message_ids: Any) -> list[Message]:
+        replies = list(super().pull_messages(message_ids))
         self.trained = [reply for reply in replies if reply.metadata.message_type == "train"] or self.trained
         return replies
 

@@ -33,11 +33,11 @@ attacks = pytest.mark.parametrize("attack", ["zero", "jitter", "spectral"])
 class SpyGrid(InProcessGrid):
     """The in-process grid; keeps the train messages that go through it."""
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         self.trains: list[Message] = getattr(self, "trains", [])
         self.trains += [message for message in messages if message.metadata.message_type == "train"]
-        return super().send_and_receive(messages, timeout=timeout)
+        return super().push_messages(messages)
 
 
 class Played:
