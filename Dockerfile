@@ -4,9 +4,6 @@ FROM python:3.11-slim
 
 # cpu, or cuda for machines with an NVIDIA GPU
 ARG TORCH=cpu
-# Number of the user that everything runs as. Private keys on the host are readable by their owner alone, so it is
-# their owner's.
-ARG IMAGE_UID=1000
 
 WORKDIR /app
 COPY pyproject.toml constraints.txt ./
@@ -22,6 +19,8 @@ RUN case "$TORCH" in \
  && pip install --no-cache-dir --constraint constraints.txt --requirement /tmp/requirements.txt \
  && rm /tmp/requirements.txt
 
+# Everything runs as the user of this number, who must own the private keys on the host: nobody else may read them.
+ARG IMAGE_UID=1000
 # Volumes take the owner of the folder they are first mounted on.
 RUN useradd --uid "$IMAGE_UID" --no-create-home umbel \
  && mkdir /state /umbel /ledger \

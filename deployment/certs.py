@@ -48,7 +48,10 @@ def main(
     node: Annotated[list[str] | None, typer.Option(help="A node to make a key for; again for each.")] = None,
     out: Annotated[Path, typer.Option(help="The folder.")] = Path("certs"),
     owner: Annotated[
-        int, typer.Option(envvar="IMAGE_UID", help="Whose the private files are when root makes them.")
+        int,
+        typer.Option(
+            envvar="IMAGE_UID", help="Number of the image's user, who gets the private files if root makes them."
+        ),
     ] = 1000,
 ) -> None:
     """Make what is missing in the folder."""
@@ -76,7 +79,7 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     nodes : list of str
         Names of the nodes.
     owner : int
-        Number of the user whom private files belong to when root writes them.
+        Number of the image's user, who gets the private files when root writes them.
 
     Raises
     ------
@@ -92,8 +95,8 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
 
-    def write(name: str, content: bytes, private: bool = False) -> None:
-        _write(folder / name, content, owner if private else None)
+    def write(name: str, content: bytes, mode: int = 0o644, reader: int | None = None) -> None:
+        _write(folder / name, content, mode, reader)
         made.append(folder / name)
 
     def missing(name: str) -> bool:
@@ -103,19 +106,19 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
         if not (missing("ca.key") and missing("ca.crt")):
             raise CertificateError(f"{folder} has one of ca.key and ca.crt; restore the other, or remove both")
         key = ec.generate_private_key(ec.SECP384R1())
-        write("ca.key", _pem(key), private=True)
+        write("ca.key", _pem(key), 0o600)  # no container reads it
         write("ca.crt", _authority(key).public_bytes(Encoding.PEM))
     ca_key, ca = _read_key(folder / "ca.key"), _read_certificate(folder / "ca.crt")
     if missing("server.key") or missing("server.crt") or _stale(folder, ca, subjects):
         key = ec.generate_private_key(ec.SECP384R1())
-        write("server.key", _pem(key), private=True)
+        write("server.key", _pem(key), 0o600, owner)
         write("server.crt", _server(key, subjects, ca, ca_key).public_bytes(Encoding.PEM))
     if missing("superexec.secret"):
-        write("superexec.secret", secrets.token_hex(32).encode(), private=True)
+        write("superexec.secret", secrets.token_hex(32).encode(), 0o600, owner)
     for node in nodes:
         if missing(node):
             key = ec.generate_private_key(ec.SECP384R1())
-            write(node, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), private=True)
+            write(node, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600, owner)
             public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
             write(f"{node}.pub", public + f" {node}\n".encode())
     return made
@@ -222,16 +225,16 @@ def _read_certificate(file: Path) -> x509.Certificate:
         raise CertificateError(f"{file} cannot be read as a certificate: {error}") from None
 
 
-def _write(file: Path, content: bytes, owner: int | None) -> None:
-    """Write a file whole or not at all, for `owner`'s eyes alone if there is one."""
+def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
+    """Write a file whole or not at all, and give it to `reader` if root writes it."""
     scratch = file.with_name(f".{file.name}.{os.getpid()}")
     try:
-        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644 if owner is None else 0o600)
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
-        if owner is not None and os.geteuid() == 0:
+        if reader is not None and os.geteuid() == 0:
             # A container mounts the file as it is, and its user is not root.
-            os.chown(scratch, owner, owner)
+            os.chown(scratch, reader, reader)
         scratch.replace(file)
     finally:
         scratch.unlink(missing_ok=True)

@@ -58,9 +58,10 @@ def main(
         finally:
             # The volumes stay, and with them what each site has spent.
             compose("down")
+        _title("All is down; the sites' ledgers are still on their volumes")
         for site in SITES:
-            _title(f"What {site} has spent, on its own volume")
             compose("run", "--rm", "--no-deps", f"{site}-app", "python", "-m", "privacy", "ledger", "check", LEDGER)
+        compose("down")
     except (DemoError, FederationError, certs.CertificateError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
