@@ -9,11 +9,11 @@ WORKDIR /app
 COPY pyproject.toml constraints.txt ./
 # PyPI's own torch is the CUDA build. Nothing but torch is taken from the other index.
 RUN case "$TORCH" in \
-      cpu) index=https://download.pytorch.org/whl/cpu ;; \
-      cuda) index=https://pypi.org/simple ;; \
+      cpu) pip install --no-cache-dir --no-deps --constraint constraints.txt \
+             --index-url https://download.pytorch.org/whl/cpu torch ;; \
+      cuda) ;; \
       *) echo "build argument TORCH must be cpu or cuda, got $TORCH" >&2; exit 1 ;; \
     esac \
- && pip install --no-cache-dir --no-deps --constraint constraints.txt --index-url "$index" torch \
  && python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
       > /tmp/requirements.txt \
  && pip install --no-cache-dir --constraint constraints.txt --requirement /tmp/requirements.txt \

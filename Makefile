@@ -33,10 +33,10 @@ check: $(READY) ## Lint, check types, and check which way imports run
 image: $(READY) ## Build the container image; make image TORCH=cuda for machines with a GPU
 	$(BIN)/docker-compose build image
 
-certs: $(READY) ## Make certificates and node keys: make certs SERVER=umbel.example.org NODES="site-1 site-2"
-	$(BIN)/python -m deployment.certs --server "$(SERVER)" $(NODES:%=--node %)
+certs: $(READY) ## Make certificates and node keys: make certs NAMES=umbel.example.org NODES="site-1 site-2"
+	$(BIN)/python -m deployment.certs --server "$(NAMES)" $(NODES:%=--node %)
 
-compose-demo: $(READY) ## Hospital charges over three sites in containers: make compose-demo CSV=... GEONAMES=...
+compose-demo: $(READY) ## Hospital charges over three sites in containers: make compose-demo CSV=... GEO...
 	$(BIN)/python -m deployment.demo $(if $(CSV),--csv "$(CSV)") $(if $(GEONAMES),--geonames "$(GEONAMES)")
 
 clean: ## Remove the virtual environment and caches
