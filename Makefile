@@ -30,13 +30,13 @@ check: $(READY) ## Lint, check types, and check which way imports run
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-image: $(READY) ## Build the container image; make image TORCH=cuda for machines with a GPU
+image: $(READY) ## Build the container image: make image, or make image TORCH=cuda for a GPU
 	$(BIN)/docker-compose build image
 
 certs: $(READY) ## Make certificates and node keys: make certs NAMES=umbel.example.org NODES="site-1 site-2"
 	$(BIN)/python -m deployment.certs --server "$(NAMES)" $(NODES:%=--node %)
 
-compose-demo: $(READY) ## Hospital charges over three sites in containers: make compose-demo CSV=... GEO...
+compose-demo: $(READY) ## Hospital charges over three sites in containers: make compose-demo CSV=... GEONAMES=...
 	$(BIN)/python -m deployment.demo $(if $(CSV),--csv "$(CSV)") $(if $(GEONAMES),--geonames "$(GEONAMES)")
 
 clean: ## Remove the virtual environment and caches

@@ -231,6 +231,7 @@ def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
     try:
         descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, mode)  # whatever the umask: a container must read what is public
             stream.write(content)
         if reader is not None and os.geteuid() == 0:
             # A container mounts the file as it is, and its user is not root.
