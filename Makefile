@@ -3,12 +3,14 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= configs/synthetic.toml
+# Private keys are their owner's alone, and the image's user is their owner.
+export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test quick check clean
+.PHONY: help demo run test quick check image certs compose-demo clean
 
 help: ## Show this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(READY) ## Learn two models from 100 clients, privately, in a simulation on this machine
 	$(BIN)/python -m simulation.launch
@@ -27,6 +29,15 @@ check: $(READY) ## Lint, check types, and check which way imports run
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+image: $(READY) ## Build the container image: make image, or make image TORCH=cuda for a GPU
+	$(BIN)/docker-compose build image
+
+certs: $(READY) ## Make certificates and node keys: make certs NAMES=umbel.example.org NODES="site-1 site-2"
+	$(BIN)/python -m deployment.certs --server "$(NAMES)" $(NODES:%=--node %)
+
+compose-demo: $(READY) ## Hospital charges over three sites in containers: make compose-demo CSV=... GEONAMES=...
+	$(BIN)/python -m deployment.demo $(if $(CSV),--csv "$(CSV)") $(if $(GEONAMES),--geonames "$(GEONAMES)")
 
 clean: ## Remove the virtual environment and caches
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage

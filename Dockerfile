@@ -1,0 +1,39 @@
+# One image for every process: SuperLink, SuperNode and the executors beside them. It holds the pinned requirements and
+# the code, and neither a key nor data: those are mounted.
+FROM python:3.11-slim
+
+# cpu, or cuda for machines with an NVIDIA GPU
+ARG TORCH=cpu
+
+WORKDIR /app
+COPY pyproject.toml constraints.txt ./
+# PyPI's own torch is the CUDA build. Nothing but torch is taken from the other index.
+RUN case "$TORCH" in \
+      cpu) pip install --no-cache-dir --no-deps --constraint constraints.txt \
+             --index-url https://download.pytorch.org/whl/cpu torch ;; \
+      cuda) ;; \
+      *) echo "build argument TORCH must be cpu or cuda, got $TORCH" >&2; exit 1 ;; \
+    esac \
+ && python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"], sep="\n")' \
+      > /tmp/requirements.txt \
+ && pip install --no-cache-dir --constraint constraints.txt --requirement /tmp/requirements.txt \
+ && rm /tmp/requirements.txt
+
+# Everything runs as the user of this number, who must own the private keys on the host: nobody else may read them.
+ARG IMAGE_UID=1000
+# Volumes take the owner of the folder they are first mounted on.
+RUN useradd --uid "$IMAGE_UID" --no-create-home umbel \
+ && mkdir /state /umbel /ledger \
+ && chown umbel /state /umbel /ledger
+
+COPY . .
+USER $IMAGE_UID
+
+# The root file system is read-only where compose runs it: what Flower and libraries cache goes to /tmp.
+ENV HOME=/tmp \
+    FLWR_HOME=/tmp/flwr \
+    UMBEL_HOME=/umbel \
+    PYTHONUNBUFFERED=1 \
+    FLWR_TELEMETRY_ENABLED=0 \
+    FLWR_DISABLE_UPDATE_CHECK=1 \
+    FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1

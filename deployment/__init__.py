@@ -1,0 +1,1 @@
+"""Across machines: certificates, a health check, a demonstration. See docs/deployment.md."""
