@@ -40,7 +40,9 @@ def write_key(path: Path) -> None:
     """Write a node's private key to `path`, and its public key beside it, ending in ``.pub``."""
     key = ec.generate_private_key(ec.SECP384R1())
     path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
-    path.with_name(path.name + ".pub").write_bytes(key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH))
+    path.with_name(path.name + ".pub").write_bytes(
+        key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    )
 
 
 def _name(common: str) -> x509.Name:

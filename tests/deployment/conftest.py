@@ -26,13 +26,13 @@ SHORT: dict[str, Any] = {
 """Run config of small runs over sites that serve their own data."""
 
 
-def write_site(folder: Path, slope: float) -> str:
-    """Write a federation of `CLIENTS` clients, all but one of which train, and return its path."""
+def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
+    """Write a federation whose last client is for validation, and return its path."""
     generator = np.random.default_rng(round(1000 * abs(slope)))
-    features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
+    features = generator.uniform(-1, 1, (10 * clients, 2)).astype(np.float32)
     targets = (slope * features[:, 0] + features[:, 1]).astype(np.float32)
-    manifest = Manifest(folder.name, CLIENTS, {"train": TRAIN, "validation": CLIENTS - TRAIN}, "linear", "mse")
-    write_federation(folder, manifest, features, targets, offsets_of([10] * CLIENTS))
+    manifest = Manifest(folder.name, clients, {"train": clients - 1, "validation": 1}, "linear", "mse")
+    write_federation(folder, manifest, features, targets, offsets_of([10] * clients))
     return str(folder)
 
 

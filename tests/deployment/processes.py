@@ -29,7 +29,6 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
-import numpy as np
 import psutil
 import safetensors.numpy
 import tomli_w
@@ -82,10 +81,14 @@ class Member:
         return said.group(1) if said else ""
 
     @property
+    def ledger(self) -> Path:
+        """Where the site keeps its charges."""
+        return self.folder / "ledger.sqlite"
+
+    @property
     def charges(self) -> list[dict[str, object]]:
         """Every row of the site's ledger, oldest first; empty where there is none yet."""
-        path = self.folder / "ledger.sqlite"
-        return list(Ledger(path).rows()) if path.exists() else []
+        return list(Ledger(self.ledger).rows()) if self.ledger.exists() else []
 
     @property
     def client_apps(self) -> list[psutil.Process]:
@@ -214,18 +217,14 @@ class Deployment:
         """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder."""
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
-        self.nodes[name] = self.start_stranger(name, key, **node_config)
+        self.nodes[name] = self._start_node(name, ["--auth-supernode-private-key", str(key), *self._tls], node_config)
         return self.nodes[name]
 
-    def start_stranger(self, name: str, key: Path | None = None, tls: bool = True, **node_config: Any) -> Member:
-        """Start a SuperNode with whatever key it has, and without TLS if so asked."""
-        node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
-        pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self._port}", "--max-retries", "3"]
-        command += ["--host", "127.0.0.1", "--port", str(free_port()), "--node-config", pairs]
-        command += ["--root-certificates", str(self.folder / "ca.crt")] if tls else ["--insecure"]
-        command += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start(name, command)
+    def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
+        """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
+        options = self._tls if tls else ["--insecure"]
+        options += ["--auth-supernode-private-key", str(key)] if key else []
+        return self._start_node(name, [*options, "--max-retries", "3"], {})
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -271,7 +270,7 @@ class Deployment:
             return status if status.startswith("finished") else ""
 
         # Each look starts a process, which takes a share of the machine from the run itself.
-        return wait_until(f"end of run {run.id}", finished, seconds, pause=2.0)
+        return wait_until(f"end of run {run.id}", finished, seconds, pause=4.0)
 
     def flwr(self, *arguments: str) -> str:
         """Return what a command of Flower prints."""
@@ -305,6 +304,16 @@ class Deployment:
             if not dead and Path(home).is_relative_to(self.folder):
                 mine.append(process)
         return mine
+
+    @property
+    def _tls(self) -> list[str]:
+        return ["--root-certificates", str(self.folder / "ca.crt")]
+
+    def _start_node(self, name: str, options: list[str], node_config: dict[str, Any]) -> Member:
+        node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
+        pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self._port}", *options, "--node-config", pairs]
+        return self._start(name, [*command, "--host", "127.0.0.1", "--port", str(free_port())])
 
     def _start(self, name: str, command: list[str]) -> Member:
         folder = self.folder / name

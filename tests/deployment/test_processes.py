@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-import tomllib
 
 from tests.deployment.conftest import CLIENTS, SHORT, TRAIN, write_site
 from tests.deployment.processes import Deployment, Member, Run
@@ -77,9 +77,7 @@ def test_the_run_folder_is_whole(episode: Episode) -> None:
     assert folder.name in (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_each_ledger_holds_what_its_clients_released_and_nothing_else(
-    deployment: Deployment, episode: Episode
-) -> None:
+def test_each_ledger_holds_what_its_clients_released_and_nothing_else(deployment: Deployment, episode: Episode) -> None:
     charged = []
     for name, trains in [("north", TRAIN), ("south", CLIENTS), ("west", CLIENTS)]:
         rows = [row for row in deployment.nodes[name].charges if row["run"] == episode.run.id]
@@ -123,7 +121,7 @@ def test_when_every_site_refuses_the_run_ends_where_it_began_and_only_the_sites_
     assert not [row for node in deployment.nodes.values() for row in node.charges if row["run"] == run.id]
 
     log = deployment.server_log(run)
-    assert log.count("a node did not answer: refused") == 3
+    assert log.count(": refused") == 3
     reason = f"this site accepts no less than {LEAST}".encode()
     knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
     assert knows == {node.folder / "log" for node in deployment.nodes.values()}
