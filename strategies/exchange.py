@@ -89,6 +89,10 @@ class Exchange:
             One a message at most, in no order.
         """
         self.dropped = 0
+        for message in messages:
+            if message.metadata.message_type not in keep_late:
+                # A node that would pick it up when the round is over would train, and pay, for nothing.
+                message.metadata.ttl = min(message.metadata.ttl, timeout)
         stored = set(grid.push_messages(list(messages)))
         data = [message.metadata for message in messages]
         waiting = {one.message_id: _Sent(one.dst_node_id, one.message_type) for one in data if one.message_id in stored}

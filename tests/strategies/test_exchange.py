@@ -218,3 +218,11 @@ def test_nobody_is_left_out_of_a_run_without_faults(kind: str) -> None:
     there.note(1, [20, 30], [])
     present: Callable[[int], list[int]] = lambda t: there.present(kind, t).tolist()  # noqa: E731
     assert present(2) == list(range(3 if kind == TRAIN else 2))
+
+
+def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late() -> None:
+    grid = Answering()
+    Exchange().run(grid, [to(1), to(1, "query")], timeout=7, keep_late=["query"])
+    round_message, invitation = grid.sent
+    assert round_message.metadata.ttl == 7
+    assert invitation.metadata.ttl > 3600

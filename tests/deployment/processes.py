@@ -1,0 +1,381 @@
+"""A deployment on this machine: a SuperLink and SuperNodes as processes of their own, over TLS.
+
+::
+
+    with Deployment(folder) as deployment:
+        deployment.start_node("hospital", **{"data-path": "/data/hospital"})
+        run = deployment.submit(rounds=2)
+        assert deployment.wait(run) == "finished:completed"
+
+Everything lies in `folder`. When the block is left no process of the deployment remains.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import psutil
+import safetensors.numpy
+import tomli_w
+from numpy.typing import NDArray
+
+from privacy.ledger import Ledger
+from tests.deployment.certificates import write_certificates, write_key
+
+APP = Path(__file__).resolve().parent.parent.parent
+CONNECTION = "deployment"
+START_S, RUN_S, STOP_S = 60.0, 240.0, 20.0
+
+T = TypeVar("T")
+
+
+def wait_until(what: str, condition: Callable[[], T], seconds: float, pause: float = 0.1) -> T:
+    """Return the first true value of `condition`; fail when there is none after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"after {seconds:.0f} s still no {what}"
+        time.sleep(pause)
+    return value
+
+
+@dataclass
+class Member:
+    """A SuperLink or a SuperNode: a process, the leader of a group, and its files.
+
+    Attributes
+    ----------
+    name : str
+    process : Popen
+    folder : Path
+        Of its own; nobody else's home or ledger is there.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+
+    @property
+    def log(self) -> str:
+        """What it has said so far, and the processes that it started."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def node_id(self) -> str:
+        """Its number at the SuperLink; empty before it has one."""
+        said = re.search(r"SuperNode ID: (\d+)", self.log)
+        return said.group(1) if said else ""
+
+    @property
+    def ledger(self) -> Path:
+        """Where the site keeps its charges."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def charges(self) -> list[dict[str, object]]:
+        """Every row of the site's ledger, oldest first; empty where there is none yet."""
+        return list(Ledger(self.ledger).rows()) if self.ledger.exists() else []
+
+    @property
+    def client_apps(self) -> list[psutil.Process]:
+        """The processes that answer a message right now."""
+        return [one for one in self._descendants() if any("flwr-clientapp" in word for word in _command_line(one))]
+
+    def kill(self) -> None:
+        """End it, and all that it started, as a power cut does."""
+        _kill([psutil.Process(self.process.pid), *self._descendants()])
+        self.process.wait(STOP_S)
+
+    def _descendants(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+
+class Run:
+    """A submitted run, as the folder that it leaves shows it.
+
+    Parameters
+    ----------
+    id : str
+        Flower's number of the run.
+    runs : Path
+        Where the server keeps its runs.
+    """
+
+    def __init__(self, id: str, runs: Path) -> None:
+        self.id = id
+        self._runs = runs
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, named after the end of its number."""
+        [folder] = self._runs.glob(f"*-{int(self.id) % 10**6:06d}")
+        return folder
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The finished rounds; none before the first."""
+        try:
+            lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        except (FileNotFoundError, ValueError):
+            return []
+        return [json.loads(line) for line in lines]
+
+    @property
+    def participations(self) -> dict[int, int]:
+        """How often each client released, as the server counts them."""
+        with (self.folder / "ledger.csv").open(encoding="utf-8") as file:
+            return {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
+
+    @property
+    def releases(self) -> int:
+        """How many releases the server has used."""
+        return sum(self.participations.values())
+
+    def hypotheses(self, name: str = "latest") -> dict[str, NDArray[Any]]:
+        """Return the arrays of a file of hypotheses."""
+        return safetensors.numpy.load_file(self.folder / f"{name}.safetensors")
+
+
+class Deployment:
+    """A SuperLink with TLS and node authentication, the SuperNodes that are started on it, and its runs.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty folder that it may fill.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Member] = {}
+        self._home = folder / "user"
+        self._port = free_port()
+        self._superlink: Member | None = None
+
+    def __enter__(self) -> Self:
+        self._home.mkdir()
+        write_certificates(self.folder)
+        address = f"127.0.0.1:{self._port}"
+        connection = {"address": address, "root-certificates": str(self.folder / "ca.crt")}
+        (self._home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
+        )
+        try:
+            self.start_superlink()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop()
+
+    @property
+    def superlink(self) -> Member:
+        """The SuperLink; its log holds the ServerApp's as well."""
+        assert self._superlink
+        return self._superlink
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again with the database that it left."""
+        folder = self.folder / "superlink"
+        # What lies in its working directory would be imported ahead of the app.
+        (folder / "empty").mkdir(parents=True, exist_ok=True)
+        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self._port), "--enable-supernode-auth"]
+        command += ["--database", str(folder / "state.db"), "--ssl-ca-certfile", str(self.folder / "ca.crt")]
+        command += ["--ssl-certfile", str(self.folder / "server.pem"), "--ssl-keyfile", str(self.folder / "server.key")]
+        self._superlink = self._start("superlink", command)
+        trusted = ssl.create_default_context(cafile=self.folder / "ca.crt")
+
+        def healthy() -> bool:
+            assert self.superlink.process.poll() is None, self.superlink.log
+            try:
+                return httpx.get(f"https://127.0.0.1:{self._port}/health", verify=trusted, timeout=2).is_success
+            except httpx.HTTPError:
+                return False
+
+        wait_until("SuperLink", healthy, START_S)
+
+    def start_node(self, name: str, **node_config: Any) -> Member:
+        """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder."""
+        key = self.write_key(name)
+        self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
+        self.nodes[name] = self._start_node(name, ["--auth-supernode-private-key", str(key), *self._tls], node_config)
+        return self.nodes[name]
+
+    def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
+        """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
+        options = self._tls if tls else ["--insecure"]
+        options += ["--auth-supernode-private-key", str(key)] if key else []
+        return self._start_node(name, [*options, "--max-retries", "3"], {})
+
+    def write_key(self, name: str) -> Path:
+        """Make a key that the SuperLink does not know yet."""
+        key = self.folder / f"{name}.key"
+        write_key(key)
+        return key
+
+    def wait_until_online(self, *names: str) -> None:
+        """Wait until these nodes, or else all that were started, are there."""
+        nodes = [self.nodes[name] for name in names or self.nodes]
+        for node in nodes:
+            wait_until(f"connection of {node.name}", lambda node=node: node.node_id, START_S)  # type: ignore[misc]
+        wanted = {node.node_id for node in nodes}
+
+        def online() -> bool:
+            listed = json.loads(self.flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
+            return wanted <= {node["node-id"] for node in listed if node["status"] == "online"}
+
+        wait_until("nodes online", online, START_S)
+
+    def submit(self, **run_config: Any) -> Run:
+        """Submit a run of the app; a key is a run-config key with underscores."""
+        values = {key.replace("_", "-"): value for key, value in run_config.items()}
+        override = self._home / "run-config.toml"
+        override.write_text(tomli_w.dumps(values), encoding="utf-8")
+        answer = self.flwr("run", str(APP), CONNECTION, "--run-config", str(override), "--format", "json")
+        return Run(json.loads(answer)["run-id"], self.folder / "superlink" / "umbel" / "runs")
+
+    def status(self, run: Run) -> str:
+        """Return what Flower says of a run."""
+        answer = self.flwr("list", CONNECTION, "--run-id", run.id, "--format", "json")
+        return str(json.loads(answer)["runs"][0]["status"])
+
+    def server_log(self, run: Run) -> str:
+        """Return what the ServerApp of a run has logged."""
+        return self.flwr("log", run.id, CONNECTION, "--show")
+
+    def wait(self, run: Run, seconds: float = RUN_S) -> str:
+        """Return the status with which a run ends."""
+
+        def finished() -> str:
+            status = self.status(run)
+            return status if status.startswith("finished") else ""
+
+        # Each look starts a process, which takes a share of the machine from the run itself.
+        return wait_until(f"end of run {run.id}", finished, seconds, pause=4.0)
+
+    def flwr(self, *arguments: str) -> str:
+        """Return what a command of Flower prints."""
+        done = subprocess.run(
+            [_tool("flwr"), *arguments],
+            env=self._environment(self._home),
+            cwd=self._home,
+            capture_output=True,
+            text=True,
+            timeout=START_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def tails(self, lines: int = 40) -> str:
+        """Return the ends of all logs, for whoever reads why a test failed."""
+        logs = sorted(self.folder.glob("*/log"))
+        ends = {log.parent.name: log.read_text(encoding="utf-8", errors="replace").splitlines() for log in logs}
+        return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in ends.items())
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all living processes of the deployment, whoever started them: Flower's own homes tell them."""
+        mine = []
+        for process in psutil.process_iter():
+            try:
+                home = process.environ().get("FLWR_HOME", "")
+                dead = process.status() == psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                continue
+            if not dead and Path(home).is_relative_to(self.folder):
+                mine.append(process)
+        return mine
+
+    @property
+    def _tls(self) -> list[str]:
+        return ["--root-certificates", str(self.folder / "ca.crt")]
+
+    def _start_node(self, name: str, options: list[str], node_config: dict[str, Any]) -> Member:
+        node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
+        pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
+        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self._port}", *options, "--node-config", pairs]
+        return self._start(name, [*command, "--host", "127.0.0.1", "--port", str(free_port())])
+
+    def _start(self, name: str, command: list[str]) -> Member:
+        folder = self.folder / name
+        (folder / "empty").mkdir(parents=True, exist_ok=True)
+        # A home of its own: bundles are not installed in one step, and two nodes could load half of one.
+        with (folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                [_tool(command[0]), *command[1:]],
+                cwd=folder / "empty",
+                env=self._environment(folder),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Member(name, process, folder)
+
+    def _environment(self, home: Path) -> dict[str, str]:
+        # Whatever else is called UMBEL_ would be read as the site's policy.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))}
+        return inherited | {
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "UMBEL_HOME": str(home / "umbel"),
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+
+    def _stop(self) -> None:
+        """End all processes, politely first, and make sure that none is left."""
+        for process in self.processes():
+            process.terminate()
+        _, stubborn = psutil.wait_procs(self.processes(), STOP_S)
+        _kill(stubborn)
+        _kill(self.processes())
+        assert not self.processes(), "a process outlives its deployment"
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, STOP_S)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _tool(name: str) -> str:
+    """Return a command of this Python environment."""
+    return str(Path(sys.executable).parent / name)
