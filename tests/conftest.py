@@ -12,9 +12,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, and all slow ones, of which many look at this machine's processes."""
+    """Keep the tests of a file together, and the slow ones: those of deployments mostly wait, the others compute."""
     for item in items:
-        group = "slow" if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
+        file = item.nodeid.partition("::")[0]
+        group = ("waits" if "deployment" in file else "computes") if item.get_closest_marker("slow") else file
         item.add_marker(pytest.mark.xdist_group(group))
 
 

@@ -38,7 +38,6 @@ def in_process(run_config: dict[str, Any], home: Path) -> dict[str, np.ndarray[A
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of one SuperLink for all tests here; it ends with everything it started."""
     home = tmp_path_factory.mktemp("flwr-home")
-    before = {process.pid for process in psutil.process_iter()}
     previous = os.environ.get("UMBEL_HOME")
     os.environ["UMBEL_HOME"] = str(home / "umbel")
     try:
@@ -46,11 +45,11 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
             yield environment
     finally:
         os.environ.pop("UMBEL_HOME") if previous is None else os.environ.update(UMBEL_HOME=previous)
-    flower = ("flower-superlink", "flower-superexec", "flwr-simulation", "raylet", "gcs_server", "ray::")
+    # By what they inherited: other tests, and other people, may run the same programs at the same time.
     left = [
         process.info["cmdline"]
-        for process in psutil.process_iter(["pid", "cmdline"])
-        if process.info["pid"] not in before and any(name in " ".join(process.info["cmdline"] or []) for name in flower)
+        for process in psutil.process_iter(["cmdline", "environ"])
+        if (process.info["environ"] or {}).get("UMBEL_HOME") == str(home / "umbel")
     ]
     assert not left, "the launcher stops what it started"
 
