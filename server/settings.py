@@ -68,6 +68,7 @@ class Settings:
         )
         read.choice("device", DEVICES)
         read.choice("engine", ENGINES)
+        read.text("resume")
         try:
             strategy_class = strategies.load(read.text("strategy"))
             federation = _federation(read.text("federation"))

@@ -19,11 +19,12 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import httpx
+import psutil
 import tomli_w
 import typer
 
@@ -152,7 +153,7 @@ def superlink(home: Path) -> Iterator[dict[str, str]]:
             _wait_until_up(process, port, log_file)
             yield environment
         finally:
-            _stop(process)
+            _stop(process, home)
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
@@ -167,22 +168,23 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
     raise LaunchError(f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}")
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
     """Stop the SuperLink and all that it started, politely first."""
-    group = process.pid
-    for sign in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(group, sign)
-        except ProcessLookupError:
-            return
-        deadline = time.monotonic() + _STOP_S
-        while time.monotonic() < deadline:
-            process.poll()
-            try:
-                os.killpg(group, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.1)
+    process.terminate()
+    for sign in (None, signal.SIGTERM, signal.SIGKILL):
+        # Some are in sessions of their own, and not all are children any more; what they inherited tells.
+        started = [one for one in psutil.process_iter(["environ"]) if _flwr_home(one) == str(home)]
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                if sign is not None:
+                    one.send_signal(sign)
+        psutil.wait_procs(started, timeout=_STOP_S)
+    process.wait()
+
+
+def _flwr_home(process: psutil.Process) -> str | None:
+    environment: dict[str, str] | None = process.info["environ"]
+    return (environment or {}).get("FLWR_HOME")
 
 
 def _outcome(environment: dict[str, str], home: Path) -> tuple[str, str]:

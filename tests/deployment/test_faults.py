@@ -18,7 +18,7 @@ ROUND_S = 20.0
 """How long the server waits for a round's replies."""
 
 
-MANY = 5_000
+MANY = 30_000
 """Clients of one site, so many that drawing their noise takes a while."""
 
 

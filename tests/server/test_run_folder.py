@@ -208,9 +208,9 @@ def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
 
 LEAKS = [
     Leak(1, 7, choice=True, norm=0.25, update=0.5),
-    Leak(3, 7, labels=-0.125),
-    Leak(5, 7, predictions=0.96),
-    Leak(7, 7),
+    Leak(1, 7, labels=-0.125),
+    Leak(2, 7, predictions=0.96),
+    Leak(2, 7),
 ]
 
 
