@@ -7,7 +7,7 @@ CONFIG ?= configs/synthetic.toml
 export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test quick check image certs compose-demo clean
+.PHONY: help demo run test faults quick check image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,6 +20,9 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 
 test: $(READY) ## Run all tests, with coverage
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
+
+faults: $(READY) ## Run the tests in which processes die, by themselves: four minutes of waiting
+	$(BIN)/python -m pytest -m faults
 
 quick: $(READY) ## Run the tests that take no longer than a few seconds each
 	$(BIN)/python -m pytest -m "not slow"

@@ -12,7 +12,8 @@ import pytest
 from tests.deployment.conftest import CLIENTS, SHORT, write_site
 from tests.deployment.processes import Deployment, Member, Run, wait_until
 
-pytestmark = pytest.mark.slow
+# By themselves (`make faults`): rounds of twenty seconds are too short where other tests compute beside them.
+pytestmark = [pytest.mark.slow, pytest.mark.faults]
 
 ROUND_S = 20.0
 """How long the server waits for a round's replies."""
