@@ -239,9 +239,18 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     }
     _check(_parse_leaf(document, path), path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.tmp")
+    write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
+    # A name of the process's own, should two write the same file.
+    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        scratch.write_text(json.dumps(document, separators=(",", ":")) + "\n", encoding="utf-8")
+        with scratch.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +10,7 @@ import safetensors.numpy
 
 from client.cohort import Cohort, best_hypothesis, choose_engine, pick_device, score
 from client.node import Node
+from federation import write_atomically
 from protocol import Arrays
 
 
@@ -40,7 +40,4 @@ def keep(node: Node, hypotheses: Arrays, run_config: Mapping[str, Any]) -> None:
         )
     for client, j in zip(clients, best.tolist(), strict=True):
         own = {name: np.ascontiguousarray(value[j]) for name, value in hypotheses.items()}
-        path = folder / f"client-{client}.safetensors"
-        scratch = path.with_suffix(f".{os.getpid()}.tmp")
-        scratch.write_bytes(safetensors.numpy.save(own))
-        scratch.replace(path)
+        write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own))

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 import models
 from client.cohort import Cohort, best_hypothesis, choose_engine, pick_device, score
-from federation import Federation, FederationError, find_federation, open_federation
+from federation import Federation, FederationError, find_federation, open_federation, write_atomically
 from models.base import Model
 from protocol import Arrays
-from server.run_folder import write_atomically
 
 
 @dataclass(frozen=True)

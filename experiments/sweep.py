@@ -30,9 +30,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.runs import ROOT, Played, Spec, play
-from federation import find_federation, read_manifest
+from federation import find_federation, read_manifest, write_atomically
 from protocol import Arrays
-from server.run_folder import RunFolder, versions, write_atomically
+from server.run_folder import RunFolder, versions
 
 Task = Callable[[Mapping[str, Any]], Played]
 

@@ -15,7 +15,8 @@ import tomli_w
 
 from experiments.runs import LOCAL_ONLY
 from experiments.sweep import PACKAGES, Result
-from server.run_folder import versions, write_atomically
+from federation import write_atomically
+from server.run_folder import versions
 
 Value = str | int | float | None
 

@@ -6,7 +6,6 @@ import csv
 import io
 import json
 import math
-import os
 import platform
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -23,25 +22,12 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
+from federation import write_atomically
 from protocol import Arrays, Hosting
 from server.leak_meter import Leak
 from server.rounds import Round, State
 
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
-    # A name of the process's own, should two write the same file.
-    scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with scratch.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        scratch.replace(path)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
 class RunFolder:

@@ -20,9 +20,8 @@ from rich.progress import track
 
 import client.app
 from experiments.runs import run_config
-from federation import Federation, FederationError, find_federation, open_federation
+from federation import Federation, FederationError, find_federation, open_federation, write_atomically
 from server.rounds import State, initial_hypotheses, run_rounds
-from server.run_folder import write_atomically
 from server.settings import Settings
 from simulation.grid import InProcessGrid
 from strategies.pac_attack import PacAttack, needed, theorem_1

@@ -14,9 +14,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from federation import write_atomically
 from privacy.attacks import quality
 from privacy.attacks.reconstruct import DLG, RANK_ONE, Audit, Images
-from server.run_folder import write_atomically
 
 AVERAGE = "mean image"
 """The baseline: what one scores who answers with the mean of other clients' images and has seen no release."""

@@ -18,9 +18,10 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from federation import write_atomically
 from server.leak_meter import Leak
 from server.rounds import Round, State
-from server.run_folder import RunFolder, spend, write_atomically
+from server.run_folder import RunFolder, spend
 
 LATEST = {"fc.weight": np.arange(4, dtype=np.float32).reshape(2, 1, 2), "fc.bias": np.zeros((2, 1), np.float32)}
 BEST = {name: value + 10 for name, value in LATEST.items()}
