@@ -187,8 +187,50 @@ def open_federation(path: Path) -> Federation:
         rows, or a number is not finite. The text names the file, the client and the fix.
     """
     federation = _open_folder(path) if path.is_dir() else _open_leaf(path)
-    _check(federation, path)
+    check(federation, path)
     return federation
+
+
+def check(federation: Federation, source: Path) -> None:
+    """Raise unless shapes, offsets and values are what the format says; `source` is named in errors."""
+    manifest, offsets = federation.manifest, federation.offsets
+    features, targets = federation.features, federation.targets
+    Manifest.parse(asdict(manifest), source)
+    if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
+        raise FederationError(
+            f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
+            f"got {offsets.dtype} of shape {offsets.shape}"
+        )
+    if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
+        raise FederationError(
+            f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(features):
+        raise FederationError(
+            f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}"
+        )
+    if len(bad := np.flatnonzero(offsets[1:] <= offsets[:-1])):
+        raise FederationError(
+            f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
+        )
+    for name, array in (("features", features), ("targets", targets)):
+        if array.dtype.kind not in "iuf":
+            raise FederationError(f"{source}: {name} must be numbers, got {array.dtype}")
+        if array.dtype.kind == "f" and (row := _first_bad_row(array)) is not None:
+            client = int(np.searchsorted(offsets, row, side="right")) - 1
+            raise FederationError(
+                f"{source}: {name} of client {client}, row {row}, are not finite; remove or repair that row"
+            )
+
+
+def check_out(folder: Path) -> None:
+    """Raise before the work where its result could not be written."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
+        raise FederationError(f"{folder} exists and is not a federation; give another folder with --out")
+    # The folder is put in place by a rename, so it is the one above it that must be writable.
+    above = next(parent for parent in folder.parents if parent.exists())
+    if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
+        raise FederationError(f"{folder} cannot be written; give a folder that can with --out")
 
 
 def write_federation(
@@ -202,7 +244,7 @@ def write_federation(
 
     Replaces a federation already there; any other non-empty folder is left alone with an error.
     """
-    _check(Federation(manifest, features, targets, offsets), folder)
+    check(Federation(manifest, features, targets, offsets), folder)
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "manifest.json").exists())):
         raise FederationError(f"{folder} exists and is not a federation; give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -237,7 +279,7 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
         "num_samples": [len(rows["y"]) for rows in data.values()],
         "user_data": data,
     }
-    _check(_parse_leaf(document, path), path)
+    check(_parse_leaf(document, path), path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
 
@@ -337,38 +379,6 @@ def _parse_leaf(raw: Any, file: Path) -> Federation:
         targets.astype(np.float32) if targets.dtype.kind == "f" else targets,
         offsets_of(len(y) for _, y in clients),
     )
-
-
-def _check(federation: Federation, source: Path) -> None:
-    """Raise unless shapes, offsets and values are what the format says."""
-    manifest, offsets = federation.manifest, federation.offsets
-    features, targets = federation.features, federation.targets
-    Manifest.parse(asdict(manifest), source)
-    if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
-        raise FederationError(
-            f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
-            f"got {offsets.dtype} of shape {offsets.shape}"
-        )
-    if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
-        raise FederationError(
-            f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows"
-        )
-    if offsets[0] != 0 or offsets[-1] != len(features):
-        raise FederationError(
-            f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}"
-        )
-    if len(bad := np.flatnonzero(offsets[1:] <= offsets[:-1])):
-        raise FederationError(
-            f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
-        )
-    for name, array in (("features", features), ("targets", targets)):
-        if array.dtype.kind not in "iuf":
-            raise FederationError(f"{source}: {name} must be numbers, got {array.dtype}")
-        if array.dtype.kind == "f" and (row := _first_bad_row(array)) is not None:
-            client = int(np.searchsorted(offsets, row, side="right")) - 1
-            raise FederationError(
-                f"{source}: {name} of client {client}, row {row}, are not finite; remove or repair that row"
-            )
 
 
 def _first_bad_row(array: NDArray[Any]) -> int | None:

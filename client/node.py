@@ -12,12 +12,30 @@ import numpy as np
 import torch
 
 import models
+from client.table import is_table, open_table
 from federation import Federation, FederationError, Manifest, find_federation, open_federation
 from models.base import Model
 from models.factors import SLOPES
 from privacy.policy import Policy
-from privacy.site import Site
+from privacy.site import GEONAMES_PATH, Site, SiteError
 from protocol import Arrays, Hosting, ProtocolError
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the data lie, and which version of them, so that a node that lives on reads them when they change."""
+
+    path: Path
+    geonames: Path | None
+    version: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, site: Site, run_config: Mapping[str, Any]) -> _Source:
+        path = site.data_path or find_federation(str(run_config["federation"]))
+        files = [*path.iterdir()] if path.is_dir() else [path]
+        files += [site.geonames_path] if site.geonames_path else []
+        stats = [file.stat() for file in sorted(files) if file.is_file()]
+        return cls(path, site.geonames_path, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 @dataclass(frozen=True)
@@ -55,15 +73,14 @@ class Node:
         """
         site = Site.of(node_config)
         policy = Policy.of(site, node_config)
-        path = site.data_path or find_federation(str(run_config["federation"]))
-        modified = _modified(path)
-        federation = _open(path, modified)
+        source = _Source.of(site, run_config)
+        federation = _open(source)
         manifest = federation.manifest
         model_name, loss_name = str(run_config["model"]), str(run_config["loss"])
         if not site.simulated:
             _refuse_foreign(model_name, loss_name, manifest)
         model = models.load_for(model_name, loss_name, manifest.model, manifest.loss)
-        _check_fit(path, modified, model)
+        _check_fit(source, model)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {"train": len(hosted), "validation": 0, "split": train}[policy.role]
@@ -124,12 +141,12 @@ def _refuse_foreign(model: str, loss: str, manifest: Manifest) -> None:
 
 
 @lru_cache(maxsize=4)
-def _check_fit(path: Path, modified: int, model: Model) -> None:
+def _check_fit(source: _Source, model: Model) -> None:
     """Raise unless the model takes the features and its loss the targets, for all clients alike.
 
     Otherwise training would fail at some clients and not at others, which tells about their data.
     """
-    federation = _open(path, modified)
+    federation, path = _open(source), source.path
     if model.local_size:
         if reason := _unfit_preferences(federation, model):
             raise FederationError(f"{path}: model {model.name!r} {reason}; name another model or repair the data")
@@ -175,12 +192,13 @@ def _unfit_preferences(federation: Federation, model: Model) -> str:
     return ""
 
 
-def _modified(path: Path) -> int:
-    """Return when the data last changed, so that a node that lives on reads them again."""
-    files = [*path.iterdir()] if path.is_dir() else [path]
-    return max((file.stat().st_mtime_ns for file in files if file.is_file()), default=0)
-
-
 @lru_cache(maxsize=4)
-def _open(path: Path, _modified: int) -> Federation:
-    return open_federation(path)
+def _open(source: _Source) -> Federation:
+    if not is_table(source.path):
+        return open_federation(source.path)
+    if source.geonames is None:
+        raise SiteError(
+            f"{source.path} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, "
+            f"and set {GEONAMES_PATH} to US.txt in its node config"
+        )
+    return open_table(source.path, source.geonames)

@@ -29,9 +29,9 @@ from rich.progress import Progress, track
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from writers import SIDE, About, Handwriting, check_classes, check_out, write
+from writers import SIDE, About, Handwriting, check_classes, write
 
-from federation import FederationError, umbel_home
+from federation import FederationError, check_out, umbel_home
 
 REPOSITORY = "flwrlabs/femnist"
 """The data set on the Hugging Face hub."""

@@ -29,13 +29,10 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+# A script finds modules next to itself; federation.py is one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from writers import check_out
-
-from federation import FederationError, Manifest, offsets_of, umbel_home, write_federation
+from federation import FederationError, Manifest, check_out, offsets_of, umbel_home, write_federation
 
 SERVICES = (194, 292, 392, 690)
 """The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""
@@ -60,6 +57,9 @@ TARGET: dict[str, Any] = {"name": "Average Total Payments", "unit": "dollars", "
 nearly the same number to a network, whose hypotheses then start as constants: one of them suits everybody best, and
 the others are never trained.
 """
+
+RANGES = {"provider": (1.0, 999_999.0), "zip": (1.0, 99_999.0), "payment": (500.0, 500_000.0)}
+"""The least and the most that a number may be. The published payments are of 2,673 to 156,158 dollars."""
 
 _CHUNK_ROWS = 20_000
 
@@ -91,7 +91,8 @@ def read_charges(csv: Path) -> pd.DataFrame:
     ------
     FederationError
         When the file is no CSV, lacks a column, has no row of the four services, or holds text
-        where a number should be. The text names the file, the column, the row and the fix.
+        where a number should be, or a number outside `RANGES`. The text names the file, the
+        column, the row and the fix.
     """
     parts = []
     for chunk in _chunks(csv):
@@ -101,7 +102,7 @@ def read_charges(csv: Path) -> pd.DataFrame:
     rows = pd.concat(parts)
     if rows.empty:
         raise FederationError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011")
-    numbers = {name: _numbers(rows[name], COLUMNS[name], csv) for name in ("provider", "zip", "payment")}
+    numbers = {name: _numbers(rows[name], COLUMNS[name], csv, *allowed) for name, allowed in RANGES.items()}
     return pd.DataFrame({"service": np.searchsorted(SERVICES, rows["service"].to_numpy(np.int64)), **numbers}).astype(
         {"provider": np.int64, "zip": np.int64}
     )
@@ -170,16 +171,15 @@ def build(
     Raises
     ------
     FederationError
-        When fewer than two providers could be located.
+        When no provider could be located.
     """
     located = np.flatnonzero(np.isfinite(places).all(axis=1))
     charges, places = charges.iloc[located], places[located]
     # Sorted ids, so that the result does not depend on the order of the file.
     providers, provider = np.unique(charges["provider"], return_inverse=True)
-    if len(providers) < 2:
+    if not len(providers):
         raise FederationError(
-            f"{len(providers)} providers have a ZIP code that GeoNames knows, and at least 2 are needed to train and "
-            f"validate; check the GeoNames file, or use --zip {Zip.PADDED}"
+            f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}"
         )
     client = np.random.default_rng(seed).permutation(len(providers))[provider]
     # Should a provider list a service twice, the payment settles which comes first.
@@ -233,6 +233,11 @@ def main(
         charges = read_charges(csv)
         places = locate(charges["zip"].to_numpy(), form, geonames)
         manifest, features, targets, offsets = build(charges, places, form, seed)
+        if manifest.clients < 2:
+            raise FederationError(
+                "1 provider has a ZIP code that GeoNames knows, and at least 2 are needed to train and validate; "
+                f"check the GeoNames file, or use --zip {Zip.PADDED}"
+            )
         write_federation(folder, manifest, features, targets, offsets)
     except (FederationError, OSError) as error:
         typer.echo(f"hospital: {error}", err=True)
@@ -289,8 +294,8 @@ def _plain(name: str) -> str:
     return "".join(name.replace("_", " ").split()).lower()
 
 
-def _numbers(texts: pd.Series, column: str, source: Path) -> NDArray[np.float64]:
-    """Return texts as finite numbers; dollar signs, commas and spaces are dropped."""
+def _numbers(texts: pd.Series, column: str, source: Path, least: float, most: float) -> NDArray[np.float64]:
+    """Return texts as numbers from `least` to `most`; dollar signs, commas and spaces are dropped."""
     numbers = pd.to_numeric(texts.str.replace(r"[$,\s]", "", regex=True), errors="coerce")
     values: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     if len(bad := np.flatnonzero(~np.isfinite(values))):
@@ -298,6 +303,12 @@ def _numbers(texts: pd.Series, column: str, source: Path) -> NDArray[np.float64]
         raise FederationError(
             f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not a number; "
             "repair or remove that row"
+        )
+    if len(bad := np.flatnonzero((values < least) | (values > most))):
+        row = bad[0]
+        raise FederationError(
+            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {least:,.0f} to "
+            f"{most:,.0f}; is it in another unit? Repair or remove that row"
         )
     return values
 
@@ -315,7 +326,10 @@ def _read_places(geonames: Path) -> pd.DataFrame:
             f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip"
         ) from None
     table = table.rename(columns=names)
-    numbers = {name: _numbers(table[name], name, geonames) for name in ("longitude", "latitude")}
+    numbers = {
+        "longitude": _numbers(table["longitude"], "longitude", geonames, -180, 180),
+        "latitude": _numbers(table["latitude"], "latitude", geonames, -90, 90),
+    }
     return pd.DataFrame(numbers).groupby(table["zip"].str.strip()).mean()
 
 

@@ -29,13 +29,10 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+# A script finds modules next to itself; federation.py is one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from writers import check_out
-
-from federation import FederationError, Manifest, offsets_of, umbel_home, write_federation
+from federation import FederationError, Manifest, check_out, offsets_of, umbel_home, write_federation
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
 

@@ -23,13 +23,10 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+# A script finds modules next to itself; federation.py is one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from writers import check_out
-
-from federation import FederationError, Manifest, offsets_of, umbel_home, write_federation, write_leaf
+from federation import FederationError, Manifest, check_out, offsets_of, umbel_home, write_federation, write_leaf
 
 LEAST_ROWS = 20
 """No client gets fewer rows by `spread`, unless all are asked to have fewer; MovieLens keeps no smaller user."""

@@ -25,9 +25,9 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from writers import SIDE, About, Handwriting, check_classes, check_out, write
+from writers import SIDE, About, Handwriting, check_classes, write
 
-from federation import FederationError, umbel_home
+from federation import FederationError, check_out, umbel_home
 
 IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
 LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-train-labels-idx2-int.gz"

@@ -7,7 +7,6 @@ manifest's ``groups`` tells which is which: 0 upright, 1 turned.
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -161,13 +160,3 @@ def check_classes(labels: NDArray[Any], classes: int, source: Path | str) -> NDA
             "give the original file"
         )
     return labels.astype(np.int64)
-
-
-def check_out(folder: Path) -> None:
-    """Raise before the work where its result could not be written."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
-        raise FederationError(f"{folder} exists and is not a federation; give another folder with --out")
-    # The folder is put in place by a rename, so it is the one above it that must be writable.
-    above = next(parent for parent in folder.parents if parent.exists())
-    if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
-        raise FederationError(f"{folder} cannot be written; give a folder that can with --out")

@@ -16,7 +16,7 @@ from typing import Any
 
 from federation import umbel_home
 from privacy.ledger import Limits
-from privacy.site import DATA_PATH, INSECURE_SEED, KEEP_MODEL, PLACE, Site, SiteError
+from privacy.site import DATA_PATH, GEONAMES_PATH, INSECURE_SEED, KEEP_MODEL, PLACE, Site, SiteError
 from protocol import MAX_HYPOTHESES, Demand
 
 ROLES = ("train", "validation", "split")
@@ -157,7 +157,16 @@ class _Reader:
 
     def refuse_unknown(self) -> None:
         """Raise for an entry that nothing has read: it may be a limit, misspelt."""
-        known = {DATA_PATH, PLACE, INSECURE_SEED, KEEP_MODEL, "partition-id", "num-partitions", *self._read}
+        known = {
+            DATA_PATH,
+            GEONAMES_PATH,
+            PLACE,
+            INSECURE_SEED,
+            KEEP_MODEL,
+            "partition-id",
+            "num-partitions",
+            *self._read,
+        }
         variables = {"UMBEL_HOME", *(_variable(key) for key in self._read)}
         unknown = sorted(set(self._config) - known)
         unknown += sorted(name for name in os.environ if name.startswith("UMBEL_") and name not in variables)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 DATA_PATH = "data-path"
+GEONAMES_PATH = "geonames-path"
 PLACE = "place"
 INSECURE_SEED = "insecure-seed"
 KEEP_MODEL = "keep-model"
@@ -52,6 +53,8 @@ class Site:
     data_path : Path or None
         The data this node's own configuration names; None in simulation, where the node serves
         a part of the run config's federation.
+    geonames_path : Path or None
+        GeoNames' postal codes, by which the places of a table of charges are found.
     first, step : int
         The node hosts the federation's clients ``first, first + step, ...``: in simulation, and
         where the site's own ``place`` says so.
@@ -65,6 +68,7 @@ class Site:
     data_path: Path | None
     first: int = 0
     step: int = 1
+    geonames_path: Path | None = None
     insecure_seed: bool = False
     keep_model: Path | None = None
 
@@ -78,15 +82,19 @@ class Site:
             When the node is no simulation and names no data of its own.
         """
         # The site's own path is asked for first: real nodes may have a partition-id as well.
-        if path := node_config.get(DATA_PATH):
-            data_path = Path(str(path)).expanduser()
-            if not data_path.is_absolute():
-                raise SiteError(f"{DATA_PATH} must be an absolute path, got {path!r}")
+        if node_config.get(DATA_PATH):
             first, step = _place(node_config)
             insecure_seed = str(node_config.get(INSECURE_SEED, "false")).lower()
             if insecure_seed not in ("true", "false"):
                 raise SiteError(f"{INSECURE_SEED} must be true or false, got {insecure_seed!r}")
-            return cls(data_path, first, step, insecure_seed == "true", _folder(node_config))
+            return cls(
+                _path(node_config, DATA_PATH),
+                first,
+                step,
+                _path(node_config, GEONAMES_PATH),
+                insecure_seed == "true",
+                _path(node_config, KEEP_MODEL),
+            )
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
         return cls(None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
@@ -123,11 +131,12 @@ def _place(node_config: Mapping[str, Any]) -> tuple[int, int]:
     return int(first), int(step)
 
 
-def _folder(node_config: Mapping[str, Any]) -> Path | None:
-    text = str(node_config.get(KEEP_MODEL, ""))
+def _path(node_config: Mapping[str, Any], key: str) -> Path | None:
+    """Return an entry that must be an absolute path, because a Flower process may work anywhere."""
+    text = str(node_config.get(key, ""))
     if not text:
         return None
-    folder = Path(text).expanduser()
-    if not folder.is_absolute():
-        raise SiteError(f"{KEEP_MODEL} must be an absolute path, got {text!r}")
-    return folder
+    path = Path(text).expanduser()
+    if not path.is_absolute():
+        raise SiteError(f"{key} must be an absolute path, got {text!r}")
+    return path

@@ -29,7 +29,9 @@ def test_it_holds_the_app_and_the_small_federations_and_nothing_else(bundle: Pat
         ".info", "pyproject.toml", "LICENSE", "README.md", "protocol.py", "federation.py",
         "client", "models", "privacy", "server", "simulation", "strategies", "datasets",
     }  # fmt: skip
-    assert {path.name for path in (bundle / "datasets").iterdir()} == {"preferences.json", "synthetic.json"}
+    assert {path.name for path in (bundle / "datasets").iterdir()} == {
+        "hospital.py", "preferences.json", "synthetic.json",
+    }  # fmt: skip
 
 
 def test_an_installed_datasets_library_is_not_shadowed(bundle: Path, tmp_path: Path) -> None:

@@ -292,7 +292,7 @@ def test_a_coordinate_that_is_not_a_number_is_named(csv: Path, geonames: Path, t
 def test_providers_that_cannot_be_located_are_refused_together(csv: Path, geonames: Path, tmp_path: Path) -> None:
     geonames.write_text(geonames.read_text().splitlines(keepends=True)[0])
     result = run(csv, geonames, tmp_path / "out")
-    assert_refused(result, tmp_path / "out", "1 providers have a ZIP code that GeoNames knows", "--zip padded")
+    assert_refused(result, tmp_path / "out", "1 provider has a ZIP code that GeoNames knows", "--zip padded")
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:

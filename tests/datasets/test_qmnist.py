@@ -241,7 +241,9 @@ def test_a_file_cut_short_is_named(files: tuple[Path, Path], tmp_path: Path, cut
     assert_refused(run(files, tmp_path / "out"), tmp_path / "out", f"{files[0]}: ", "where 8 rows need 6272", "again")
 
 
-@pytest.mark.parametrize("content", [b"no gzip", gzip.compress(bytes(9999), mtime=0)[:20]], ids=["no gzip", "cut short"])
+@pytest.mark.parametrize(
+    "content", [b"no gzip", gzip.compress(bytes(9999), mtime=0)[:20]], ids=["no gzip", "cut short"]
+)
 def test_a_broken_compressed_file_is_named(files: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.gz"
     path.write_bytes(content)

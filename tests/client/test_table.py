@@ -1,0 +1,100 @@
+"""A site serves a table of charges as the recipe would write it, and alone reads what is wrong with it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+import protocol
+from client.app import app
+from client.node import Node
+from federation import FederationError
+from protocol import COUNTS, Hosting
+from simulation.grid import InProcessGrid
+
+CSV = """\
+DRG Definition,Provider Id,Provider Name,Provider Zip Code,Average Total Payments
+690 - KIDNEY,20002,B,2115,"$4,500.00"
+194 - PNEUMONIA,20002,B,2115,7000
+039 - EXTRACRANIAL,20002,B,2115,9000
+"""
+PLACES = "US\t02115\tBoston\tMassachusetts\tMA\tSuffolk\t25\t\t\t42.5\t-75\t4\n"
+
+SITE = {"role": "train", "model": "", "loss": "", "device": "cpu", "engine": "auto"}
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> dict[str, str]:
+    """The node configuration of a hospital with one table."""
+    (tmp_path / "charges.csv").write_text(CSV)
+    (tmp_path / "US.txt").write_text(PLACES)
+    entries = {"data-path": "charges.csv", "geonames-path": "US.txt", "ledger-path": "ledger.sqlite"}
+    return {name: str(tmp_path / file) for name, file in entries.items()}
+
+
+def ask(site: dict[str, str], run_config: dict[str, Any]) -> Message:
+    """Ask the site what it hosts."""
+    grid = InProcessGrid(app, run_config, node_configs=[site])
+    (node,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive([Message(protocol.query(), node, "query", group_id="query")])
+    return reply
+
+
+def test_its_rows_are_those_of_the_recipe_in_the_same_units(site: dict[str, str]) -> None:
+    federation = Node.of(site, SITE).federation
+    # By hand: service index / 4, (longitude + 100) / 50, (latitude - 40) / 50; dollars / 10,000. The ZIP code has
+    # lost its zero, and DRG 39 is none of the four services.
+    np.testing.assert_array_equal(federation.features, np.array([[0, 0.5, 0.05], [0.75, 0.5, 0.05]], np.float32))
+    np.testing.assert_array_equal(federation.targets, np.array([0.7, 0.45], np.float32))
+    assert (federation.manifest.model, federation.manifest.loss) == ("mlp", "rmse")
+
+
+def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config: dict[str, Any]) -> None:
+    reply = ask(site, run_config | {"model": "", "loss": ""})
+    assert Hosting.from_record(reply.content.metric_records[COUNTS]) == Hosting(1, 0, -1, -1)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("Total Payments", "Total Payments (cents)", "lacks the columns ['Average Total Payments']"),
+        ("7000", "seven", "Average Total Payments in data row 2 is 'seven', not a number"),
+        ("7000", "7.0", "Total Payments in data row 2 is '7.0', not from 500 to 500,000; is it in another unit?"),
+        ("7000", "700000", "Average Total Payments in data row 2 is '700000', not from 500 to 500,000"),
+        ("2115", "0", "Provider Zip Code in data row 1 is '0', not from 1 to 99,999"),
+        ("2115", "96939", "no provider has a ZIP code that GeoNames knows"),
+    ],
+)  # fmt: skip
+def test_the_site_alone_reads_what_is_wrong_with_its_table(
+    site: dict[str, str], run_config: dict[str, Any], old: str, new: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    Path(site["data-path"]).write_text(CSV.replace(old, new))
+    reply = ask(site, run_config)
+    assert reply.error.reason == "refused"
+    assert reason in caplog.text
+
+
+def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
+    assert ask({**site, "geonames-path": ""}, run_config).error.reason == "refused"
+    assert "set geonames-path to US.txt in its node config" in caplog.text
+    with pytest.raises(FederationError, match="is not a GeoNames postal code file"):
+        Node.of({**site, "geonames-path": "/nowhere/US.txt"}, SITE)
+
+
+def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:
+    path = Path(site["data-path"])
+    assert len(Node.of(site, SITE).federation.targets) == 2
+    path.write_text("\n".join(CSV.splitlines()[:2]))
+    os.utime(path, (0, 0))
+    assert len(Node.of(site, SITE).federation.targets) == 1
+
+
+@pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.csv.gz", "table.csv.zip"])
+def test_a_table_is_known_by_its_name(site: dict[str, str], name: str) -> None:
+    with pytest.raises(FederationError, match="cannot be read as CSV"):
+        Node.of({**site, "data-path": str(Path(site["data-path"]).with_name(name))}, SITE)
