@@ -16,6 +16,7 @@ from models.base import Model
 from protocol import Arrays, flatten, from_array_record, to_array_record
 from server.leak_meter import Leak
 from server.settings import Settings
+from strategies.exchange import Exchange
 
 _KINDS = ("train", "evaluate")
 _INITIAL = 3  # keeps the draws of initial hypotheses apart from the strategy's sampling
@@ -123,7 +124,7 @@ def initial_hypotheses(settings: Settings, grid: Grid) -> Arrays:
         for message in asked:
             message.metadata.group_id = f"restart-{r}"
         messages += asked
-    replies = list(grid.send_and_receive(messages, timeout=settings.round_timeout)) if messages else []
+    replies = [answer.reply for answer in Exchange().run(grid, messages, settings.round_timeout)]
     losses = []
     for r in range(len(sets)):
         own = [reply for reply in replies if reply.metadata.group_id == f"restart-{r}"]

@@ -39,6 +39,9 @@ class InProcessGrid(Grid):
         What each node keeps, by node id.
     """
 
+    in_process = True
+    """Replies are there as soon as messages are pushed, and pulling never waits."""
+
     def __init__(
         self,
         client_app: ClientApp,

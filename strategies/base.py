@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 from flwr.supercore import log
@@ -44,8 +43,7 @@ from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, s
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
-# A node that is gone, or that did not come to answer. What a client app raises is an answer.
-_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
+_PROBING = 3600.0  # seconds for which a probe's answer is waited for
 _TELLING = 60.0  # seconds for which a run that is over waits for its nodes to be told
 _PLANE = 2  # releases of so many parameters can be drawn in the plane
 
@@ -311,7 +309,7 @@ class HypothesisStrategy(Strategy):
             elif answer.reply.has_error():
                 reason = answer.reply.error.reason
                 log(WARNING, "node %s did not answer a message of type %s: %s", answer.node, answer.kind, reason)
-                if answer.reply.error.code in _GONE:
+                if answer.gone:
                     silent.add(answer.node)
         asked = [answer for answer in answers if answer.kind != "query"]
         if self._roster:
@@ -431,7 +429,8 @@ class HypothesisStrategy(Strategy):
             What they chose, if asked to `disclose` it.
         """
         messages = self._demand(server_round, arrays, config, grid, clients, disclose)
-        releases, _, choices, _ = self._collect(grid.send_and_receive(messages), self._asked["train"])
+        replies = [answer.reply for answer in Exchange().run(grid, messages, _PROBING)]
+        releases, _, choices, _ = self._collect(replies, self._asked["train"])
         return releases, choices
 
     def configure_evaluate(

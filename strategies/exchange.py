@@ -6,8 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
+from queue import Empty, SimpleQueue
+from threading import Thread
 
 from flwr.app import Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.supercore import log
 
@@ -15,6 +18,10 @@ from flwr.supercore import log
 _SHORTEST, _LONGEST, _SHARE = 0.01, 0.5, 0.05
 # Messages without a reply, of rounds that are over.
 _REMEMBERED = 1000
+# Pulls at a time, and the seconds that each look waits for them.
+_LANES, _PATIENCE = 16, 1.0
+# What a client app raises is an answer; these are Flower's own words.
+_GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
 @dataclass(frozen=True)
@@ -35,6 +42,11 @@ class Answer:
     kind: str
     reply: Message
 
+    @property
+    def gone(self) -> bool:
+        """Whether the node is gone, or did not come to answer."""
+        return self.reply.has_error() and self.reply.error.code in _GONE
+
 
 @dataclass(frozen=True)
 class _Sent:
@@ -42,6 +54,45 @@ class _Sent:
 
     node: int
     kind: str
+
+
+class _Mailbox:
+    """Pulls replies in threads of its own.
+
+    A node that cuts off the upload of its reply makes Flower's pull wait for the rest, minutes
+    long. It shall hold up nobody but those who happen to share its lane, and no round.
+    """
+
+    def __init__(self) -> None:
+        self._pulling: set[str] = set()
+        self._done: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
+
+    def pull(self, grid: Grid, message_ids: Sequence[str], patience: float) -> list[Message]:
+        """Return the replies that are there, or come within `patience` seconds if a pull is under way."""
+        if getattr(grid, "in_process", False):
+            return list(grid.pull_messages(message_ids))
+        free = [message_id for message_id in message_ids if message_id not in self._pulling]
+        begun, until = min(_LANES, len(free)), time.monotonic() + patience
+        self._pulling.update(free)
+        for i in range(begun):
+            Thread(target=self._pull, args=(grid, free[i::_LANES]), daemon=True).start()
+        replies: list[Message] = []
+        while True:
+            try:
+                lane, pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if begun else 0.0)
+            except Empty:
+                return replies
+            begun -= 1
+            self._pulling.difference_update(lane)
+            if isinstance(pulled, Exception):
+                raise pulled
+            replies += pulled
+
+    def _pull(self, grid: Grid, lane: Sequence[str]) -> None:
+        try:
+            self._done.put((lane, list(grid.pull_messages(lane))))
+        except Exception as error:  # raised where it is waited for
+            self._done.put((lane, error))
 
 
 class Exchange:
@@ -60,6 +111,7 @@ class Exchange:
         self.dropped = 0
         self.silent: set[int] = set()
         self._overdue: dict[str, _Sent] = {}
+        self._mailbox = _Mailbox()
 
     def run(
         self,
@@ -93,7 +145,7 @@ class Exchange:
             if message.metadata.message_type not in keep_late:
                 # A node that would pick it up when the round is over would train, and pay, for nothing.
                 message.metadata.ttl = min(message.metadata.ttl, timeout)
-        stored = set(grid.push_messages(list(messages)))
+        stored = set(grid.push_messages(list(messages))) if messages else set()
         data = [message.metadata for message in messages]
         waiting = {one.message_id: _Sent(one.dst_node_id, one.message_type) for one in data if one.message_id in stored}
         if len(waiting) < len(messages):
@@ -101,7 +153,8 @@ class Exchange:
         began = time.monotonic()
         answers: list[Answer] = []
         while True:
-            for reply in grid.pull_messages([*waiting, *self._overdue]):
+            left = max(0.0, began + timeout - time.monotonic())
+            for reply in self._mailbox.pull(grid, [*waiting, *self._overdue], min(_PATIENCE, left)):
                 answer = self._match(reply, waiting, keep_late)
                 if answer is not None:
                     answers.append(answer)
@@ -109,7 +162,7 @@ class Exchange:
             waited = time.monotonic() - began
             if not needed or waited >= timeout or enough(answers):
                 break
-            time.sleep(min(_LONGEST, max(_SHORTEST, _SHARE * waited), timeout - waited))
+            time.sleep(max(0.001, min(_LONGEST, max(_SHORTEST, _SHARE * waited), timeout - waited)))
         self.silent = {sent.node for sent in needed}
         self._overdue |= waiting
         for oldest in list(self._overdue)[:-_REMEMBERED]:

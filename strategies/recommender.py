@@ -9,9 +9,12 @@ from numpy.typing import NDArray
 
 from models.base import Model
 from protocol import ARRAYS, LOCAL, from_array_record, local_request
+from strategies.exchange import Exchange
 from strategies.fedavg import FedAvg
 from strategies.options import ConfigError, Options
 from strategies.roster import TRAIN, Roster
+
+_TELLING = 60.0  # seconds for which local models are waited for
 
 
 class Recommender(FedAvg):
@@ -45,10 +48,9 @@ def local_models(grid: Grid, roster: Roster, clients: NDArray[np.int64]) -> dict
         Message(local_request(locals_), node, "query.local", group_id="local") for node, (_, locals_) in placed.items()
     ]
     told: dict[int, NDArray[np.float64]] = {}
-    for reply in grid.send_and_receive(messages):
-        node = reply.metadata.src_node_id
-        if not reply.has_error() and node in placed:
-            models = from_array_record(reply.content.array_records[ARRAYS])[LOCAL]
-            asked = clients[placed[node][0]].tolist()
+    for answer in Exchange().run(grid, messages, _TELLING):
+        if not answer.reply.has_error():
+            models = from_array_record(answer.reply.content.array_records[ARRAYS])[LOCAL]
+            asked = clients[placed[answer.node][0]].tolist()
             told |= dict(zip(asked, models.astype(np.float64), strict=True))
     return told

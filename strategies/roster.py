@@ -15,9 +15,11 @@ from numpy.typing import NDArray
 
 import protocol
 from protocol import COUNTS, Hosting, ProtocolError
+from strategies.exchange import Exchange
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
+_ASKING = 20.0  # seconds after which a node that did not say what it hosts is asked again
 
 
 class RosterError(RuntimeError):
@@ -177,16 +179,17 @@ def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
         When they are not there after `wait_s` seconds, or a node speaks another version.
     """
     deadline = time.monotonic() + wait_s
+    exchange = Exchange()
     nodes: dict[int, Hosting] = {}
     refused: set[int] = set()
     while True:
         new = [node for node in grid.get_node_ids() if node not in nodes and node not in refused]
         if new:
             messages = [Message(protocol.query(), node, "query", group_id="query") for node in new]
-            for reply in grid.send_and_receive(messages, timeout=max(1.0, deadline - time.monotonic())):
-                node = reply.metadata.src_node_id
+            for answer in exchange.run(grid, messages, timeout=max(1.0, min(_ASKING, deadline - time.monotonic()))):
+                node, reply = answer.node, answer.reply
                 if reply.has_error():
-                    refused.update({node} & set(new))
+                    refused.update(() if answer.gone else (node,))
                     log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
                     continue
                 try:

@@ -94,19 +94,16 @@ class SpyGrid(InProcessGrid):
     def __init__(self, app: Any, run_config: Any = {}) -> None:  # noqa: B006
         super().__init__(app, run_config)
         self.exchanges: list[list[str]] = []
-        self.timeouts: list[float | None] = []
+        self.lifetimes: list[float] = []
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         messages = list(messages)
         self.exchanges.append([message.metadata.message_type for message in messages])
+        self.lifetimes.append(max(message.metadata.ttl for message in messages))
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         return list(super().pull_messages(message_ids))[::-1]
-
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        self.timeouts.append(timeout)
-        return super().send_and_receive(messages, timeout=timeout)
 
 
 def echo(message: Message, context: Context) -> Message:
@@ -427,7 +424,7 @@ def test_all_initial_sets_are_scored_in_one_exchange() -> None:
     grid = SpyGrid(Judge().app)
     initial_hypotheses(settings(GroupPrivacy(), restarts=3), grid)
     assert grid.exchanges == [["query"], ["evaluate"] * 3]
-    assert grid.timeouts[1] == 12.0
+    assert grid.lifetimes[1] == 12.0
 
 
 def test_one_initial_set_is_taken_as_it_is() -> None:

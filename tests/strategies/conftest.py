@@ -48,6 +48,8 @@ class PaperGrid(Grid):
         self.says = {node: list(said) if isinstance(said, list) else [said] for node, said in says.items()}
         self.looks = list(looks) or [list(says)]
         self.queried: list[int] = []
+        self._replies: list[Message] = []
+        self.in_process = True
 
     @classmethod
     def simulated(cls, train: int, validation: int = 0, nodes: int = 1, ids: Sequence[int] = ()) -> PaperGrid:
@@ -62,18 +64,27 @@ class PaperGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        replies = []
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
         for message in messages:
+            message.metadata.__dict__["_message_id"] = str(len(self.queried))
+            ids.append(message.metadata.message_id)
             assert message.metadata.message_type == "query"
             node = message.metadata.dst_node_id
             self.queried.append(node)
             said = self.says[node].pop(0) if len(self.says[node]) > 1 else self.says[node][0]
             if isinstance(said, Error):
-                replies.append(error_reply(message, SUPERLINK if said.code == ErrorCode.NODE_UNAVAILABLE else node))
+                reply = Message(said, reply_to=message)
+                if said.code == ErrorCode.NODE_UNAVAILABLE:  # what Flower says is not from the node
+                    reply.metadata.__dict__["_src_node_id"] = SUPERLINK
+                self._replies.append(reply)
             elif said is not None:
                 record = said.to_record() if isinstance(said, Hosting) else said
-                replies.append(Message(RecordDict({COUNTS: record}), reply_to=message))
+                self._replies.append(Message(RecordDict({COUNTS: record}), reply_to=message))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        replies, self._replies = self._replies, []
         return replies
 
     # --- what a test needs to answer train and evaluate messages
@@ -124,10 +135,7 @@ class PaperGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError
 
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         raise NotImplementedError
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
+from threading import Event
 
 import numpy as np
 import pytest
@@ -85,6 +86,47 @@ def nodes(answers: Sequence[Answer]) -> list[int]:
 def test_each_message_comes_back_with_its_answer() -> None:
     answers = Exchange().run(Answering(), [to(1), to(2, "evaluate")], timeout=1)
     assert sorted((answer.node, answer.kind) for answer in answers) == [(1, "train"), (2, "evaluate")]
+
+
+class CutOff(Answering):
+    """Node 2 has cut off the upload of its reply, and whoever pulls it waits until the test lets go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = Event()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        due = super().pull_messages(message_ids)
+        if any(reply.metadata.src_node_id == 2 for reply in due):
+            self.rest.wait()
+        return due
+
+
+def test_a_reply_that_does_not_end_holds_up_neither_the_others_nor_the_round() -> None:
+    grid, exchange = CutOff(), Exchange()
+    assert nodes(exchange.run(grid, [to(1), to(2), to(3)], timeout=0.3)) == [1, 3]
+    assert exchange.silent == {2}
+    assert nodes(exchange.run(grid, [to(1), to(3)], timeout=5)) == [1, 3]
+    grid.rest.set()
+    assert wait_until_dropped(exchange, grid) == 1, "when it does end it is late"
+
+
+def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
+    """Do rounds until one drops a reply; return how many it drops."""
+    for _ in range(100):
+        exchange.run(grid, [to(1)], timeout=5)
+        if exchange.dropped:
+            break
+    return exchange.dropped
+
+
+def test_a_pull_that_fails_fails_the_round() -> None:
+    class Broken(Post):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise ConnectionError("no SuperLink")
+
+    with pytest.raises(ConnectionError, match="no SuperLink"):
+        Exchange().run(Broken(), [to(1)], timeout=5)
 
 
 def test_when_time_is_up_the_round_closes_and_tells_who_is_silent() -> None:

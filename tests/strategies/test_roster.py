@@ -11,6 +11,7 @@ from flwr.common.constant import ErrorCode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import strategies.exchange
 import strategies.roster
 from protocol import VERSION, Hosting
 from strategies.roster import TRAIN, VALIDATION, Roster, RosterError, check_enough, gather, sample
@@ -41,7 +42,8 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Wait without waiting."""
     clock = Clock()
-    monkeypatch.setattr(strategies.roster, "time", clock)
+    for module in (strategies.roster, strategies.exchange):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -155,10 +157,11 @@ def test_as_many_nodes_as_the_run_asks_for_are_waited_for(paper: Any) -> None:
     assert len(gather(grid, min_nodes=2, wait_s=60)) == 2
 
 
-def test_a_node_that_does_not_answer_is_asked_again(paper: Any) -> None:
+def test_a_node_that_does_not_answer_is_asked_again(paper: Any, clock: Clock) -> None:
     grid = paper.Grid({5: [None, None, Hosting(2, 0)]})
     assert gather(grid, min_nodes=1, wait_s=60).train == 2
     assert grid.queried == [5, 5, 5]
+    assert 1040 <= clock.now < 1041, "each time after 20 seconds"
 
 
 def test_an_error_of_flowers_own_is_no_refusal_of_the_node(paper: Any) -> None:
