@@ -1,0 +1,167 @@
+"""The peers: how they are installed, started and asked to go."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.measure import Reading
+from benchmarks.peers.brief import GO
+from federation import umbel_home, write_atomically
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Absent(RuntimeError):
+    """A peer cannot take part; the text says why."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another simulator.
+
+    Attributes
+    ----------
+    requirements : tuple of str
+        What pip installs, itself first.
+    pythons : tuple of str
+        Versions of Python it can run on.
+    contestants : dict from str to str
+        The variants it plays, with what each is called.
+    lacks : str
+        What it leaves out of umbel's work, and what else it does differently.
+    """
+
+    requirements: tuple[str, ...]
+    pythons: tuple[str, ...]
+    contestants: dict[str, str]
+    lacks: str
+
+    @property
+    def version(self) -> str:
+        """Its name and version."""
+        return self.requirements[0].replace("==", " ")
+
+
+PEERS = {
+    "fedjax": Peer(
+        # The last JAX that has what FedJAX calls.
+        ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3", "dm-haiku==0.0.17", "optax==0.2.8", "numpy==2.4.6"),
+        ("3.11", "3.12", "3.13"),
+        {"ifca": "FedJAX, hyp_cluster"},
+        "no noise, no ledger, no k-means: clients tell the server which hypothesis they chose. Weights clients by "
+        "their rows and fills each minibatch by repeating rows",
+    ),
+    "pfl": Peer(
+        ("pfl==0.6.0", "torch==2.13.0", "numpy==2.4.6", "scipy==1.17.1", "dp-accounting==0.5.1"),
+        ("3.11", "3.12"),
+        {"laplace": "pfl, FedAvg, Laplace", "": "pfl, FedAvg"},
+        "one model, so nobody chooses and nothing is clustered. Its Laplace noise is of a bound set beforehand "
+        "to which clients clip, not of each update's own norm; nothing adds up what a client spent. Rows in one order",
+    ),
+    "blazefl": Peer(
+        # Version 3 wants Python 3.14, which umbel does not run on.
+        ("blazefl==2.0.3", "torch==2.13.0", "numpy==2.4.6", "tqdm==4.67.1"),
+        ("3.12", "3.13"),
+        {"": "BlazeFL, FedAvg"},
+        "one model, no noise, no ledger, and no validation by clients: its server has their rows. Weights clients "
+        "by their rows",
+    ),
+}
+
+
+def find_python(versions: tuple[str, ...]) -> str:
+    """Return an interpreter of one of the versions, this one if it will do."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
+    for version in versions:
+        # pyenv hides all versions but the chosen one behind commands that fail.
+        candidates = [sys.executable, shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python"))]
+        for candidate in filter(None, candidates):
+            ask = [str(candidate), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
+            if subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() == version:
+                return str(candidate)
+    raise Absent(f"needs Python {' or '.join(versions)}, which is not on this machine")
+
+
+def environment(name: str, peer: Peer) -> Path:
+    """Return the interpreter of a peer's virtual environment under $UMBEL_HOME, made the first time."""
+    folder = umbel_home() / "peers" / name
+    python, ready = folder / "bin" / "python", folder / "umbel-ready"
+    wanted = "\n".join(peer.requirements)
+    if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
+        base = find_python(peer.pythons)
+        print(f"installing {peer.version} in {folder}", flush=True)
+        _call(base, "-m", "venv", "--clear", str(folder))
+        _call(str(python), "-m", "pip", "install", "--quiet", *peer.requirements)
+        write_atomically(ready, wanted.encode())
+    return python
+
+
+def _call(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Absent(f"does not install: {_last_line(done.stderr)}")
+
+
+def _last_line(text: str) -> str:
+    """Return what went wrong: the last error that is named, or else the last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    named = [line for line in lines if re.match(r"[\w.]*(Error|ERROR|Exception)\b", line)]
+    return (named or lines or ["it does not say why"])[-1]
+
+
+class Rival:
+    """A peer in a process of its own, which has prepared the task and waits.
+
+    Parameters
+    ----------
+    python : Path
+        Of the peer's environment.
+    name : str
+        Key of `PEERS`.
+    variant : str
+        Key of its contestants.
+    folder : Path
+        Where the task is; what the process has to say goes there as well.
+    cores : int
+    """
+
+    def __init__(self, python: Path, name: str, variant: str, folder: Path, cores: int) -> None:
+        self._log = folder / f"{name}-{variant}.log"
+        variables = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": str(cores), "JAX_PLATFORMS": "cpu"}
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", f"benchmarks.peers.play_{name}", folder, variant],
+                cwd=folder,
+                env=variables,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def go(self) -> Reading:
+        """Have it do the whole task once."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(GO)
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            self._process.wait()
+            raise Absent(f"does not run: {_last_line(self._log.read_text(encoding='utf-8', errors='replace'))}")
+        return Reading(**json.loads(answer))
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
