@@ -1,9 +1,8 @@
 """The hospital experiment as one would write it without a framework: PyTorch and numpy, all in memory.
 
 The yardstick for what umbel adds to it: messages, gate, ledger, strategy, results on disk. Algorithm
-and settings are those of `configs/hospital.toml`; its draws are not umbel's, so that results agree
-in distribution and not in digits. Clients are computed together, by `torch.func`, which takes any
-network.
+and settings are those of `configs/hospital.toml`. Clients are computed together, by `torch.func`,
+which takes any network.
 """
 
 from __future__ import annotations
@@ -16,6 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
+
+from benchmarks.peers.brief import Brief
 
 TINY = 1e-12
 NETWORK = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
@@ -42,8 +43,14 @@ class Data:
     @classmethod
     def read(cls, folder: Path, train: int) -> Data:
         """Read a federation's arrays."""
-        features, targets = np.load(folder / "features.npy"), np.load(folder / "targets.npy")
-        offsets = np.load(folder / "offsets.npy")
+        features, targets, offsets = (np.load(folder / f"{name}.npy") for name in ("features", "targets", "offsets"))
+        return cls.pad(features, targets, offsets, train)
+
+    @classmethod
+    def pad(
+        cls, features: NDArray[np.float32], targets: NDArray[np.float32], offsets: NDArray[np.int64], train: int
+    ) -> Data:
+        """Give all clients the same number of rows."""
         lengths = np.diff(offsets)
         longest = int(lengths.max())
         x = np.zeros((len(lengths), longest, features.shape[1]), np.float32)
@@ -107,6 +114,49 @@ def initial(k: int) -> dict[str, Tensor]:
     return {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
 
 
+def train(
+    data: Data,
+    hypotheses: dict[str, Tensor],
+    clients: NDArray[np.int64],
+    step: float,
+    nu: float,
+    rng: np.random.Generator,
+    radius_floor: float = 0.01,
+) -> dict[str, Tensor]:
+    """Do a round of training; return the next hypotheses."""
+    own = data.part(clients)
+    with torch.no_grad():
+        chosen = losses(hypotheses, *own).argmin(0)
+    start = {name: value[chosen] for name, value in hypotheses.items()}
+    update = -step * flatten(gradients(start, *own))
+    n = update.shape[1]
+    if nu:
+        radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), radius_floor)
+        mixing = np.sqrt(2 * rng.standard_gamma((n + 1) / 2, (len(clients), 1)))
+        update += nu * radius / n * mixing * rng.standard_normal((len(clients), n))
+    return unflatten(kmeans(flatten(start) + update, flatten(hypotheses)))
+
+
+def validate(data: Data, hypotheses: dict[str, Tensor], clients: NDArray[np.int64]) -> float:
+    """Return the mean loss of clients under their best hypothesis."""
+    with torch.no_grad():
+        return float(losses(hypotheses, *data.part(clients)).amin(0).mean())
+
+
+def play(brief: Brief, nu: float) -> list[float]:
+    """Play a task from its initial hypotheses; return the validation loss of each round and after the last."""
+    settings = brief.settings
+    data = Data.pad(brief.features, brief.targets, brief.offsets, 0)
+    rng = np.random.default_rng(0)
+    hypotheses = {name: torch.from_numpy(value) for name, value in brief.hypotheses.items()}
+    history = []
+    for clients, judges in zip(settings.train, settings.validate, strict=False):
+        following = train(data, hypotheses, np.array(clients), settings.step_size, nu, rng)
+        history.append(validate(data, hypotheses, np.array(judges)))
+        hypotheses = following
+    return [*history, validate(data, hypotheses, np.array(settings.validate[-1]))]
+
+
 def run(
     data: Data,
     k: int,
@@ -129,21 +179,9 @@ def run(
         number += 1
         clients = rng.choice(data.train, users, replace=False)
         spent[clients] += 1
-        own = data.part(clients)
-        with torch.no_grad():
-            chosen = losses(hypotheses, *own).argmin(0)
-        start = {name: value[chosen] for name, value in hypotheses.items()}
-        update = -step * flatten(gradients(start, *own))
-        n = update.shape[1]
-        if nu:
-            radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), radius_floor)
-            mixing = np.sqrt(2 * rng.standard_gamma((n + 1) / 2, (users, 1)))
-            update += nu * radius / n * mixing * rng.standard_normal((users, n))
-        released = flatten(start) + update
-
-        validating = data.train + rng.choice(len(data.targets) - data.train, validators, replace=False)
-        with torch.no_grad():
-            loss = float(losses(hypotheses, *data.part(validating)).amin(0).mean())
+        following = train(data, hypotheses, clients, step, nu, rng, radius_floor)
+        judges = data.train + rng.choice(len(data.targets) - data.train, validators, replace=False)
+        loss = validate(data, hypotheses, judges)
         best, stale = (loss, 0) if loss < best else (best, stale + 1)
-        hypotheses = unflatten(kmeans(released, flatten(hypotheses)))
+        hypotheses = following
     return best, spent, number

@@ -80,6 +80,11 @@ class Brief:
         return len(self.settings.train)
 
     @property
+    def k(self) -> int:
+        """Number of hypotheses."""
+        return len(next(iter(self.hypotheses.values())))
+
+    @property
     def lengths(self) -> NDArray[np.int64]:
         """Number of rows of each client."""
         return np.diff(self.offsets)

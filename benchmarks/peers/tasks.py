@@ -81,8 +81,8 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
             noise_multiplier=float(config["noise-multiplier"]),
             cores=cores,
         ),
-        np.asarray(federation.features, np.float32),
-        np.asarray(federation.targets),
-        np.asarray(federation.offsets),
+        np.array(federation.features, np.float32),
+        np.array(federation.targets),
+        np.array(federation.offsets),
         hypotheses,
     )

@@ -1,0 +1,117 @@
+"""Time umbel in process against a loop of plain PyTorch that does the same rounds.
+
+    python -m benchmarks.bare [--rounds N] [--times N] [--task hospital,cnn]
+
+Both start from the same hypotheses and ask the same clients, so that without noise their losses are
+the same to rounding until a client whose choice hangs on the last bit chooses otherwise. umbel's rounds
+are whole: messages, gate, ledger, strategy. The hospital task needs its federation
+(datasets/hospital.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from numpy.typing import NDArray
+
+import client.app
+from benchmarks import bare_cnn, bare_hospital
+from benchmarks.measure import Reading, console, interleave, machine, show
+from benchmarks.peers.brief import Brief
+from benchmarks.peers.tasks import TASKS, brief_of
+from client.cohort import LocalUpdate, shuffle
+from privacy.randomness import streams
+from server.rounds import State, initial_hypotheses, run_rounds
+from server.settings import Settings
+from simulation.grid import InProcessGrid
+
+ROUNDS = {"hospital": 100, "cnn": 5}
+SAME = 5  # later a client whose choice hangs on the last bit has chosen otherwise
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=0, help="Of a go; 0 for the task's own number.")] = 0,
+    times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 7,
+    task: Annotated[str, typer.Option(help="Tasks, apart by commas.")] = ",".join(TASKS),
+) -> None:
+    """Print a table for each task."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    console.print(machine(), highlight=False)
+    for name in task.split(","):
+        with tempfile.TemporaryDirectory() as scratch:
+            # Noise on the whole vector, which the bare loop of both tasks adds.
+            config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name], "noise-per": "vector"}
+            compare(name, config, times)
+
+
+def compare(task: str, config: Mapping[str, Any], times: int) -> None:
+    """Let both do a task in turns, and print what they took."""
+    loops, history = {"bare loop": bare_loop(task, config), "umbel": umbel(config)}, {}
+
+    def contestant(name: str, nu: float) -> Callable[[], Reading]:
+        def go() -> Reading:
+            began = time.perf_counter()
+            history[name, nu] = loops[name](nu)
+            return Reading((time.perf_counter() - began) / int(config["rounds"]), history[name, nu][-1])
+
+        return go
+
+    multipliers = (float(config["noise-multiplier"]), 0.0)
+    contestants = {f"{name}, {f'nu = {nu:g}' if nu else 'no noise'}": contestant(name, nu)
+                   for nu in multipliers for name in loops}  # fmt: skip
+    readings = interleave(contestants, times)
+    asked = config["clients-per-round"]
+    title = f"{task}: {asked} clients train in each of {config['rounds']} rounds, k = {config['hypotheses']}"
+    show(title, readings, next(iter(contestants)))
+    apart = np.abs(np.array(history["umbel", 0.0]) - np.array(history["bare loop", 0.0]))
+    console.print(f"Without noise the losses of the first {SAME} rounds differ by {apart[:SAME].max():.1e} at most.")
+
+
+def bare_loop(task: str, config: Mapping[str, Any]) -> Callable[[float], list[float]]:
+    """Return what plays the task by the bare loop."""
+    brief = brief_of(config)
+    if task == "hospital":
+        return lambda nu: bare_hospital.play(brief, nu)
+    orders = orders_of(brief, int(config["seed"]))
+    return lambda nu: bare_cnn.play(brief, orders, nu)
+
+
+def orders_of(brief: Brief, seed: int) -> list[list[NDArray[np.int64]]]:
+    """Return how each client that umbel asks goes through its rows, as umbel draws it."""
+    settings, orders = brief.settings, []
+    update = LocalUpdate(settings.local_epochs, settings.step_size, settings.batch_size)
+    for number, clients in enumerate(settings.train, 1):
+        lengths = brief.lengths[clients]
+        order = shuffle(lengths, update, streams(seed, "shuffle", number, clients))
+        starts = np.cumsum(lengths) - lengths
+        orders.append([order[:, s : s + rows] - s for s, rows in zip(starts, lengths, strict=True)])
+    return orders
+
+
+def umbel(config: Mapping[str, Any]) -> Callable[[float], list[float]]:
+    """Return what plays the task by umbel, from messages to the ledger, in this process."""
+
+    def play(nu: float) -> list[float]:
+        changed = {**config, "noise-multiplier": nu}
+        settings, grid = Settings.parse(changed), InProcessGrid(client.app.app, changed)
+        start = initial_hypotheses(settings, grid)
+        state = State(hypotheses=start, best=start)
+        run_rounds(settings, grid, state, lambda state: None)
+        if any(entry.lost_nodes for entry in state.history):
+            raise RuntimeError("the simulated node refused; the log says why")
+        return [float(entry.loss or np.nan) for entry in state.history]
+
+    return play
+
+
+if __name__ == "__main__":
+    typer.run(main)
