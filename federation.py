@@ -19,6 +19,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -158,15 +159,21 @@ def find_federation(name: str) -> Path:
     """
     if not name:
         raise FederationError('no federation given; set federation = "NAME" or an absolute path in the run config')
-    path = Path(name).expanduser()
-    candidates = [path] if path.is_absolute() else [umbel_home() / "data" / name, BUNDLED / f"{name}.json"]
+    candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
     for candidate in candidates:
-        if candidate.exists():
+        if os.path.exists(candidate):
             return candidate
     looked = " and ".join(str(candidate) for candidate in candidates)
     raise FederationError(
         f"no federation {name!r}: looked for {looked}; build it with its recipe (python datasets/RECIPE.py --help)"
     )
+
+
+@lru_cache(maxsize=16)
+def _candidates(name: str, _home: str | None) -> Sequence[Path]:
+    """Return where a federation may be; `_home` is what the answer hangs on."""
+    path = Path(name).expanduser()
+    return [path] if path.is_absolute() else [umbel_home() / "data" / name, BUNDLED / f"{name}.json"]
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -320,7 +327,8 @@ def _open_folder(folder: Path) -> Federation:
     for name in ("features", "targets", "offsets"):
         file = folder / f"{name}.npy"
         try:
-            arrays[name] = np.lib.format.open_memmap(file, mode="r")
+            # As a plain array: numpy's subclass takes longer over each access than a small cohort's rows.
+            arrays[name] = np.lib.format.open_memmap(file, mode="r").view(np.ndarray)
         except FileNotFoundError:
             raise FederationError(f"{file} is missing; write the federation again with its recipe") from None
         except (OSError, ValueError) as error:

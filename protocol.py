@@ -192,6 +192,7 @@ class Hosting:
         return self.step > 0
 
 
+@lru_cache(maxsize=64)
 def price(n: int, noise_multiplier: float) -> Fraction | None:
     """Return what one participation costs a client, exactly.
 
@@ -267,7 +268,10 @@ def local_reply(models: NDArray[Any]) -> RecordDict:
 
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return named arrays as Flower's record, each as ``Array(value)`` would be but copied once."""
-    return ArrayRecord({name: _encode(np.asarray(value, order="C")) for name, value in arrays.items()})
+    record = ArrayRecord()
+    for name, value in arrays.items():  # given as a whole they would be made a second time
+        record[name] = _encode(np.asarray(value, order="C"))
+    return record
 
 
 def from_array_record(record: ArrayRecord) -> Arrays:

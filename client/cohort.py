@@ -345,7 +345,9 @@ def _score_rows(model: Model, stacked: Parameters, cohort: Cohort) -> NDArray[np
     k = len(next(iter(stacked.values())))
     outputs = _forward(model, stacked, cohort.features.expand(k, *cohort.features.shape))
     targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
-    values = torch.stack([model.loss.per_sample(outputs, targets), model.metric.per_sample(outputs, targets)]).double()
+    losses = model.loss.per_sample(outputs, targets)
+    same = model.metric.per_sample is model.loss.per_sample
+    values = torch.stack([losses, losses if same else model.metric.per_sample(outputs, targets)]).double()
     client = torch.from_numpy(np.repeat(np.arange(len(cohort)), cohort.lengths)).to(values.device)
     sums = torch.zeros(*values.shape[:2], len(cohort), dtype=values.dtype, device=values.device)
     result: NDArray[np.float64] = sums.index_add_(2, client, values).cpu().numpy()

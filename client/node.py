@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -32,9 +33,8 @@ class _Source:
     @classmethod
     def of(cls, site: Site, run_config: Mapping[str, Any]) -> _Source:
         path = site.data_path or find_federation(str(run_config["federation"]))
-        files = [*path.iterdir()] if path.is_dir() else [path]
-        files += [site.geonames_path] if site.geonames_path else []
-        stats = [file.stat() for file in sorted(files) if file.is_file()]
+        files = [path, *([site.geonames_path] if site.geonames_path else [])]
+        stats = [stat for file in files for stat in _stats(file)]
         return cls(path, site.geonames_path, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
@@ -190,6 +190,14 @@ def _unfit_preferences(federation: Federation, model: Model) -> str:
     if len(np.unique(owner * items + numbers.astype(np.int64))) < len(numbers):
         return "takes an item once at most from each client"
     return ""
+
+
+def _stats(path: Path) -> list[os.stat_result]:
+    """Return the stat of a file, or those of a folder's files by name: asked in every message of a run."""
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
+    return [os.stat(path)] if os.path.exists(path) else []
 
 
 @lru_cache(maxsize=4)

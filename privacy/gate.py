@@ -81,7 +81,7 @@ def local_report(
         Whether they are training clients, whose reports need noise.
     """
     content = evaluate_reply(losses, metrics)
-    content[_PRIVATE] = ConfigRecord({"clients": list(clients), "trains": trains})
+    content[_PRIVATE] = ConfigRecord({"clients": list(clients) if trains else [], "trains": trains})
     return content
 
 
@@ -140,7 +140,7 @@ class Gate:
         if not asked:
             raise Refused("no asked client can afford this round")
 
-        result = _ask(call_next, _ask_only(msg, asked), context)
+        result = _ask(call_next, _ask_only(msg, demand, asked), context)
         trained = from_array_record(_arrays(result, ARRAYS))
         chosen = _check_result(trained, _config(result, _PRIVATE), hypotheses, len(asked))
         # Models may be large: what can be done in place is.
@@ -276,10 +276,12 @@ def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> Record
     return reply.content
 
 
-def _ask_only(msg: Message, clients: tuple[int, ...]) -> Message:
-    """Return the message as if it asked only these clients."""
-    asked = ConfigRecord(dict(msg.content.config_records[CONFIG]))
-    asked["clients"] = list(clients)
+def _ask_only(msg: Message, demand: Demand, clients: tuple[int, ...]) -> Message:
+    """Return the message as if it asked only these clients, and without what the gate does not know."""
+    asked = msg.content.config_records[CONFIG]
+    if clients != demand.clients:
+        asked = ConfigRecord(dict(asked))
+        asked["clients"] = list(clients)
     narrowed = copy(msg)
     narrowed.content = RecordDict({HYPOTHESES: msg.content.array_records[HYPOTHESES], CONFIG: asked})
     return narrowed

@@ -7,14 +7,16 @@ Gamma(n, 1/epsilon), its direction uniform, its components have variance (n + 1)
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
+
+# Numbers that are drawn before they are scaled and added, so that noise takes little memory beside large models.
+_BLOCK = 1 << 17
 
 
 class NoiseSource(Protocol):
@@ -49,17 +51,23 @@ def sample(n: int, epsilon: float, generator: NoiseSource) -> Matrix:
     """
     if n < 1 or not 0 < epsilon < np.inf:
         raise ValueError(f"the Laplace mechanism needs n >= 1 and a finite epsilon > 0, got {n} and {epsilon}")
-    return _draw([n], [epsilon], generator)
+    noise: Matrix = _draw([n], np.array([[epsilon]]), iter([generator]))[0]
+    return noise
 
 
-def _draw(sizes: Sequence[int], epsilons: Sequence[float], generator: NoiseSource) -> Matrix:
-    """Return independent noise vectors of the given sizes, one after the other."""
-    scales = [
-        math.sqrt(generator.standard_gamma((size + 1) / 2) * 2.0) / epsilon
-        for size, epsilon in zip(sizes, epsilons, strict=True)
-    ]
-    noise: Matrix = generator.standard_normal(sum(sizes))
-    noise *= scales[0] if len(scales) == 1 else np.repeat(scales, sizes)
+def _draw(sizes: Sequence[int], epsilons: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+    """Return noise (m, n) for epsilons (m, parts): in each row independent vectors of the given sizes."""
+    n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
+    mixing, noise = np.empty(epsilons.shape), np.empty((len(epsilons), n))
+    for row in range(len(noise)):
+        generator = next(generators, None)
+        if generator is None:
+            raise ValueError("there are fewer generators than clients")
+        for part, shape in enumerate(shapes):
+            mixing[row, part] = generator.standard_gamma(shape)
+        noise[row] = generator.standard_normal(n)
+    scales = np.sqrt(mixing * 2.0) / epsilons
+    noise *= scales if len(sizes) == 1 else np.repeat(scales, sizes, axis=1)
     return noise
 
 
@@ -119,7 +127,12 @@ def sanitise(
             radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
     if noise_multiplier > 0:
         sizes = [own.stop - own.start for own in columns]
-        for row, radii_of_row, generator in zip(sanitised, radii.tolist(), generators, strict=True):
-            epsilons = [size / (noise_multiplier * r) for size, r in zip(sizes, radii_of_row, strict=True)]
-            row += _draw(sizes, epsilons, generator)
+        epsilons = sizes / (noise_multiplier * radii)
+        block = max(1, _BLOCK // sanitised.shape[1])
+        sources = iter(generators)
+        for begin in range(0, len(sanitised), block):
+            rows = slice(begin, begin + block)
+            sanitised[rows] += _draw(sizes, epsilons[rows], sources)
+        if next(sources, None) is not None:
+            raise ValueError("there are more generators than clients")
     return sanitised

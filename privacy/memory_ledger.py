@@ -18,7 +18,7 @@ _UNBOUNDED = "unbounded"
 class MemoryLedger:
     """What each client of a node has spent in this run; the same questions as `privacy.ledger.Ledger`.
 
-    For each price it holds how often each client paid it, as pairs of int64 (client, times).
+    For each price it holds how often each client paid it, as pairs of int64 (client, times) by client.
 
     Parameters
     ----------
@@ -41,12 +41,7 @@ class MemoryLedger:
         affords = self.affordable(clients, charge.cost, limits)
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
         key = _UNBOUNDED if charge.cost is None else str(charge.cost)
-        paid = self._paid(key)
-        both, where = np.unique(np.concatenate([paid[:, 0], np.array(paying, np.int64)]), return_inverse=True)
-        times = np.zeros(len(both), np.int64)
-        np.add.at(times, where[: len(paid)], paid[:, 1])
-        np.add.at(times, where[len(paid) :], 1)
-        self._record[key] = np.stack([both, times], axis=1).tobytes()
+        self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()
         self._state[_RECORD] = self._record
         return affords
 
@@ -73,3 +68,14 @@ class MemoryLedger:
     def _times(self, key: str, client: int) -> int:
         paid = self._paid(key)
         return int(paid[paid[:, 0] == client, 1].sum())
+
+
+def _paid_once_more(paid: NDArray[np.int64], paying: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return pairs (client, times) in which some clients have paid once more."""
+    paying = np.unique(paying)
+    place = np.searchsorted(paid[:, 0], paying)
+    known = np.append(paid[:, 0], -1)[place] == paying
+    paid = paid.copy()
+    paid[place[known], 1] += 1
+    new = paying[~known]
+    return np.insert(paid, place[~known], np.stack([new, np.ones_like(new)], axis=1), axis=0) if len(new) else paid

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -200,5 +201,6 @@ class _Reader:
         return value
 
 
+@cache
 def _variable(key: str) -> str:
     return "UMBEL_" + key.replace("-", "_").upper()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, overload
 
 import numpy as np
@@ -74,6 +75,7 @@ class _Streams(Sequence[np.random.Generator]):
         return np.random.Generator(philox)
 
 
+@lru_cache(maxsize=16)
 def _key(seed: int, purpose: str) -> NDArray[Any]:
     return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(2, np.uint64)
 

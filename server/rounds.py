@@ -229,7 +229,8 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
         return []
     between = np.stack([np.linalg.norm(hypotheses - one, axis=1) for one in hypotheses])
     np.fill_diagonal(between, np.inf)
-    return [float(least) for least in between.min(axis=1)]
+    nearest: list[float] = between.min(axis=1).tolist()
+    return nearest
 
 
 def _judge(state: State, loss: float, number: int) -> None:

@@ -37,7 +37,7 @@ def seeded_kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -
     centroids = centroids.copy()
     labels = nearest(points, centroids)
     for _ in range(MAX_ITERATIONS):
-        for j in np.unique(labels):
+        for j in np.flatnonzero(np.bincount(labels)):
             centroids[j] = points[labels == j].mean(axis=0)
         following = nearest(points, centroids)
         if np.array_equal(following, labels):

@@ -380,9 +380,9 @@ def test_an_unknown_radius_mode_is_an_error() -> None:
         sanitise(np.zeros((1, 2)), 5.0, 1.0, "private", generators(1))
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_generator_too_few_or_too_many_is_an_error(count: int) -> None:
-    with pytest.raises(ValueError, match="argument 3"):
+@pytest.mark.parametrize(("count", "which"), [(1, "fewer"), (3, "more")])
+def test_a_generator_too_few_or_too_many_is_an_error(count: int, which: str) -> None:
+    with pytest.raises(ValueError, match=f"there are {which} generators than clients"):
         sanitise(np.zeros((2, 2)), 5.0, 1.0, "update", generators(count))
 
 
