@@ -214,7 +214,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
             nearest=nearest,
             moved=following is not None,
             best_round=state.best_round,
-            median_participations=float(np.median(spent)),
+            median_participations=_median(spent),
             max_participations=int(spent.max()),
             seconds=round(time.perf_counter() - began, 3),
             dropped=strategy.dropped,
@@ -229,6 +229,11 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     between = np.stack([np.linalg.norm(hypotheses - one, axis=1) for one in hypotheses])
     np.fill_diagonal(between, np.inf)
     return [float(least) for least in between.min(axis=1)]
+
+
+def _median(spent: NDArray[np.int64]) -> float:
+    """Return the median, at once where most clients of a large federation have never released."""
+    return float(np.median(spent)) if 2 * np.count_nonzero(spent) >= len(spent) else 0.0
 
 
 def _judge(state: State, loss: float, number: int) -> None:
