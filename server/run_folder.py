@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from fractions import Fraction
 from functools import lru_cache
+from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,7 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._digests: dict[str, bytes] = {}
         path.mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -90,7 +92,7 @@ class RunFolder:
         cost : Fraction or None
             What one participation costs; None when nothing bounds it.
         """
-        self._write_arrays("hypotheses", state.best)
+        self._write_new("hypotheses.safetensors", _to_bytes(state.best))
         lines = [json.dumps(vars(entry)) for entry in state.history]
         write_atomically(self.path / "history.jsonl", "".join(line + "\n" for line in lines).encode())
         outcome = {"stopped": state.stopped, "remarks": state.remarks, "leaks": [asdict(leak) for leak in state.leaks]}
@@ -104,7 +106,8 @@ class RunFolder:
         write_atomically(self.path / "ledger.csv", "".join(rows).encode())
         # Last, and with the number of rounds that it stands for: what it does not know of, a run
         # that was killed in between does again.
-        self._write_arrays("latest", state.hypotheses, {"rounds": str(len(state.history))})
+        latest = _to_bytes(state.hypotheses, {"rounds": str(len(state.history))})
+        write_atomically(self.path / "latest.safetensors", latest)
 
     def write_releases(self, content: bytes) -> None:
         """Save the releases in the plane (`server.plane.Album`)."""
@@ -156,7 +159,7 @@ class RunFolder:
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and what they host, in the order in which their clients are numbered."""
         rows = [{"node": node, **asdict(hosting)} for node, hosting in nodes]
-        write_atomically(self.path / "nodes.json", (json.dumps(rows) + "\n").encode())
+        self._write_new("nodes.json", (json.dumps(rows) + "\n").encode())
 
     def read_nodes(self) -> list[tuple[int, Hosting]]:
         """Return what `write_nodes` saved."""
@@ -172,9 +175,16 @@ class RunFolder:
     def _read_arrays(self, name: str) -> Arrays:
         return safetensors.numpy.load_file(self._arrays(name))
 
-    def _write_arrays(self, name: str, arrays: Arrays, metadata: dict[str, str] | None = None) -> None:
-        content = safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
-        write_atomically(self.path / f"{name}.safetensors", content)
+    def _write_new(self, name: str, content: bytes) -> None:
+        """Replace a file unless this object wrote it as it is: the disk takes longer than many a round."""
+        digest = blake2b(content).digest()
+        if self._digests.get(name) != digest:
+            write_atomically(self.path / name, content)
+            self._digests[name] = digest
+
+
+def _to_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:
+    return safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
 
 
 def _leak(row: dict[str, Any]) -> Leak:
