@@ -4,10 +4,12 @@
 
 Each federation is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
 process of its own (`simulation.grid`), and leaves the folder that any run leaves; a round's time is
-from its messages to the next round's, so that writing to that folder is in it. Opening is from the
+from its messages to the next round's, so that writing to that folder is in it. What a core computes
+in that time is shown beside it: the rest is waiting, for the disk above all. Opening is from the
 ServerApp's start, with nothing open, to what the node answers when asked what it hosts. Memory is
-counted above what the process holds after its imports; mapped pages are those of the federation's
-files that were read, which the system takes back when it needs memory. Needs Linux.
+counted above what the process holds after its imports; of it, mapped pages are those of the
+federation's files that were read, which the system takes back when it needs memory. One thread
+computes. Needs Linux.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
+import torch
 import typer
 from flwr.app import Context, Message, RecordDict
 from rich.table import Table
@@ -52,6 +55,8 @@ class Run:
         Seconds until the node had answered its first query.
     rounds : list of float
         Seconds of each round but the first, which warms up.
+    cpu : list of float
+        Of these, how many the process computed: the rest is waiting, for the disk above all.
     loss : float
         The lowest of the validation losses.
     memory : float
@@ -62,6 +67,7 @@ class Run:
 
     opening: float
     rounds: list[float]
+    cpu: list[float]
     loss: float
     memory: float
     mapped: float
@@ -74,12 +80,12 @@ class WatchedGrid(InProcessGrid):
 
     def __init__(self, config: dict[str, object]) -> None:
         super().__init__(client.app.app, config)
-        self.sent: list[float] = []
+        self.sent: list[tuple[float, float]] = []
         self.memory: dict[str, float] = {}
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Have messages answered, and take notes."""
-        self.sent.append(time.perf_counter())
+        self.sent.append((time.perf_counter(), time.process_time()))
         self.memory = memory()
         ids = super().push_messages(messages)
         self.answered = self.answered or time.perf_counter()
@@ -108,10 +114,12 @@ def main(
 
         readings = interleave({str(count): partial(go, count) for count in counts}, times)
     table = Table(title="A federation of so many clients, of which a round asks 300", title_justify="left")
-    headings = "clients", "s to open", "ms a round", f"times {counts[0]:,}", "MiB at most", "of it mapped", "loss"
+    headings = ["clients", "s to open", "ms a round", f"times {counts[0]:,}", "ms of a core", f"times {counts[0]:,}"]
+    headings += ["MiB at most", "of it mapped", "loss"]
     for heading in headings:
         table.add_column(heading, justify="right")
     base = statistics.median(one.seconds for one in readings[str(counts[0])])
+    base_cpu = cpu_of(runs[str(counts[0])][1:])
     for name, ones in readings.items():
         seconds = statistics.median(one.seconds for one in ones)
         timed = runs[name][1:]
@@ -120,12 +128,20 @@ def main(
             f"{statistics.median(run.opening for run in timed):.3f}",
             f"{1e3 * seconds:.2f}",
             f"{seconds / base:.2f}",
+            f"{1e3 * cpu_of(timed):.2f}",
+            f"{cpu_of(timed) / base_cpu:.2f}",
             f"{max(run.memory for run in timed):.1f}",
             f"{max(run.mapped for run in timed):.1f}",
             f"{timed[0].loss:.6f}",
         )
     console.print(table)
+    torch.set_num_threads(1)
     console.print(machine())
+
+
+def cpu_of(runs: list[Run]) -> float:
+    """Return the median of what a round computes, in seconds."""
+    return statistics.median(statistics.median(run.cpu) for run in runs)
 
 
 def apart(work: Callable[..., T], *args: Any) -> T:
@@ -150,6 +166,7 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
 def play(folder: Path, rounds: int) -> Run:
     """Do a run on the federation in `folder`, and return what it took."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent) as home:
         os.environ["UMBEL_HOME"] = home
         config = run_config("hospital", federation=str(folder), rounds=rounds, patience=0)
@@ -160,13 +177,14 @@ def play(folder: Path, rounds: int) -> Run:
         (history,) = Path(home).glob("runs/*/history.jsonl")
         losses = [json.loads(line)["loss"] for line in history.open(encoding="utf-8")]
     # A query comes before the rounds; behind them come an evaluation and what the nodes are told.
-    starts = np.array(grid.sent[1 : rounds + 2])
+    wall, cpu = np.diff(np.array(grid.sent[1 : rounds + 2]), axis=0)[1:].T.tolist()
     return Run(
         opening=grid.answered - began,
-        rounds=np.diff(starts)[1:].tolist(),
+        rounds=wall,
+        cpu=cpu,
         loss=min(losses),
         memory=(grid.memory["VmHWM"] - before["VmRSS"]) / _MIB,
-        mapped=(grid.memory["RssFile"] - before["RssFile"]) / _MIB,
+        mapped=mapped(folder) / _MIB,
     )
 
 
@@ -175,6 +193,17 @@ def memory() -> dict[str, float]:
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
     fields = (line.split() for line in lines if line.endswith(" kB"))
     return {name.rstrip(":"): 1024 * float(number) for name, number, _ in fields}
+
+
+def mapped(folder: Path) -> float:
+    """Return how much of the files in `folder` this process has in memory, in bytes."""
+    total, inside = 0.0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if "-" in line.split(" ", 1)[0]:  # a mapping's first line: its addresses, and at the end its file
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * float(line.split()[1])
+    return total
 
 
 if __name__ == "__main__":
