@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -62,6 +64,11 @@ class Round:
     max_participations: int
     seconds: float
     dropped: int = 0
+
+    @cached_property
+    def line(self) -> str:
+        """The round in JSON, made once although it is written with every later round."""
+        return json.dumps(asdict(self))
 
 
 @dataclass

@@ -93,17 +93,19 @@ class RunFolder:
             What one participation costs; None when nothing bounds it.
         """
         self._write_new("hypotheses.safetensors", _to_bytes(state.best))
-        lines = [json.dumps(vars(entry)) for entry in state.history]
-        write_atomically(self.path / "history.jsonl", "".join(line + "\n" for line in lines).encode())
+        lines = "".join(entry.line + "\n" for entry in state.history)
+        write_atomically(self.path / "history.jsonl", lines.encode())
         outcome = {"stopped": state.stopped, "remarks": state.remarks, "leaks": [asdict(leak) for leak in state.leaks]}
         write_atomically(self.path / "outcome.json", (json.dumps(outcome, indent=1) + "\n").encode())
         # Comparing first is what makes this quick where few of very many clients have released.
         clients = np.flatnonzero(participations != 0)
         often = participations[clients].tolist()
-        spent = {times: f"{times},{spend(times, cost):.10g}\n" for times in set(often)}
-        rows = ["client,participations,spent\n"]
-        rows += [f"{client},{spent[times]}" for client, times in zip(clients.tolist(), often, strict=True)]
-        write_atomically(self.path / "ledger.csv", "".join(rows).encode())
+        spent = {times: f"{times},{spend(times, cost):.10g}" for times in set(often)}
+        # One format for all rows, of which a long run has tens of thousands, takes half the time of one each.
+        values: list[Any] = [None] * (2 * len(often))
+        values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
+        rows = "%d,%s\n" * len(often) % tuple(values)
+        write_atomically(self.path / "ledger.csv", f"client,participations,spent\n{rows}".encode())
         # Last, and with the number of rounds that it stands for: what it does not know of, a run
         # that was killed in between does again.
         latest = _to_bytes(state.hypotheses, {"rounds": str(len(state.history))})
