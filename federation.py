@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
@@ -202,7 +202,7 @@ def check(federation: Federation, source: Path) -> None:
     """Raise unless shapes, offsets and values are what the format says; `source` is named in errors."""
     manifest, offsets = federation.manifest, federation.offsets
     features, targets = federation.features, federation.targets
-    Manifest.parse(asdict(manifest), source)
+    Manifest.parse(vars(manifest), source)
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
         raise FederationError(
             f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
@@ -392,8 +392,8 @@ def _parse_leaf(raw: Any, file: Path) -> Federation:
 def _first_bad_row(array: NDArray[Any]) -> int | None:
     """Return the first row with a NaN or an infinity, reading a bounded part at a time."""
     for start in range(0, len(array), _SCAN_ROWS):
-        finite: Sequence[Any] | NDArray[np.bool_] = np.isfinite(array[start : start + _SCAN_ROWS])
-        rows = np.asarray(finite).reshape(len(finite), -1).all(axis=1)
-        if not rows.all():
-            return start + int(np.flatnonzero(~rows)[0])
+        finite: NDArray[np.bool_] = np.isfinite(array[start : start + _SCAN_ROWS])
+        if not finite.all():
+            rows = finite.reshape(len(finite), -1).all(axis=1)
+            return start + int(rows.argmin())
     return None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 import numpy as np
 from flwr.app import ConfigRecord, Message
@@ -63,6 +65,11 @@ class Round:
     max_participations: int
     seconds: float
     dropped: int = 0
+
+    @cached_property
+    def line(self) -> str:
+        """The round in JSON, made once although it is written with every later round."""
+        return json.dumps(asdict(self))
 
 
 @dataclass
@@ -215,7 +222,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
             nearest=nearest,
             moved=following is not None,
             best_round=state.best_round,
-            median_participations=float(np.median(spent)),
+            median_participations=_median(spent),
             max_participations=int(spent.max()),
             seconds=round(time.perf_counter() - began, 3),
             dropped=strategy.dropped,
@@ -231,6 +238,11 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     np.fill_diagonal(between, np.inf)
     nearest: list[float] = between.min(axis=1).tolist()
     return nearest
+
+
+def _median(spent: NDArray[np.int64]) -> float:
+    """Return the median, at once where most clients of a large federation have never released."""
+    return float(np.median(spent)) if 2 * np.count_nonzero(spent) >= len(spent) else 0.0
 
 
 def _judge(state: State, loss: float, number: int) -> None:

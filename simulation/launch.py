@@ -85,13 +85,13 @@ def run(app: Path, values: dict[str, Any], nodes: int = 0) -> None:
             submit(app, values, environment, nodes)
 
 
-def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes: int = 0) -> None:
+def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes: int = 0, cpus: int = 2) -> None:
     """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`."""
     home = Path(environment["FLWR_HOME"])
     override = home / "run-config.toml"
     override.write_text(tomli_w.dumps(values), encoding="utf-8")
     flwr = [_tool("flwr"), "run", str(app), "simulation", "--stream"]
-    flwr += ["--federation-config", federation_config(nodes)]
+    flwr += ["--federation-config", federation_config(nodes, cpus)]
     if values:
         flwr += ["--run-config", str(override)]
     if subprocess.run(flwr, env=environment, cwd=home, check=False).returncode:
@@ -101,18 +101,18 @@ def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes
         raise LaunchError(f"the run ended as {status}: {details or 'see the log above'}")
 
 
-def federation_config(nodes: int = 0) -> str:
-    """Return Flower's federation config for this machine: a handful of nodes, each hosting many clients.
+def federation_config(nodes: int = 0, cpus: int = 2) -> str:
+    """Return Flower's federation config for this machine: a handful of nodes of `cpus` CPUs, each hosting many clients.
 
     On two cores this is Flower's own default, two nodes of two CPUs. GPUs are shared out among
     the nodes.
     """
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = _gpus()
-    nodes = nodes or max(2, min(8, gpus or cpus // 2))
-    config = f"num-supernodes={nodes} client-resources-num-cpus={min(2, cpus)}"
+    nodes = nodes or max(2, min(8, gpus or cores // 2))
+    config = f"num-supernodes={nodes} client-resources-num-cpus={min(cpus, cores)}"
     if gpus:
-        workers = min(nodes, max(1, cpus // 2))
+        workers = min(nodes, max(1, cores // 2))
         config += f" client-resources-num-gpus={min(1.0, gpus / workers):g}"
     return config
 

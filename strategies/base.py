@@ -39,7 +39,7 @@ from protocol import (
 )
 from strategies.exchange import Answer, Exchange
 from strategies.options import Options
-from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
+from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -244,9 +244,8 @@ class HypothesisStrategy(Strategy):
     ) -> list[Message]:
         """Ask a sample of the training clients to train; `config` holds what a `Demand` needs besides."""
         roster = self.roster(grid)
-        there = roster.present(TRAIN, server_round)
-        size = min(self.clients_per_round, len(there))
-        clients = there[sample([self.seed, _SAMPLE_TRAIN, server_round], len(there), size)]
+        seed = [self.seed, _SAMPLE_TRAIN, server_round]
+        clients = roster.draw(TRAIN, server_round, seed, self.clients_per_round)
         return self._demand(server_round, arrays, config, grid, clients)
 
     def _demand(
@@ -438,11 +437,10 @@ class HypothesisStrategy(Strategy):
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses."""
         roster = self.roster(grid)
-        there = roster.present(VALIDATION, server_round)
-        size = min(self.validation_clients_per_round or len(there), len(there))
-        if not size:
+        seed = [self.seed, _SAMPLE_VALIDATION, server_round]
+        clients = roster.draw(VALIDATION, server_round, seed, self.validation_clients_per_round or roster.validation)
+        if not len(clients):
             return []
-        clients = there[sample([self.seed, _SAMPLE_VALIDATION, server_round], len(there), size)]
         placed = self._ask("evaluate", clients, roster.place(VALIDATION, clients))
         return [
             Message(evaluate_request(arrays, server_round, locals_), node, "evaluate", group_id=str(server_round))

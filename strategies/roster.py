@@ -125,14 +125,28 @@ class Roster:
 
     def present(self, role: str, round: int) -> NDArray[np.int64]:
         """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
-        total = self.train if role == TRAIN else self.validation
-        clients = np.arange(total)
-        gone = {node for node, absence in self._absent.items() if round <= absence.until}
-        there = np.full(total, True)
+        clients = np.arange(self._total(role))
+        gone = self._gone(round)
+        there = np.full(len(clients), True)
         for node, (positions, _) in self.place(role, clients).items() if gone else ():
             there[positions] = node not in gone
         # When all are gone it is better to ask them than to let rounds go by.
         return clients[there] if there.any() else clients
+
+    def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
+        """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order."""
+        if not self._gone(round):
+            # The same draw without a list of all clients, who may be a million.
+            total = self._total(role)
+            return sample(seed, total, min(size, total))
+        there = self.present(role, round)
+        return there[sample(seed, len(there), min(size, len(there)))]
+
+    def _total(self, role: str) -> int:
+        return self.train if role == TRAIN else self.validation
+
+    def _gone(self, round: int) -> set[int]:
+        return {node for node, absence in self._absent.items() if round <= absence.until}
 
     def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
         """Group clients by node.

@@ -24,7 +24,7 @@ from protocol import (
     from_array_record,
     to_array_record,
 )
-from server.rounds import Round, State, distances, draw_hypotheses, initial_hypotheses, run_rounds
+from server.rounds import Round, State, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds
 from server.settings import Settings
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
@@ -443,3 +443,10 @@ def test_where_no_set_is_scored_the_first_is_taken(judge: Judge) -> None:
 def test_each_hypothesis_is_measured_against_the_nearest_other_one() -> None:
     assert distances(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])) == [5.0, 1.0, 1.0]
     assert distances(np.array([[3.0, 4.0]])) == []
+
+
+@pytest.mark.parametrize(
+    "spent", [[0], [3], [0, 0, 3], [0, 2, 3], [0, 0, 2, 4], [0, 0, 0, 4], [0, 2, 4, 6], [1, 2], [0, 2], [0, 0]]
+)
+def test_the_median_is_the_median_however_few_have_released(spent: list[int]) -> None:
+    assert _median(np.array(spent)) == np.median(spent)

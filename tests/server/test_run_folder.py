@@ -19,6 +19,7 @@ import pytest
 import safetensors.numpy
 
 from federation import write_atomically
+from protocol import Hosting
 from server.leak_meter import Leak
 from server.rounds import Round, State
 from server.run_folder import RunFolder, spend
@@ -190,6 +191,25 @@ def test_every_round_replaces_the_last(folder: RunFolder, state: State) -> None:
         safetensors.numpy.load_file(folder.path / f"{name}.safetensors") for name in ("hypotheses", "latest")
     )
     assert {name: value.tolist() for name, value in best.items()} == {name: v.tolist() for name, v in latest.items()}
+
+
+def test_what_stays_as_it_was_is_not_written_again(folder: RunFolder, state: State) -> None:
+    """Each write waits for the disk."""
+
+    def written() -> set[str]:
+        folder.write_nodes([(7, Hosting(1, 0))])
+        folder.write_round(state, np.array([1]), Fraction(1))
+        files = {file.name for file in folder.path.iterdir() if file.stat().st_mtime > 0}
+        for file in folder.path.iterdir():
+            os.utime(file, (0, 0))
+        return files
+
+    always = {"history.jsonl", "outcome.json", "ledger.csv", "latest.safetensors"}
+    sometimes = {"hypotheses.safetensors", "nodes.json"}
+    assert written() == always | sometimes
+    assert written() == always
+    state.best = LATEST
+    assert written() == always | {"hypotheses.safetensors"}
 
 
 @pytest.mark.parametrize("prepare", FAILURES.values(), ids=FAILURES.keys())

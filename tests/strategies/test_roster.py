@@ -243,6 +243,22 @@ def test_a_sample_depends_on_its_seed_alone() -> None:
     assert sample([3, 1, 4], 1000, 20).tolist() not in others
 
 
+@pytest.mark.parametrize("role", [TRAIN, VALIDATION])
+@pytest.mark.parametrize("size", [3, 9, 50])
+def test_a_draw_is_a_sample_of_those_who_are_present(role: str, size: int) -> None:
+    """As it is drawn from a list of them, which is not made when nobody is left out."""
+    roster = Roster({1: Hosting(8, 5), 2: Hosting(6, 4)})
+    for silent in ([], [2], [1, 2]):
+        roster.note(1, [], silent)
+        there = roster.present(role, 2)
+        expected = there[sample([0, 1, 2], len(there), min(size, len(there)))]
+        np.testing.assert_array_equal(roster.draw(role, 2, [0, 1, 2], size), expected, strict=True)
+
+
+def test_a_role_that_nobody_has_draws_nobody() -> None:
+    assert Roster({1: Hosting(8, 0)}).draw(VALIDATION, 1, [0], 0).tolist() == []
+
+
 def test_asking_for_more_than_there_are_names_the_key() -> None:
     check_enough("clients-per-round", 7, 7)
     with pytest.raises(ValueError, match="clients-per-round = 8, but the nodes host only 7 such clients; lower it"):

@@ -1,0 +1,98 @@
+"""Time umbel against plain Flower: one algorithm, one Ray engine, the hospital's 2947 clients.
+
+    python -m benchmarks.plain_flower [--rounds 5] [--times 2]
+
+The plain app (`benchmarks/plain`) is written as Flower's quickstarts are: a SuperNode a client, a
+message a client. umbel runs as ``make run CONFIG=configs/hospital.toml`` runs it, with a few
+SuperNodes that host all clients. A round is 100 clients that train, aggregation, and 200 that
+validate, timed within each ServerApp; what umbel then writes to its folder is not in it. A plain
+SuperNode has one CPU, so that all cores work. Needs the hospital federation (``python datasets/hospital.py --help``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import tempfile
+import time
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.measure import Reading, console, interleave, machine, show
+from federation import FederationError, find_federation, read_manifest
+from simulation.launch import APP, LaunchError, submit, superlink
+
+PLAIN = Path(__file__).parent / "plain"
+# What both apps call by the same name.
+_SHARED = ("hypotheses", "noise-multiplier", "clients-per-round", "validation-clients-per-round", "step-size", "rounds")
+
+
+def main(
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 5,
+    times: Annotated[int, typer.Option(min=1, help="Runs of each, after one to warm up.")] = 2,
+) -> None:
+    """Print what a round takes, what was learnt, and how long each took to start."""
+    try:
+        compare(find_federation("hospital"), rounds, times)
+    except (FederationError, LaunchError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def compare(data: Path, rounds: int, times: int) -> None:
+    """Run both in turns and print what they took."""
+    config = tomllib.loads((APP / "configs" / "hospital.toml").read_text(encoding="utf-8"))
+    config |= {"federation": str(data), "rounds": rounds, "patience": 0}
+    clients = read_manifest(data).clients
+    startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}
+    with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+        home = Path(scratch)
+        os.environ["UMBEL_HOME"] = str(home / "umbel")
+        (home / "flower").mkdir()
+        with superlink(home / "flower") as environment:
+
+            def umbel() -> Reading:
+                seed = len(startups["umbel"])
+                began = time.time()
+                submit(APP, config | {"seed": seed}, environment)
+                folder = max((home / "umbel" / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
+                # Written when all nodes are there, and the first round is next.
+                startups["umbel"].append((folder / "config.toml").stat().st_mtime - began)
+                return reading([json.loads(line) for line in (folder / "history.jsonl").open(encoding="utf-8")])
+
+            def plain() -> Reading:
+                results = home / "plain.json"
+                seed = len(startups["plain Flower"])
+                began = time.time()
+                submit(PLAIN, plain_config(config, data, results) | {"seed": seed}, environment, clients, cpus=1)
+                found = json.loads(results.read_text(encoding="utf-8"))
+                startups["plain Flower"].append(found["began"] - began)
+                return reading(found["rounds"])
+
+            readings = interleave({"umbel": umbel, "plain Flower": plain}, times)
+    show(f"A round of the hospital in Ray, {clients} clients, and the best RMSE in {rounds} rounds", readings, "umbel")
+    for name, ones in startups.items():
+        console.print(f"{name} took {statistics.median(ones[1:]):.1f} s from its start to its first round")
+    console.print(machine("ray"))
+
+
+def plain_config(config: dict[str, Any], data: Path, results: Path) -> dict[str, Any]:
+    """Return the plain app's run config for what umbel's says."""
+    shared = {key: config[key] for key in _SHARED}
+    return shared | {"data": str(data), "results": str(results)}
+
+
+def reading(rounds: list[dict[str, Any]]) -> Reading:
+    """Return the median time of the rounds that trained and the least loss of all."""
+    return Reading(
+        statistics.median(one["seconds"] for one in rounds if one.get("asked", True)),
+        min(one["loss"] for one in rounds),
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,214 @@
+"""Time umbel on federations of a thousand to a million clients, of which a round always asks as many.
+
+    python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 60] [--times 3]
+
+Each federation is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
+process of its own (`simulation.grid`), and leaves the folder that any run leaves; a round's time is
+from its messages to the next round's, so that writing to that folder is in it. What a core computes
+in that time is shown beside it: the rest is waiting, for the disk above all. Opening is from the
+ServerApp's start, with nothing open, to what the node answers when asked what it hosts. Memory is
+counted above what the process holds after its imports; of it, mapped pages are those of the
+federation's files that were read, which the system takes back when it needs memory. One thread
+computes. Needs Linux.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import numpy as np
+import torch
+import typer
+from flwr.app import Context, Message, RecordDict
+from rich.table import Table
+
+import client.app
+import server.app
+from benchmarks.measure import Reading, console, interleave, machine
+from experiments.runs import run_config
+from federation import Manifest, offsets_of, write_federation
+from simulation.grid import InProcessGrid
+
+_MIB = 1 << 20
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run took.
+
+    Attributes
+    ----------
+    opening : float
+        Seconds until the node had answered its first query.
+    rounds : list of float
+        Seconds of each round but the first, which warms up.
+    cpu : list of float
+        Of these, how many the process computed: the rest is waiting, for the disk above all.
+    loss : float
+        The lowest of the validation losses.
+    memory : float
+        MiB at the most, until the last round began.
+    mapped : float
+        MiB of the federation's files in that memory.
+    """
+
+    opening: float
+    rounds: list[float]
+    cpu: list[float]
+    loss: float
+    memory: float
+    mapped: float
+
+
+class WatchedGrid(InProcessGrid):
+    """Notes when messages are sent, what memory there is then, and when the first are answered."""
+
+    answered = 0.0
+
+    def __init__(self, config: dict[str, object]) -> None:
+        super().__init__(client.app.app, config)
+        self.sent: list[tuple[float, float]] = []
+        self.memory: dict[str, float] = {}
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have messages answered, and take notes."""
+        self.sent.append((time.perf_counter(), time.process_time()))
+        self.memory = memory()
+        ids = super().push_messages(messages)
+        self.answered = self.answered or time.perf_counter()
+        return ids
+
+
+def main(
+    sizes: Annotated[str, typer.Option(help="Numbers of clients, the one to compare with first.")] = (
+        "1000,10000,100000,1000000"
+    ),
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each run.")] = 60,
+    times: Annotated[int, typer.Option(min=1, help="Runs of each size, after one to warm up.")] = 3,
+) -> None:
+    """Print seconds and memory of each size."""
+    counts = [int(size) for size in sizes.split(",")]
+    runs: dict[str, list[Run]] = {str(count): [] for count in counts}
+    with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+
+        def go(count: int) -> Reading:
+            folder = Path(scratch) / str(count)
+            if not folder.exists():
+                apart(write, folder, count)
+            run = apart(play, folder, rounds)
+            runs[str(count)].append(run)
+            return Reading(statistics.median(run.rounds), run.loss)
+
+        readings = interleave({str(count): partial(go, count) for count in counts}, times)
+    table = Table(title="A federation of so many clients, of which a round asks 300", title_justify="left")
+    headings = ["clients", "s to open", "ms a round", f"times {counts[0]:,}", "ms of a core", f"times {counts[0]:,}"]
+    headings += ["MiB at most", "of it mapped", "loss"]
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    base = statistics.median(one.seconds for one in readings[str(counts[0])])
+    base_cpu = cpu_of(runs[str(counts[0])][1:])
+    for name, ones in readings.items():
+        seconds = statistics.median(one.seconds for one in ones)
+        timed = runs[name][1:]
+        table.add_row(
+            f"{int(name):,}",
+            f"{statistics.median(run.opening for run in timed):.3f}",
+            f"{1e3 * seconds:.2f}",
+            f"{seconds / base:.2f}",
+            f"{1e3 * cpu_of(timed):.2f}",
+            f"{cpu_of(timed) / base_cpu:.2f}",
+            f"{max(run.memory for run in timed):.1f}",
+            f"{max(run.mapped for run in timed):.1f}",
+            f"{timed[0].loss:.6f}",
+        )
+    console.print(table)
+    torch.set_num_threads(1)
+    console.print(machine())
+
+
+def cpu_of(runs: list[Run]) -> float:
+    """Return the median of what a round computes, in seconds."""
+    return statistics.median(statistics.median(run.cpu) for run in runs)
+
+
+def apart(work: Callable[..., T], *args: Any) -> T:
+    """Do some work in a new process."""
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        return pool.submit(work, *args).result()
+
+
+def write(folder: Path, clients: int, seed: int = 0) -> None:
+    """Write a federation of the hospital's shape: one to four rows a client, seven clients in ten train."""
+    rng = np.random.default_rng(seed)
+    train = clients * 7 // 10
+    manifest = Manifest("scale", clients, {"train": train, "validation": clients - train}, "mlp", "rmse")
+    offsets = offsets_of(rng.choice(4, clients, p=[0.03, 0.03, 0.08, 0.86]) + 1)
+    features = rng.standard_normal((int(offsets[-1]), 3), np.float32)
+    # Two kinds of clients, so that there is something to learn.
+    kinds = np.repeat(rng.integers(2, size=clients), np.diff(offsets))
+    targets = np.where(kinds, features[:, 0], features[:, 1] + 1).astype(np.float32)
+    write_federation(folder, manifest, features, targets, offsets)
+    for path in folder.iterdir():
+        # On the disk before anything is timed, or the rounds would wait while it is written.
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def play(folder: Path, rounds: int) -> Run:
+    """Do a run on the federation in `folder`, and return what it took."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as home:
+        os.environ["UMBEL_HOME"] = home
+        config = run_config("hospital", federation=str(folder), rounds=rounds, patience=0)
+        before = memory()
+        grid = WatchedGrid(config)
+        began = time.perf_counter()
+        server.app.app(grid, Context(1, 0, {}, RecordDict(), config))
+        (history,) = Path(home).glob("runs/*/history.jsonl")
+        losses = [json.loads(line)["loss"] for line in history.open(encoding="utf-8")]
+    # A query comes before the rounds; behind them come an evaluation and what the nodes are told.
+    wall, cpu = np.diff(np.array(grid.sent[1 : rounds + 2]), axis=0)[1:].T.tolist()
+    return Run(
+        opening=grid.answered - began,
+        rounds=wall,
+        cpu=cpu,
+        loss=min(losses),
+        memory=(grid.memory["VmHWM"] - before["VmRSS"]) / _MIB,
+        mapped=mapped(folder) / _MIB,
+    )
+
+
+def memory() -> dict[str, float]:
+    """Return what Linux says of this process's memory, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    fields = (line.split() for line in lines if line.endswith(" kB"))
+    return {name.rstrip(":"): 1024 * float(number) for name, number, _ in fields}
+
+
+def mapped(folder: Path) -> float:
+    """Return how much of the files in `folder` this process has in memory, in bytes."""
+    total, inside = 0.0, False
+    for line in Path("/proc/self/smaps").read_text(encoding="utf-8").splitlines():
+        if "-" in line.split(" ", 1)[0]:  # a mapping's first line: its addresses, and at the end its file
+            inside = str(folder) in line
+        elif inside and line.startswith("Rss:"):
+            total += 1024 * float(line.split()[1])
+    return total
+
+
+if __name__ == "__main__":
+    typer.run(main)

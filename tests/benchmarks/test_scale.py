@@ -1,0 +1,59 @@
+"""What the benchmark of scale measures is a whole run on a federation of the size it says."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer import Typer
+from typer.testing import CliRunner
+
+from benchmarks import scale
+from federation import open_federation
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    scale.write(tmp_path / "few", 1000)
+    return tmp_path / "few"
+
+
+def test_the_federation_is_of_the_hospitals_shape_and_comes_from_its_seed(folder: Path, tmp_path: Path) -> None:
+    federation = open_federation(folder)
+    assert federation.manifest.split == {"train": 700, "validation": 300}
+    assert federation.features.shape[1:] == (3,)
+    assert set(np.diff(federation.offsets)) == {1, 2, 3, 4}
+    scale.write(tmp_path / "again", 1000)
+    np.testing.assert_array_equal(open_federation(tmp_path / "again").features, federation.features)
+
+
+def test_a_run_is_timed_round_by_round(folder: Path) -> None:
+    run = scale.apart(scale.play, folder, 5)
+    assert len(run.rounds) == len(run.cpu) == 4, "the first warms up"
+    assert all(cpu > 0 for cpu in run.cpu)
+    assert 0 < run.opening < 60
+    assert 0 < run.loss < 2
+    assert 0 < run.mapped < run.memory
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name], "it leaves nothing"
+
+
+def test_pages_count_as_mapped_when_they_were_read(tmp_path: Path) -> None:
+    file = tmp_path / "own" / "array.npy"
+    file.parent.mkdir()
+    np.save(file, np.zeros(1 << 20, np.uint8))
+    array = np.load(file, mmap_mode="r")
+    assert scale.mapped(file.parent) < 1 << 20
+    assert not array.any()
+    assert scale.mapped(file.parent) == pytest.approx(1 << 20, abs=2 * mmap.PAGESIZE)
+    assert scale.mapped(tmp_path / "other") == 0
+
+
+@pytest.mark.slow
+def test_the_command_prints_a_row_a_size() -> None:
+    app = Typer()
+    app.command()(scale.main)
+    result = CliRunner().invoke(app, ["--sizes", "1000,2000", "--rounds", "3", "--times", "1"])
+    assert result.exit_code == 0, result.output
+    assert {"│ 1,000 ", "│ 2,000 "} <= {line.replace("  ", "")[:8] for line in result.output.splitlines()}
