@@ -35,7 +35,7 @@ class Peer:
     contestants : dict from str to str
         The variants it plays, with what each is called.
     lacks : str
-        What it leaves out of umbel's work, and what else it does differently.
+        What it leaves out of umbel's work; then what it does differently.
     """
 
     requirements: tuple[str, ...]
@@ -55,23 +55,23 @@ PEERS = {
         ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3", "dm-haiku==0.0.17", "optax==0.2.8", "numpy==2.4.6"),
         ("3.11", "3.12", "3.13"),
         {"ifca": "FedJAX, hyp_cluster"},
-        "no noise, no ledger, no k-means: clients tell the server which hypothesis they chose. Weights clients by "
+        "noise, ledger and k-means: clients tell the server which hypothesis they chose. It weights clients by "
         "their rows and fills each minibatch by repeating rows",
     ),
     "pfl": Peer(
         ("pfl==0.6.0", "torch==2.13.0", "numpy==2.4.6", "scipy==1.17.1", "dp-accounting==0.5.1"),
         ("3.11", "3.12"),
         {"laplace": "pfl, FedAvg, Laplace", "": "pfl, FedAvg"},
-        "one model, so nobody chooses and nothing is clustered. Its Laplace noise is of a bound set beforehand "
-        "to which clients clip, not of each update's own norm; nothing adds up what a client spent. Rows in one order",
+        "hypotheses, choice and clusters, as it has one model, and the ledger. Its Laplace noise is for a bound set "
+        "beforehand, to which clients clip, not for each update's own norm; a client's rows keep their order",
     ),
     "blazefl": Peer(
         # Version 3 wants Python 3.14, which umbel does not run on.
         ("blazefl==2.0.3", "torch==2.13.0", "numpy==2.4.6", "tqdm==4.67.1"),
         ("3.12", "3.13"),
         {"": "BlazeFL, FedAvg"},
-        "one model, no noise, no ledger, and no validation by clients: its server has their rows. Weights clients "
-        "by their rows",
+        "hypotheses, choice and clusters, as it has one model, noise, ledger, and validation by clients: its server "
+        "has their rows. It weights clients by their rows",
     ),
 }
 
