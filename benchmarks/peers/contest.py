@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -33,9 +34,10 @@ def compare(
     brief = brief_of(config, cores)
     brief.write(folder)
     contestants = {name: ours({**config, **changes}) for name, changes in OURS.items()}
+    alike: dict[str, str] = {}
     with ExitStack() as processes:
         for name, python in pythons.items():
-            for variant, title in PEERS[name].contestants.items():
+            for variant, (title, like) in PEERS[name].contestants.items():
                 rival = Rival(python, name, variant, folder, cores)
                 processes.callback(rival.stop)
                 try:
@@ -43,7 +45,7 @@ def compare(
                 except Absent as reason:
                     absent(name, reason)
                 else:
-                    contestants[title] = rival.go
+                    contestants[title], alike[title] = rival.go, like
         readings = interleave(contestants, times)
     settings = brief.settings
     show(
@@ -52,6 +54,9 @@ def compare(
         readings,
         "umbel",
     )
+    for title, like in alike.items():
+        theirs, own = (statistics.median(one.seconds for one in readings[name]) for name in (title, like))
+        console.print(f"{title}: {theirs / own:.2f} times {like}", highlight=False)
 
 
 def ours(config: Mapping[str, Any]) -> Callable[[], Reading]:
