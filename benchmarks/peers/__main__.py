@@ -12,32 +12,17 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
 
-import client.app
-from benchmarks.measure import Reading, console, interleave, machine, show
-from benchmarks.peers.rivals import PEERS, Absent, Rival, environment
-from benchmarks.peers.tasks import TASKS, brief_of
-from federation import FederationError
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
-from simulation.grid import InProcessGrid
-
-# umbel as it is, and with as much left out as each peer leaves out.
-OURS: dict[str, dict[str, Any]] = {
-    "umbel": {},
-    "umbel, no noise": {"noise-multiplier": 0.0},
-    "umbel, IFCA, no noise": {"strategy": "ifca", "noise-multiplier": 0.0},
-    "umbel, FedAvg": {"strategy": "fedavg"},
-    "umbel, FedAvg, no noise": {"strategy": "fedavg", "noise-multiplier": 0.0},
-}
+from benchmarks.measure import console, machine
+from benchmarks.peers.contest import absent, compare
+from benchmarks.peers.rivals import PEERS, Absent, environment
+from benchmarks.peers.tasks import TASKS
+from strategies.options import ConfigError
 
 
 def main(
@@ -67,60 +52,10 @@ def main(
             try:
                 config = TASKS[one](Path(scratch))
                 compare(one, config | ({"rounds": rounds} if rounds else {}), pythons, Path(scratch), times, cores)
-            except FederationError as error:
+            except ConfigError as error:
                 console.print(f"{one}: not measured: {error}", highlight=False)
     for name in names:
         console.print(f"{PEERS[name].version} leaves out: {PEERS[name].lacks}.", highlight=False)
-
-
-def compare(
-    task: str, config: Mapping[str, Any], pythons: Mapping[str, Path], folder: Path, times: int, cores: int
-) -> None:
-    """Let umbel and the peers do a task in turns, and print what they took."""
-    brief = brief_of(config, cores)
-    brief.write(folder)
-    contestants = {name: ours({**config, **changes}) for name, changes in OURS.items()}
-    with ExitStack() as processes:
-        for name, python in pythons.items():
-            for variant, title in PEERS[name].contestants.items():
-                rival = Rival(python, name, variant, folder, cores)
-                processes.callback(rival.stop)
-                try:
-                    rival.go()  # whoever cannot do this is out, and the others go on
-                except Absent as reason:
-                    absent(name, reason)
-                else:
-                    contestants[title] = rival.go
-        readings = interleave(contestants, times)
-    settings = brief.settings
-    show(
-        f"{task}: {len(settings.train[0])} clients train and {len(settings.validate[0])} validate in each of "
-        f"{brief.rounds} rounds, k = {config['hypotheses']}",
-        readings,
-        "umbel",
-    )
-
-
-def ours(config: Mapping[str, Any]) -> Callable[[], Reading]:
-    """Return what does one run of umbel, from messages to the ledger, in this process."""
-
-    def go() -> Reading:
-        settings, grid = Settings.parse(config), InProcessGrid(client.app.app, config)
-        start = initial_hypotheses(settings, grid)
-        state = State(hypotheses=start, best=start)
-        began = time.perf_counter()
-        run_rounds(settings, grid, state, lambda state: None)
-        seconds = time.perf_counter() - began
-        if any(entry.lost_nodes for entry in state.history):
-            raise RuntimeError("the simulated node refused; the log says why")
-        return Reading(seconds / settings.rounds, state.history[-1].loss)
-
-    return go
-
-
-def absent(name: str, reason: Absent) -> None:
-    """Say why a peer is not in the table."""
-    console.print(f"{PEERS[name].version}: not measured: {reason}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -32,15 +32,15 @@ class Peer:
         What pip installs, itself first.
     pythons : tuple of str
         Versions of Python it can run on.
-    contestants : dict from str to str
-        The variants it plays, with what each is called.
+    contestants : dict from str to (str, str)
+        The variants it plays: what each is called, and the contestant of ours that does the same.
     lacks : str
-        What it leaves out of umbel's work, and what else it does differently.
+        What it leaves out of umbel's work; then what it does differently.
     """
 
     requirements: tuple[str, ...]
     pythons: tuple[str, ...]
-    contestants: dict[str, str]
+    contestants: dict[str, tuple[str, str]]
     lacks: str
 
     @property
@@ -54,24 +54,24 @@ PEERS = {
         # The last JAX that has what FedJAX calls.
         ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3", "dm-haiku==0.0.17", "optax==0.2.8", "numpy==2.4.6"),
         ("3.11", "3.12", "3.13"),
-        {"ifca": "FedJAX, hyp_cluster"},
-        "no noise, no ledger, no k-means: clients tell the server which hypothesis they chose. Weights clients by "
+        {"ifca": ("FedJAX, hyp_cluster", "umbel, IFCA, no noise")},
+        "noise, ledger and k-means: clients tell the server which hypothesis they chose. It weights clients by "
         "their rows and fills each minibatch by repeating rows",
     ),
     "pfl": Peer(
         ("pfl==0.6.0", "torch==2.13.0", "numpy==2.4.6", "scipy==1.17.1", "dp-accounting==0.5.1"),
         ("3.11", "3.12"),
-        {"laplace": "pfl, FedAvg, Laplace", "": "pfl, FedAvg"},
-        "one model, so nobody chooses and nothing is clustered. Its Laplace noise is of a bound set beforehand "
-        "to which clients clip, not of each update's own norm; nothing adds up what a client spent. Rows in one order",
+        {"laplace": ("pfl, FedAvg, Laplace", "umbel, FedAvg"), "": ("pfl, FedAvg", "umbel, FedAvg, no noise")},
+        "hypotheses, choice and clusters, as it has one model, and the ledger. Its Laplace noise is for a bound set "
+        "beforehand, to which clients clip, not for each update's own norm; a client's rows keep their order",
     ),
     "blazefl": Peer(
         # Version 3 wants Python 3.14, which umbel does not run on.
         ("blazefl==2.0.3", "torch==2.13.0", "numpy==2.4.6", "tqdm==4.67.1"),
         ("3.12", "3.13"),
-        {"": "BlazeFL, FedAvg"},
-        "one model, no noise, no ledger, and no validation by clients: its server has their rows. Weights clients "
-        "by their rows",
+        {"": ("BlazeFL, FedAvg", "umbel, FedAvg, no noise")},
+        "hypotheses, choice and clusters, as it has one model, noise, ledger, and validation by clients: its server "
+        "has their rows. It weights clients by their rows",
     ),
 }
 

@@ -1,0 +1,93 @@
+"""The benchmark against peers: they get umbel's own task, and one that is not there gets a line."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import client.app
+import models
+from benchmarks.peers import contest, rivals, tasks
+from benchmarks.peers.brief import Brief
+from benchmarks.peers.networks import loss_of, network
+from experiments.runs import run_config
+from federation import Manifest, offsets_of, write_federation
+from server.rounds import State, initial_hypotheses, run_rounds
+from server.settings import Settings
+from simulation.grid import InProcessGrid
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> dict[str, Any]:
+    """The hospital experiment in small, on made-up rows."""
+    rng = np.random.default_rng(1)
+    lengths = rng.integers(1, 5, 16)
+    features = rng.random((lengths.sum(), 3), np.float32)
+    manifest = Manifest("small", 16, {"train": 10, "validation": 6}, model="mlp", loss="rmse")
+    write_federation(tmp_path / "small", manifest, features, features.sum(1), offsets_of(lengths))
+    return run_config(
+        "hospital",
+        federation=str(tmp_path / "small"),
+        rounds=3,
+        patience=0,
+        clients_per_round=4,
+        validation_clients_per_round=3,
+    )
+
+
+def test_peers_get_the_clients_and_the_start_of_umbels_own_run(config: dict[str, Any], tmp_path: Path) -> None:
+    tasks.brief_of(config).write(tmp_path)
+    brief = Brief.read(tmp_path)
+    settings, grid = Settings.parse(config), InProcessGrid(client.app.app, config)
+    start = initial_hypotheses(settings, grid)
+    state = State(hypotheses=start, best=start)
+    run_rounds(settings, grid, state, lambda state: None)
+
+    trained = np.bincount(np.concatenate(brief.settings.train), minlength=10)
+    assert trained.tolist() == settings.strategy.participations.tolist()
+    assert (brief.rounds, len(brief.settings.validate)) == (3, 4)
+    loss, hypotheses = loss_of(brief), [network(brief, j) for j in range(5)]
+    with torch.no_grad():
+        best = [
+            min(loss(hypothesis(torch.from_numpy(x)), torch.from_numpy(y)).item() for hypothesis in hypotheses)
+            for x, y in map(brief.client, brief.settings.validate[0])
+        ]
+    assert np.mean(best) == pytest.approx(state.history[0].loss, rel=1e-5)
+
+
+def test_peers_get_umbels_network_for_images(tmp_path: Path) -> None:
+    tasks.write_images(tmp_path / "images", clients=3, validation=1)
+    brief = tasks.brief_of(
+        run_config(
+            "femnist",
+            federation=str(tmp_path / "images"),
+            rounds=1,
+            clients_per_round=2,
+            validation_clients_per_round=1,
+        )
+    )
+    images = torch.from_numpy(brief.client(2)[0])
+    parameters = {name: torch.from_numpy(value) for name, value in brief.initial(1).items()}
+    torch.testing.assert_close(network(brief, 1)(images), models.load("cnn").apply(parameters, images))
+
+
+def test_a_peer_that_does_not_run_gets_a_line_and_the_others_go_on(
+    config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contest.compare("small", config, {"blazefl": Path(sys.executable)}, tmp_path, times=1, cores=1)
+    said = capsys.readouterr().out
+    version = rivals.PEERS["blazefl"].version
+    assert f"{version}: not measured: does not run: ModuleNotFoundError: No module named 'blazefl'" in said
+    assert "umbel, FedAvg" in said
+
+
+def test_a_peer_without_its_python_says_which() -> None:
+    peer = replace(rivals.PEERS["blazefl"], pythons=("1.5",))
+    with pytest.raises(rivals.Absent, match=r"needs Python 1\.5"):
+        rivals.environment("blazefl", peer)
