@@ -61,8 +61,11 @@ def train_clients(msg: Message, context: Context) -> Message:
     if demand.message_noise:
         raise ProtocolError(f"the server asks for noisy messages of model {node.model.name!r}, which has no local part")
     engine = choose_engine(str(context.run_config["engine"]), node.model, device)
-    losses, _ = score(node.model, hypotheses, cohort, engine)
-    chosen = best_hypothesis(losses)
+    # Of one hypothesis there is nothing to choose.
+    several = len(next(iter(hypotheses.values()))) > 1
+    chosen = (
+        best_hypothesis(score(node.model, hypotheses, cohort, engine)[0]) if several else np.zeros(len(cohort), int)
+    )
     trained = train(node.model, hypotheses, chosen, cohort, update, shuffles, engine)
     return Message(local_result(trained, chosen), reply_to=msg)
 

@@ -10,9 +10,10 @@ and the reason stays in the node's own log.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from copy import copy
+from itertools import islice
 from logging import ERROR, INFO, WARNING
 
 import numpy as np
@@ -49,6 +50,7 @@ from protocol import (
 
 _PRIVATE = "private"
 _LARGEST = float(np.finfo(np.float32).max)
+_BLOCK = 1 << 17  # numbers that are sanitised together
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
@@ -143,14 +145,6 @@ class Gate:
         result = _ask(call_next, _ask_only(msg, demand, asked), context)
         trained = from_array_record(_arrays(result, ARRAYS))
         chosen = _check_result(trained, _config(result, _PRIVATE), hypotheses, len(asked))
-        # Models may be large: what can be done in place is.
-        start = everything[chosen]
-        updates = flatten(trained)
-        updates -= start
-        # Training that blew up counts as no update at all. Whether it does depends on the data and
-        # on what the server asks for, so a release that stayed away would tell about the data.
-        updates[~np.isfinite(updates).all(axis=1)] = 0.0
-
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         paid = np.array(ledger.charge(charge, asked, policy.limits))
         releasing = _which(asked, paid)
@@ -158,20 +152,27 @@ class Gate:
             log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
         elif not site.simulated:
             log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
-        releases = sanitise(
-            updates if paid.all() else updates[paid],
-            nu,
-            radius,
-            demand.radius_mode,
-            randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)),
-            parts,
-        )
-        releases += start if paid.all() else start[paid]
-        if nu > 0:
-            releases = round_to_grid(releases, n, nu, radius, finest)
+        sources = iter(randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)))
+        releases: Arrays = {
+            name: np.empty((len(releasing), *value.shape[1:]), np.float32) for name, value in trained.items()
+        }
+        for block, rows in _blocks(np.flatnonzero(paid), n):
+            start = everything[chosen[rows]]
+            updates = flatten({name: value[rows] for name, value in trained.items()})
+            updates -= start
+            # Training that blew up counts as no update at all. Whether it does depends on the data and
+            # on what the server asks for, so a release that stayed away would tell about the data.
+            updates[~np.isfinite(updates).all(axis=1)] = 0.0
+            noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(rows)), parts)
+            noisy += start
+            if nu > 0:
+                noisy = round_to_grid(noisy, n, nu, radius, finest)
+            np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
+            for name, value in unflatten(noisy, hypotheses).items():
+                releases[name][block] = value
         choices = chosen[paid].tolist() if demand.disclose_choice else None
         reply = train_reply(
-            unflatten(np.clip(releases, -_LARGEST, _LARGEST, out=releases), hypotheses),
+            releases,
             [int(client in releasing) for client in demand.clients],
             choices,
         )
@@ -266,6 +267,14 @@ def _ledger(policy: Policy, context: Context) -> Ledger | MemoryLedger:
 
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
+
+
+def _blocks(rows: NDArray[np.int64], n: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+    """Yield rows some at a time, with their places: of large models as many as a cache holds, but one at least."""
+    size = max(1, _BLOCK // n)
+    for begin in range(0, len(rows), size):
+        block = slice(begin, begin + size)
+        yield block, rows[block]
 
 
 def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> RecordDict:

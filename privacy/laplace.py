@@ -15,9 +15,6 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float64]
 
-# Numbers that are drawn before they are scaled and added, so that noise takes little memory beside large models.
-_BLOCK = 1 << 17
-
 
 class NoiseSource(Protocol):
     """The part of ``numpy.random.Generator`` that the mechanism draws from."""
@@ -128,11 +125,8 @@ def sanitise(
     if noise_multiplier > 0:
         sizes = [own.stop - own.start for own in columns]
         epsilons = sizes / (noise_multiplier * radii)
-        block = max(1, _BLOCK // sanitised.shape[1])
         sources = iter(generators)
-        for begin in range(0, len(sanitised), block):
-            rows = slice(begin, begin + block)
-            sanitised[rows] += _draw(sizes, epsilons[rows], sources)
+        sanitised += _draw(sizes, epsilons, sources)
         if next(sources, None) is not None:
             raise ValueError("there are more generators than clients")
     return sanitised
