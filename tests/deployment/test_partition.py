@@ -45,10 +45,10 @@ def run(deployment: Deployment, network: Namespace) -> Run:
     island = deployment.nodes["island"]
     island.tamper({2: HOLD})
     run = deployment.submit(**SHORT, rounds=ROUNDS, clients_per_round=3 * CLIENTS, round_timeout=ROUND_S)
-    wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), 90.0)
+    wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), 180.0)
     network.unplug()
     island.tamper({})
-    wait_until("end of round 3", lambda: len(run.history) >= 3, 90.0)
+    wait_until("end of round 3", lambda: run.rounds >= 3, 4 * ROUND_S)
     network.plug_in()
     assert deployment.wait(run) == "finished:completed"
     return run
