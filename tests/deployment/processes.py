@@ -46,6 +46,7 @@ CONNECTION = "deployment"
 TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
 START_S, RUN_S, RETURN_S, STOP_S = 120.0, 600.0, 180.0, 30.0
+LOOK_S = 10.0
 
 T = TypeVar("T")
 
@@ -355,13 +356,20 @@ class Deployment:
 
     def wait(self, run: Run, seconds: float = RUN_S) -> str:
         """Return the status with which a run ends."""
+        looked = time.monotonic()
 
         def finished() -> str:
+            nonlocal looked
+            # Each look starts a process, which takes a share of the machine from the run itself. That a run has ended
+            # stands in the SuperLink's log, but for one whose ServerApp died.
+            ended = re.search(rf"Finished task \d+ of run {run.id}\b", self.superlink.log)
+            if not ended and time.monotonic() < looked + LOOK_S:
+                return ""
+            looked = time.monotonic()
             status = self.status(run)
             return status if status.startswith("finished") else ""
 
-        # Each look starts a process, which takes a share of the machine from the run itself.
-        return wait_until(f"end of run {run.id}", finished, seconds, pause=4.0)
+        return wait_until(f"end of run {run.id}", finished, seconds, pause=0.5)
 
     def flwr(self, *arguments: str) -> str:
         """Return what a command of Flower prints."""
