@@ -70,7 +70,7 @@ def storm(deployment: Deployment) -> Storm:
     lost.tamper({1: HOLD})
     run = deployment.submit(**SHORT, rounds=5, clients_per_round=3 * CLIENTS, round_timeout=ROUND_S)
 
-    wait_until("charges of round 1", lambda: struck.charges and lost.charges, 120.0)
+    wait_until("charges of round 1", lambda: struck.charges and lost.charges, 180.0)
     [process] = struck.client_apps
     process.kill()
     lost.kill()
@@ -84,7 +84,7 @@ def storm(deployment: Deployment) -> Storm:
     assert len(run.history) == 1
     steady.tamper({3: HOLD})
     for joining in (late, broken):
-        wait_until("answer of a site that joins", lambda joining=joining: "Sent successfully" in joining.log, 60.0)  # type: ignore[misc]
+        wait_until("answer of a site that joins", lambda joining=joining: "Sent successfully" in joining.log, 120.0)  # type: ignore[misc]
     assert len(run.history) == 2
     steady.tamper({})
     return Storm(run, deployment.wait(run), late, broken)
@@ -142,7 +142,7 @@ def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Depl
     """The SuperLink takes its ServerApp along; its nodes wait and come back by themselves."""
     config = SHORT | {"rounds": 2, "clients_per_round": 3 * CLIENTS}
     run = deployment.submit(**config)
-    wait_until("end of round 1", lambda: run.rounds, 120.0)
+    wait_until("end of round 1", lambda: run.rounds, 180.0)
     if victim == "ServerApp":
         [process] = deployment.superlink.server_apps
         process.kill()

@@ -99,10 +99,10 @@ def test_a_reply_that_comes_after_the_quorum_is_counted_and_not_used(deployment:
     tampered.tamper({1: HOLD})
     south.tamper({2: HOLD})
     run = deployment.submit(**SHORT, rounds=2, clients_per_round=EVERYBODY, quorum=0.6)
-    wait_until("round 2", lambda: south.has_heard_of(2, run), 120.0)
+    wait_until("round 2", lambda: south.has_heard_of(2, run), 180.0)
     sent = tampered.log.count("Sent successfully")
     tampered.tamper({})
-    wait_until("late reply", lambda: tampered.log.count("Sent successfully") > sent, 60.0)
+    wait_until("late reply", lambda: tampered.log.count("Sent successfully") > sent, 120.0)
     south.tamper({})
     assert deployment.wait(run) == "finished:completed"
     others = EVERYBODY - CLIENTS
