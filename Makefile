@@ -21,8 +21,8 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 test: $(READY) ## Run all tests, with coverage
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
 
-faults: $(READY) ## Run the tests in which processes die, by themselves: four minutes of waiting
-	$(BIN)/python -m pytest -m faults
+faults: $(READY) ## Run the tests in which processes die, lie or are cut off: minutes of waiting, mostly
+	$(BIN)/python -m pytest -m faults -n 3 --dist loadfile
 
 quick: $(READY) ## Run the tests that take no longer than a few seconds each
 	$(BIN)/python -m pytest -m "not slow"

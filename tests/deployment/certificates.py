@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 
-def write_certificates(folder: Path) -> None:
-    """Write ``ca.crt``, and ``server.pem`` with ``server.key`` for a SuperLink on this machine."""
+def write_certificates(folder: Path, address: str) -> None:
+    """Write ``ca.crt``, and ``server.pem`` with ``server.key`` for a SuperLink at an address of this machine."""
     authority_key, server_key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     authority = _name("umbel test authority")
     ca = (
@@ -22,7 +22,7 @@ def write_certificates(folder: Path) -> None:
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(authority_key, hashes.SHA384())
     )
-    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]
+    names = [x509.DNSName("localhost"), x509.IPAddress(ipaddress.ip_address(address))]
     server = (
         _certificate(_name("localhost"), authority, server_key.public_key())
         .add_extension(x509.SubjectAlternativeName(names), critical=False)

@@ -7,7 +7,8 @@
         run = deployment.submit(rounds=2)
         assert deployment.wait(run) == "finished:completed"
 
-Everything lies in `folder`. When the block is left no process of the deployment remains.
+Everything lies in `folder`. When the block is left no process of the deployment remains, and no site's ledger
+knows of less than the server has used (`tests.deployment.audit`).
 """
 
 from __future__ import annotations
@@ -22,24 +23,30 @@ import ssl
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
 import psutil
+import safetensors
 import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
+from federation import write_atomically
 from privacy.ledger import Ledger
+from tests.deployment.audit import audit
 from tests.deployment.certificates import write_certificates, write_key
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
-START_S, RUN_S, STOP_S = 60.0, 240.0, 20.0
+TAMPERED = Path(__file__).resolve().parent / "tampered"
+"""What a tampered node has on its PYTHONPATH."""
+START_S, RUN_S, RETURN_S, STOP_S = 120.0, 600.0, 180.0, 30.0
+LOOK_S = 10.0
 
 T = TypeVar("T")
 
@@ -63,11 +70,17 @@ class Member:
     process : Popen
     folder : Path
         Of its own; nobody else's home or ledger is there.
+    command : sequence of str
+        What started it.
+    environment : mapping from str to str
+        What it has in its environment besides what all have.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     folder: Path
+    command: Sequence[str]
+    environment: Mapping[str, str]
 
     @property
     def log(self) -> str:
@@ -75,10 +88,14 @@ class Member:
         return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
 
     @property
+    def node_ids(self) -> list[str]:
+        """The numbers by which the SuperLink called it, one each time that it was let in."""
+        return re.findall(r"SuperNode ID: (\d+)", self.log)
+
+    @property
     def node_id(self) -> str:
         """Its number at the SuperLink; empty before it has one."""
-        said = re.search(r"SuperNode ID: (\d+)", self.log)
-        return said.group(1) if said else ""
+        return next(iter(self.node_ids), "")
 
     @property
     def ledger(self) -> Path:
@@ -93,12 +110,32 @@ class Member:
     @property
     def client_apps(self) -> list[psutil.Process]:
         """The processes that answer a message right now."""
-        return [one for one in self._descendants() if any("flwr-clientapp" in word for word in _command_line(one))]
+        return self._running("flwr-clientapp")
+
+    @property
+    def server_apps(self) -> list[psutil.Process]:
+        """The processes that lead a run right now."""
+        return self._running("flwr-serverapp")
+
+    def rounds_paid(self, run: Run) -> list[int]:
+        """Return the rounds of a run that it has charged somebody for."""
+        return sorted({int(str(row["round"])) for row in self.charges if row["run"] in run.ids})
+
+    def tamper(self, plan: Mapping[int, str]) -> None:
+        """Say what a tampered node does in which round from now on (`tests/deployment/tampered`)."""
+        write_atomically(self.folder / "tampering.json", json.dumps(plan).encode())
+
+    def has_heard_of(self, round: int | str, run: Run) -> bool:
+        """Whether a message of a run's round has come in."""
+        return f"[RUN {run.id}, ROUND {round}]" in self.log
 
     def kill(self) -> None:
         """End it, and all that it started, as a power cut does."""
         _kill([psutil.Process(self.process.pid), *self._descendants()])
         self.process.wait(STOP_S)
+
+    def _running(self, program: str) -> list[psutil.Process]:
+        return [one for one in self._descendants() if any(program in word for word in _command_line(one))]
 
     def _descendants(self) -> list[psutil.Process]:
         try:
@@ -107,25 +144,30 @@ class Member:
             return []
 
 
+@dataclass
 class Run:
     """A submitted run, as the folder that it leaves shows it.
 
-    Parameters
+    Attributes
     ----------
-    id : str
-        Flower's number of the run.
     runs : Path
         Where the server keeps its runs.
+    ids : list of str
+        Flower's number of the run, and its numbers each time that it went on after an interruption.
     """
 
-    def __init__(self, id: str, runs: Path) -> None:
-        self.id = id
-        self._runs = runs
+    runs: Path
+    ids: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Flower's number of the run now."""
+        return self.ids[-1]
 
     @property
     def folder(self) -> Path:
-        """The run's folder, named after the end of its number."""
-        [folder] = self._runs.glob(f"*-{int(self.id) % 10**6:06d}")
+        """The run's folder, named after the end of its first number."""
+        [folder] = self.runs.glob(f"*-{int(self.ids[0]) % 10**6:06d}")
         return folder
 
     @property
@@ -136,6 +178,15 @@ class Run:
         except (FileNotFoundError, ValueError):
             return []
         return [json.loads(line) for line in lines]
+
+    @property
+    def rounds(self) -> int:
+        """After how many rounds it could go on."""
+        try:
+            with safetensors.safe_open(self.folder / "latest.safetensors", "numpy") as latest:
+                return int(latest.metadata()["rounds"])
+        except (FileNotFoundError, ValueError):
+            return 0
 
     @property
     def participations(self) -> dict[int, int]:
@@ -160,20 +211,22 @@ class Deployment:
     ----------
     folder : Path
         An empty folder that it may fill.
+    host : str
+        The address of this machine at which the SuperLink listens.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.folder = folder
         self.nodes: dict[str, Member] = {}
+        self.runs: list[Run] = []
         self._home = folder / "user"
-        self._port = free_port()
+        self._host, self._port = host, free_port()
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
         self._home.mkdir()
-        write_certificates(self.folder)
-        address = f"127.0.0.1:{self._port}"
-        connection = {"address": address, "root-certificates": str(self.folder / "ca.crt")}
+        write_certificates(self.folder, self._host)
+        connection = {"address": self._address, "root-certificates": str(self.folder / "ca.crt")}
         (self._home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
         )
@@ -186,6 +239,8 @@ class Deployment:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._stop()
+        for run in self.runs:
+            audit(run, self.nodes.values())
 
     @property
     def superlink(self) -> Member:
@@ -198,27 +253,55 @@ class Deployment:
         folder = self.folder / "superlink"
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
-        command = ["flower-superlink", "--host", "127.0.0.1", "--port", str(self._port), "--enable-supernode-auth"]
-        command += ["--database", str(folder / "state.db"), "--ssl-ca-certfile", str(self.folder / "ca.crt")]
+        command = [_tool("flower-superlink"), "--host", self._host, "--port", str(self._port)]
+        command += ["--enable-supernode-auth", "--database", str(folder / "state.db")]
+        command += ["--ssl-ca-certfile", str(self.folder / "ca.crt")]
         command += ["--ssl-certfile", str(self.folder / "server.pem"), "--ssl-keyfile", str(self.folder / "server.key")]
-        self._superlink = self._start("superlink", command)
+        self._superlink = self._start("superlink", command, {})
         trusted = ssl.create_default_context(cafile=self.folder / "ca.crt")
 
         def healthy() -> bool:
             assert self.superlink.process.poll() is None, self.superlink.log
             try:
-                return httpx.get(f"https://127.0.0.1:{self._port}/health", verify=trusted, timeout=2).is_success
+                return httpx.get(f"https://{self._address}/health", verify=trusted, timeout=2).is_success
             except httpx.HTTPError:
                 return False
 
         wait_until("SuperLink", healthy, START_S)
 
-    def start_node(self, name: str, **node_config: Any) -> Member:
-        """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder."""
+    def start_node(self, name: str, tampered: bool = False, within: Sequence[str] = (), **node_config: Any) -> Member:
+        """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder.
+
+        Parameters
+        ----------
+        name : str
+        tampered : bool
+            Whether its client processes do as `Member.tamper` says, and as the app says only where that says nothing.
+        within : sequence of str
+            A command that runs the command behind it somewhere else.
+        **node_config
+            The site's configuration.
+        """
         key = self.write_key(name)
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
-        self.nodes[name] = self._start_node(name, ["--auth-supernode-private-key", str(key), *self._tls], node_config)
+        options = ["--auth-supernode-private-key", str(key), *self._tls]
+        environment = {"PYTHONPATH": str(TAMPERED)} if tampered else {}
+        self.nodes[name] = self._start_node(name, options, node_config, within, environment)
+        self.nodes[name].tamper({})
         return self.nodes[name]
+
+    def restart_node(self, name: str) -> None:
+        """Start a SuperNode that was killed again, with its key and as often as it is refused, until it is let in."""
+        before = self.nodes[name]
+        known = len(before.node_ids)
+
+        def back() -> bool:
+            if self.nodes[name].process.poll() is not None:
+                self.nodes[name] = self._start(name, before.command, before.environment)
+            return len(self.nodes[name].node_ids) > known
+
+        # Each try takes a share of the machine from the run.
+        wait_until(f"return of {name}", back, RETURN_S, pause=4.0)
 
     def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
         """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
@@ -247,11 +330,20 @@ class Deployment:
 
     def submit(self, **run_config: Any) -> Run:
         """Submit a run of the app; a key is a run-config key with underscores."""
+        run = Run(self.folder / "superlink" / "umbel" / "runs", [self._submit(run_config)])
+        self.runs.append(run)
+        return run
+
+    def resume(self, run: Run, **run_config: Any) -> None:
+        """Have a run that was interrupted go on, with all else in its config as it was."""
+        run.ids.append(self._submit(run_config | {"resume": run.folder.name}))
+
+    def _submit(self, run_config: Mapping[str, Any]) -> str:
         values = {key.replace("_", "-"): value for key, value in run_config.items()}
         override = self._home / "run-config.toml"
         override.write_text(tomli_w.dumps(values), encoding="utf-8")
         answer = self.flwr("run", str(APP), CONNECTION, "--run-config", str(override), "--format", "json")
-        return Run(json.loads(answer)["run-id"], self.folder / "superlink" / "umbel" / "runs")
+        return str(json.loads(answer)["run-id"])
 
     def status(self, run: Run) -> str:
         """Return what Flower says of a run."""
@@ -264,13 +356,20 @@ class Deployment:
 
     def wait(self, run: Run, seconds: float = RUN_S) -> str:
         """Return the status with which a run ends."""
+        looked = time.monotonic()
 
         def finished() -> str:
+            nonlocal looked
+            # Each look starts a process, which takes a share of the machine from the run itself. That a run has ended
+            # stands in the SuperLink's log, but for one whose ServerApp died.
+            ended = re.search(rf"Finished task \d+ of run {run.id}\b", self.superlink.log)
+            if not ended and time.monotonic() < looked + LOOK_S:
+                return ""
+            looked = time.monotonic()
             status = self.status(run)
             return status if status.startswith("finished") else ""
 
-        # Each look starts a process, which takes a share of the machine from the run itself.
-        return wait_until(f"end of run {run.id}", finished, seconds, pause=4.0)
+        return wait_until(f"end of run {run.id}", finished, seconds, pause=0.5)
 
     def flwr(self, *arguments: str) -> str:
         """Return what a command of Flower prints."""
@@ -306,29 +405,40 @@ class Deployment:
         return mine
 
     @property
+    def _address(self) -> str:
+        return f"{self._host}:{self._port}"
+
+    @property
     def _tls(self) -> list[str]:
         return ["--root-certificates", str(self.folder / "ca.crt")]
 
-    def _start_node(self, name: str, options: list[str], node_config: dict[str, Any]) -> Member:
+    def _start_node(
+        self,
+        name: str,
+        options: Sequence[str],
+        node_config: dict[str, Any],
+        within: Sequence[str] = (),
+        environment: Mapping[str, str] | None = None,
+    ) -> Member:
         node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
         pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
-        command = ["flower-supernode", "--superlink", f"127.0.0.1:{self._port}", *options, "--node-config", pairs]
-        return self._start(name, [*command, "--host", "127.0.0.1", "--port", str(free_port())])
+        command = [*within, _tool("flower-supernode"), "--superlink", self._address, *options, "--node-config", pairs]
+        return self._start(name, [*command, "--host", "127.0.0.1", "--port", str(free_port())], environment or {})
 
-    def _start(self, name: str, command: list[str]) -> Member:
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Member:
         folder = self.folder / name
         (folder / "empty").mkdir(parents=True, exist_ok=True)
         # A home of its own: bundles are not installed in one step, and two nodes could load half of one.
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                [_tool(command[0]), *command[1:]],
+                command,
                 cwd=folder / "empty",
-                env=self._environment(folder),
+                env=self._environment(folder) | environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        return Member(name, process, folder)
+        return Member(name, process, folder, command, environment)
 
     def _environment(self, home: Path) -> dict[str, str]:
         # Whatever else is called UMBEL_ would be read as the site's policy.

@@ -1,0 +1,82 @@
+"""A network of its own for one site, with a cable to this machine that can be pulled out."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+class NamespaceError(RuntimeError):
+    """This machine lets nobody make a network namespace; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Namespace:
+    """A network namespace and a pair of virtual devices, one end on either side.
+
+    Attributes
+    ----------
+    name : str
+        Of the namespace, and of the device in it.
+    host : str
+        The address of this machine as seen from within.
+    """
+
+    name: str
+    host: str
+
+    @property
+    def within(self) -> list[str]:
+        """A command that runs the command behind it in the namespace."""
+        return ["ip", "netns", "exec", self.name]
+
+    def unplug(self) -> None:
+        """Cut the namespace off; whatever is sent from now on is lost."""
+        self._set("down")
+
+    def plug_in(self) -> None:
+        """Let it send again."""
+        self._set("up")
+
+    def _set(self, state: str) -> None:
+        _run(*self.within, "ip", "link", "set", self.name, state)
+
+
+@contextmanager
+def namespace() -> Iterator[Namespace]:
+    """Make a namespace, and remove it at the end.
+
+    Raises
+    ------
+    NamespaceError
+        When that cannot be done here.
+    """
+    # Device names hold 15 characters. The addresses are those set aside for tests of networks (RFC 2544).
+    name, outside = f"umbel{os.getpid()}", f"umbel{os.getpid()}h"
+    subnet = f"198.{18 + os.getpid() % 2}.{os.getpid() // 2 % 256}"
+    made = Namespace(name, f"{subnet}.1")
+    _run("ip", "netns", "add", name)
+    try:
+        _run("ip", "link", "add", outside, "type", "veth", "peer", "name", name, "netns", name)
+        _run("ip", "address", "add", f"{made.host}/24", "dev", outside)
+        _run("ip", "link", "set", outside, "up")
+        _run(*made.within, "ip", "address", "add", f"{subnet}.2/24", "dev", name)
+        # The SuperNode and its client processes talk over it.
+        _run(*made.within, "ip", "link", "set", "lo", "up")
+        made.plug_in()
+        yield made
+    finally:
+        # Takes both devices along.
+        _run("ip", "netns", "delete", name)
+
+
+def _run(*command: str) -> None:
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True)
+    except FileNotFoundError:
+        raise NamespaceError("there is no command ip; install iproute2") from None
+    except subprocess.CalledProcessError as error:
+        raise NamespaceError(f"{' '.join(command)}: {error.stderr.strip()}") from None
