@@ -9,6 +9,7 @@ from logging import WARNING
 from queue import Empty, SimpleQueue
 from threading import Thread
 
+import httpx
 from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
@@ -20,6 +21,8 @@ _SHORTEST, _LONGEST, _SHARE = 0.01, 0.5, 0.05
 _REMEMBERED = 1000
 # Pulls at a time, and the seconds that each look waits for them.
 _LANES, _PATIENCE = 16, 1.0
+# What goes wrong on the way to the SuperLink is no fault of the node whose reply was pulled.
+_TRANSPORT = (httpx.HTTPError, OSError)
 # What a client app raises is an answer; these are Flower's own words.
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
@@ -57,42 +60,52 @@ class _Sent:
 
 
 class _Mailbox:
-    """Pulls replies in threads of its own.
+    """Pulls each reply by itself, in threads.
 
     A node that cuts off the upload of its reply makes Flower's pull wait for the rest, minutes
-    long. It shall hold up nobody but those who happen to share its lane, and no round.
+    long, and one whose reply Flower cannot read makes it raise. Neither shall hold up a round, or
+    take the replies of others along.
     """
 
     def __init__(self) -> None:
         self._pulling: set[str] = set()
-        self._done: SimpleQueue[tuple[Sequence[str], list[Message] | Exception]] = SimpleQueue()
+        self._done: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
 
-    def pull(self, grid: Grid, message_ids: Sequence[str], patience: float) -> list[Message]:
-        """Return the replies that are there, or come within `patience` seconds if a pull is under way."""
+    def pull(self, grid: Grid, message_ids: Sequence[str], patience: float) -> tuple[list[Message], list[str]]:
+        """Return the replies that are there, and the messages whose replies cannot be read.
+
+        A pull that is under way is waited for `patience` seconds, and its reply is among the next.
+        """
         if getattr(grid, "in_process", False):
-            return list(grid.pull_messages(message_ids))
+            return list(grid.pull_messages(message_ids)), []
         free = [message_id for message_id in message_ids if message_id not in self._pulling]
-        begun, until = min(_LANES, len(free)), time.monotonic() + patience
         self._pulling.update(free)
-        for i in range(begun):
+        for i in range(min(_LANES, len(free))):
             Thread(target=self._pull, args=(grid, free[i::_LANES]), daemon=True).start()
+        begun, until = len(free), time.monotonic() + patience
         replies: list[Message] = []
+        unreadable: list[str] = []
         while True:
             try:
-                lane, pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if begun else 0.0)
+                message_id, pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if begun else 0.0)
             except Empty:
-                return replies
+                return replies, unreadable
             begun -= 1
-            self._pulling.difference_update(lane)
-            if isinstance(pulled, Exception):
+            self._pulling.discard(message_id)
+            if isinstance(pulled, list):
+                replies += pulled
+            elif isinstance(pulled, _TRANSPORT):
                 raise pulled
-            replies += pulled
+            else:
+                log(WARNING, "a reply cannot be read: %s", pulled)
+                unreadable.append(message_id)
 
-    def _pull(self, grid: Grid, lane: Sequence[str]) -> None:
-        try:
-            self._done.put((lane, list(grid.pull_messages(lane))))
-        except Exception as error:  # raised where it is waited for
-            self._done.put((lane, error))
+    def _pull(self, grid: Grid, message_ids: Sequence[str]) -> None:
+        for message_id in message_ids:
+            try:
+                self._done.put((message_id, list(grid.pull_messages([message_id]))))
+            except Exception as error:  # judged where it is waited for
+                self._done.put((message_id, error))
 
 
 class Exchange:
@@ -104,7 +117,7 @@ class Exchange:
         Replies of the last round that were of no use: late, doubled, or from a node that was not
         asked.
     silent : set of int
-        Nodes that owe a reply of the last round.
+        Nodes that owe a reply of the last round, or sent one that cannot be read.
     """
 
     def __init__(self) -> None:
@@ -152,9 +165,15 @@ class Exchange:
             log(WARNING, "%d of %d messages could not be sent", len(messages) - len(waiting), len(messages))
         began = time.monotonic()
         answers: list[Answer] = []
+        spoilt: list[_Sent] = []
         while True:
             left = max(0.0, began + timeout - time.monotonic())
-            for reply in self._mailbox.pull(grid, [*waiting, *self._overdue], min(_PATIENCE, left)):
+            replies, unreadable = self._mailbox.pull(grid, [*waiting, *self._overdue], min(_PATIENCE, left))
+            for message_id in unreadable:
+                self._overdue.pop(message_id, None)
+                if message_id in waiting:
+                    spoilt.append(waiting.pop(message_id))
+            for reply in replies:
                 answer = self._match(reply, waiting, keep_late)
                 if answer is not None:
                     answers.append(answer)
@@ -163,7 +182,7 @@ class Exchange:
             if not needed or waited >= timeout or enough(answers):
                 break
             time.sleep(max(0.001, min(_LONGEST, max(_SHORTEST, _SHARE * waited), timeout - waited)))
-        self.silent = {sent.node for sent in needed}
+        self.silent = {sent.node for sent in [*needed, *spoilt]}
         self._overdue |= waiting
         for oldest in list(self._overdue)[:-_REMEMBERED]:
             del self._overdue[oldest]

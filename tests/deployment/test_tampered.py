@@ -56,7 +56,6 @@ def test_a_site_pays_for_garbage_as_for_anything_else(deployment: Deployment, ga
     assert [node.rounds_paid(garbage) for node in deployment.nodes.values()] == [rounds] * 3
 
 
-@pytest.mark.xfail(strict=True, reason="Flower's own reading of a reply raises, and takes the run along")
 def test_what_flower_itself_cannot_read_is_a_lost_reply_too(deployment: Deployment) -> None:
     deployment.nodes["tampered"].tamper({1: UNREADABLE})
     run = deployment.submit(**SHORT, rounds=1, clients_per_round=EVERYBODY)

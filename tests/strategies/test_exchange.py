@@ -96,7 +96,7 @@ class CutOff(Answering):
         self.rest = Event()
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        due = super().pull_messages(message_ids)
+        due = list(super().pull_messages(message_ids))
         if any(reply.metadata.src_node_id == 2 for reply in due):
             self.rest.wait()
         return due
@@ -118,6 +118,19 @@ def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
         if exchange.dropped:
             break
     return exchange.dropped
+
+
+def test_a_reply_that_flower_cannot_read_is_lost_and_no_other() -> None:
+    class Unreadable(Answering):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            due = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id == 2 for reply in due):
+                raise ValueError("no array")
+            return due
+
+    exchange = Exchange()
+    assert nodes(exchange.run(Unreadable(), [to(1), to(2), to(3)], timeout=60)) == [1, 3]
+    assert exchange.silent == {2}
 
 
 def test_a_pull_that_fails_fails_the_round() -> None:
