@@ -266,6 +266,31 @@ def local_reply(models: NDArray[Any]) -> RecordDict:
     return RecordDict({ARRAYS: to_array_record({LOCAL: models})})
 
 
+def arrays_in(content: RecordDict, name: str) -> ArrayRecord:
+    """Return the ArrayRecord of that name; `ProtocolError` if there is none."""
+    # By itself: `RecordDict.array_records` makes a new dictionary of all of them each time.
+    record = content.get(name)
+    if not isinstance(record, ArrayRecord):
+        raise ProtocolError(f"there is no ArrayRecord {name!r}")
+    return record
+
+
+def config_in(content: RecordDict, name: str) -> ConfigRecord:
+    """Return the ConfigRecord of that name; `ProtocolError` if there is none."""
+    record = content.get(name)
+    if not isinstance(record, ConfigRecord):
+        raise ProtocolError(f"there is no ConfigRecord {name!r}")
+    return record
+
+
+def metrics_in(content: RecordDict, name: str) -> MetricRecord:
+    """Return the MetricRecord of that name; `ProtocolError` if there is none."""
+    record = content.get(name)
+    if not isinstance(record, MetricRecord):
+        raise ProtocolError(f"there is no MetricRecord {name!r}")
+    return record
+
+
 def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     """Return named arrays as Flower's record, each as ``Array(value)`` would be but copied once."""
     record = ArrayRecord()

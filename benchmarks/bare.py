@@ -14,6 +14,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,9 @@ from server.settings import Settings
 from simulation.grid import InProcessGrid
 
 ROUNDS = {"hospital": 100, "cnn": 5}
+Prepare = Callable[[float], Callable[[], list[float]]]
+"""From a noise multiplier to what does the rounds and returns their losses; reading of data is not measured."""
+
 SAME = 5  # later a client whose choice hangs on the last bit has chosen otherwise
 
 
@@ -59,8 +63,9 @@ def compare(task: str, config: Mapping[str, Any], times: int) -> None:
 
     def contestant(name: str, nu: float) -> Callable[[], Reading]:
         def go() -> Reading:
+            rounds = loops[name](nu)
             began = time.perf_counter()
-            history[name, nu] = loops[name](nu)
+            history[name, nu] = rounds()
             return Reading((time.perf_counter() - began) / int(config["rounds"]), history[name, nu][-1])
 
         return go
@@ -76,13 +81,14 @@ def compare(task: str, config: Mapping[str, Any], times: int) -> None:
     console.print(f"Without noise the losses of the first {SAME} rounds differ by {apart[:SAME].max():.1e} at most.")
 
 
-def bare_loop(task: str, config: Mapping[str, Any]) -> Callable[[float], list[float]]:
+def bare_loop(task: str, config: Mapping[str, Any]) -> Prepare:
     """Return what plays the task by the bare loop."""
     brief = brief_of(config)
     if task == "hospital":
-        return lambda nu: bare_hospital.play(brief, nu)
+        data = bare_hospital.Data.pad(brief.features, brief.targets, brief.offsets, 0)
+        return lambda nu: partial(bare_hospital.play, brief, data, nu)
     orders = orders_of(brief, int(config["seed"]))
-    return lambda nu: bare_cnn.play(brief, orders, nu)
+    return lambda nu: partial(bare_cnn.play, brief, orders, nu)
 
 
 def orders_of(brief: Brief, seed: int) -> list[list[NDArray[np.int64]]]:
@@ -97,20 +103,25 @@ def orders_of(brief: Brief, seed: int) -> list[list[NDArray[np.int64]]]:
     return orders
 
 
-def umbel(config: Mapping[str, Any]) -> Callable[[float], list[float]]:
+def umbel(config: Mapping[str, Any]) -> Prepare:
     """Return what plays the task by umbel, from messages to the ledger, in this process."""
 
-    def play(nu: float) -> list[float]:
+    def prepare(nu: float) -> Callable[[], list[float]]:
         changed = {**config, "noise-multiplier": nu}
         settings, grid = Settings.parse(changed), InProcessGrid(client.app.app, changed)
         start = initial_hypotheses(settings, grid)
+        settings.strategy.roster(grid)  # asks the node what it hosts
         state = State(hypotheses=start, best=start)
-        run_rounds(settings, grid, state, lambda state: None)
-        if any(entry.lost_nodes for entry in state.history):
-            raise RuntimeError("the simulated node refused; the log says why")
-        return [float(entry.loss or np.nan) for entry in state.history]
 
-    return play
+        def rounds() -> list[float]:
+            run_rounds(settings, grid, state, lambda state: None)
+            if any(entry.lost_nodes for entry in state.history):
+                raise RuntimeError("the simulated node refused; the log says why")
+            return [float(entry.loss or np.nan) for entry in state.history]
+
+        return rounds
+
+    return prepare
 
 
 if __name__ == "__main__":

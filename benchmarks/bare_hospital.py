@@ -143,10 +143,9 @@ def validate(data: Data, hypotheses: dict[str, Tensor], clients: NDArray[np.int6
         return float(losses(hypotheses, *data.part(clients)).amin(0).mean())
 
 
-def play(brief: Brief, nu: float) -> list[float]:
+def play(brief: Brief, data: Data, nu: float) -> list[float]:
     """Play a task from its initial hypotheses; return the validation loss of each round and after the last."""
     settings = brief.settings
-    data = Data.pad(brief.features, brief.targets, brief.offsets, 0)
     rng = np.random.default_rng(0)
     hypotheses = {name: torch.from_numpy(value) for name, value in brief.hypotheses.items()}
     history = []

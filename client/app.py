@@ -23,7 +23,9 @@ from protocol import (
     Arrays,
     Demand,
     ProtocolError,
+    arrays_in,
     asked_clients,
+    config_in,
     from_array_record,
     local_reply,
 )
@@ -34,7 +36,7 @@ app = ClientApp()
 @app.query(mods=[guard])
 def query(msg: Message, context: Context) -> Message:
     """Say how many clients this node hosts."""
-    version = msg.content.config_records[CONFIG]["version"]
+    version = config_in(msg.content, CONFIG)["version"]
     if version != VERSION:
         raise ProtocolError(
             f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
@@ -47,8 +49,8 @@ def query(msg: Message, context: Context) -> Message:
 def train_clients(msg: Message, context: Context) -> Message:
     """Train the asked clients; the gate stands between this and the server."""
     node = Node.of(context.node_config, context.run_config)
-    demand = Demand.from_record(msg.content.config_records[CONFIG])
-    hypotheses = from_array_record(msg.content.array_records[HYPOTHESES])
+    demand = Demand.from_record(config_in(msg.content, CONFIG))
+    hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
     node.check(hypotheses)
     clients = node.training_clients(demand.clients)
     device = pick_device(str(context.run_config["device"]))
@@ -97,7 +99,7 @@ def _train_personal(
 def tell_local_models(msg: Message, context: Context) -> Message:
     """Tell the asked clients' local models, in simulation, so that an attack on them can be judged."""
     node = Node.of(context.node_config, context.run_config)
-    clients = node.training_clients(asked_clients(msg.content.config_records[CONFIG]))
+    clients = node.training_clients(asked_clients(config_in(msg.content, CONFIG)))
     kept = LocalModels(context.state, node.model.local_size, node.site.seed(context.run_config))
     return Message(local_reply(kept.read(clients)), reply_to=msg)
 
@@ -107,7 +109,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
     node = Node.of(context.node_config, context.run_config)
     if node.site.keep_model is not None:
-        hypotheses = from_array_record(msg.content.array_records[HYPOTHESES])
+        hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
         node.check(hypotheses)
         keep(node, hypotheses, context.run_config)
     return Message(RecordDict(), reply_to=msg)
@@ -120,9 +122,9 @@ def evaluate_clients(msg: Message, context: Context) -> Message:
     The gate stands here as well.
     """
     node = Node.of(context.node_config, context.run_config)
-    hypotheses = from_array_record(msg.content.array_records[HYPOTHESES])
+    hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
     node.check(hypotheses)
-    clients = node.validation_clients(asked_clients(msg.content.config_records[CONFIG]))
+    clients = node.validation_clients(asked_clients(config_in(msg.content, CONFIG)))
     device = pick_device(str(context.run_config["device"]))
     cohort = Cohort.gather(node.federation, clients, device)
     if node.model.local_size:

@@ -259,12 +259,12 @@ def _train_batched(
         # holds the gradient of each.
         # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
         objective = model.loss.objective(torch.where(share > 0, losses * share, 0.0).sum(1))
-        gradients = torch.autograd.grad(
-            (objective * torch.from_numpy(active).to(device)).sum(), list(parameters.values())
-        )
+        if not active.all():
+            objective = objective * torch.from_numpy(active).to(device)
+        gradients = torch.autograd.grad(objective.sum(), list(parameters.values()))
         with torch.no_grad():
             parameters = {
-                name: value - update.step_size * gradient
+                name: value.sub(gradient, alpha=update.step_size)
                 for (name, value), gradient in zip(parameters.items(), gradients, strict=True)
             }
     return {name: value.detach() for name, value in parameters.items()}
@@ -350,17 +350,16 @@ def shuffle(
 
 
 def _score_rows(model: Model, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
-    """Return the summed loss and metric (2, k, clients) of every hypothesis."""
+    """Return the summed loss and metric (2, k, clients) of every hypothesis; (1, k, clients) if they are the same."""
     k = len(next(iter(stacked.values())))
     outputs = _forward(model, stacked, cohort.features.expand(k, *cohort.features.shape))
     targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
-    losses = model.loss.per_sample(outputs, targets)
-    same = model.metric.per_sample is model.loss.per_sample
-    values = torch.stack([losses, losses if same else model.metric.per_sample(outputs, targets)]).double()
-    client = torch.from_numpy(np.repeat(np.arange(len(cohort)), cohort.lengths)).to(values.device)
-    sums = torch.zeros(*values.shape[:2], len(cohort), dtype=values.dtype, device=values.device)
-    result: NDArray[np.float64] = sums.index_add_(2, client, values).cpu().numpy()
-    return result
+    scores = [model.loss.per_sample(outputs, targets)]
+    if model.metric.per_sample is not model.loss.per_sample:
+        scores.append(model.metric.per_sample(outputs, targets))
+    values = torch.stack(scores).double().cpu().numpy()
+    sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
+    return sums
 
 
 def _row_chunks(model: Model, cohort: Cohort, k: int) -> Iterator[tuple[slice, Cohort]]:

@@ -17,7 +17,7 @@ from itertools import islice
 from logging import ERROR, INFO, WARNING
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
@@ -40,6 +40,8 @@ from protocol import (
     Arrays,
     Demand,
     ProtocolError,
+    arrays_in,
+    config_in,
     evaluate_reply,
     flatten,
     from_array_record,
@@ -82,9 +84,9 @@ def local_report(
     trains : bool
         Whether they are training clients, whose reports need noise.
     """
-    content = evaluate_reply(losses, metrics)
-    content[_PRIVATE] = ConfigRecord({"clients": list(clients) if trains else [], "trains": trains})
-    return content
+    scores = np.stack([losses, metrics], dtype=np.float64)
+    private = ConfigRecord({"clients": list(clients) if trains else [], "trains": trains})
+    return RecordDict({ARRAYS: to_array_record({SCORES: scores}), _PRIVATE: private})
 
 
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -122,7 +124,7 @@ class Gate:
         site = Site.of(context.node_config)
         policy = Policy.of(site, context.node_config)
         ledger = _ledger(policy, context)
-        demand = Demand.from_record(_config(msg.content, CONFIG))
+        demand = Demand.from_record(config_in(msg.content, CONFIG))
         policy.check(demand)
         hypotheses = _hypotheses(msg, policy)
         if policy.tripwire:
@@ -143,8 +145,8 @@ class Gate:
             raise Refused("no asked client can afford this round")
 
         result = _ask(call_next, _ask_only(msg, demand, asked), context)
-        trained = from_array_record(_arrays(result, ARRAYS))
-        chosen = _check_result(trained, _config(result, _PRIVATE), hypotheses, len(asked))
+        trained = from_array_record(arrays_in(result, ARRAYS))
+        chosen = _check_result(trained, config_in(result, _PRIVATE), hypotheses, len(asked))
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         paid = np.array(ledger.charge(charge, asked, policy.limits))
         releasing = _which(asked, paid)
@@ -171,9 +173,10 @@ class Gate:
             for name, value in unflatten(noisy, hypotheses).items():
                 releases[name][block] = value
         choices = chosen[paid].tolist() if demand.disclose_choice else None
+        released = set(releasing)
         reply = train_reply(
             releases,
-            [int(client in releasing) for client in demand.clients],
+            [int(client in released) for client in demand.clients],
             choices,
         )
         return Message(reply, reply_to=msg)
@@ -191,9 +194,10 @@ class ReportGate:
         policy = Policy.of(site, context.node_config)
         _hypotheses(msg, policy)
         result = _ask(call_next, msg, context)
-        scores = result.metric_records[SCORES]
-        private = _config(result, _PRIVATE)
-        values = np.array([scores["loss"], scores["metric"]], dtype=np.float64)
+        private = config_in(result, _PRIVATE)
+        values = from_array_record(arrays_in(result, ARRAYS))[SCORES]
+        if values.dtype != np.float64 or values.ndim != 2 or len(values) != 2:
+            raise Refused("the handler does not say loss and metric of each client")
         if private["trains"] is not False:
             values = self._noised(values, private, site, policy, msg, context)
         return Message(evaluate_reply(*values), reply_to=msg)
@@ -216,7 +220,7 @@ class ReportGate:
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
         clients: list[int] = list(private["clients"])  # type: ignore[arg-type]
-        round = int(_config(msg.content, CONFIG)["round"])  # type: ignore[arg-type]
+        round = int(config_in(msg.content, CONFIG)["round"])  # type: ignore[arg-type]
         radius = math.sqrt(2) * bound
         charge = Charge(str(context.run_id), round, "report", 2, nu, "public", radius)
         paid = np.array(_ledger(policy, context).charge(charge, clients, policy.limits))
@@ -287,37 +291,25 @@ def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> Record
 
 def _ask_only(msg: Message, demand: Demand, clients: tuple[int, ...]) -> Message:
     """Return the message as if it asked only these clients, and without what the gate does not know."""
-    asked = msg.content.config_records[CONFIG]
+    asked = config_in(msg.content, CONFIG)
     if clients != demand.clients:
         asked = ConfigRecord(dict(asked))
         asked["clients"] = list(clients)
     narrowed = copy(msg)
-    narrowed.content = RecordDict({HYPOTHESES: msg.content.array_records[HYPOTHESES], CONFIG: asked})
+    narrowed.content = RecordDict({HYPOTHESES: arrays_in(msg.content, HYPOTHESES), CONFIG: asked})
     return narrowed
-
-
-def _arrays(content: RecordDict, name: str) -> ArrayRecord:
-    if name not in content.array_records:
-        raise Refused(f"there is no ArrayRecord {name!r}")
-    return content.array_records[name]
-
-
-def _config(content: RecordDict, name: str) -> ConfigRecord:
-    if name not in content.config_records:
-        raise Refused(f"there is no ConfigRecord {name!r}")
-    return content.config_records[name]
 
 
 def _hypotheses(msg: Message, policy: Policy) -> Arrays:
     """Return what was sent if these are finite float32 arrays with one common leading axis."""
-    hypotheses = from_array_record(_arrays(msg.content, HYPOTHESES))
+    hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
     if len(counts) != 1 or not 1 <= min(counts) <= policy.most_hypotheses:
         raise Refused(f"the hypotheses are not 1 to {policy.most_hypotheses} stacked arrays of one length")
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")
-        if not np.isfinite(value).all():
+        if not math.isfinite(value.sum(dtype=np.float64)):
             raise Refused(f"hypotheses {name!r} are not finite")
     return hypotheses
 

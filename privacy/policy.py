@@ -154,7 +154,8 @@ class _Reader:
         self._read.append(key)
         if key in self._config:
             return self._config[key]
-        return os.environ.get(_variable(key), default)
+        variable = _variable(key)
+        return os.environ[variable] if variable in os.environ else default  # noqa: SIM401 (get() raises and catches)
 
     def refuse_unknown(self) -> None:
         """Raise for an entry that nothing has read: it may be a limit, misspelt."""

@@ -30,8 +30,11 @@ def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "
     key = _key(seed, purpose)
     philox = np.random.Philox(_NO_SEED)
     generator = np.random.Generator(philox)
+    start = _start(key, round, 0)
+    counter = start["state"]["counter"]
     for client in clients:
-        philox.state = _start(key, round, client)
+        counter[_CLIENT] = client
+        philox.state = start
         yield generator
 
 
@@ -85,6 +88,9 @@ def _start(key: NDArray[Any], round: int, client: int) -> Any:
     # Philox computes each block from key and counter alone: the low half of the counter runs
     # within a stream, the high half tells the streams apart.
     return _START | {"state": {"counter": np.array([0, 0, round, client], np.uint64), "key": key}}
+
+
+_CLIENT = 3  # where the counter says which client's stream it is
 
 
 class _NoSeed(np.random.SeedSequence):

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 import numpy as np
-from flwr.app import ConfigRecord, Message
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -156,8 +156,9 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
         Called with the state after each round, to report and save it.
     """
     state.remarks = settings.strategy.remarks
+    arrays = to_array_record(state.hypotheses)
     for number in range(len(state.history) + 1, settings.rounds + 1):
-        _run_round(settings, grid, state, number, train=True)
+        arrays = _run_round(settings, grid, state, number, arrays, train=True)
         over = bool(settings.strategy.finished) or _out_of_patience(settings, state)
         if over:
             state.stopped = reason(settings, state)
@@ -167,7 +168,7 @@ def run_rounds(settings: Settings, grid: Grid, state: State, after_round: Callab
     state.stopped = reason(settings, state)
     # What the last round of training left has not been evaluated yet.
     if state.best_round:
-        _run_round(settings, grid, state, settings.rounds + 1, train=False)
+        _run_round(settings, grid, state, settings.rounds + 1, arrays, train=False)
         after_round(state)
 
 
@@ -185,10 +186,12 @@ def _out_of_patience(settings: Settings, state: State) -> bool:
     return 0 < settings.patience <= state.stale
 
 
-def _run_round(settings: Settings, grid: Grid, state: State, number: int, train: bool) -> None:
+def _run_round(
+    settings: Settings, grid: Grid, state: State, number: int, arrays: ArrayRecord, train: bool
+) -> ArrayRecord:
+    """Do a round from the hypotheses in `arrays`; return those of the next."""
     began = time.perf_counter()
     strategy = settings.strategy
-    arrays = to_array_record(state.hypotheses)
     nearest = distances(flatten(state.hypotheses))
     messages: list[Message] = []
     if train and settings.leak_meter and (leak := settings.leak_meter.look(number, state.hypotheses, grid)):
@@ -228,6 +231,7 @@ def _run_round(settings: Settings, grid: Grid, state: State, number: int, train:
             dropped=strategy.dropped,
         )
     )
+    return arrays if following is None else following
 
 
 def distances(hypotheses: NDArray[np.float64]) -> list[float]:

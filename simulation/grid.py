@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
-from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -54,6 +54,7 @@ class InProcessGrid(Grid):
         self._app = client_app
         self._run = Run.create_empty(run_id=1)
         self._replies: dict[str, Message] = {}
+        self._ids = count()
         self.contexts = {
             _FIRST_NODE + i: Context(1, _FIRST_NODE + i, dict(config), RecordDict(), dict(run_config))
             for i, config in enumerate(node_configs)
@@ -85,7 +86,7 @@ class InProcessGrid(Grid):
         """Have each message answered by its node; return the messages' ids."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(uuid4())
+            message.metadata.__dict__["_message_id"] = str(next(self._ids))
             self._replies[message.metadata.message_id] = self._answer(message)
             ids.append(message.metadata.message_id)
         return ids
@@ -107,5 +108,5 @@ class InProcessGrid(Grid):
             reply = Message(
                 Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message
             )
-        reply.metadata.__dict__["_message_id"] = str(uuid4())
+        reply.metadata.__dict__["_message_id"] = str(next(self._ids))
         return reply

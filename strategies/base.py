@@ -28,10 +28,12 @@ from protocol import (
     Demand,
     Hosting,
     ProtocolError,
+    arrays_in,
     evaluate_request,
     flatten,
     from_array_record,
     keep_request,
+    metrics_in,
     query,
     to_array_record,
     train_request,
@@ -70,7 +72,7 @@ class _Asked:
     """The clients a kind of message went to: for each node, their positions in the sample."""
 
     clients: NDArray[np.int64]
-    positions: dict[int, list[int]]
+    positions: dict[int, NDArray[np.int64]]
     disclose: bool = False
 
 
@@ -354,7 +356,7 @@ class HypothesisStrategy(Strategy):
         try:
             if answer.reply.has_error():
                 raise ProtocolError(answer.reply.error.reason)
-            hosting = Hosting.from_record(answer.reply.content.metric_records[COUNTS])
+            hosting = Hosting.from_record(metrics_in(answer.reply.content, COUNTS))
             if hosting.simulated:
                 raise ProtocolError("it says that it is simulated")
         except (KeyError, ProtocolError) as error:
@@ -460,7 +462,9 @@ class HypothesisStrategy(Strategy):
             return None
         scores = np.full((2, len(asked.clients)), np.nan)
         for node, reply in self._answers(replies, asked).items():
-            record = reply.content.metric_records.get(SCORES, MetricRecord())
+            record = reply.content.get(SCORES)
+            if not isinstance(record, MetricRecord):
+                continue
             positions = asked.positions[node]
             for row, name in enumerate(("loss", "metric")):
                 values = record.get(name)
@@ -491,7 +495,8 @@ class HypothesisStrategy(Strategy):
         placed: dict[int, tuple[list[int], list[int]]],
         disclose: bool = False,
     ) -> dict[int, tuple[list[int], list[int]]]:
-        self._asked[kind] = _Asked(clients, {node: positions for node, (positions, _) in placed.items()}, disclose)
+        positions = {node: np.array(positions) for node, (positions, _) in placed.items()}
+        self._asked[kind] = _Asked(clients, positions, disclose)
         return placed
 
     def _answers(self, replies: Iterable[Message], asked: _Asked) -> dict[int, Message]:
@@ -523,7 +528,7 @@ class HypothesisStrategy(Strategy):
                 lost += 1
                 continue
             matrices.append(matrix)
-            positions.append(np.asarray(asked.positions[node])[released])
+            positions.append(asked.positions[node][released])
             choices.append(chosen)
         joined = np.concatenate(positions)
         order = np.argsort(joined)
@@ -536,12 +541,12 @@ class HypothesisStrategy(Strategy):
         self, reply: Message, asked: int, disclose: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
         """Check a train reply; return its releases (m, n), who released, and their choices."""
-        counts = reply.content.metric_records[COUNTS]
+        counts = metrics_in(reply.content, COUNTS)
         flags = np.asarray(counts["released"])
         if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
             raise ValueError("it does not say who released")
         released = flags.astype(bool)
-        arrays = from_array_record(reply.content.array_records[ARRAYS])
+        arrays = from_array_record(arrays_in(reply.content, ARRAYS))
         m = int(released.sum())
         expected = {name: ((m, *value.shape[1:]), value.dtype) for name, value in self._current.items()}
         if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from models.base import Model
-from protocol import ARRAYS, LOCAL, from_array_record, local_request
+from protocol import ARRAYS, LOCAL, arrays_in, from_array_record, local_request
 from strategies.exchange import Exchange
 from strategies.fedavg import FedAvg
 from strategies.options import ConfigError, Options
@@ -50,7 +50,7 @@ def local_models(grid: Grid, roster: Roster, clients: NDArray[np.int64]) -> dict
     told: dict[int, NDArray[np.float64]] = {}
     for answer in Exchange().run(grid, messages, _TELLING):
         if not answer.reply.has_error():
-            models = from_array_record(answer.reply.content.array_records[ARRAYS])[LOCAL]
+            models = from_array_record(arrays_in(answer.reply.content, ARRAYS))[LOCAL]
             asked = clients[placed[answer.node][0]].tolist()
             told |= dict(zip(asked, models.astype(np.float64), strict=True))
     return told

@@ -14,7 +14,7 @@ from flwr.supercore import log
 from numpy.typing import NDArray
 
 import protocol
-from protocol import COUNTS, Hosting, ProtocolError
+from protocol import COUNTS, Hosting, ProtocolError, metrics_in
 from strategies.exchange import Exchange
 
 TRAIN, VALIDATION = "training", "validation"
@@ -207,7 +207,7 @@ def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
                     log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
                     continue
                 try:
-                    nodes[node] = Hosting.from_record(reply.content.metric_records[COUNTS])
+                    nodes[node] = Hosting.from_record(metrics_in(reply.content, COUNTS))
                 except (KeyError, ProtocolError) as error:
                     raise RosterError(f"node {node} {error}; install the same umbel everywhere") from None
         parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
