@@ -362,13 +362,18 @@ def flatten(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
 
 def unflatten(matrix: NDArray[Any], like: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return a matrix (m, n) as named arrays (m, \\*shape), with `like`'s names, shapes and types."""
-    arrays, start = {}, 0
-    for name, value in like.items():
-        size = math.prod(value.shape[1:])
-        part = matrix[:, start : start + size]
-        arrays[name] = part.reshape(len(matrix), *value.shape[1:]).astype(value.dtype)
-        start += size
+    arrays = {name: np.empty((len(matrix), *value.shape[1:]), value.dtype) for name, value in like.items()}
+    unflatten_into(arrays, matrix)
     return arrays
+
+
+def unflatten_into(arrays: Mapping[str, NDArray[Any]], matrix: NDArray[Any]) -> None:
+    """Write a matrix (m, n) to named arrays (m, \\*shape)."""
+    start = 0
+    for value in arrays.values():
+        size = math.prod(value.shape[1:])
+        value[...] = matrix[:, start : start + size].reshape(value.shape)
+        start += size
 
 
 def import_by_name(name: str) -> Any:

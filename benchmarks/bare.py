@@ -23,16 +23,12 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-import client.app
-from benchmarks import bare_cnn, bare_hospital
+from benchmarks import bare_cnn, bare_hospital, in_process
 from benchmarks.measure import Reading, console, interleave, machine, show
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.tasks import TASKS, brief_of
 from client.cohort import LocalUpdate, shuffle
 from privacy.randomness import streams
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
-from simulation.grid import InProcessGrid
 
 ROUNDS = {"hospital": 100, "cnn": 5}
 Prepare = Callable[[float], Callable[[], list[float]]]
@@ -59,7 +55,13 @@ def main(
 
 def compare(task: str, config: Mapping[str, Any], times: int) -> None:
     """Let both do a task in turns, and print what they took."""
-    loops, history = {"bare loop": bare_loop(task, config), "umbel": umbel(config)}, {}
+    loops, history = (
+        {
+            "bare loop": bare_loop(task, config),
+            "umbel": lambda nu: in_process.prepare({**config, "noise-multiplier": nu}),
+        },
+        {},
+    )
 
     def contestant(name: str, nu: float) -> Callable[[], Reading]:
         def go() -> Reading:
@@ -101,27 +103,6 @@ def orders_of(brief: Brief, seed: int) -> list[list[NDArray[np.int64]]]:
         starts = np.cumsum(lengths) - lengths
         orders.append([order[:, s : s + rows] - s for s, rows in zip(starts, lengths, strict=True)])
     return orders
-
-
-def umbel(config: Mapping[str, Any]) -> Prepare:
-    """Return what plays the task by umbel, from messages to the ledger, in this process."""
-
-    def prepare(nu: float) -> Callable[[], list[float]]:
-        changed = {**config, "noise-multiplier": nu}
-        settings, grid = Settings.parse(changed), InProcessGrid(client.app.app, changed)
-        start = initial_hypotheses(settings, grid)
-        settings.strategy.roster(grid)  # asks the node what it hosts
-        state = State(hypotheses=start, best=start)
-
-        def rounds() -> list[float]:
-            run_rounds(settings, grid, state, lambda state: None)
-            if any(entry.lost_nodes for entry in state.history):
-                raise RuntimeError("the simulated node refused; the log says why")
-            return [float(entry.loss or np.nan) for entry in state.history]
-
-        return rounds
-
-    return prepare
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class Cohort:
             features = features * np.float32(federation.manifest.feature_scale)
         targets = np.asarray(federation.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
-        return cls(torch.from_numpy(features).to(device), torch.from_numpy(targets).to(device), lengths)
+        return cls(_send(features, device), _send(targets, device), lengths)
 
     def part(self, clients: slice) -> Cohort:
         """Return a run of clients as a cohort of its own, without a copy."""
@@ -385,7 +385,9 @@ def _client_chunks(model: Model, cohort: Cohort, update: LocalUpdate) -> Iterato
 
 def _chunk_bytes(device: torch.device) -> int:
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory * GPU_CHUNK_SHARE)
+        # What PyTorch holds and does not use is free as well.
+        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int((torch.cuda.mem_get_info(device)[0] + idle) * GPU_CHUNK_SHARE)
     return CPU_CHUNK_BYTES
 
 
@@ -408,6 +410,12 @@ def _count_activations(model: Model, shape: tuple[int, ...]) -> int:
     with torch.inference_mode():
         network(torch.zeros(1, *shape))
     return total
+
+
+def _send(rows: NDArray[Any], device: torch.device) -> Tensor:
+    """Return rows on a device; to a GPU by way of pinned memory, which it reads itself."""
+    tensor = torch.from_numpy(rows)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _to_tensors(arrays: Arrays, device: torch.device) -> Parameters:

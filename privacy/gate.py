@@ -47,7 +47,7 @@ from protocol import (
     from_array_record,
     to_array_record,
     train_reply,
-    unflatten,
+    unflatten_into,
 )
 
 _PRIVATE = "private"
@@ -155,24 +155,24 @@ class Gate:
         elif not site.simulated:
             log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
         sources = iter(randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)))
-        releases: Arrays = {
-            name: np.empty((len(releasing), *value.shape[1:]), np.float32) for name, value in trained.items()
-        }
-        for block, rows in _blocks(np.flatnonzero(paid), n):
-            start = everything[chosen[rows]]
-            updates = flatten({name: value[rows] for name, value in trained.items()})
+        if not paid.all():
+            trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
+        releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
+        for block in _blocks(len(releasing), n):
+            start = everything[chosen[block]]
+            updates = flatten({name: value[block] for name, value in trained.items()})
             updates -= start
             # Training that blew up counts as no update at all. Whether it does depends on the data and
             # on what the server asks for, so a release that stayed away would tell about the data.
-            updates[~np.isfinite(updates).all(axis=1)] = 0.0
-            noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(rows)), parts)
+            with np.errstate(invalid="ignore"):
+                updates[~np.isfinite(updates.sum(axis=1))] = 0.0  # of 32-bit numbers: no finite ones overflow
+            noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(updates)), parts)
             noisy += start
             if nu > 0:
                 noisy = round_to_grid(noisy, n, nu, radius, finest)
             np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
-            for name, value in unflatten(noisy, hypotheses).items():
-                releases[name][block] = value
-        choices = chosen[paid].tolist() if demand.disclose_choice else None
+            unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
+        choices = chosen.tolist() if demand.disclose_choice else None
         released = set(releasing)
         reply = train_reply(
             releases,
@@ -273,12 +273,11 @@ def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) ->
     return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
 
 
-def _blocks(rows: NDArray[np.int64], n: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-    """Yield rows some at a time, with their places: of large models as many as a cache holds, but one at least."""
+def _blocks(clients: int, n: int) -> Iterator[slice]:
+    """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
     size = max(1, _BLOCK // n)
-    for begin in range(0, len(rows), size):
-        block = slice(begin, begin + size)
-        yield block, rows[block]
+    for begin in range(0, clients, size):
+        yield slice(begin, begin + size)
 
 
 def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> RecordDict:
@@ -309,7 +308,9 @@ def _hypotheses(msg: Message, policy: Policy) -> Arrays:
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")
-        if not math.isfinite(value.sum(dtype=np.float64)):
+        with np.errstate(invalid="ignore"):
+            finite = math.isfinite(value.sum(dtype=np.float64))
+        if not finite:
             raise Refused(f"hypotheses {name!r} are not finite")
     return hypotheses
 

@@ -9,13 +9,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import client.app
+from benchmarks import in_process
 from benchmarks.measure import Reading, console, interleave, show
 from benchmarks.peers.rivals import PEERS, Absent, Rival
 from benchmarks.peers.tasks import brief_of
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
-from simulation.grid import InProcessGrid
 
 # umbel as it is, and with as much left out as each peer leaves out.
 OURS: dict[str, dict[str, Any]] = {
@@ -60,18 +57,13 @@ def compare(
 
 
 def ours(config: Mapping[str, Any]) -> Callable[[], Reading]:
-    """Return what does one run of umbel, from messages to the ledger, in this process."""
+    """Return what does one run of umbel in this process."""
 
     def go() -> Reading:
-        settings, grid = Settings.parse(config), InProcessGrid(client.app.app, config)
-        start = initial_hypotheses(settings, grid)
-        state = State(hypotheses=start, best=start)
+        rounds = in_process.prepare(config)
         began = time.perf_counter()
-        run_rounds(settings, grid, state, lambda state: None)
-        seconds = time.perf_counter() - began
-        if any(entry.lost_nodes for entry in state.history):
-            raise RuntimeError("the simulated node refused; the log says why")
-        return Reading(seconds / settings.rounds, state.history[-1].loss)
+        history = rounds()
+        return Reading((time.perf_counter() - began) / int(config["rounds"]), history[-1])
 
     return go
 

@@ -1,0 +1,134 @@
+"""Where a round's time goes.
+
+    python -m benchmarks.parts [--task hospital,cnn] [--rounds N]
+
+Each part is timed where it is called, without the parts inside it; what no part covers is Flower's
+messages and the code between. The clock itself takes part of a microsecond a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+
+import client.app
+import client.cohort
+import privacy.gate
+import server.rounds
+import strategies.base
+import strategies.group_privacy
+from benchmarks import in_process
+from benchmarks.bare import ROUNDS
+from benchmarks.measure import console, machine
+from benchmarks.peers.tasks import TASKS
+from client.node import Node
+from privacy.memory_ledger import MemoryLedger
+from privacy.policy import Policy
+from strategies.roster import Roster
+
+Place = tuple[ModuleType | type, str]
+
+PARTS: dict[str, list[Place]] = {
+    "the node and its policy": [(Node, "of"), (Policy, "of")],
+    "reading rows": [(client.cohort.Cohort, "gather")],
+    "scoring, to choose and to evaluate": [(client.app, "score")],
+    "training": [(client.app, "train")],
+    "ledger": [(MemoryLedger, "charge")],
+    "noise": [(privacy.gate, "sanitise"), (privacy.gate, "round_to_grid")],
+    "arrays to records and back": [
+        (module, name)
+        for module in (client.app, privacy.gate, strategies.base, server.rounds)
+        for name in ("to_array_record", "from_array_record", "flatten", "unflatten")
+        if hasattr(module, name)
+    ],
+    "sampling clients": [(Roster, "draw")],
+    "k-means": [(strategies.group_privacy, "seeded_kmeans")],
+    "averages": [(strategies.base.HypothesisStrategy, "combine")],
+}
+
+
+class Stopwatch:
+    """Seconds by part, each without the parts that it calls."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner = [0.0]
+
+    def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that does the same, and is timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._inner.append(0.0)
+            began = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = time.perf_counter() - began
+                self.seconds[part] += took - self._inner.pop()
+                self._inner[-1] += took
+
+        return timed
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Time all parts for as long as the block runs."""
+        replaced = []
+        for part, places in PARTS.items():
+            for place, name in places:
+                whole = vars(place)[name]
+                bound = isinstance(whole, classmethod)
+                timed = self.around(part, getattr(place, name))
+                setattr(place, name, staticmethod(timed) if bound else timed)
+                replaced.append((place, name, whole))
+        try:
+            yield
+        finally:
+            for place, name, whole in replaced:
+                setattr(place, name, whole)
+
+
+def main(
+    task: Annotated[str, typer.Option(help="Tasks, apart by commas.")] = ",".join(TASKS),
+    rounds: Annotated[int, typer.Option(min=0, help="0 for the task's own number.")] = 0,
+) -> None:
+    """Print a table for each task."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    console.print(machine(), highlight=False)
+    for name in task.split(","):
+        with tempfile.TemporaryDirectory() as scratch:
+            config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}
+            in_process.prepare(config)()  # to warm up
+            go = in_process.prepare(config)
+            watch = Stopwatch()
+            with watch.watch():
+                began = time.perf_counter()
+                go()
+                whole = time.perf_counter() - began
+        show(name, watch.seconds, whole, int(config["rounds"]))
+
+
+def show(task: str, seconds: dict[str, float], whole: float, rounds: int) -> None:
+    """Print what the parts take of a round."""
+    table = Table(title=f"{task}: a round of {1e3 * whole / rounds:.2f} ms", title_justify="left")
+    for heading in ("", "ms", "%"):
+        table.add_column(heading, justify="right" if heading else "left")
+    rest = {"messages, and the rest": whole - sum(seconds.values())}
+    for part, took in sorted((seconds | rest).items(), key=lambda item: -item[1]):
+        table.add_row(part, f"{1e3 * took / rounds:.3f}", f"{100 * took / whole:.0f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    typer.run(main)
