@@ -34,11 +34,12 @@ def seeded_kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -
     ndarray of int, shape (m,)
         The cluster of each point.
     """
-    centroids = centroids.copy()
     labels = nearest(points, centroids)
     for _ in range(MAX_ITERATIONS):
-        for j in np.flatnonzero(np.bincount(labels)):
-            centroids[j] = points[labels == j].mean(axis=0)
+        # A matrix product reads the points once, without a copy of each cluster: models may be large.
+        sizes = np.bincount(labels, minlength=len(centroids))
+        shares = (labels == np.arange(len(centroids))[:, None]) / np.maximum(sizes, 1)[:, None]
+        centroids = np.where(sizes[:, None] > 0, shares @ points, centroids)
         following = nearest(points, centroids)
         if np.array_equal(following, labels):
             break

@@ -1,0 +1,93 @@
+"""The bare loops do what umbel does, so that times are of the same work; and the parts of a round are told apart."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import client.app
+import privacy.gate
+from benchmarks import bare, in_process
+from benchmarks.parts import PARTS, Stopwatch
+from benchmarks.peers.tasks import cnn
+from experiments.runs import run_config
+from federation import Manifest, offsets_of, write_federation
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def hospital(tmp_path: Path) -> dict[str, Any]:
+    """Rounds of the hospital experiment on made-up charges."""
+    rng, lengths = np.random.default_rng(0), np.tile([1, 2, 3, 4], 10)
+    features = rng.uniform(-1, 1, (lengths.sum(), 3)).astype(np.float32)
+    targets = (features.sum(1) ** 2).astype(np.float32)
+    manifest = Manifest("charges", 40, {"train": 30, "validation": 10}, "mlp", "rmse")
+    write_federation(tmp_path / "charges", manifest, features, targets, offsets_of(lengths))
+    return run_config(
+        "hospital",
+        federation=str(tmp_path / "charges"),
+        hypotheses=3,
+        clients_per_round=8,
+        validation_clients_per_round=5,
+        patience=0,
+        rounds=4,
+    )
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> dict[str, Any]:
+    """Two rounds of made-up images."""
+    return cnn(tmp_path) | {"clients-per-round": 2, "validation-clients-per-round": 2, "rounds": 2}
+
+
+@pytest.mark.parametrize("task", ["hospital", "images"])
+def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request: pytest.FixtureRequest) -> None:
+    config = request.getfixturevalue(task)
+    ours = in_process.prepare({**config, "noise-multiplier": 0.0})()
+    theirs = bare.bare_loop({"images": "cnn"}.get(task, task), config)(0.0)()
+    assert len(ours) == config["rounds"] + 1
+    np.testing.assert_allclose(theirs, ours, rtol=1e-5)
+    assert len(set(ours)) > 1
+
+
+@pytest.mark.parametrize("task", ["hospital", "images"])
+def test_with_noise_it_draws_its_own(task: str, request: pytest.FixtureRequest) -> None:
+    config = request.getfixturevalue(task)
+    loop = bare.bare_loop({"images": "cnn"}.get(task, task), config)
+    with_noise, without = loop(3.0)(), loop(0.0)()
+    assert with_noise[0] == without[0], "the first validation is of the initial hypotheses"
+    assert with_noise[1:] != without[1:]
+
+
+def test_a_part_does_not_count_the_parts_inside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The outer part runs from 1 to 10, the inner one inside it from 3 to 7.
+    clock = iter([1.0, 3.0, 7.0, 10.0])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    watch = Stopwatch()
+    watch.around("outer", watch.around("inner", lambda: None))()
+    assert watch.seconds == {"inner": 4.0, "outer": 5.0}
+
+
+def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
+    before = client.app.score, privacy.gate.sanitise
+    watch = Stopwatch()
+    go = in_process.prepare(hospital)
+    began = time.perf_counter()
+    with watch.watch():
+        go()
+    assert set(watch.seconds) == set(PARTS)
+    assert sum(watch.seconds.values()) < time.perf_counter() - began
+    assert (client.app.score, privacy.gate.sanitise) == before

@@ -1,0 +1,39 @@
+"""The GPU benchmark, tried on the CPU at a small size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from benchmarks import gpu
+
+
+def run(*options: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.command()(gpu.main)
+    result = CliRunner().invoke(app, [*options])
+    return result.exit_code, result.output
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is for machines without a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    code, _ = run()
+    assert code == 1
+
+
+def test_both_forms_and_plain_pytorch_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.cohort_of(2, 1, torch.device("cpu"), tmp_path)
+    printed = capsys.readouterr().out
+    for contestant in ("batched", "loop", "plain PyTorch"):
+        assert contestant in printed
+    apart = float(printed.split("differ by ")[1].split(" at most")[0])
+    assert apart < 1e-5
+
+
+def test_rounds_of_colour_images_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    gpu.rounds_like_cifar(1, "cpu", tmp_path, clients=2, rounds=1)
+    assert "2 of 2 clients a round" in capsys.readouterr().out
