@@ -159,8 +159,8 @@ def test_client_owns_the_rows_between_its_offsets(folder: Path) -> None:
 
 def test_folder_is_memory_mapped_and_clients_are_views(folder: Path) -> None:
     federation = open_federation(folder)
-    assert isinstance(federation.features, np.memmap)
-    assert isinstance(federation.targets, np.memmap)
+    assert isinstance(federation.features.base, np.memmap)
+    assert isinstance(federation.targets.base, np.memmap)
     assert not federation.features.flags.writeable
     features, targets = federation.client(1)
     assert np.shares_memory(features, federation.features)
