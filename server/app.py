@@ -88,9 +88,10 @@ def _resume(context: Context, settings: Settings, grid: Grid) -> tuple[RunFolder
         if key not in _FREE and context.run_config.get(key) != was:
             raise ConfigError(f"resume: {key} was {was!r} and is {context.run_config.get(key)!r}; set it as it was")
     # Entries after the last round of training evaluate what it left, and come again at the end.
+    over = not state.history[-1].asked or not state.best_round
     while not state.history[-1].asked:
         state.history.pop()
-    if len(state.history) >= settings.rounds:
+    if over and len(state.history) >= settings.rounds:
         raise ConfigError(f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on")
     state.stopped = ""
     # A file does not keep the order of the model's parameters.

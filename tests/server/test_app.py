@@ -452,6 +452,10 @@ def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: P
 # --- a run that was interrupted
 
 
+LAST = 7
+"""The evaluation after six rounds of training."""
+
+
 class Interrupted(Exception):
     """Stands for whatever ends a process."""
 
@@ -480,12 +484,21 @@ def interrupted(play: Play, monkeypatch: pytest.MonkeyPatch, umbel_home: Path) -
 
 
 @pytest.mark.parametrize(
-    "file", ["hypotheses.safetensors", "history.jsonl", "outcome.json", "ledger.csv", "latest.safetensors"]
+    ("file", "at_round"),
+    [
+        ("hypotheses.safetensors", 4),
+        ("history.jsonl", 4),
+        ("outcome.json", 4),
+        ("ledger.csv", 4),
+        ("latest.safetensors", 4),
+        ("history.jsonl", LAST),
+        ("latest.safetensors", LAST),
+    ],
 )
 def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
-    play: Play, interrupted: Callable[..., str], file: str, umbel_home: Path
+    play: Play, interrupted: Callable[..., str], file: str, at_round: int, umbel_home: Path
 ) -> None:
-    name = interrupted(4, file, nodes=2)
+    name = interrupted(at_round, file, nodes=2)
     resumed = play(resume=name, nodes=3)
     (umbel_home / "runs" / name).rename(umbel_home / "runs" / "resumed")
     whole = play()
