@@ -7,7 +7,7 @@ together. `choose_engine` says which runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,8 +23,8 @@ from models.base import Model, Parameters
 from models.networks import Linear
 from protocol import DEVICES, ENGINES, Arrays
 
-# Memory that one chunk of a cohort may take. Fixed, not measured, because the size of a chunk
-# may change results in the last digit and a seed must give the same result every time.
+# Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
+# chunk may change results in the last digit and a seed must give the same result every time.
 CPU_CHUNK_BYTES = 1 << 30
 GPU_CHUNK_SHARE = 0.25
 _ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity)
@@ -148,7 +148,8 @@ def score(
     sums = np.empty((2, k, len(cohort)))
     with torch.inference_mode():
         if engine == "loop":
-            networks = [{name: _by_channel(value[j]) for name, value in stacked.items()} for j in range(k)]
+            arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
+            networks = [{name: arrange(value[j]) for name, value in stacked.items()} for j in range(k)]
             for c in range(len(cohort)):
                 one = cohort.part(slice(c, c + 1))
                 for j, parameters in enumerate(networks):
@@ -216,10 +217,11 @@ def _train_loop(
     model: Model, start: Parameters, cohort: Cohort, update: LocalUpdate, order: NDArray[np.int64]
 ) -> Parameters:
     """Train in the memory of `start`, and return it."""
+    arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
     for c in range(len(cohort)):
         # Steps are made in place: a copy of a large model takes as long as a step.
         own = {name: value[c] for name, value in start.items()}
-        parameters = {name: _by_channel(value).detach().requires_grad_() for name, value in own.items()}
+        parameters = {name: arrange(value).detach().requires_grad_() for name, value in own.items()}
         first, length = int(cohort.starts[c]), int(cohort.lengths[c])
         for pass_ in range(update.passes):
             rows = torch.from_numpy(order[pass_, first : first + length]).to(cohort.features.device)
@@ -236,12 +238,28 @@ def _train_loop(
     return start
 
 
-def _by_channel(value: Tensor) -> Tensor:
-    """Return a convolution's weights with the channels last in memory, in which CPUs pool and convolve much faster.
+@lru_cache(maxsize=16)
+def _arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """Return how a loop lays out parameters in memory: a convolution's with the channels last, if the model takes that.
 
-    What comes before and after takes that order over; other parameters stay as they are.
+    CPUs pool and convolve much faster then. What comes after takes the order over, and a module that
+    asks for a view of it, in the usual order, fails.
     """
+    try:
+        with torch.inference_mode():
+            parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
+            model.apply(parameters, torch.zeros(2, *shape))
+    except RuntimeError:
+        return _as_it_is
+    return _channels_last
+
+
+def _channels_last(value: Tensor) -> Tensor:
     return value.clone(memory_format=torch.channels_last) if value.ndim == 4 else value
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value
 
 
 def _train_batched(
@@ -385,9 +403,13 @@ def _client_chunks(model: Model, cohort: Cohort, update: LocalUpdate) -> Iterato
 
 def _chunk_bytes(device: torch.device) -> int:
     if device.type == "cuda":
+        most = torch.cuda.get_device_properties(device).total_memory * GPU_CHUNK_SHARE
         # What PyTorch holds and does not use is free as well.
-        idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int((torch.cuda.mem_get_info(device)[0] + idle) * GPU_CHUNK_SHARE)
+        free = torch.cuda.mem_get_info(device)[0]
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        while most > free > 0:
+            most /= 2
+        return int(most)
     return CPU_CHUNK_BYTES
 
 

@@ -28,14 +28,16 @@ class _Source:
 
     path: Path
     geonames: Path | None
+    register: Path | None
     version: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, site: Site, run_config: Mapping[str, Any]) -> _Source:
+    def of(cls, site: Site, policy: Policy, run_config: Mapping[str, Any]) -> _Source:
         path = site.data_path or find_federation(str(run_config["federation"]))
         files = [path, *([site.geonames_path] if site.geonames_path else [])]
         stats = [stat for file in files for stat in _stats(file)]
-        return cls(path, site.geonames_path, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
+        register = policy.ledger_path and policy.ledger_path.with_name(f"{policy.ledger_path.name}.clients.json")
+        return cls(path, site.geonames_path, register, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
 
 
 @dataclass(frozen=True)
@@ -73,10 +75,12 @@ class Node:
         """
         site = Site.of(node_config)
         policy = Policy.of(site, node_config)
-        source = _Source.of(site, run_config)
+        source = _Source.of(site, policy, run_config)
         federation = _open(source)
         manifest = federation.manifest
         model_name, loss_name = str(run_config["model"]), str(run_config["loss"])
+        if is_table(source.path) and policy.role == "split":
+            raise SiteError("nothing says which clients of a table train and which report: set role to one of them")
         if not site.simulated:
             _refuse_foreign(model_name, loss_name, manifest)
         model = models.load_for(model_name, loss_name, manifest.model, manifest.loss)
@@ -204,9 +208,9 @@ def _stats(path: Path) -> list[os.stat_result]:
 def _open(source: _Source) -> Federation:
     if not is_table(source.path):
         return open_federation(source.path)
-    if source.geonames is None:
+    if source.geonames is None or source.register is None:
         raise SiteError(
             f"{source.path} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, "
             f"and set {GEONAMES_PATH} to US.txt in its node config"
         )
-    return open_table(source.path, source.geonames)
+    return open_table(source.path, source.geonames, source.register)

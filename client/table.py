@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from functools import cache
+from logging import WARNING
 from pathlib import Path
 from types import ModuleType
 
-from federation import BUNDLED, Federation, check
+import numpy as np
+from flwr.supercore import log
+
+from federation import BUNDLED, Federation, FederationError, check, write_atomically
 
 SUFFIXES = (".csv", ".csv.gz", ".csv.zip")
 
@@ -17,7 +22,7 @@ def is_table(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def open_table(csv: Path, geonames: Path) -> Federation:
+def open_table(csv: Path, geonames: Path, register: Path) -> Federation:
     """Turn hospital charges into a federation in memory, one client a provider.
 
     Columns, services, units and ranges are those of ``datasets/hospital.py``, and so are the public
@@ -29,6 +34,9 @@ def open_table(csv: Path, geonames: Path) -> Federation:
         Charges, in the columns of the IPPS provider summary.
     geonames : Path
         GeoNames' postal codes of the US.
+    register : Path
+        Where the site keeps which provider has which number, made if need be. A ledger knows clients by
+        number: a provider that comes gets the next, and none may go.
 
     Returns
     -------
@@ -37,15 +45,41 @@ def open_table(csv: Path, geonames: Path) -> Federation:
     Raises
     ------
     FederationError
-        When a column is missing, or a number is none or out of range. The text names the file, the
-        column, the row and the fix.
+        When a column is missing, or a number is none or out of range, or a provider of the register
+        has gone. The text names the file, the column, the row and the fix.
     """
     recipe = _recipe()
     charges = recipe.read_charges(csv)
     places = recipe.locate(charges["zip"].to_numpy(), recipe.Zip.PADDED, geonames)
-    federation = Federation(*recipe.build(charges, places, recipe.Zip.PADDED))
+    providers = {int(provider) for provider in charges["provider"][np.isfinite(places).all(axis=1)]}
+    if lost := sorted({int(provider) for provider in charges["provider"]} - providers):
+        log(WARNING, "%s: left out, because GeoNames does not know their ZIP codes: providers %s", csv, lost)
+    known = _read_register(register)
+    if gone := sorted(set(known) - providers):
+        raise FederationError(
+            f"{csv}: providers {gone} have taken part and are not there any more; put their rows back, since the "
+            f"ledger counts clients in the order of {register}"
+        )
+    order = [*known, *sorted(providers - set(known))]
+    federation = Federation(*recipe.build(charges, places, recipe.Zip.PADDED, order=order))
     check(federation, csv)
+    if order != known:
+        write_atomically(register, (json.dumps(order) + "\n").encode())
     return federation
+
+
+def _read_register(register: Path) -> list[int]:
+    try:
+        text = register.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    try:
+        known = json.loads(text)
+    except json.JSONDecodeError:
+        known = None
+    if not isinstance(known, list) or not all(type(provider) is int for provider in known):
+        raise FederationError(f"{register} is no list of providers; restore it from the backup, with the ledger")
+    return known
 
 
 @cache

@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv as csv_format
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,6 +103,12 @@ def read_charges(csv: Path) -> pd.DataFrame:
     if rows.empty:
         raise FederationError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011")
     numbers = {name: _numbers(rows[name], COLUMNS[name], csv, *allowed) for name, allowed in RANGES.items()}
+    for name in ("provider", "zip"):
+        if len(odd := np.flatnonzero(numbers[name] % 1)):
+            raise FederationError(
+                f"{csv}: {COLUMNS[name]} in data row {rows.index[odd[0]] + 1} is {rows[name].iloc[odd[0]]!r}, not a "
+                "whole number; repair or remove that row"
+            )
     return pd.DataFrame({"service": np.searchsorted(SERVICES, rows["service"].to_numpy(np.int64)), **numbers}).astype(
         {"provider": np.int64, "zip": np.int64}
     )
@@ -139,12 +145,12 @@ def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> 
 
 
 def build(
-    charges: pd.DataFrame, places: NDArray[np.float64], form: Zip, seed: int = 0
+    charges: pd.DataFrame, places: NDArray[np.float64], form: Zip, seed: int = 0, order: Sequence[int] | None = None
 ) -> tuple[Manifest, NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
     """Turn located charges into a federation.
 
-    Providers take the clients' places in random order; the first 70 % train. Rows of a provider
-    that could not be located are left out.
+    Providers take the clients' places in random order, unless one is given; the first 70 % train. Rows
+    of a provider that could not be located are left out.
 
     Parameters
     ----------
@@ -156,6 +162,8 @@ def build(
         How they were located, for the manifest.
     seed : int
         Seed of the order.
+    order : sequence of int, optional
+        The ids of all located providers, in the clients' order.
 
     Returns
     -------
@@ -181,9 +189,12 @@ def build(
         raise FederationError(
             f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}"
         )
-    client = np.random.default_rng(seed).permutation(len(providers))[provider]
+    if order is None:
+        client = np.random.default_rng(seed).permutation(len(providers))[provider]
+    else:
+        client = np.argsort(order)[provider]
     # Should a provider list a service twice, the payment settles which comes first.
-    order = np.lexsort((charges["payment"], charges["service"], client))
+    rows = np.lexsort((charges["payment"], charges["service"], client))
     features = np.column_stack([charges["service"], places])
     features = (features - [column["offset"] for column in FEATURES]) / [column["scale"] for column in FEATURES]
     targets = charges["payment"].to_numpy() / TARGET["scale"]
@@ -206,7 +217,7 @@ def build(
         licence="charges: public domain (work of the US government); places: GeoNames, CC BY 4.0",
     )
     offsets = offsets_of(np.bincount(client))
-    return manifest, features[order].astype(np.float32), targets[order].astype(np.float32), offsets
+    return manifest, features[rows].astype(np.float32), targets[rows].astype(np.float32), offsets
 
 
 @app.command()

@@ -91,7 +91,7 @@ def _resume(context: Context, settings: Settings, grid: Grid) -> tuple[RunFolder
     over = not state.history[-1].asked or not state.best_round
     while not state.history[-1].asked:
         state.history.pop()
-    if over and len(state.history) >= settings.rounds:
+    if len(state.history) > settings.rounds or (over and len(state.history) == settings.rounds):
         raise ConfigError(f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on")
     state.stopped = ""
     # A file does not keep the order of the model's parameters.

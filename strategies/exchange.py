@@ -19,7 +19,7 @@ from flwr.supercore import log
 _SHORTEST, _LONGEST, _SHARE = 0.01, 0.5, 0.05
 # Messages without a reply, of rounds that are over.
 _REMEMBERED = 1000
-# Pulls at a time, and the seconds that each look waits for them.
+# Pulls that a look begins at a time, and the seconds that it waits for them.
 _LANES, _PATIENCE = 16, 1.0
 # What goes wrong on the way to the SuperLink is no fault of the node whose reply was pulled.
 _TRANSPORT = (httpx.HTTPError, OSError)
@@ -69,39 +69,54 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self._pulling: set[str] = set()
+        self._next: SimpleQueue[str] = SimpleQueue()
         self._done: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
 
     def pull(self, grid: Grid, message_ids: Sequence[str], patience: float) -> tuple[list[Message], list[str]]:
         """Return the replies that are there, and the messages whose replies cannot be read.
 
-        A pull that is under way is waited for `patience` seconds, and its reply is among the next.
+        A pull that takes longer than `patience` seconds goes on, and its reply is among the next.
         """
         if getattr(grid, "in_process", False):
             return list(grid.pull_messages(message_ids)), []
-        free = [message_id for message_id in message_ids if message_id not in self._pulling]
-        self._pulling.update(free)
-        for i in range(min(_LANES, len(free))):
-            Thread(target=self._pull, args=(grid, free[i::_LANES]), daemon=True).start()
-        begun, until = len(free), time.monotonic() + patience
-        replies: list[Message] = []
+        begun = {message_id for message_id in message_ids if message_id not in self._pulling}
+        self._pulling.update(begun)
+        for message_id in begun:
+            self._next.put(message_id)
+        # Threads of earlier looks may be stuck: these do not wait for them.
+        for _ in range(min(_LANES, len(begun))):
+            Thread(target=self._pull, args=(grid,), daemon=True).start()
+        until = time.monotonic() + patience
+        replies: list[tuple[str, list[Message]]] = []
         unreadable: list[str] = []
+        lost: Exception | None = None
         while True:
             try:
                 message_id, pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if begun else 0.0)
             except Empty:
-                return replies, unreadable
-            begun -= 1
+                break
+            begun.discard(message_id)
             self._pulling.discard(message_id)
             if isinstance(pulled, list):
-                replies += pulled
+                replies.append((message_id, pulled))
             elif isinstance(pulled, _TRANSPORT):
-                raise pulled
+                lost = pulled
             else:
                 log(WARNING, "a reply cannot be read: %s", pulled)
                 unreadable.append(message_id)
+        if lost is not None:
+            for read in replies:  # nobody can pull them again
+                self._done.put(read)
+            raise lost
+        return [reply for _, pulled in replies for reply in pulled], unreadable
 
-    def _pull(self, grid: Grid, message_ids: Sequence[str]) -> None:
-        for message_id in message_ids:
+    def _pull(self, grid: Grid) -> None:
+        """Pull one reply after the other until there are no more to pull."""
+        while True:
+            try:
+                message_id = self._next.get_nowait()
+            except Empty:
+                return
             try:
                 self._done.put((message_id, list(grid.pull_messages([message_id]))))
             except Exception as error:  # judged where it is waited for

@@ -19,7 +19,7 @@ from strategies.exchange import Exchange
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
-_ASKING = 20.0  # seconds after which a node that did not say what it hosts is asked again
+_ASKING = 20.0  # seconds after which a node that did not say what it hosts is asked again; twice as long each time
 
 
 class RosterError(RuntimeError):
@@ -193,14 +193,16 @@ def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
         When they are not there after `wait_s` seconds, or a node speaks another version.
     """
     deadline = time.monotonic() + wait_s
-    exchange = Exchange()
+    exchange, asking = Exchange(), _ASKING
     nodes: dict[int, Hosting] = {}
     refused: set[int] = set()
     while True:
         new = [node for node in grid.get_node_ids() if node not in nodes and node not in refused]
         if new:
             messages = [Message(protocol.query(), node, "query", group_id="query") for node in new]
-            for answer in exchange.run(grid, messages, timeout=max(1.0, min(_ASKING, deadline - time.monotonic()))):
+            answers = exchange.run(grid, messages, timeout=max(1.0, min(asking, deadline - time.monotonic())))
+            asking *= 2
+            for answer in answers:
                 node, reply = answer.node, answer.reply
                 if reply.has_error():
                     refused.update(() if answer.gone else (node,))

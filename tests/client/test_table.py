@@ -14,6 +14,7 @@ import protocol
 from client.app import app
 from client.node import Node
 from federation import FederationError
+from privacy.site import SiteError
 from protocol import COUNTS, Hosting
 from simulation.grid import InProcessGrid
 
@@ -67,6 +68,7 @@ def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config
         ("7000", "7.0", "Total Payments in data row 2 is '7.0', not from 500 to 500,000; is it in another unit?"),
         ("7000", "700000", "Average Total Payments in data row 2 is '700000', not from 500 to 500,000"),
         ("2115", "0", "Provider Zip Code in data row 1 is '0', not from 1 to 99,999"),
+        ("2115", "2115.5", "Provider Zip Code in data row 1 is '2115.5', not a whole number"),
         ("2115", "96939", "no provider has a ZIP code that GeoNames knows"),
     ],
 )  # fmt: skip
@@ -77,6 +79,50 @@ def test_the_site_alone_reads_what_is_wrong_with_its_table(
     reply = ask(site, run_config)
     assert reply.error.reason == "refused"
     assert reason in caplog.text
+
+
+def providers(*numbers: int) -> str:
+    """A table in which provider 20001 is paid 1001 dollars, and so on."""
+    rows = [f"194 - PNEUMONIA,{20000 + number},B,2115,{1000 + number}" for number in numbers]
+    return "\n".join([CSV.splitlines()[0], *rows])
+
+
+def paid(site: dict[str, str]) -> list[int]:
+    """Which provider each client is, told by its payment."""
+    return np.rint(1e4 * Node.of(site, SITE).federation.targets - 1000).astype(int).tolist()
+
+
+def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None:
+    """The ledger charges by number: nobody may get another's budget."""
+    table = Path(site["data-path"])
+    table.write_text(providers(5, 9))
+    assert paid(site) == [5, 9]
+    table.write_text(providers(9, 7, 5, 1))
+    assert paid(site) == [5, 9, 1, 7]
+    table.write_text(providers(1, 5, 7))
+    with pytest.raises(FederationError, match=r"providers \[20009\] have taken part and are not there any more"):
+        paid(site)
+
+
+def test_a_register_that_is_none_is_refused(site: dict[str, str]) -> None:
+    Path(f"{site['ledger-path']}.clients.json").write_text("[1, ")
+    with pytest.raises(FederationError, match="is no list of providers; restore it from the backup"):
+        Node.of(site, SITE)
+
+
+def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
+    site: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    table = Path(site["data-path"])
+    table.write_text(f"{CSV}194 - PNEUMONIA,20017,B,99999,7000\n")
+    assert len(Node.of(site, SITE).training) == 1
+    assert "providers [20017]" in caplog.text
+
+
+def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> None:
+    assert len(Node.of({**site, "role": "validation"}, SITE).validation) == 1
+    with pytest.raises(SiteError, match="set role to one of them"):
+        Node.of({**site, "role": "split"}, SITE)
 
 
 def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:

@@ -111,6 +111,12 @@ def test_a_reply_that_does_not_end_holds_up_neither_the_others_nor_the_round() -
     assert wait_until_dropped(exchange, grid) == 1, "when it does end it is late"
 
 
+def test_of_many_replies_one_that_does_not_end_holds_up_no_other() -> None:
+    grid, exchange = CutOff(), Exchange()
+    assert nodes(exchange.run(grid, [to(node) for node in range(1, 101)], timeout=3)) == [1, *range(3, 101)]
+    grid.rest.set()
+
+
 def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     """Do rounds until one drops a reply; return how many it drops."""
     for _ in range(100):
