@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from functools import lru_cache
 from io import BytesIO
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
@@ -47,6 +47,7 @@ ENGINES = ("auto", "loop", "batched")
 DEVICES = ("auto", "cpu", "cuda")
 
 Arrays = dict[str, NDArray[Any]]
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
 
 # What each field of a Demand may come as; a bool is no number here.
@@ -266,28 +267,12 @@ def local_reply(models: NDArray[Any]) -> RecordDict:
     return RecordDict({ARRAYS: to_array_record({LOCAL: models})})
 
 
-def arrays_in(content: RecordDict, name: str) -> ArrayRecord:
-    """Return the ArrayRecord of that name; `ProtocolError` if there is none."""
-    # By itself: `RecordDict.array_records` makes a new dictionary of all of them each time.
+def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
+    """Return the record of that name; `ProtocolError` if there is none of that kind."""
+    # By itself: `RecordDict.array_records` and its like make a new dictionary of all of them each time.
     record = content.get(name)
-    if not isinstance(record, ArrayRecord):
-        raise ProtocolError(f"there is no ArrayRecord {name!r}")
-    return record
-
-
-def config_in(content: RecordDict, name: str) -> ConfigRecord:
-    """Return the ConfigRecord of that name; `ProtocolError` if there is none."""
-    record = content.get(name)
-    if not isinstance(record, ConfigRecord):
-        raise ProtocolError(f"there is no ConfigRecord {name!r}")
-    return record
-
-
-def metrics_in(content: RecordDict, name: str) -> MetricRecord:
-    """Return the MetricRecord of that name; `ProtocolError` if there is none."""
-    record = content.get(name)
-    if not isinstance(record, MetricRecord):
-        raise ProtocolError(f"there is no MetricRecord {name!r}")
+    if not isinstance(record, kind):
+        raise ProtocolError(f"there is no {kind.__name__} {name!r}")
     return record
 
 
@@ -351,6 +336,15 @@ def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Litera
     if dtype.hasobject or min(shape, default=0) < 0:
         raise ValueError(f"it is of type {dtype} and shape {shape}")
     return dtype, shape, "F" if fortran else "C"
+
+
+def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
+    """Return whether numbers of 32 bits, or sums of a few such, are all finite, over all of them or along an axis.
+
+    Their sum tells, which no finite ones make overflow in 64 bits: one pass over models that may be large.
+    """
+    with np.errstate(invalid="ignore"):
+        return np.isfinite(values.sum(axis=axis, dtype=np.float64))
 
 
 def flatten(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:

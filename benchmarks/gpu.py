@@ -24,7 +24,7 @@ from torch import nn
 from benchmarks import in_process
 from benchmarks.measure import Reading, console, interleave, machine, show
 from benchmarks.peers.tasks import write_images
-from client.cohort import Cohort, LocalUpdate, best_hypothesis, score, train
+from client.cohort import Cohort, LocalUpdate, choose, train
 from federation import Manifest, offsets_of, open_federation, write_federation
 from models import load
 from models.base import Model
@@ -63,7 +63,7 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
 
     def umbel(engine: str) -> Arrays:
         cohort = Cohort.gather(federation, asked, device)
-        chosen = best_hypothesis(score(model, hypotheses, cohort, engine)[0])
+        chosen = choose(model, hypotheses, cohort, engine)
         return train(model, hypotheses, chosen, cohort, UPDATE, streams(0, "shuffle", 1, asked), engine)
 
     def contestant(name: str, compute: Callable[[], object]) -> Callable[[], Reading]:

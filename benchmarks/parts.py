@@ -42,7 +42,7 @@ Place = tuple[ModuleType | type, str]
 PARTS: dict[str, list[Place]] = {
     "the node and its policy": [(Node, "of"), (Policy, "of")],
     "reading rows": [(client.cohort.Cohort, "gather")],
-    "scoring, to choose and to evaluate": [(client.app, "score")],
+    "scoring, to choose and to evaluate": [(client.app, "score"), (client.cohort, "score")],
     "training": [(client.app, "train")],
     "ledger": [(MemoryLedger, "charge")],
     "noise": [(privacy.gate, "sanitise"), (privacy.gate, "round_to_grid")],

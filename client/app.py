@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from client import personal
-from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, pick_device, score, train
+from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose, choose_engine, pick_device, score, train
 from client.keep import keep
 from client.node import Node
 from client.personal import LocalModels
@@ -23,11 +23,10 @@ from protocol import (
     Arrays,
     Demand,
     ProtocolError,
-    arrays_in,
     asked_clients,
-    config_in,
     from_array_record,
     local_reply,
+    record_in,
 )
 
 app = ClientApp()
@@ -36,7 +35,7 @@ app = ClientApp()
 @app.query(mods=[guard])
 def query(msg: Message, context: Context) -> Message:
     """Say how many clients this node hosts."""
-    version = config_in(msg.content, CONFIG)["version"]
+    version = record_in(msg.content, CONFIG, ConfigRecord)["version"]
     if version != VERSION:
         raise ProtocolError(
             f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
@@ -49,8 +48,8 @@ def query(msg: Message, context: Context) -> Message:
 def train_clients(msg: Message, context: Context) -> Message:
     """Train the asked clients; the gate stands between this and the server."""
     node = Node.of(context.node_config, context.run_config)
-    demand = Demand.from_record(config_in(msg.content, CONFIG))
-    hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
+    demand = Demand.from_record(record_in(msg.content, CONFIG, ConfigRecord))
+    hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
     node.check(hypotheses)
     clients = node.training_clients(demand.clients)
     device = pick_device(str(context.run_config["device"]))
@@ -63,11 +62,7 @@ def train_clients(msg: Message, context: Context) -> Message:
     if demand.message_noise:
         raise ProtocolError(f"the server asks for noisy messages of model {node.model.name!r}, which has no local part")
     engine = choose_engine(str(context.run_config["engine"]), node.model, device)
-    # Of one hypothesis there is nothing to choose.
-    several = len(next(iter(hypotheses.values()))) > 1
-    chosen = (
-        best_hypothesis(score(node.model, hypotheses, cohort, engine)[0]) if several else np.zeros(len(cohort), int)
-    )
+    chosen = choose(node.model, hypotheses, cohort, engine)
     trained = train(node.model, hypotheses, chosen, cohort, update, shuffles, engine)
     return Message(local_result(trained, chosen), reply_to=msg)
 
@@ -99,7 +94,7 @@ def _train_personal(
 def tell_local_models(msg: Message, context: Context) -> Message:
     """Tell the asked clients' local models, in simulation, so that an attack on them can be judged."""
     node = Node.of(context.node_config, context.run_config)
-    clients = node.training_clients(asked_clients(config_in(msg.content, CONFIG)))
+    clients = node.training_clients(asked_clients(record_in(msg.content, CONFIG, ConfigRecord)))
     kept = LocalModels(context.state, node.model.local_size, node.site.seed(context.run_config))
     return Message(local_reply(kept.read(clients)), reply_to=msg)
 
@@ -109,7 +104,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
     node = Node.of(context.node_config, context.run_config)
     if node.site.keep_model is not None:
-        hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
+        hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
         node.check(hypotheses)
         keep(node, hypotheses, context.run_config)
     return Message(RecordDict(), reply_to=msg)
@@ -122,9 +117,9 @@ def evaluate_clients(msg: Message, context: Context) -> Message:
     The gate stands here as well.
     """
     node = Node.of(context.node_config, context.run_config)
-    hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
+    hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
     node.check(hypotheses)
-    clients = node.validation_clients(asked_clients(config_in(msg.content, CONFIG)))
+    clients = node.validation_clients(asked_clients(record_in(msg.content, CONFIG, ConfigRecord)))
     device = pick_device(str(context.run_config["device"]))
     cohort = Cohort.gather(node.federation, clients, device)
     if node.model.local_size:

@@ -163,6 +163,13 @@ def score(
     return model.loss.report(means[0]).numpy(), model.metric.report(means[1]).numpy()
 
 
+def choose(model: Model, hypotheses: Arrays, cohort: Cohort, engine: str) -> NDArray[np.int64]:
+    """Return the hypothesis that fits each client's rows best; of a single one there is nothing to choose."""
+    if len(next(iter(hypotheses.values()))) == 1:
+        return np.zeros(len(cohort), np.int64)
+    return best_hypothesis(score(model, hypotheses, cohort, engine)[0])
+
+
 def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return each client's hypothesis of lowest loss (Algorithm 1, line 5), ties to the lowest index.
 

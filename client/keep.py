@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
-from client.cohort import Cohort, best_hypothesis, choose_engine, pick_device, score
+from client.cohort import Cohort, choose, choose_engine, pick_device
 from client.node import Node
 from federation import write_atomically
 from protocol import Arrays
@@ -30,14 +30,9 @@ def keep(node: Node, hypotheses: Arrays, run_config: Mapping[str, Any]) -> None:
     assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
     clients = sorted({*node.training, *node.validation})
-    if node.model.local_size:
-        best = np.zeros(len(clients), np.int64)
-    else:
-        device = pick_device(str(run_config["device"]))
-        engine = choose_engine(str(run_config["engine"]), node.model, device)
-        best = best_hypothesis(
-            score(node.model, hypotheses, Cohort.gather(node.federation, clients, device), engine)[0]
-        )
+    device = pick_device(str(run_config["device"]))
+    engine = choose_engine(str(run_config["engine"]), node.model, device)
+    best = choose(node.model, hypotheses, Cohort.gather(node.federation, clients, device), engine)
     for client, j in zip(clients, best.tolist(), strict=True):
         own = {name: np.ascontiguousarray(value[j]) for name, value in hypotheses.items()}
         write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own))

@@ -76,11 +76,11 @@ class Node:
         site = Site.of(node_config)
         policy = Policy.of(site, node_config)
         source = _Source.of(site, policy, run_config)
+        if is_table(source.path) and policy.role == "split":
+            raise SiteError("nothing says which clients of a table train and which report: set role to one of them")
         federation = _open(source)
         manifest = federation.manifest
         model_name, loss_name = str(run_config["model"]), str(run_config["loss"])
-        if is_table(source.path) and policy.role == "split":
-            raise SiteError("nothing says which clients of a table train and which report: set role to one of them")
         if not site.simulated:
             _refuse_foreign(model_name, loss_name, manifest)
         model = models.load_for(model_name, loss_name, manifest.model, manifest.loss)

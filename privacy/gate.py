@@ -17,7 +17,7 @@ from itertools import islice
 from logging import ERROR, INFO, WARNING
 
 import numpy as np
-from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.supercore import log
@@ -40,11 +40,11 @@ from protocol import (
     Arrays,
     Demand,
     ProtocolError,
-    arrays_in,
-    config_in,
+    all_finite,
     evaluate_reply,
     flatten,
     from_array_record,
+    record_in,
     to_array_record,
     train_reply,
     unflatten_into,
@@ -124,7 +124,7 @@ class Gate:
         site = Site.of(context.node_config)
         policy = Policy.of(site, context.node_config)
         ledger = _ledger(policy, context)
-        demand = Demand.from_record(config_in(msg.content, CONFIG))
+        demand = Demand.from_record(record_in(msg.content, CONFIG, ConfigRecord))
         policy.check(demand)
         hypotheses = _hypotheses(msg, policy)
         if policy.tripwire:
@@ -145,8 +145,8 @@ class Gate:
             raise Refused("no asked client can afford this round")
 
         result = _ask(call_next, _ask_only(msg, demand, asked), context)
-        trained = from_array_record(arrays_in(result, ARRAYS))
-        chosen = _check_result(trained, config_in(result, _PRIVATE), hypotheses, len(asked))
+        trained = from_array_record(record_in(result, ARRAYS, ArrayRecord))
+        chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), hypotheses, len(asked))
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         paid = np.array(ledger.charge(charge, asked, policy.limits))
         releasing = _which(asked, paid)
@@ -164,8 +164,7 @@ class Gate:
             updates -= start
             # Training that blew up counts as no update at all. Whether it does depends on the data and
             # on what the server asks for, so a release that stayed away would tell about the data.
-            with np.errstate(invalid="ignore"):
-                updates[~np.isfinite(updates.sum(axis=1))] = 0.0  # of 32-bit numbers: no finite ones overflow
+            updates[~all_finite(updates, axis=1)] = 0.0
             noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(updates)), parts)
             noisy += start
             if nu > 0:
@@ -194,8 +193,8 @@ class ReportGate:
         policy = Policy.of(site, context.node_config)
         _hypotheses(msg, policy)
         result = _ask(call_next, msg, context)
-        private = config_in(result, _PRIVATE)
-        values = from_array_record(arrays_in(result, ARRAYS))[SCORES]
+        private = record_in(result, _PRIVATE, ConfigRecord)
+        values = from_array_record(record_in(result, ARRAYS, ArrayRecord))[SCORES]
         if values.dtype != np.float64 or values.ndim != 2 or len(values) != 2:
             raise Refused("the handler does not say loss and metric of each client")
         if private["trains"] is not False:
@@ -220,7 +219,7 @@ class ReportGate:
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
         clients: list[int] = list(private["clients"])  # type: ignore[arg-type]
-        round = int(config_in(msg.content, CONFIG)["round"])  # type: ignore[arg-type]
+        round = int(record_in(msg.content, CONFIG, ConfigRecord)["round"])  # type: ignore[arg-type]
         radius = math.sqrt(2) * bound
         charge = Charge(str(context.run_id), round, "report", 2, nu, "public", radius)
         paid = np.array(_ledger(policy, context).charge(charge, clients, policy.limits))
@@ -290,27 +289,25 @@ def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> Record
 
 def _ask_only(msg: Message, demand: Demand, clients: tuple[int, ...]) -> Message:
     """Return the message as if it asked only these clients, and without what the gate does not know."""
-    asked = config_in(msg.content, CONFIG)
+    asked = record_in(msg.content, CONFIG, ConfigRecord)
     if clients != demand.clients:
         asked = ConfigRecord(dict(asked))
         asked["clients"] = list(clients)
     narrowed = copy(msg)
-    narrowed.content = RecordDict({HYPOTHESES: arrays_in(msg.content, HYPOTHESES), CONFIG: asked})
+    narrowed.content = RecordDict({HYPOTHESES: record_in(msg.content, HYPOTHESES, ArrayRecord), CONFIG: asked})
     return narrowed
 
 
 def _hypotheses(msg: Message, policy: Policy) -> Arrays:
     """Return what was sent if these are finite float32 arrays with one common leading axis."""
-    hypotheses = from_array_record(arrays_in(msg.content, HYPOTHESES))
+    hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
     if len(counts) != 1 or not 1 <= min(counts) <= policy.most_hypotheses:
         raise Refused(f"the hypotheses are not 1 to {policy.most_hypotheses} stacked arrays of one length")
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")
-        with np.errstate(invalid="ignore"):
-            finite = math.isfinite(value.sum(dtype=np.float64))
-        if not finite:
+        if not all_finite(value):
             raise Refused(f"hypotheses {name!r} are not finite")
     return hypotheses
 

@@ -28,13 +28,13 @@ from protocol import (
     Demand,
     Hosting,
     ProtocolError,
-    arrays_in,
+    all_finite,
     evaluate_request,
     flatten,
     from_array_record,
     keep_request,
-    metrics_in,
     query,
+    record_in,
     to_array_record,
     train_request,
     unflatten,
@@ -356,7 +356,7 @@ class HypothesisStrategy(Strategy):
         try:
             if answer.reply.has_error():
                 raise ProtocolError(answer.reply.error.reason)
-            hosting = Hosting.from_record(metrics_in(answer.reply.content, COUNTS))
+            hosting = Hosting.from_record(record_in(answer.reply.content, COUNTS, MetricRecord))
             if hosting.simulated:
                 raise ProtocolError("it says that it is simulated")
         except (KeyError, ProtocolError) as error:
@@ -541,20 +541,18 @@ class HypothesisStrategy(Strategy):
         self, reply: Message, asked: int, disclose: bool
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
         """Check a train reply; return its releases (m, n), who released, and their choices."""
-        counts = metrics_in(reply.content, COUNTS)
+        counts = record_in(reply.content, COUNTS, MetricRecord)
         flags = np.asarray(counts["released"])
         if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
             raise ValueError("it does not say who released")
         released = flags.astype(bool)
-        arrays = from_array_record(arrays_in(reply.content, ARRAYS))
+        arrays = from_array_record(record_in(reply.content, ARRAYS, ArrayRecord))
         m = int(released.sum())
         expected = {name: ((m, *value.shape[1:]), value.dtype) for name, value in self._current.items()}
         if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
             raise ValueError("its arrays do not fit the hypotheses")
         matrix = flatten({name: arrays[name] for name in self._current})
-        with np.errstate(invalid="ignore"):
-            finite = np.isfinite(matrix.sum())  # of 32-bit numbers: no finite ones overflow
-        if not finite:
+        if not all_finite(matrix):
             raise ValueError("its arrays are not finite")
         chosen = np.asarray(counts["choices"] if disclose else [])
         if disclose and (chosen.shape != (len(matrix),) or not np.isin(chosen, range(self.hypotheses)).all()):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from models.base import Model
-from protocol import ARRAYS, LOCAL, arrays_in, from_array_record, local_request
+from protocol import ARRAYS, LOCAL, from_array_record, local_request, record_in
 from strategies.exchange import Exchange
 from strategies.fedavg import FedAvg
 from strategies.options import ConfigError, Options
@@ -50,7 +50,7 @@ def local_models(grid: Grid, roster: Roster, clients: NDArray[np.int64]) -> dict
     told: dict[int, NDArray[np.float64]] = {}
     for answer in Exchange().run(grid, messages, _TELLING):
         if not answer.reply.has_error():
-            models = from_array_record(arrays_in(answer.reply.content, ARRAYS))[LOCAL]
+            models = from_array_record(record_in(answer.reply.content, ARRAYS, ArrayRecord))[LOCAL]
             asked = clients[placed[answer.node][0]].tolist()
             told |= dict(zip(asked, models.astype(np.float64), strict=True))
     return told

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.supercore import log
 from numpy.typing import NDArray
 
 import protocol
-from protocol import COUNTS, Hosting, ProtocolError, metrics_in
+from protocol import COUNTS, Hosting, ProtocolError, record_in
 from strategies.exchange import Exchange
 
 TRAIN, VALIDATION = "training", "validation"
@@ -209,7 +209,7 @@ def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
                     log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
                     continue
                 try:
-                    nodes[node] = Hosting.from_record(metrics_in(reply.content, COUNTS))
+                    nodes[node] = Hosting.from_record(record_in(reply.content, COUNTS, MetricRecord))
                 except (KeyError, ProtocolError) as error:
                     raise RosterError(f"node {node} {error}; install the same umbel everywhere") from None
         parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
