@@ -29,7 +29,7 @@ from federation import Manifest, offsets_of, open_federation, write_federation
 from models import load
 from models.base import Model
 from privacy.randomness import streams
-from protocol import Arrays
+from protocol.arrays import Arrays
 from server.rounds import draw_hypotheses
 
 NETWORK = "benchmarks.gpu:cifar_network"

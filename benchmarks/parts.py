@@ -33,9 +33,9 @@ from benchmarks.bare import ROUNDS
 from benchmarks.measure import console, machine
 from benchmarks.peers.tasks import TASKS
 from client.node import Node
+from fleet.roster import Roster
 from privacy.memory_ledger import MemoryLedger
 from privacy.policy import Policy
-from strategies.roster import Roster
 
 Place = tuple[ModuleType | type, str]
 

@@ -23,8 +23,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.measure import Reading, console, interleave, machine, show
-from federation import FederationError, find_federation, read_manifest
-from simulation.launch import APP, LaunchError, submit, superlink
+from federation import find_federation, read_manifest
+from protocol.errors import FederationError, LaunchError
+from simulation.launch import APP, submit, superlink
 
 PLAIN = Path(__file__).parent / "plain"
 # What both apps call by the same name.

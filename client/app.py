@@ -15,19 +15,10 @@ from client.node import Node
 from client.personal import LocalModels
 from privacy.gate import ConsentGate, Gate, ReportGate, guard, local_report, local_result
 from privacy.randomness import noise, streams
-from protocol import (
-    CONFIG,
-    COUNTS,
-    HYPOTHESES,
-    VERSION,
-    Arrays,
-    Demand,
-    ProtocolError,
-    asked_clients,
-    from_array_record,
-    local_reply,
-    record_in,
-)
+from protocol.arrays import Arrays
+from protocol.errors import ProtocolError
+from protocol.messages import CONFIG, COUNTS, HYPOTHESES, VERSION, Demand, asked_clients, local_reply
+from protocol.records import from_array_record, record_in
 
 app = ClientApp()
 

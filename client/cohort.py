@@ -21,7 +21,8 @@ from torch.func import functional_call, vmap
 from federation import Federation
 from models.base import Model, Parameters
 from models.networks import Linear
-from protocol import DEVICES, ENGINES, Arrays
+from protocol.arrays import Arrays
+from protocol.messages import DEVICES, ENGINES
 
 # Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
 # chunk may change results in the last digit and a seed must give the same result every time.

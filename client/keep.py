@@ -10,8 +10,8 @@ import safetensors.numpy
 
 from client.cohort import Cohort, choose, choose_engine, pick_device
 from client.node import Node
-from federation import write_atomically
-from protocol import Arrays
+from protocol.arrays import Arrays
+from protocol.home import write_atomically
 
 
 def keep(node: Node, hypotheses: Arrays, run_config: Mapping[str, Any]) -> None:

@@ -14,12 +14,14 @@ import torch
 
 import models
 from client.table import is_table, open_table
-from federation import Federation, FederationError, Manifest, find_federation, open_federation
+from federation import Federation, Manifest, find_federation, open_federation
 from models.base import Model
 from models.factors import SLOPES
 from privacy.policy import Policy
-from privacy.site import GEONAMES_PATH, Site, SiteError
-from protocol import Arrays, Hosting, ProtocolError
+from privacy.site import GEONAMES_PATH, Site
+from protocol.arrays import Arrays
+from protocol.errors import FederationError, ProtocolError, SiteError
+from protocol.messages import Hosting
 
 
 @dataclass(frozen=True)

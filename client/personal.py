@@ -19,7 +19,8 @@ from models.base import Model, Score
 from models.factors import SLOPES
 from privacy import randomness
 from privacy.laplace import NoiseSource
-from protocol import Arrays, from_array_record, to_array_record
+from protocol.arrays import Arrays
+from protocol.records import from_array_record, to_array_record
 
 _RECORD = "umbel.local"
 _ITEMS = "items"

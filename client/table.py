@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
-from flwr.supercore import log
 
-from federation import BUNDLED, Federation, FederationError, check, write_atomically
+from federation import BUNDLED, Federation, check
+from protocol.errors import FederationError
+from protocol.flower import log
+from protocol.home import write_atomically
 
 SUFFIXES = (".csv", ".csv.gz", ".csv.zip")
 

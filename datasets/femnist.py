@@ -25,13 +25,15 @@ from PIL import Image
 from rich.console import Console
 from rich.progress import Progress, track
 
-# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
+# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from writers import SIDE, About, Handwriting, check_classes, write
 
-from federation import FederationError, check_out, umbel_home
+from federation import check_out
+from protocol.errors import FederationError
+from protocol.home import umbel_home
 
 REPOSITORY = "flwrlabs/femnist"
 """The data set on the Hugging Face hub."""

@@ -29,10 +29,12 @@ import typer
 from numpy.typing import NDArray
 from rich.console import Console
 
-# A script finds modules next to itself; federation.py is one folder up.
+# A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from federation import FederationError, Manifest, check_out, offsets_of, umbel_home, write_federation
+from federation import Manifest, check_out, offsets_of, write_federation
+from protocol.errors import FederationError
+from protocol.home import umbel_home
 
 SERVICES = (194, 292, 392, 690)
 """The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""

@@ -23,10 +23,12 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# A script finds modules next to itself; federation.py is one folder up.
+# A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from federation import FederationError, Manifest, check_out, offsets_of, umbel_home, write_federation, write_leaf
+from federation import Manifest, check_out, offsets_of, write_federation, write_leaf
+from protocol.errors import FederationError
+from protocol.home import umbel_home
 
 LEAST_ROWS = 20
 """No client gets fewer rows by `spread`, unless all are asked to have fewer; MovieLens keeps no smaller user."""

@@ -21,13 +21,15 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# Loaded by its path, a script does not find the modules next to it; federation.py is one folder up.
+# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from writers import SIDE, About, Handwriting, check_classes, write
 
-from federation import FederationError, check_out, umbel_home
+from federation import check_out
+from protocol.errors import FederationError
+from protocol.home import umbel_home
 
 IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
 LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-train-labels-idx2-int.gz"

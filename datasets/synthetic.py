@@ -20,10 +20,11 @@ import numpy as np
 import typer
 from numpy.typing import NDArray
 
-# A script finds modules next to itself; federation.py is one folder up.
+# A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from federation import FederationError, Manifest, write_leaf
+from federation import Manifest, write_leaf
+from protocol.errors import FederationError
 
 OPTIMA = ((5.0, 6.0), (4.0, -4.5))
 """The parameter vectors theta* of Eqs. 23 and 24."""

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# A script finds modules next to itself; federation.py is one folder up.
+# A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from federation import FederationError, Manifest, offsets_of, write_federation
+from federation import Manifest, offsets_of, write_federation
+from protocol.errors import FederationError
 
 SIDE = 28
 """Height and width of an image, in pixels."""

@@ -30,6 +30,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from protocol.errors import CertificateError
+
 CA_DAYS = 3650
 SERVER_DAYS = 365
 RENEW_DAYS = 30
@@ -37,10 +39,6 @@ OWN_NAMES = ("localhost", "superlink")
 """Names by which the server's own machine and the executor beside it know the server."""
 
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
-
-
-class CertificateError(ValueError):
-    """A name or a file that nothing can be made from."""
 
 
 def main(

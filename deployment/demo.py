@@ -24,7 +24,9 @@ import typer
 
 from deployment import certs
 from deployment.split import split
-from federation import FederationError, find_federation, umbel_home
+from federation import find_federation
+from protocol.errors import CertificateError, DemoError, FederationError
+from protocol.home import umbel_home
 
 ROOT = Path(__file__).resolve().parent.parent
 SITES = ("site-1", "site-2", "site-3")
@@ -36,10 +38,6 @@ MAKE_LEDGER = f"test -e {LEDGER} || python -m privacy ledger create {LEDGER}"
 _ONLINE_S = 120.0
 
 Run = Callable[..., str]
-
-
-class DemoError(RuntimeError):
-    """A step that did not work; the text names it and what to do."""
 
 
 def main(
@@ -62,7 +60,7 @@ def main(
         for site in SITES:
             compose("run", "--rm", "--no-deps", f"{site}-app", "python", "-m", "privacy", "ledger", "check", LEDGER)
         compose("down")
-    except (DemoError, FederationError, certs.CertificateError) as error:
+    except (DemoError, FederationError, CertificateError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     typer.echo(f"The results are in this folder; open report.html first:\n{results}")

@@ -12,7 +12,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from federation import FederationError, find_federation, offsets_of, open_federation, write_federation
+from federation import find_federation, offsets_of, open_federation, write_federation
+from protocol.errors import FederationError
 
 
 def main(

@@ -11,10 +11,11 @@ from experiments import handwriting, hospital, pac, synthetic
 from experiments.predict import predict
 from experiments.report import report
 from experiments.runs import LOCAL_ONLY, Spec
-from experiments.sweep import Result, SweepError, sweep
+from experiments.sweep import Result, sweep
 from experiments.tables import good
-from federation import FederationError, find_federation, umbel_home
-from strategies.options import ConfigError
+from federation import find_federation
+from protocol.errors import ConfigError, FederationError, SweepError
+from protocol.home import umbel_home
 
 # Without locals: they hold clients' data.
 app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False, help=__doc__)

@@ -11,7 +11,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from federation import write_atomically
+from protocol.home import write_atomically
 
 # Okabe and Ito's colours, which the colour-blind can tell apart; markers tell series apart in grey as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 import models
+from attacks.pac_attack import Theft, checkpoint, theorem_1
 from client.cohort import Cohort, LocalUpdate
 from client.personal import noisy_messages, train
 from experiments.figures import COLOURS, MARKERS, figure
@@ -28,7 +29,6 @@ from experiments.tables import Section, Value, write_page
 from models.factors import SLOPES
 from privacy.laplace import sanitise
 from server.run_folder import versions
-from strategies.pac_attack import Theft, checkpoint, theorem_1
 
 ITEMS, FACTORS, LABELLED, BATCH, STEP = 500, 8, 40, 10, 0.1
 LOSS = "log"

@@ -19,7 +19,7 @@ from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, p
 from federation import Federation
 from models.base import Model
 from privacy.randomness import streams
-from protocol import Arrays, flatten
+from protocol.arrays import Arrays, flatten
 from server.rounds import draw_hypotheses
 from server.settings import Settings
 

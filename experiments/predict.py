@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 import models
 from client.cohort import Cohort, best_hypothesis, choose_engine, pick_device, score
-from federation import Federation, FederationError, find_federation, open_federation, write_atomically
+from federation import Federation, find_federation, open_federation
 from models.base import Model
-from protocol import Arrays
+from protocol.arrays import Arrays
+from protocol.errors import FederationError
+from protocol.home import write_atomically
 
 
 @dataclass(frozen=True)

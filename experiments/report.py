@@ -9,15 +9,14 @@ import numpy as np
 import safetensors
 import typer
 
-from federation import FederationError
-from protocol import price
+from protocol.errors import ConfigError, FederationError
+from protocol.messages import price
 from server.plane import Album
 from server.report import render
 from server.rounds import reason
 from server.run_folder import RunFolder
 from server.settings import Settings
 from server.summary import Narrator
-from strategies.options import ConfigError
 
 
 def report(run: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 import client.app
 from experiments.personal import local_only, measure
 from federation import find_federation, open_federation
-from protocol import price
+from protocol.messages import price
 from server.rounds import State, initial_hypotheses, run_rounds
 from server.run_folder import spend
 from server.settings import Settings

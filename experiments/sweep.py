@@ -30,15 +30,17 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.runs import ROOT, Played, Spec, play
-from federation import find_federation, read_manifest, write_atomically
-from protocol import Arrays
+from federation import find_federation, read_manifest
+from protocol.arrays import Arrays
+from protocol.errors import SweepError
+from protocol.home import write_atomically
 from server.run_folder import RunFolder, versions
 
 Task = Callable[[Mapping[str, Any]], Played]
 
 # What a result depends on besides its configuration.
 _CODE = (
-    "protocol.py", "federation.py", "client", "models", "privacy", "strategies", "server/settings.py",
+    "protocol", "federation", "fleet", "client", "models", "privacy", "strategies", "server/settings.py",
     "server/rounds.py", "server/run_folder.py", "simulation/grid.py", "experiments/runs.py", "experiments/personal.py",
 )  # fmt: skip
 PACKAGES = ("umbel", "flwr", "numpy", "torch", "scikit-learn", "ray")
@@ -52,10 +54,6 @@ _WORKER = {
 _PROBE_S = 5.0
 _RESULT = "result.json"
 _TRACE = "trace.npz"
-
-
-class SweepError(RuntimeError):
-    """The sweep cannot start; the text says what to do."""
 
 
 @dataclass(frozen=True)

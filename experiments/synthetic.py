@@ -16,7 +16,7 @@ from experiments.runs import LOCAL_ONLY, ROOT, Spec, run_config
 from experiments.sweep import Result
 from experiments.tables import Section, Value, alone, average, good, plus_minus, rate, what_a_client_gets, write
 from federation import write_leaf
-from protocol import flatten
+from protocol.arrays import flatten
 
 SEEDS = 100
 NEAR = 1.0

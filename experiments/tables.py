@@ -15,7 +15,7 @@ import tomli_w
 
 from experiments.runs import LOCAL_ONLY
 from experiments.sweep import PACKAGES, Result
-from federation import write_atomically
+from protocol.home import write_atomically
 from server.run_folder import versions
 
 Value = str | int | float | None

@@ -16,7 +16,7 @@ from torch import nn
 from models.base import LOSSES, METRICS, Loss, Model, Score
 from models.factors import SLOPES, Factors
 from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
-from protocol import import_by_name
+from protocol.plugins import import_by_name
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
 

@@ -66,7 +66,7 @@ class LeNet(nn.Module):
 
     Strides instead of pooling and sigmoids instead of ReLU make it twice differentiable, as the
     attack needs, and weights and biases start uniformly in [-1/2, 1/2], as in the authors' code. It
-    is there for audits (`privacy.attacks`).
+    is there for audits (`attacks`).
 
     Parameters
     ----------

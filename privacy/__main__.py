@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from privacy.accountant import Guarantee, formal
-from privacy.ledger import Account, Ledger, LedgerError
+from privacy.ledger import Account, Ledger
 from privacy.plan import plan
+from protocol.errors import LedgerError
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 ledger_app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)

@@ -19,36 +19,22 @@ from logging import ERROR, INFO, WARNING
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
-from flwr.common.constant import ErrorCode
-from flwr.supercore import log
 from numpy.typing import NDArray
 
-from federation import umbel_home
 from privacy import randomness
 from privacy.laplace import sanitise
-from privacy.ledger import Charge, Ledger, LedgerError
+from privacy.ledger import Charge, Ledger
 from privacy.memory_ledger import MemoryLedger
-from privacy.policy import Policy, Refused
+from privacy.policy import Policy
 from privacy.precision import least_radius, resolution, round_to_grid
-from privacy.site import Site, SiteError
+from privacy.site import Site
 from privacy.tripwire import degenerate, repeated
-from protocol import (
-    ARRAYS,
-    CONFIG,
-    HYPOTHESES,
-    SCORES,
-    Arrays,
-    Demand,
-    ProtocolError,
-    all_finite,
-    evaluate_reply,
-    flatten,
-    from_array_record,
-    record_in,
-    to_array_record,
-    train_reply,
-    unflatten_into,
-)
+from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
+from protocol.errors import LedgerError, ProtocolError, Refused, SiteError
+from protocol.flower import ErrorCode, log
+from protocol.home import umbel_home
+from protocol.messages import ARRAYS, CONFIG, HYPOTHESES, SCORES, Demand, evaluate_reply, train_reply
+from protocol.records import from_array_record, record_in, to_array_record
 
 _PRIVATE = "private"
 _LARGEST = float(np.finfo(np.float32).max)

@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from fractions import Fraction
 from pathlib import Path
 
-from protocol import price
+from protocol.errors import LedgerError
+from protocol.messages import price
 
 _APPLICATION = 0x554D424C  # "UMBL"
 _VERSION = 1
@@ -34,10 +35,6 @@ CREATE TABLE charges (
 CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, radius_mode);
 """
 _COLUMNS = ("at", "run", "round", "client", "kind", "n", "noise_multiplier", "radius_mode", "radius")
-
-
-class LedgerError(RuntimeError):
-    """The ledger cannot be used; the text names the file and the fix."""
 
 
 @dataclass(frozen=True)

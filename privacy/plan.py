@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from privacy.accountant import Guarantee, formal
-from protocol import price
+from protocol.messages import price
 
 # Beyond this, a factor of e**epsilon between what two inputs may lead to says nothing.
 MEANINGFUL_EPSILON = 20.0

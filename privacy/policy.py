@@ -15,17 +15,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from federation import umbel_home
 from privacy.ledger import Limits
-from privacy.site import DATA_PATH, GEONAMES_PATH, INSECURE_SEED, KEEP_MODEL, PLACE, Site, SiteError
-from protocol import MAX_HYPOTHESES, Demand
+from privacy.site import DATA_PATH, GEONAMES_PATH, INSECURE_SEED, KEEP_MODEL, PLACE, Site
+from protocol.errors import Refused, SiteError
+from protocol.home import umbel_home
+from protocol.messages import MAX_HYPOTHESES, Demand
 
 ROLES = ("train", "validation", "split")
 MODES = ("any", "public")
-
-
-class Refused(Exception):
-    """The site refuses a demand; the text is for the node's own log."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from protocol.errors import SiteError
+
 DATA_PATH = "data-path"
 GEONAMES_PATH = "geonames-path"
 PLACE = "place"
@@ -20,10 +22,6 @@ INSECURE_SEED = "insecure-seed"
 KEEP_MODEL = "keep-model"
 
 _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
-
-
-class SiteError(ValueError):
-    """The node is not set up to serve data."""
 
 
 @contextmanager

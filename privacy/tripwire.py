@@ -11,7 +11,7 @@ import hashlib
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 
-from protocol import Arrays
+from protocol.arrays import Arrays
 
 _RECORD = "umbel.seen"
 _SPREAD = 1e-6

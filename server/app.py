@@ -10,17 +10,17 @@ from pathlib import Path
 import safetensors
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from flwr.supercore import log
 
-from federation import umbel_home
-from protocol import price
+from protocol.errors import ConfigError
+from protocol.flower import log
+from protocol.home import umbel_home
+from protocol.messages import price
 from server.plane import Album
 from server.report import render
 from server.rounds import State, initial_hypotheses, run_rounds
 from server.run_folder import RunFolder, versions
 from server.settings import Settings
 from server.summary import Narrator
-from strategies.options import ConfigError
 
 app = ServerApp()
 

@@ -9,7 +9,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from protocol import flatten
+from protocol.arrays import flatten
 from server.rounds import State
 from strategies.base import Outcome
 

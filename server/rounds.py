@@ -14,11 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from attacks.leak_meter import Leak
+from fleet.exchange import Exchange
 from models.base import Model
-from protocol import Arrays, flatten, from_array_record, to_array_record
-from server.leak_meter import Leak
+from protocol.arrays import Arrays, flatten
+from protocol.records import from_array_record, to_array_record
 from server.settings import Settings
-from strategies.exchange import Exchange
 
 _KINDS = ("train", "evaluate")
 _INITIAL = 3  # keeps the draws of initial hypotheses apart from the strategy's sampling

@@ -23,9 +23,10 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
-from federation import write_atomically
-from protocol import Arrays, Hosting
-from server.leak_meter import Leak
+from attacks.leak_meter import Leak
+from protocol.arrays import Arrays
+from protocol.home import write_atomically
+from protocol.messages import Hosting
 from server.rounds import Round, State
 
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
@@ -40,7 +41,7 @@ class RunFolder:
     ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`server.rounds.Round`)
     ``outcome.json``            why the run ended, what its strategy remarks, and what the leak
-                                meter found (`server.leak_meter.Leak`)
+                                meter found (`attacks.leak_meter.Leak`)
     ``findings.csv``            the strategy's own table, if it has one
     ``ledger.csv``              clients that released: participations and what they spent
     ``config.toml``             the run config and the versions it ran with

@@ -11,12 +11,13 @@ from flwr.app import ConfigRecord
 
 import models
 import strategies
+from attacks.leak_meter import LeakMeter
 from federation import Federation, Manifest, find_federation, open_federation
 from models.base import Model
-from protocol import DEVICES, ENGINES, MAX_HYPOTHESES, NOISE_UNITS, RADIUS_MODES
-from server.leak_meter import LeakMeter
+from protocol.errors import ConfigError
+from protocol.messages import DEVICES, ENGINES, MAX_HYPOTHESES, NOISE_UNITS, RADIUS_MODES
 from strategies import HypothesisStrategy, RadiusSchedule
-from strategies.options import ConfigError, Options
+from strategies.options import Options
 
 
 @dataclass(frozen=True)

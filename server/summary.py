@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from federation import Manifest
 from models.base import Model
-from protocol import Arrays, flatten
+from protocol.arrays import Arrays, flatten
 from server.rounds import Round, State
 from server.run_folder import spend
 

@@ -8,12 +8,10 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from privacy.site import in_process
+from protocol.flower import ErrorCode, Run, TaskIdentity
 
 _SERVER = 1
 _FIRST_NODE = 100

@@ -28,13 +28,11 @@ import psutil
 import tomli_w
 import typer
 
+from protocol.errors import LaunchError
+
 APP = Path(__file__).resolve().parent.parent
 _START_S = 60.0
 _STOP_S = 20.0
-
-
-class LaunchError(RuntimeError):
-    """The simulation could not be started or did not complete."""
 
 
 def main(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from protocol import import_by_name
+from attacks.pac_attack import PacAttack
+from protocol.plugins import import_by_name
 from strategies.base import HypothesisStrategy, RadiusSchedule
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
-from strategies.pac_attack import PacAttack
 from strategies.recommender import Recommender
 
 __all__ = [

@@ -16,32 +16,27 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from flwr.supercore import log
 from numpy.typing import NDArray
 
+from fleet.exchange import Answer, Exchange
+from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather
 from models.base import Model
-from protocol import (
+from protocol.arrays import Arrays, all_finite, flatten, unflatten
+from protocol.errors import ProtocolError
+from protocol.flower import log
+from protocol.messages import (
     ARRAYS,
     COUNTS,
     SCORES,
-    Arrays,
     Demand,
     Hosting,
-    ProtocolError,
-    all_finite,
     evaluate_request,
-    flatten,
-    from_array_record,
     keep_request,
     query,
-    record_in,
-    to_array_record,
     train_request,
-    unflatten,
 )
-from strategies.exchange import Answer, Exchange
+from protocol.records import from_array_record, record_in, to_array_record
 from strategies.options import Options
-from strategies.roster import TRAIN, VALIDATION, Roster, check_enough, gather
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2

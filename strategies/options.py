@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-
-class ConfigError(ValueError):
-    """The run config cannot be run; the text names the key and the fix."""
+from protocol.errors import ConfigError
 
 
 class Options:

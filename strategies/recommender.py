@@ -7,12 +7,14 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fleet.exchange import Exchange
+from fleet.roster import TRAIN, Roster
 from models.base import Model
-from protocol import ARRAYS, LOCAL, from_array_record, local_request, record_in
-from strategies.exchange import Exchange
+from protocol.errors import ConfigError
+from protocol.messages import ARRAYS, LOCAL, local_request
+from protocol.records import from_array_record, record_in
 from strategies.fedavg import FedAvg
-from strategies.options import ConfigError, Options
-from strategies.roster import TRAIN, Roster
+from strategies.options import Options
 
 _TELLING = 60.0  # seconds for which local models are waited for
 

@@ -26,8 +26,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_it_holds_the_app_and_the_small_federations_and_nothing_else(bundle: Path) -> None:
     top = {path.name for path in bundle.iterdir()}
     assert top == {
-        ".info", "pyproject.toml", "LICENSE", "README.md", "protocol.py", "federation.py",
-        "client", "models", "privacy", "server", "simulation", "strategies", "datasets",
+        ".info", "pyproject.toml", "LICENSE", "README.md",
+        "client", "datasets", "federation", "fleet", "models", "privacy", "protocol", "server", "simulation",
+        "strategies",
     }  # fmt: skip
     assert {path.name for path in (bundle / "datasets").iterdir()} == {
         "hospital.py", "preferences.json", "synthetic.json",

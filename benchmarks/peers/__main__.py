@@ -22,7 +22,7 @@ from benchmarks.measure import console, machine
 from benchmarks.peers.contest import absent, compare
 from benchmarks.peers.rivals import PEERS, Absent, environment
 from benchmarks.peers.tasks import TASKS
-from strategies.options import ConfigError
+from protocol.errors import ConfigError
 
 
 def main(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.measure import Reading
 from benchmarks.peers.brief import GO
-from federation import umbel_home, write_atomically
+from protocol.home import umbel_home, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -14,7 +14,8 @@ import client.app
 from benchmarks.peers.brief import Brief, Settings
 from experiments.runs import run_config
 from federation import Manifest, find_federation, offsets_of, open_federation, write_federation
-from protocol import CONFIG, Demand, asked_clients, to_array_record
+from protocol.messages import CONFIG, Demand, asked_clients
+from protocol.records import to_array_record
 from server import settings as server_settings
 from server.rounds import initial_hypotheses
 from simulation.grid import InProcessGrid

@@ -11,7 +11,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from protocol import flatten
+from protocol.arrays import flatten
 from server.plane import Album
 from server.report import figures
 from server.report.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH, alarms, count_of, last_rounds

@@ -14,21 +14,20 @@ from numpy.typing import NDArray
 import client.node
 from client.app import app
 from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation
-from protocol import (
+from protocol.arrays import Arrays
+from protocol.messages import (
     ARRAYS,
     CONFIG,
     COUNTS,
     SCORES,
     VERSION,
-    Arrays,
     Demand,
     Hosting,
     evaluate_request,
-    from_array_record,
     query,
-    to_array_record,
     train_request,
 )
+from protocol.records import from_array_record, to_array_record
 from simulation.grid import InProcessGrid
 
 Config = dict[str, Any]

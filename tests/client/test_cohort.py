@@ -31,7 +31,7 @@ from client.cohort import (
 from federation import Federation, Manifest, offsets_of, open_federation, write_federation
 from models import LOSSES, METRICS, Loss, Model, Score
 from privacy.randomness import streams
-from protocol import Arrays
+from protocol.arrays import Arrays
 
 CPU = torch.device("cpu")
 Rows = tuple[Any, Any]

@@ -12,9 +12,10 @@ import pytest
 
 import client.node
 from client.node import Node
-from federation import BUNDLED, FederationError, Manifest, offsets_of, write_federation, write_leaf
-from privacy.site import SiteError, in_process
-from protocol import Hosting, ProtocolError
+from federation import BUNDLED, Manifest, offsets_of, write_federation, write_leaf
+from privacy.site import in_process
+from protocol.errors import FederationError, ProtocolError, SiteError
+from protocol.messages import Hosting
 
 Config = dict[str, Any]
 

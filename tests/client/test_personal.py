@@ -23,16 +23,8 @@ from client.cohort import Cohort, LocalUpdate, minibatches
 from client.personal import LocalModels, noisy_messages, score_newcomers
 from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation
 from models.factors import SLOPES
-from protocol import (
-    ARRAYS,
-    LOCAL,
-    Demand,
-    evaluate_request,
-    from_array_record,
-    local_request,
-    to_array_record,
-    train_request,
-)
+from protocol.messages import ARRAYS, LOCAL, Demand, evaluate_request, local_request, train_request
+from protocol.records import from_array_record, to_array_record
 from simulation.grid import InProcessGrid
 
 FALSE_ALARM = 1e-6

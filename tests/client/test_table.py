@@ -13,9 +13,8 @@ from flwr.app import Message
 import protocol
 from client.app import app
 from client.node import Node
-from federation import FederationError
-from privacy.site import SiteError
-from protocol import COUNTS, Hosting
+from protocol.errors import FederationError, SiteError
+from protocol.messages import COUNTS, Hosting
 from simulation.grid import InProcessGrid
 
 CSV = """\

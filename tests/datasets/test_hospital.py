@@ -12,7 +12,8 @@ import pandas as pd
 import pgeocode
 import pytest
 
-from federation import Federation, FederationError, Manifest, open_federation, write_federation
+from federation import Federation, Manifest, open_federation, write_federation
+from protocol.errors import FederationError
 from tests.datasets.conftest import Recipe
 
 PROJECT = Path(__file__).parents[2]

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from federation import FederationError, find_federation, open_federation
+from federation import find_federation, open_federation
+from protocol.errors import FederationError
 from tests.datasets.conftest import RECIPES, Recipe, assert_same
 
 recipe = Recipe("preferences")

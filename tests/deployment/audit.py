@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.roster import TRAIN, Roster
 from server.run_folder import RunFolder
-from strategies.roster import TRAIN, Roster
 
 if TYPE_CHECKING:
     from tests.deployment.processes import Member, Run

@@ -36,8 +36,8 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
-from federation import write_atomically
 from privacy.ledger import Ledger
+from protocol.home import write_atomically
 from tests.deployment.audit import audit
 from tests.deployment.certificates import write_certificates, write_key
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protocol import Hosting
+from protocol.messages import Hosting
 from server.run_folder import RunFolder
 from tests.deployment.audit import audit
 from tests.deployment.processes import Run

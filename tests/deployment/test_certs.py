@@ -15,7 +15,8 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from typer.testing import CliRunner
 
 from deployment import certs
-from deployment.certs import CertificateError, make
+from deployment.certs import make
+from protocol.errors import CertificateError
 
 PUBLIC = {"ca.crt", "server.crt", "site-1.pub"}
 

@@ -10,7 +10,9 @@ import typer
 from typer.testing import CliRunner
 
 from deployment.split import main, split
-from federation import FederationError, Manifest, offsets_of, open_federation, umbel_home, write_federation
+from federation import Manifest, offsets_of, open_federation, write_federation
+from protocol.errors import FederationError
+from protocol.home import umbel_home
 
 TRAIN, VALIDATION = 7, 4
 

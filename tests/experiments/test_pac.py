@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from attacks.pac_attack import Theft
 from client.cohort import LocalUpdate
 from experiments import pac
 from experiments.__main__ import app
 from experiments.pac import Trials, interactions
-from strategies.pac_attack import Theft
 
 
 def test_a_trial_has_exactly_its_like_rate_and_each_item_once() -> None:

@@ -23,8 +23,9 @@ from filelock import FileLock
 
 import experiments.sweep
 from experiments.runs import ROOT, Played, Spec, play, run_config
-from experiments.sweep import SweepError, _digest, _maker, _pack, _unpack, sweep
+from experiments.sweep import _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
+from protocol.errors import SweepError
 
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
 

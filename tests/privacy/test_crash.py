@@ -27,7 +27,8 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 
     from client.app import app
     from privacy import gate
-    from protocol import COUNTS, Demand, to_array_record, train_request
+    from protocol.messages import COUNTS, Demand, train_request
+    from protocol.records import to_array_record
     from simulation.grid import InProcessGrid
 
     if die_before_noise:

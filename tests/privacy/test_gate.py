@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from client.app import app
-from federation import BUNDLED, open_federation, umbel_home
+from federation import BUNDLED, open_federation
 from privacy.gate import Gate, guard, local_result
 from privacy.laplace import Matrix, sanitise
 from privacy.ledger import Ledger
@@ -34,21 +34,10 @@ from privacy.memory_ledger import MemoryLedger
 from privacy.precision import round_to_grid
 from privacy.randomness import streams
 from privacy.site import in_process
-from protocol import (
-    ARRAYS,
-    CONFIG,
-    COUNTS,
-    HYPOTHESES,
-    SCORES,
-    Arrays,
-    Demand,
-    evaluate_request,
-    flatten,
-    from_array_record,
-    query,
-    to_array_record,
-    train_request,
-)
+from protocol.arrays import Arrays, flatten
+from protocol.home import umbel_home
+from protocol.messages import ARRAYS, CONFIG, COUNTS, HYPOTHESES, SCORES, Demand, evaluate_request, query, train_request
+from protocol.records import from_array_record, to_array_record
 from simulation.grid import InProcessGrid
 
 SECRET = "diagnosis-of-patient-17"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.ledger import Charge, Ledger, LedgerError, Limits
+from privacy.ledger import Charge, Ledger, Limits
+from protocol.errors import LedgerError
 
 TRAIN = Charge(run="7", round=1, kind="train", n=11, noise_multiplier=3.0, radius_mode="update")
 

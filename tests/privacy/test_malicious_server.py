@@ -18,10 +18,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from client import node as client_node
 from client.app import app
-from federation import FederationError, Manifest, offsets_of, write_federation
+from federation import Manifest, offsets_of, write_federation
 from privacy import gate, randomness
 from privacy.ledger import Ledger
-from protocol import (
+from protocol.errors import FederationError
+from protocol.messages import (
     ARRAYS,
     CONFIG,
     COUNTS,
@@ -30,11 +31,10 @@ from protocol import (
     SCORES,
     Demand,
     evaluate_request,
-    from_array_record,
     local_request,
-    to_array_record,
     train_request,
 )
+from protocol.records import from_array_record, to_array_record
 from simulation.grid import InProcessGrid
 
 CLIENTS = 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from privacy.ledger import Charge
 from privacy.memory_ledger import MemoryLedger
-from protocol import price
+from protocol.messages import price
 
 
 def of(cost: Fraction | None) -> Charge:

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from privacy.ledger import Limits
-from privacy.policy import Policy, Refused
-from privacy.site import Site, SiteError
-from protocol import Demand
+from privacy.policy import Policy
+from privacy.site import Site
+from protocol.errors import Refused, SiteError
+from protocol.messages import Demand
 
 SIMULATED = Policy.of(Site(None, first=0, step=1), {})
 STRICT = Policy.of(Site(Path("/data/hospital")), {})

@@ -12,8 +12,10 @@ from flwr.app import Context, Message, RecordDict
 
 from client.app import app
 from federation import BUNDLED
-from privacy.site import Site, SiteError, in_process, runs_in_simulation
-from protocol import CONFIG, COUNTS, Hosting, import_by_name, query
+from privacy.site import Site, in_process, runs_in_simulation
+from protocol.errors import SiteError
+from protocol.messages import CONFIG, COUNTS, Hosting, query
+from protocol.plugins import import_by_name
 
 ROOT = Path(__file__).parents[2]
 SIMULATED = {"partition-id": 1, "num-partitions": 4}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import models
 from privacy.tripwire import degenerate, repeated
-from protocol import Arrays
+from protocol.arrays import Arrays
 
 GOOD = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 

@@ -25,13 +25,14 @@ import server.app
 from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
-from protocol import flatten, keep_request, to_array_record
+from protocol.arrays import flatten
+from protocol.errors import ConfigError, FleetError
+from protocol.messages import keep_request
+from protocol.records import to_array_record
 from server import run_folder
 from server.rounds import draw_hypotheses
 from server.settings import Settings
 from simulation.grid import InProcessGrid
-from strategies.options import ConfigError
-from strategies.roster import RosterError
 
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 FILES = [
@@ -394,7 +395,7 @@ def test_more_clients_than_there_are_is_an_error(play: Play, umbel_home: Path, k
 
 def test_a_node_that_says_no_in_a_simulation_is_an_error(play: Play, umbel_home: Path) -> None:
     reason = "1 of the simulated nodes refused to take part"
-    refused(play, umbel_home, RosterError, reason, app=failing({1}, kinds=["query"]), nodes=2)
+    refused(play, umbel_home, FleetError, reason, app=failing({1}, kinds=["query"]), nodes=2)
 
 
 def test_data_that_are_not_finite_are_an_error_before_any_node_is_asked(play: Play, umbel_home: Path) -> None:
@@ -599,5 +600,5 @@ def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(pla
 )
 def test_a_site_that_is_set_up_wrongly_takes_no_part(play: Play, tmp_path: Path, entries: dict[str, str]) -> None:
     (site,) = sites(tmp_path, 1)
-    with pytest.raises(RosterError):
+    with pytest.raises(FleetError):
         play(sites=[site | entries], node_wait=0.1)

@@ -13,17 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 import models
-from protocol import (
-    CONFIG,
-    COUNTS,
-    HYPOTHESES,
-    Arrays,
-    Hosting,
-    evaluate_reply,
-    flatten,
-    from_array_record,
-    to_array_record,
-)
+from protocol.arrays import Arrays, flatten
+from protocol.messages import CONFIG, COUNTS, HYPOTHESES, Hosting, evaluate_reply
+from protocol.records import from_array_record, to_array_record
 from server.rounds import Round, State, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds
 from server.settings import Settings
 from simulation.grid import InProcessGrid

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from federation import write_atomically
-from protocol import Hosting
-from server.leak_meter import Leak
+from attacks.leak_meter import Leak
+from protocol.home import write_atomically
+from protocol.messages import Hosting
 from server.rounds import Round, State
 from server.run_folder import RunFolder, spend
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from federation import Manifest, write_federation, write_leaf
+from protocol.errors import ConfigError
 from server.settings import Settings
 from strategies import IFCA, FedAvg, GroupPrivacy, RadiusSchedule
-from strategies.options import ConfigError
 
 DEFAULTS = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
     "app"

@@ -14,7 +14,7 @@ from flwr.common.constant import ErrorCode
 
 import client.app
 from privacy.memory_ledger import MemoryLedger
-from protocol import COUNTS
+from protocol.messages import COUNTS
 from server.rounds import State, initial_hypotheses, run_rounds
 from server.settings import Settings
 from simulation.grid import InProcessGrid

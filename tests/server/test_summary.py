@@ -10,7 +10,7 @@ import pytest
 
 import models
 from federation import Manifest
-from protocol import Arrays
+from protocol.arrays import Arrays
 from server.rounds import Round, State
 from server.summary import Narrator
 

@@ -16,9 +16,10 @@ import safetensors.numpy
 from flwr.app import Context, RecordDict
 
 from client.app import app as client_app
+from protocol.errors import LaunchError
 from server.app import app as server_app
 from simulation.grid import InProcessGrid
-from simulation.launch import APP, LaunchError, federation_config, read_settings, submit, superlink
+from simulation.launch import APP, federation_config, read_settings, submit, superlink
 
 SHORT = {"rounds": 4, "restarts": 2, "seed": 3}
 

@@ -14,7 +14,8 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from protocol import CONFIG, COUNTS, Arrays, Hosting, evaluate_reply, train_reply
+from protocol.arrays import Arrays
+from protocol.messages import CONFIG, COUNTS, Hosting, evaluate_reply, train_reply
 
 SUPERLINK = 1  # the node id that Flower's own error replies come from
 

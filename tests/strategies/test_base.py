@@ -21,25 +21,15 @@ from scipy.stats import chi2
 
 import client.app
 import server.app
-from protocol import (
-    ARRAYS,
-    CONFIG,
-    COUNTS,
-    HYPOTHESES,
-    SCORES,
-    Demand,
-    Hosting,
-    flatten,
-    from_array_record,
-    to_array_record,
-    train_reply,
-)
+from protocol.arrays import flatten
+from protocol.errors import FleetError
+from protocol.messages import ARRAYS, CONFIG, COUNTS, HYPOTHESES, SCORES, Demand, Hosting, train_reply
+from protocol.records import from_array_record, to_array_record
 from server.rounds import draw_hypotheses
 from server.settings import Settings
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
 from strategies.base import HypothesisStrategy, RadiusSchedule
-from strategies.roster import RosterError
 
 COMMON: dict[str, Any] = {
     "local_epochs": 3,
@@ -150,7 +140,7 @@ def test_more_releases_than_clients_are_asked_can_never_come(paper: Any) -> None
 
 
 def test_the_nodes_are_waited_for_as_the_strategy_says(paper: Any) -> None:
-    with pytest.raises(RosterError, match="1 nodes host clients, 0 refused, and the run needs 2"):
+    with pytest.raises(FleetError, match="1 nodes host clients, 0 refused, and the run needs 2"):
         Halves(min_nodes=2, node_wait=0.01).roster(paper.Grid({5: Hosting(9, 0)}))
 
 

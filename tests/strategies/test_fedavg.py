@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from protocol import CONFIG, from_array_record, to_array_record
+from protocol.messages import CONFIG
+from protocol.records import from_array_record, to_array_record
 from strategies.fedavg import FedAvg
 
 TRAIN_CONFIG = ConfigRecord(

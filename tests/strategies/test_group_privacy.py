@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from protocol import from_array_record, to_array_record
+from protocol.records import from_array_record, to_array_record
 from strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
 
 TRAIN_CONFIG = ConfigRecord(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from protocol import CONFIG, COUNTS, from_array_record, to_array_record
+from protocol.messages import CONFIG, COUNTS
+from protocol.records import from_array_record, to_array_record
 from strategies.ifca import IFCA
 
 TRAIN_CONFIG = ConfigRecord(

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import strategies
+from attacks.pac_attack import PacAttack
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
-from strategies.pac_attack import PacAttack
 from strategies.recommender import Recommender
 
 NOT_STRATEGIES = """

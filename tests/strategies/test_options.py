@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from strategies.options import ConfigError, Options
+from protocol.errors import ConfigError
+from strategies.options import Options
 
 Read = Callable[[Options], Any]
 

@@ -10,10 +10,11 @@ import pytest
 import models
 from client.app import app
 from client.personal import LocalModels
+from protocol.errors import ConfigError
 from server.rounds import State, initial_hypotheses, run_rounds
 from server.settings import Settings
 from simulation.grid import InProcessGrid
-from strategies.options import ConfigError, Options
+from strategies.options import Options
 from strategies.recommender import Recommender, local_models
 
 Config = dict[str, Any]

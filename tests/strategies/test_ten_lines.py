@@ -16,9 +16,9 @@ from flwr.app import Context, RecordDict
 import client.app
 import server.app
 import strategies
+from protocol.errors import ConfigError
 from simulation.grid import InProcessGrid
 from simulation.launch import APP, submit, superlink
-from strategies.options import ConfigError
 
 FILE = Path(__file__).with_name("ten_lines.py")
 MINE: dict[str, Any] = {"strategy": "ten_lines:TrimmedMean", "rounds": 4, "noise-multiplier": 0.0, "restarts": 1}

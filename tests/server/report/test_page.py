@@ -20,9 +20,9 @@ from PIL import Image
 from PIL.ImageStat import Stat
 
 import models
+from attacks.leak_meter import Leak
 from federation import Manifest
-from protocol import price
-from server.leak_meter import Leak
+from protocol.messages import price
 from server.plane import Album, Plane
 from server.report import render
 from server.rounds import Round, State

@@ -1,0 +1,110 @@
+"""Commands: ``python -m attacks reconstruct | identify``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from attacks import identify
+from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
+from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
+from protocol.home import umbel_home
+
+# Without locals: they hold clients' data.
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Attack releases, to see what they show. An attack that fails proves nothing.",
+)
+
+
+@app.command()
+def reconstruct(
+    federation: Annotated[str, typer.Option(help="Name or path of a federation of 28x28 images.")],
+    model: Annotated[str, typer.Option(help="cnn, cnn10, lenet, lenet10, or package.module:factory.")],
+    noise_multiplier: Annotated[
+        list[float], typer.Option(help="nu; give it once for each.", show_default="the paper's nine")
+    ] = list(NOISE_MULTIPLIERS),  # noqa: B006
+    per_layer: Annotated[
+        bool, typer.Option("--per-layer/--whole", help="Noise each layer by itself, as the paper does here.")
+    ] = True,
+    images: Annotated[int, typer.Option(min=1, help="Clients to attack, each with one image.")] = 8,
+    restarts: Annotated[int, typer.Option(min=1, help="Starts of DLG; the best counts.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder for tables and picture.", show_default="$UMBEL_HOME/audits/reconstruct-…"),
+    ] = None,
+) -> None:
+    """Reconstruct single images from one step of training, behind the app's own gate."""
+    setting = Setting(federation, model, tuple(dict.fromkeys(noise_multiplier)), per_layer, images, restarts, seed)
+    name = re.sub(r"[^\w.-]+", "-", f"reconstruct-{Path(federation).name}-{model}" + ("" if per_layer else "-whole"))
+    try:
+        folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        done = audit(setting)
+        rows = rows_of(done)
+        write(folder, done, rows)
+    except (ValueError, OSError, RuntimeError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    table = Table(*COLUMNS, "s an image", title=title(done))
+    for row in rows:
+        table.add_row(*row.cells(), f"{row.seconds:.1f}" if row.seconds >= 0.05 else "")
+    console = Console()
+    console.print(table)
+    for note in notes(rows):
+        console.print(note, soft_wrap=True)
+    typer.echo(folder / "table.md")
+
+
+@app.command("identify")
+def identify_command(
+    federation: Annotated[str, typer.Option(help="Name or path of a federation of preferences.")] = "preferences",
+    noise_multiplier: Annotated[
+        list[float], typer.Option(help="nu; give it once for each.", show_default="0, 1 and 3")
+    ] = list(identify.NOISE_MULTIPLIERS),  # noqa: B006
+    attack: Annotated[str, typer.Option(help="zero, jitter or spectral.")] = "zero",
+    noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
+    victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
+    after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
+    interactions: Annotated[int, typer.Option(min=1, help="The most asked of each client.")] = 500,
+    defences: Annotated[bool, typer.Option(help="Attack again behind each defence of a site.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/identify-…")
+    ] = None,
+) -> None:
+    """Steal clients' local models from their updates, behind the app's own gate and each defence."""
+    name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(federation).name}-{attack}-{noise_per}")
+    common = {
+        "noise_per": noise_per, "attack": attack, "attack_victims": victims, "attack_after": after,
+        "attack_interactions": interactions, "seed": seed,
+    }  # fmt: skip
+    try:
+        folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        done = identify.audit(federation, tuple(dict.fromkeys(noise_multiplier)), defences, common)
+        identify.write(folder, done)
+    except (ValueError, OSError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    console = Console()
+    for heading, rows in done.tables():
+        table = Table(*rows[0], title=heading)
+        for row in rows:
+            table.add_row(*map(identify.cell, row.values()))
+        console.print(table)
+    for note in done.notes():
+        console.print(note, soft_wrap=True)
+    typer.echo(folder / "table.md")
+
+
+if __name__ == "__main__":
+    app()

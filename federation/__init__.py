@@ -1,0 +1,33 @@
+"""A federation: a data set already split into clients.
+
+A federation is either a LEAF JSON file (``users``, ``num_samples``, ``user_data``), for small
+data, or a folder::
+
+    manifest.json   what the data are: see `Manifest`
+    features.npy    (rows, *feature shape), the rows of a client together
+    targets.npy     (rows,) or (rows, outputs)
+    offsets.npy     (clients + 1,): client i owns rows offsets[i] to offsets[i + 1]
+
+Folders are memory-mapped, so that cost grows with the clients that are read, not with the
+clients that there are. Training clients come first, validation clients after them.
+"""
+
+from federation.data import Federation, check, offsets_of
+from federation.find import BUNDLED, find_federation, open_federation, read_manifest
+from federation.folder import check_out, write_federation
+from federation.leaf import write_leaf
+from federation.manifest import Manifest
+
+__all__ = [
+    "BUNDLED",
+    "Federation",
+    "Manifest",
+    "check",
+    "check_out",
+    "find_federation",
+    "offsets_of",
+    "open_federation",
+    "read_manifest",
+    "write_federation",
+    "write_leaf",
+]

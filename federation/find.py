@@ -1,0 +1,65 @@
+"""Federations by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from federation.data import Federation, check
+from federation.folder import open_folder
+from federation.leaf import open_leaf, read_json
+from federation.manifest import Manifest
+from protocol.errors import FederationError
+from protocol.home import umbel_home
+
+BUNDLED = Path(__file__).resolve().parent.parent / "datasets"
+
+
+def find_federation(name: str) -> Path:
+    """Return the path of the federation called `name`.
+
+    An absolute path (or one that starts with ``~``) is taken as it is. A name is looked up in
+    ``$UMBEL_HOME/data`` and then among the federations that travel with the app. The working
+    directory plays no part: in a Flower process it is not the user's.
+    """
+    if not name:
+        raise FederationError('no federation given; set federation = "NAME" or an absolute path in the run config')
+    candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
+    for candidate in candidates:
+        if os.path.exists(candidate):
+            return candidate
+    looked = " and ".join(str(candidate) for candidate in candidates)
+    raise FederationError(
+        f"no federation {name!r}: looked for {looked}; build it with its recipe (python datasets/RECIPE.py --help)"
+    )
+
+
+@lru_cache(maxsize=16)
+def _candidates(name: str, _home: str | None) -> Sequence[Path]:
+    """Return where a federation may be; `_home` is what the answer hangs on."""
+    path = Path(name).expanduser()
+    return [path] if path.is_absolute() else [umbel_home() / "data" / name, BUNDLED / f"{name}.json"]
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of the federation at `path`, and no data where there is a folder."""
+    if path.is_dir():
+        file = path / "manifest.json"
+        return Manifest.parse(read_json(file), file)
+    return open_leaf(path).manifest
+
+
+def open_federation(path: Path) -> Federation:
+    """Open and check the federation at `path`, a folder or a LEAF JSON file.
+
+    Raises
+    ------
+    FederationError
+        When a file is missing or unreadable, shapes or offsets do not fit, a client has no
+        rows, or a number is not finite. The text names the file, the client and the fix.
+    """
+    federation = open_folder(path) if path.is_dir() else open_leaf(path)
+    check(federation, path)
+    return federation

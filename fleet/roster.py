@@ -1,0 +1,245 @@
+"""Who is there: the nodes of a run and the clients they host."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import Message, MetricRecord
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fleet.exchange import Exchange
+from protocol.errors import ProtocolError
+from protocol.flower import log
+from protocol.messages import COUNTS, Hosting, query
+from protocol.records import record_in
+
+TRAIN, VALIDATION = "training", "validation"
+_LONGEST_ABSENCE = 15
+_ASKING = 20.0  # seconds after which a node that did not say what it hosts is asked again; twice as long each time
+
+
+class FleetError(RuntimeError):
+    """The nodes that a run needs are not there."""
+
+
+@dataclass(frozen=True)
+class _Absence:
+    """How often in a row a node did not answer, and the last round that it is left out of."""
+
+    times: int
+    until: int
+
+
+class Roster:
+    """The clients of all nodes, numbered the same whatever the number of nodes.
+
+    Training clients have the numbers 0 to `train` - 1 and validation clients 0 to
+    `validation` - 1. In simulation the numbers are the federation's own order; elsewhere nodes
+    follow each other by node id.
+
+    Parameters
+    ----------
+    nodes : dict from int to Hosting
+        What each node says it hosts, by node id.
+    """
+
+    def __init__(self, nodes: dict[int, Hosting]) -> None:
+        self._absent: dict[int, _Absence] = {}
+        self._nodes = sorted(nodes)
+        self._hosting = [nodes[node] for node in self._nodes]
+        self._arrange()
+
+    @property
+    def nodes(self) -> list[tuple[int, Hosting]]:
+        """Each node with what it hosts, in the order in which their clients are numbered."""
+        return list(zip(self._nodes, self._hosting, strict=True))
+
+    @classmethod
+    def resumed(cls, before: Sequence[tuple[int, Hosting]], now: Roster) -> Roster:
+        """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
+
+        Those that are not there now keep their numbers, for when they come back.
+        """
+        if now.simulated:
+            return now
+        roster = cls(dict(before))
+        hosting = dict(now.nodes)
+        roster._nodes = [node for node, _ in before]
+        roster._hosting = [hosting.get(node, was) for node, was in before]
+        roster._arrange()
+        roster.join({node: hosts for node, hosts in hosting.items() if node not in roster})
+        return roster
+
+    def join(self, nodes: dict[int, Hosting]) -> None:
+        """Add nodes that came later; their clients' numbers follow those that there are."""
+        self._nodes += sorted(nodes)
+        self._hosting += [nodes[node] for node in sorted(nodes)]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._steps = {hosting.step for hosting in self._hosting}
+        if len(self._steps) > 1:
+            raise FleetError("some nodes are simulated and some are not, or they split the federation differently")
+        if self.simulated:
+            # By partition, because node ids are drawn anew in each run.
+            order = np.argsort([hosting.first for hosting in self._hosting])
+            self._nodes = [self._nodes[i] for i in order]
+            self._hosting = [self._hosting[i] for i in order]
+            if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
+                raise FleetError("the simulated nodes do not split the federation among themselves")
+        self._counts = {
+            TRAIN: np.array([hosting.train for hosting in self._hosting]),
+            VALIDATION: np.array([hosting.validation for hosting in self._hosting]),
+        }
+        self.train = int(self._counts[TRAIN].sum())
+        self.validation = int(self._counts[VALIDATION].sum())
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the nodes split one federation among themselves."""
+        return self._steps != {-1}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
+
+    def note(self, round: int, answered: Iterable[int], silent: Iterable[int]) -> None:
+        """Note which nodes answered in a round and which did not.
+
+        One that did not is left out for a round, and for twice as many and one more each time that
+        it fails again: a node that is gone would hold up every round.
+        """
+        for node in answered:
+            self._absent.pop(node, None)
+        for node in silent:
+            times = self._absent[node].times + 1 if node in self._absent else 1
+            rounds = min(2**times - 1, _LONGEST_ABSENCE)
+            self._absent[node] = _Absence(times, round + rounds)
+            log(WARNING, "node %s did not answer in round %d and is left out for %d rounds", node, round, rounds)
+
+    def present(self, role: str, round: int) -> NDArray[np.int64]:
+        """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
+        clients = np.arange(self._total(role))
+        gone = self._gone(round)
+        there = np.full(len(clients), True)
+        for node, (positions, _) in self.place(role, clients).items() if gone else ():
+            there[positions] = node not in gone
+        # When all are gone it is better to ask them than to let rounds go by.
+        return clients[there] if there.any() else clients
+
+    def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
+        """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order."""
+        if not self._gone(round):
+            # The same draw without a list of all clients, who may be a million.
+            total = self._total(role)
+            return sample(seed, total, min(size, total))
+        there = self.present(role, round)
+        return there[sample(seed, len(there), min(size, len(there)))]
+
+    def _total(self, role: str) -> int:
+        return self.train if role == TRAIN else self.validation
+
+    def _gone(self, round: int) -> set[int]:
+        return {node for node, absence in self._absent.items() if round <= absence.until}
+
+    def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
+        """Group clients by node.
+
+        Parameters
+        ----------
+        role : str
+            `TRAIN` or `VALIDATION`.
+        clients : ndarray of int
+            Clients of that role.
+
+        Returns
+        -------
+        dict from node id to (positions, locals)
+            Positions in `clients`, and the same clients as the node counts them.
+        """
+        if self.simulated:
+            number = clients + (self.train if role == VALIDATION else 0)
+            step = self._hosting[0].step
+            node, local = number % step, number // step
+        else:
+            counts = self._counts[role]
+            first = np.cumsum(counts) - counts
+            node = np.searchsorted(first + counts, clients, side="right")
+            local = clients - first[node]
+            if role == VALIDATION:
+                local = local + self._counts[TRAIN][node]
+        placed = {}
+        for index in np.unique(node):
+            positions = np.flatnonzero(node == index)
+            placed[self._nodes[index]] = (positions.tolist(), local[positions].tolist())
+        return placed
+
+
+def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
+    """Ask the nodes what they host, until all are there.
+
+    Waits for `min_nodes` nodes and, in simulation, for every part of the federation, since the
+    first look at a simulation may show only some of its nodes.
+
+    Raises
+    ------
+    FleetError
+        When they are not there after `wait_s` seconds, or a node speaks another version.
+    """
+    deadline = time.monotonic() + wait_s
+    exchange, asking = Exchange(), _ASKING
+    nodes: dict[int, Hosting] = {}
+    refused: set[int] = set()
+    while True:
+        new = [node for node in grid.get_node_ids() if node not in nodes and node not in refused]
+        if new:
+            messages = [Message(query(), node, "query", group_id="query") for node in new]
+            answers = exchange.run(grid, messages, timeout=max(1.0, min(asking, deadline - time.monotonic())))
+            asking *= 2
+            for answer in answers:
+                node, reply = answer.node, answer.reply
+                if reply.has_error():
+                    refused.update(() if answer.gone else (node,))
+                    log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
+                    continue
+                try:
+                    nodes[node] = Hosting.from_record(record_in(reply.content, COUNTS, MetricRecord))
+                except (KeyError, ProtocolError) as error:
+                    raise FleetError(f"node {node} {error}; install the same umbel everywhere") from None
+        parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
+        if len(nodes) >= max(min_nodes, parts):
+            roster = Roster(nodes)
+            log(
+                INFO,
+                "%d nodes host %d training and %d validation clients",
+                len(roster),
+                roster.train,
+                roster.validation,
+            )
+            return roster
+        if refused and parts > 1:
+            raise FleetError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
+        if time.monotonic() > deadline:
+            raise FleetError(
+                f"after {wait_s:.0f} s {len(nodes)} nodes host clients, {len(refused)} refused, and the run needs "
+                f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait"
+            )
+        time.sleep(0.1)
+
+
+def check_enough(what: str, asked: int, there: int) -> None:
+    """Raise when more clients are asked for than there are."""
+    if asked > there:
+        raise ValueError(f"{what} = {asked}, but the nodes host only {there} such clients; lower it")
+
+
+def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
+    """Draw `size` of `population` clients without replacement, in increasing order."""
+    return np.sort(np.random.default_rng(seed).choice(population, size, replace=False)).astype(np.int64)

@@ -1,0 +1,1 @@
+"""What server and clients agree on: messages, records, errors, plugins. Knows of neither side."""

@@ -1,0 +1,289 @@
+"""The exchange: a round closes when enough is there or time is up, and what comes later is of no use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from threading import Event
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from fleet.exchange import Answer, Exchange
+from fleet.roster import TRAIN, VALIDATION, Roster
+from protocol.messages import Hosting
+from tests.strategies.conftest import *  # noqa: F403  (a Message needs what it sets up)
+
+
+class Post(Grid):
+    """A Grid whose replies are pulled when the test says so."""
+
+    def __init__(self) -> None:
+        self.sent: list[Message] = []
+        self.arrived: list[Message] = []
+        self._ids = count()
+
+    def set_run(self, run: object) -> None: ...
+
+    @property
+    def run(self) -> object:
+        return None
+
+    def create_message(self, *_: object, **__: object) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        for message in messages:
+            message.metadata.__dict__["_message_id"] = str(next(self._ids))
+            self.sent.append(message)
+        return [message.metadata.message_id for message in messages]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        due = [reply for reply in self.arrived if reply.metadata.reply_to_message_id in set(message_ids)]
+        self.arrived = [reply for reply in self.arrived if reply not in due]
+        return due
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        raise NotImplementedError
+
+
+def to(node: int, kind: str = "train") -> Message:
+    return Message(RecordDict({"config": ConfigRecord({"a": 1})}), node, kind, group_id="1")
+
+
+def answers_of(sent: Message, node: int | None = None) -> Message:
+    """The reply of the asked node, or of another."""
+    reply = Message(RecordDict(), reply_to=sent)
+    if node is not None:
+        reply.metadata.__dict__["_src_node_id"] = node
+    return reply
+
+
+class Answering(Post):
+    """Nodes 1, 2, … answer at once, but for some."""
+
+    def __init__(self, silent: Sequence[int] = ()) -> None:
+        super().__init__()
+        self.silent = silent
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        ids = list(super().push_messages(messages))
+        self.arrived += [answers_of(sent) for sent in messages if sent.metadata.dst_node_id not in self.silent]
+        return ids
+
+
+def nodes(answers: Sequence[Answer]) -> list[int]:
+    return sorted(answer.node for answer in answers)
+
+
+def test_each_message_comes_back_with_its_answer() -> None:
+    answers = Exchange().run(Answering(), [to(1), to(2, "evaluate")], timeout=1)
+    assert sorted((answer.node, answer.kind) for answer in answers) == [(1, "train"), (2, "evaluate")]
+
+
+class CutOff(Answering):
+    """Node 2 has cut off the upload of its reply, and whoever pulls it waits until the test lets go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rest = Event()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        due = list(super().pull_messages(message_ids))
+        if any(reply.metadata.src_node_id == 2 for reply in due):
+            self.rest.wait()
+        return due
+
+
+def test_a_reply_that_does_not_end_holds_up_neither_the_others_nor_the_round() -> None:
+    grid, exchange = CutOff(), Exchange()
+    assert nodes(exchange.run(grid, [to(1), to(2), to(3)], timeout=0.3)) == [1, 3]
+    assert exchange.silent == {2}
+    assert nodes(exchange.run(grid, [to(1), to(3)], timeout=5)) == [1, 3]
+    grid.rest.set()
+    assert wait_until_dropped(exchange, grid) == 1, "when it does end it is late"
+
+
+def test_of_many_replies_one_that_does_not_end_holds_up_no_other() -> None:
+    grid, exchange = CutOff(), Exchange()
+    assert nodes(exchange.run(grid, [to(node) for node in range(1, 101)], timeout=3)) == [1, *range(3, 101)]
+    grid.rest.set()
+
+
+def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
+    """Do rounds until one drops a reply; return how many it drops."""
+    for _ in range(100):
+        exchange.run(grid, [to(1)], timeout=5)
+        if exchange.dropped:
+            break
+    return exchange.dropped
+
+
+def test_a_reply_that_flower_cannot_read_is_lost_and_no_other() -> None:
+    class Unreadable(Answering):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            due = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id == 2 for reply in due):
+                raise ValueError("no array")
+            return due
+
+    exchange = Exchange()
+    assert nodes(exchange.run(Unreadable(), [to(1), to(2), to(3)], timeout=60)) == [1, 3]
+    assert exchange.silent == {2}
+
+
+def test_a_pull_that_fails_fails_the_round() -> None:
+    class Broken(Post):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise ConnectionError("no SuperLink")
+
+    with pytest.raises(ConnectionError, match="no SuperLink"):
+        Exchange().run(Broken(), [to(1)], timeout=5)
+
+
+def test_when_time_is_up_the_round_closes_and_tells_who_is_silent() -> None:
+    exchange = Exchange()
+    assert nodes(exchange.run(Answering(silent=[2]), [to(1), to(2)], timeout=0.05)) == [1]
+    assert exchange.silent == {2}
+
+
+def test_the_round_closes_as_soon_as_there_is_enough() -> None:
+    exchange = Exchange()
+    answers = exchange.run(Answering(silent=[3]), [to(1), to(2), to(3)], timeout=60, enough=lambda got: len(got) == 2)
+    assert nodes(answers) == [1, 2]
+
+
+def test_a_reply_that_comes_late_is_dropped_and_counted() -> None:
+    grid, exchange = Answering(silent=[2]), Exchange()
+    exchange.run(grid, [to(1), to(2)], timeout=0.02)
+    grid.arrived.append(answers_of(grid.sent[1]))
+    assert nodes(exchange.run(grid, [to(1)], timeout=0.02)) == [1]
+    assert exchange.dropped == 1
+
+
+def test_a_reply_that_comes_late_may_be_wanted_all_the_same_and_nobody_waits_for_it() -> None:
+    grid, exchange = Answering(silent=[2]), Exchange()
+    assert nodes(exchange.run(grid, [to(1), to(2, "query")], timeout=60, keep_late=["query"])) == [1]
+    grid.arrived.append(answers_of(grid.sent[1]))
+    assert nodes(exchange.run(grid, [to(1)], timeout=60, keep_late=["query"])) == [1, 2]
+    assert exchange.dropped == 0
+
+
+def test_a_second_reply_to_one_message_is_dropped() -> None:
+    grid, exchange = Answering(), Exchange()
+    grid.silent = [1]
+    message = to(1)
+    push = grid.push_messages
+
+    def twice(messages: Iterable[Message]) -> Iterable[str]:
+        ids = push(messages)
+        grid.arrived += [answers_of(message), answers_of(message)]
+        return ids
+
+    grid.push_messages = twice  # type: ignore[method-assign]
+    assert nodes(exchange.run(grid, [message], timeout=1)) == [1]
+    assert exchange.dropped == 1
+
+
+def test_an_answer_in_another_nodes_name_is_dropped() -> None:
+    grid, exchange = Post(), Exchange()
+    message = to(1)
+    push = grid.push_messages
+
+    def posing(messages: Iterable[Message]) -> Iterable[str]:
+        ids = push(messages)
+        grid.arrived.append(answers_of(message, node=7))
+        return ids
+
+    grid.push_messages = posing  # type: ignore[method-assign]
+    assert exchange.run(grid, [message], timeout=0.02) == []
+    assert exchange.dropped == 1
+
+
+def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
+    # Flower's SuperLink, node 1, answers for a node that is gone.
+    grid, exchange = Post(), Exchange()
+    message = to(5)
+    push = grid.push_messages
+
+    def for_the_lost(messages: Iterable[Message]) -> Iterable[str]:
+        ids = push(messages)
+        error = Message(Error(ErrorCode.NODE_UNAVAILABLE, "gone"), reply_to=message)
+        error.metadata.__dict__["_src_node_id"] = 1
+        grid.arrived.append(error)
+        return ids
+
+    grid.push_messages = for_the_lost  # type: ignore[method-assign]
+    (answer,) = exchange.run(grid, [message], timeout=1)
+    assert (answer.node, answer.reply.has_error()) == (5, True)
+
+
+# --- the roster, as nodes come and go
+
+
+def roster() -> Roster:
+    """Node 20 hosts training clients 0 and 1, node 30 client 2, and validation clients 0 and 1."""
+    return Roster({30: Hosting(1, 1), 20: Hosting(2, 1)})
+
+
+def test_a_silent_node_is_left_out_for_longer_each_time() -> None:
+    there = roster()
+    left_out = []
+    for silent_in in (1, 3, 7, 15):
+        there.note(silent_in, [], [20])
+        left_out.append(next(t for t in range(silent_in + 1, 99) if 0 in there.present(TRAIN, t)) - silent_in - 1)
+    assert left_out == [1, 3, 7, 15]
+    assert there.present(TRAIN, 16).tolist() == [2]
+    assert there.present(VALIDATION, 16).tolist() == [1]
+
+
+def test_a_node_that_answers_again_begins_anew() -> None:
+    there = roster()
+    there.note(1, [], [20])
+    there.note(3, [20], [])
+    there.note(4, [], [20])
+    assert there.present(TRAIN, 5).tolist() == [2]
+    assert there.present(TRAIN, 6).tolist() == [0, 1, 2]
+
+
+def test_when_every_node_is_silent_all_are_asked_again() -> None:
+    there = roster()
+    there.note(1, [], [20, 30])
+    assert there.present(TRAIN, 2).tolist() == [0, 1, 2]
+
+
+def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
+    there = roster()
+    there.join({10: Hosting(2, 0)})
+    assert (there.train, there.validation) == (5, 2)
+    assert there.place(TRAIN, np.arange(5)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3, 4], [0, 1])}
+
+
+def test_a_run_that_goes_on_keeps_the_numbers_of_its_clients() -> None:
+    before = roster()
+    now = Roster({10: Hosting(1, 0), 30: Hosting(1, 1)})  # 20 is not back yet, 10 is new
+    resumed = Roster.resumed(before.nodes, now)
+    assert resumed.place(TRAIN, np.arange(4)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3], [0])}
+
+
+@pytest.mark.parametrize("kind", [TRAIN, VALIDATION])
+def test_nobody_is_left_out_of_a_run_without_faults(kind: str) -> None:
+    there = roster()
+    there.note(1, [20, 30], [])
+    present: Callable[[int], list[int]] = lambda t: there.present(kind, t).tolist()  # noqa: E731
+    assert present(2) == list(range(3 if kind == TRAIN else 2))
+
+
+def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late() -> None:
+    grid = Answering()
+    Exchange().run(grid, [to(1), to(1, "query")], timeout=7, keep_late=["query"])
+    round_message, invitation = grid.sent
+    assert round_message.metadata.ttl == 7
+    assert invitation.metadata.ttl > 3600
