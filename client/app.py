@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from client import personal
-from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose, choose_engine, pick_device, score, train
+from client.cohort import Cohort, LocalUpdate
 from client.keep import keep
+from client.learner import best_hypothesis
+from client.local import LocalParameters
 from client.node import Node
-from client.personal import LocalModels
-from privacy.gate import ConsentGate, Gate, ReportGate, guard, local_report, local_result
+from client.noisy_messages import noisy_messages
+from privacy.gate import Gate, guard, local_report, local_result
 from privacy.randomness import noise, streams
-from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
-from protocol.messages import CONFIG, COUNTS, HYPOTHESES, VERSION, Demand, asked_clients, local_reply
-from protocol.records import from_array_record, record_in
+from protocol.messages import (
+    VERSION,
+    Evaluation,
+    Training,
+    evaluation_in,
+    hosting_reply,
+    hypotheses_in,
+    training_in,
+    version_in,
+)
 
 app = ClientApp()
 
@@ -26,68 +32,70 @@ app = ClientApp()
 @app.query(mods=[guard])
 def query(msg: Message, context: Context) -> Message:
     """Say how many clients this node hosts."""
-    version = record_in(msg.content, CONFIG, ConfigRecord)["version"]
+    version = version_in(msg.content)
     if version != VERSION:
         raise ProtocolError(
             f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
         )
-    hosting = Node.of(context.node_config, context.run_config).hosting
-    return Message(RecordDict({COUNTS: hosting.to_record()}), reply_to=msg)
+    return Message(hosting_reply(Node.of(context.node_config, context.run_config).hosting), reply_to=msg)
 
 
+@app.evaluate(mods=[Gate()])
 @app.train(mods=[Gate()])
-def train_clients(msg: Message, context: Context) -> Message:
-    """Train the asked clients; the gate stands between this and the server."""
+def take_part(msg: Message, context: Context) -> Message:
+    """Train the asked clients, or score the hypotheses for them; the gate stands between this and the server.
+
+    A round's message may ask for both. The gate then asks here for one after the other.
+    """
     node = Node.of(context.node_config, context.run_config)
-    demand = Demand.from_record(record_in(msg.content, CONFIG, ConfigRecord))
-    hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
-    node.check(hypotheses)
-    clients = node.training_clients(demand.clients)
-    device = pick_device(str(context.run_config["device"]))
-    cohort = Cohort.gather(node.federation, clients, device)
+    training, evaluation = training_in(msg.content), evaluation_in(msg.content)
+    if training is not None:
+        return Message(_train(node, training, msg.content, context.state), reply_to=msg)
+    if evaluation is not None:
+        return Message(_evaluate(node, evaluation, msg.content, context.state), reply_to=msg)
+    raise ProtocolError("the message asks for nothing")
+
+
+def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict) -> RecordDict:
+    """Train the asked clients from the hypotheses that fit them best (Algorithm 1, lines 5 and 6)."""
+    hypotheses = hypotheses_in(content)
+    node.check(hypotheses, demand.frozen_digest)
+    clients, policy = node.training_clients(demand.clients), node.site.policy
+    kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
+    own, learner = kept.read(clients), node.learner
+    cohort = Cohort.gather(node.federation, clients, learner.device)
     update = LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps)
-    shuffles = streams(node.site.seed(context.run_config), "shuffle", demand.round, clients)
-    if node.model.local_size:
-        trained = _train_personal(node, context, demand, hypotheses, cohort, update, shuffles)
-        return Message(local_result(trained, np.zeros(len(clients), np.int64)), reply_to=msg)
+    shuffles = streams(node.seed, "shuffle", demand.round, clients)
+    chosen = learner.choose(hypotheses, cohort, own)
+    trained, own = learner.train(hypotheses, chosen, cohort, update, shuffles, own, policy.balanced_batches)
+    kept.write(clients, own, trained)
     if demand.message_noise:
-        raise ProtocolError(f"the server asks for noisy messages of model {node.model.name!r}, which has no local part")
-    engine = choose_engine(str(context.run_config["engine"]), node.model, device)
-    chosen = choose(node.model, hypotheses, cohort, engine)
-    trained = train(node.model, hypotheses, chosen, cohort, update, shuffles, engine)
-    return Message(local_result(trained, chosen), reply_to=msg)
+        sources = noise(node.seed, demand.round, clients, "message")
+        trained = noisy_messages(trained, hypotheses, chosen, demand.message_noise, sources, policy.noise_all_items)
+    return local_result(trained, chosen)
 
 
-def _train_personal(
-    node: Node,
-    context: Context,
-    demand: Demand,
-    hypotheses: Arrays,
-    cohort: Cohort,
-    update: LocalUpdate,
-    shuffles: Sequence[np.random.Generator],
-) -> Arrays:
-    """Train items and local models; keep the local models here and return the items."""
-    items, seed = personal.only(hypotheses), node.site.seed(context.run_config)
-    clients = node.training_clients(demand.clients)
-    kept = LocalModels(context.state, node.model.local_size, seed)
-    trained, users = personal.train(
-        node.model, items, kept.read(clients), cohort, update, shuffles, node.policy.balanced_batches
+def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: RecordDict) -> RecordDict:
+    """Score the hypotheses for the asked clients, each by the one that fits it best."""
+    hypotheses = hypotheses_in(content)
+    node.check(hypotheses, demand.frozen_digest)
+    clients = node.validation_clients(demand.clients)
+    kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
+    learner = node.learner
+    cohort = Cohort.gather(node.federation, clients, learner.device)
+    if not node.model.local_shapes:
+        losses, metrics = learner.score(hypotheses, cohort)
+    elif node.training_clients_report:
+        losses, metrics = learner.score(hypotheses, cohort, kept.read(clients))
+    else:
+        losses, metrics = learner.score_newcomers(hypotheses, cohort, kept.fresh(clients), demand.step_size)
+    best = best_hypothesis(losses)[None]
+    return local_report(
+        np.take_along_axis(losses, best, 0)[0],
+        np.take_along_axis(metrics, best, 0)[0],
+        node.site.local_ids(clients),
+        node.training_clients_report,
     )
-    kept.write(clients, users)
-    if demand.message_noise:
-        sources = noise(seed, demand.round, clients, "message")
-        trained = personal.noisy_messages(trained, items, demand.message_noise, sources, node.policy.noise_all_items)
-    return personal.as_arrays(trained)
-
-
-@app.query("local", mods=[ConsentGate()])
-def tell_local_models(msg: Message, context: Context) -> Message:
-    """Tell the asked clients' local models, in simulation, so that an attack on them can be judged."""
-    node = Node.of(context.node_config, context.run_config)
-    clients = node.training_clients(asked_clients(record_in(msg.content, CONFIG, ConfigRecord)))
-    kept = LocalModels(context.state, node.model.local_size, node.site.seed(context.run_config))
-    return Message(local_reply(kept.read(clients)), reply_to=msg)
 
 
 @app.query("keep", mods=[guard])
@@ -95,36 +103,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
     node = Node.of(context.node_config, context.run_config)
     if node.site.keep_model is not None:
-        hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
+        hypotheses = hypotheses_in(msg.content)
         node.check(hypotheses)
-        keep(node, hypotheses, context.run_config)
+        keep(node, hypotheses, node.site.keep_model)
     return Message(RecordDict(), reply_to=msg)
-
-
-@app.evaluate(mods=[ReportGate()])
-def evaluate_clients(msg: Message, context: Context) -> Message:
-    """Report loss and metric of each asked validation client under its best hypothesis.
-
-    The gate stands here as well.
-    """
-    node = Node.of(context.node_config, context.run_config)
-    hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
-    node.check(hypotheses)
-    clients = node.validation_clients(asked_clients(record_in(msg.content, CONFIG, ConfigRecord)))
-    device = pick_device(str(context.run_config["device"]))
-    cohort = Cohort.gather(node.federation, clients, device)
-    if node.model.local_size:
-        losses, metrics = (
-            values[None] for values in personal.score_newcomers(node.model, personal.only(hypotheses), cohort)
-        )
-    else:
-        engine = choose_engine(str(context.run_config["engine"]), node.model, device)
-        losses, metrics = score(node.model, hypotheses, cohort, engine)
-    best = best_hypothesis(losses)[None]
-    report = local_report(
-        np.take_along_axis(losses, best, 0)[0],
-        np.take_along_axis(metrics, best, 0)[0],
-        node.site.local_ids(clients),
-        node.training_clients_report,
-    )
-    return Message(report, reply_to=msg)

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
 
-from client.cohort import Cohort, choose, choose_engine, pick_device
+from client.cohort import Cohort
 from client.node import Node
 from protocol.arrays import Arrays
 from protocol.home import write_atomically
 
 
-def keep(node: Node, hypotheses: Arrays, run_config: Mapping[str, Any]) -> None:
+def keep(node: Node, hypotheses: Arrays, folder: Path) -> None:
     """Write ``client-N.safetensors`` for each client of the node to the folder that its site names.
 
     N is the client's number in the data, and each file replaces that of the run before. A model of
@@ -24,15 +23,13 @@ def keep(node: Node, hypotheses: Arrays, run_config: Mapping[str, Any]) -> None:
     ----------
     node : Node
     hypotheses : dict of ndarray, each (k, \\*shape)
-    run_config : mapping
+    folder : Path
     """
-    folder = node.site.keep_model
-    assert folder is not None
     folder.mkdir(parents=True, exist_ok=True)
-    clients = sorted({*node.training, *node.validation})
-    device = pick_device(str(run_config["device"]))
-    engine = choose_engine(str(run_config["engine"]), node.model, device)
-    best = choose(node.model, hypotheses, Cohort.gather(node.federation, clients, device), engine)
+    clients, learner = sorted({*node.training, *node.validation}), node.learner
+    cohort = Cohort.gather(node.federation, clients, learner.device)
+    local = node.model.initial_local([np.random.default_rng(0)] * len(clients)) if node.model.local_shapes else {}
+    best = learner.choose(hypotheses, cohort, local)
     for client, j in zip(clients, best.tolist(), strict=True):
         own = {name: np.ascontiguousarray(value[j]) for name, value in hypotheses.items()}
         write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own))

@@ -9,19 +9,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 import models
-from client.table import is_table, open_table
-from federation import Federation, Manifest, find_federation, open_federation
-from models.base import Model
-from models.factors import SLOPES
-from privacy.policy import Policy
-from privacy.site import GEONAMES_PATH, Site
+from client.learner import Learner, learner_for
+from federation import Federation, Manifest, check, find_federation, open_federation
+from models.fit import misfit
+from models.model import Model
+from privacy.site import Role, Site
 from protocol.arrays import Arrays
 from protocol.errors import FederationError, ProtocolError, SiteError
 from protocol.messages import Hosting
+from protocol.plugins import import_by_name, parse_pairs
+from protocol.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -29,17 +27,20 @@ class _Source:
     """Where the data lie, and which version of them, so that a node that lives on reads them when they change."""
 
     path: Path
-    geonames: Path | None
+    reader: str
+    options: tuple[tuple[str, str], ...]
     register: Path | None
     version: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, site: Site, policy: Policy, run_config: Mapping[str, Any]) -> _Source:
-        path = site.data_path or find_federation(str(run_config["federation"]))
-        files = [path, *([site.geonames_path] if site.geonames_path else [])]
+    def of(cls, site: Site, federation: str) -> _Source:
+        path = site.data_path or find_federation(federation)
+        options = parse_pairs(site.policy.reader_options, "reader-options")
+        files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in _stats(file)]
-        register = policy.ledger_path and policy.ledger_path.with_name(f"{policy.ledger_path.name}.clients.json")
-        return cls(path, site.geonames_path, register, tuple((stat.st_mtime_ns, stat.st_size) for stat in stats))
+        register = site.ledger_path and site.ledger_path.with_name(f"{site.ledger_path.name}.clients.json")
+        version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return cls(path, site.policy.reader, tuple(options.items()), register, version)
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ class Node:
     training, validation : range
         The federation's numbers of the clients that train and that report. At a site that lets
         training clients report with noise, they are the same.
-    policy : Policy
-        What the site allows.
+    run : RunConfig
+        What the server asks of the run as a whole.
     """
 
     site: Site
@@ -66,7 +67,7 @@ class Node:
     model: Model
     training: range
     validation: range
-    policy: Policy
+    run: RunConfig
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
@@ -75,25 +76,33 @@ class Node:
         Only in simulation does the run config, which is the server's, name the federation, and
         the node then hosts every ``site.step``-th client of it.
         """
-        site = Site.of(node_config)
-        policy = Policy.of(site, node_config)
-        source = _Source.of(site, policy, run_config)
-        if is_table(source.path) and policy.role == "split":
+        site, run = Site.of(node_config), RunConfig.parse(run_config)
+        policy, source = site.policy, _Source.of(site, run.federation)
+        if policy.reader and policy.role is Role.SPLIT:
             raise SiteError("nothing says which clients of a table train and which report: set role to one of them")
         federation = _open(source)
         manifest = federation.manifest
-        model_name, loss_name = str(run_config["model"]), str(run_config["loss"])
         if not site.simulated:
-            _refuse_foreign(model_name, loss_name, manifest)
-        model = models.load_for(model_name, loss_name, manifest.model, manifest.loss)
+            _refuse_foreign(run, manifest)
+        model = models.load_for(run.model, run.loss, manifest.model, manifest.loss, run.frozen, run.local)
         _check_fit(source, model)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
-        trains = {"train": len(hosted), "validation": 0, "split": train}[policy.role]
+        trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]
         training, validation = hosted[:trains], hosted[trains:]
-        if policy.report_noise_multiplier > 0 and policy.role == "train":
+        if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
             validation = training
-        return cls(site, federation, model, training, validation, policy)
+        return cls(site, federation, model, training, validation, run)
+
+    @property
+    def seed(self) -> int | None:
+        """The run's seed in simulation, None where the data are the site's own (`privacy.site.Site.seed`)."""
+        return self.run.seed if self.site.simulated or self.site.insecure_seed else None
+
+    @property
+    def learner(self) -> Learner:
+        """What chooses, trains and scores here."""
+        return learner_for(self.model, self.run.device, self.run.engine)
 
     @property
     def hosting(self) -> Hosting:
@@ -114,8 +123,13 @@ class Node:
         """Return the federation's numbers of asked clients, which must all report here."""
         return self._pick(asked, len(self.training), self.validation, "validation")
 
-    def check(self, hypotheses: Arrays) -> None:
-        """Raise unless the hypotheses fit this node's model."""
+    def check(self, hypotheses: Arrays, frozen_digest: str | None = None) -> None:
+        """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
+        if frozen_digest is not None and frozen_digest != self.model.frozen_digest:
+            raise ProtocolError(
+                f"the server's frozen parameters of model {self.model.name!r} are others than this node's; "
+                "give both sides the same files"
+            )
         shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
         if shapes != self.model.shapes:
             raise ProtocolError(
@@ -123,8 +137,6 @@ class Node:
             )
         if len({len(value) for value in hypotheses.values()}) != 1:
             raise ProtocolError("the hypotheses are not stacked arrays of one length")
-        if self.model.local_size and len(next(iter(hypotheses.values()))) > 1:
-            raise ProtocolError("a model with a local part comes as one hypothesis")
 
     @staticmethod
     def _pick(asked: tuple[int, ...], first: int, clients: range, role: str) -> list[int]:
@@ -134,68 +146,25 @@ class Node:
         return [clients[client - first] for client in asked]
 
 
-def _refuse_foreign(model: str, loss: str, manifest: Manifest) -> None:
+def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     """Raise when the server asks a site for another model or loss than its data are for.
 
     A name may lead to any code that is installed, and a loss that does not suit the targets can
     make what a client answers depend on its data.
     """
-    if model and model != manifest.model and (manifest.model or model not in models.MODELS):
-        raise ProtocolError(f"the server asks for model {model!r}; this site's data are for {manifest.model!r}")
-    if loss and manifest.loss and loss != manifest.loss:
-        raise ProtocolError(f"the server asks for loss {loss!r}; this site's data are for {manifest.loss!r}")
+    if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
+        raise ProtocolError(f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}")
+    for what in ("loss", "frozen", "local"):
+        asked, own = getattr(run, what), getattr(manifest, what)
+        if asked and own and asked != own:
+            raise ProtocolError(f"the server asks for {what} {asked!r}; this site's data are for {own!r}")
 
 
 @lru_cache(maxsize=4)
 def _check_fit(source: _Source, model: Model) -> None:
-    """Raise unless the model takes the features and its loss the targets, for all clients alike.
-
-    Otherwise training would fail at some clients and not at others, which tells about their data.
-    """
-    federation, path = _open(source), source.path
-    if model.local_size:
-        if reason := _unfit_preferences(federation, model):
-            raise FederationError(f"{path}: model {model.name!r} {reason}; name another model or repair the data")
-        return
-    targets, shape = federation.targets, federation.features.shape[1:]
-    try:
-        with torch.inference_mode():
-            width = model.module(torch.zeros(1, *shape)).shape[-1]
-    except (RuntimeError, TypeError, ValueError) as error:
-        reason = f"does not take features of shape {shape}: {error}"
-    else:
-        if model.loss.name in SLOPES:
-            fits = width == 1 and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
-            reason = f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
-        elif targets.dtype.kind in "iu" and targets.ndim == 1 and width > 1:
-            fits, reason = 0 <= targets.min() <= targets.max() < width, f"knows the classes 0 to {width - 1} alone"
-        elif model.loss.name == "cross-entropy" or model.metric.name == "accuracy":
-            fits, reason = False, "needs classes, whole numbers, as targets"
-        else:
-            fits = targets.shape[1:] == (width,) or (targets.ndim, width) == (1, 1)
-            reason = f"has {width} outputs, a target is of shape {targets.shape[1:]}"
-        if fits:
-            return
-    raise FederationError(f"{path}: model {model.name!r} {reason}; name another model or repair the data")
-
-
-def _unfit_preferences(federation: Federation, model: Model) -> str:
-    """Return what keeps a factor model from the data: items' numbers, and labels of -1 and 1."""
-    items = len(next(iter(model.module.parameters())))
-    features, targets = np.asarray(federation.features), np.asarray(federation.targets)
-    if features.shape[1:] != (1,) or targets.ndim != 1:
-        return "needs rows of one feature, an item's number, and one label"
-    if not np.isin(targets, (-1, 1)).all():
-        return "needs labels of -1 and 1"
-    if federation.manifest.feature_scale != 1:
-        return "needs items' numbers as they are, and feature_scale = 1"
-    numbers = features[:, 0]
-    if not ((numbers == np.floor(numbers)) & (numbers >= 0) & (numbers < items)).all():
-        return f"knows the items 0 to {items - 1} alone"
-    owner = np.repeat(np.arange(len(federation.offsets) - 1), np.diff(federation.offsets))
-    if len(np.unique(owner * items + numbers.astype(np.int64))) < len(numbers):
-        return "takes an item once at most from each client"
-    return ""
+    """Raise unless the model takes the features and its loss the targets, for all clients alike."""
+    if reason := misfit(model, _open(source)):
+        raise FederationError(f"{source.path}: model {model.name!r} {reason}; name another model or repair the data")
 
 
 def _stats(path: Path) -> list[os.stat_result]:
@@ -208,11 +177,11 @@ def _stats(path: Path) -> list[os.stat_result]:
 
 @lru_cache(maxsize=4)
 def _open(source: _Source) -> Federation:
-    if not is_table(source.path):
+    if not source.reader:
         return open_federation(source.path)
-    if source.geonames is None or source.register is None:
-        raise SiteError(
-            f"{source.path} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, "
-            f"and set {GEONAMES_PATH} to US.txt in its node config"
-        )
-    return open_table(source.path, source.geonames, source.register)
+    if source.register is None:
+        raise SiteError("a table is a site's own: name it with data-path in the node's configuration")
+    read = import_by_name(source.reader)
+    federation: Federation = read(source.path, source.register, **dict(source.options))
+    check(federation, source.path)
+    return federation

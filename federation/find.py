@@ -47,7 +47,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read the manifest of the federation at `path`, and no data where there is a folder."""
     if path.is_dir():
         file = path / "manifest.json"
-        return Manifest.parse(read_json(file), file)
+        return Manifest.read(read_json(file), file)
     return open_leaf(path).manifest
 
 

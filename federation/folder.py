@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from protocol.errors import FederationError
 
 
 def open_folder(folder: Path) -> Federation:
-    manifest = Manifest.parse(read_json(folder / "manifest.json"), folder / "manifest.json")
+    manifest = Manifest.read(read_json(folder / "manifest.json"), folder / "manifest.json")
     arrays = {}
     for name in ("features", "targets", "offsets"):
         file = folder / f"{name}.npy"
@@ -64,7 +63,7 @@ def write_federation(
         np.save(new / "features.npy", features)
         np.save(new / "targets.npy", targets)
         np.save(new / "offsets.npy", offsets.astype(np.int64))
-        (new / "manifest.json").write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
+        (new / "manifest.json").write_text(json.dumps(manifest.model_dump(), indent=2) + "\n", encoding="utf-8")
         if folder.exists():
             folder.rename(old)
         new.rename(folder)

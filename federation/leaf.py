@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +45,7 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     """
     data = {user: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for user, (x, y) in clients.items()}
     document = {
-        "manifest": asdict(manifest),
+        "manifest": manifest.model_dump(),
         "users": list(data),
         "num_samples": [len(rows["y"]) for rows in data.values()],
         "user_data": data,
@@ -83,7 +82,7 @@ def _parse_leaf(raw: Any, file: Path) -> Federation:
             raise FederationError(f"{file}: client {user!r} holds values that are not numbers")
         clients.append((x.astype(np.float32), y if y.dtype.kind in "iu" else y.astype(np.float32)))
     if "manifest" in raw:
-        manifest = Manifest.parse(raw["manifest"], file)
+        manifest = Manifest.read(raw["manifest"], file)
     else:
         if not users:
             raise FederationError(f"{file}: the federation has no clients")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
+
+from pydantic import ConfigDict, Field, model_validator
 
 from protocol.errors import FederationError
+from protocol.rules import Settings
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(Settings):
     """What a federation says of itself.
 
     Attributes
@@ -19,6 +20,9 @@ class Manifest:
         Name of the data.
     model, loss : str
         The model and the loss it was made for (see `models.load`); empty when it has none.
+    frozen, local : str
+        Patterns on the names of the model's parameters that are frozen, and of those that stay on
+        the nodes (see `models.load`); a run may not ask for others.
     clients : int
         Number of clients, training and validation together.
     split : dict
@@ -39,15 +43,22 @@ class Manifest:
         Where the data come from and what may be done with them.
     """
 
+    # As it stands in manifest.json.
+    model_config = ConfigDict(alias_generator=None)
+    error = FederationError
+    source: ClassVar[str] = "the manifest"
+
     name: str
-    clients: int
+    clients: int = Field(ge=1)
     split: dict[str, int]
     model: str = ""
     loss: str = ""
-    units: dict[str, Any] = field(default_factory=dict)
+    frozen: str = ""
+    local: str = ""
+    units: dict[str, Any] = Field(default_factory=dict)
     feature_scale: float = 1.0
-    truth: list[list[float]] = field(default_factory=list)
-    groups: list[int] = field(default_factory=list)
+    truth: list[list[float]] = Field(default_factory=list)
+    groups: list[int] = Field(default_factory=list)
     provenance: str = ""
     licence: str = ""
 
@@ -56,34 +67,24 @@ class Manifest:
         """Number of training clients."""
         return self.split["train"]
 
-    @classmethod
-    def parse(cls, raw: Any, source: Path) -> Manifest:
-        """Check a decoded manifest and return it; `source` is named in errors."""
-        if not isinstance(raw, dict):
-            raise FederationError(f"{source}: the manifest must be a JSON object")
-        known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(raw) - known):
-            raise FederationError(f"{source}: unknown manifest entries {unknown}; allowed: {sorted(known)}")
-        if missing := sorted({"name", "clients", "split"} - set(raw)):
-            raise FederationError(f"{source}: the manifest lacks {missing}; write it again with the recipe")
-        manifest = cls(**raw)
-        split = manifest.split
-        if not isinstance(split, dict) or set(split) != {"train", "validation"}:
-            raise FederationError(f'{source}: "split" must be {{"train": a, "validation": b}}, got {split!r}')
-        counts = (manifest.clients, split["train"], split["validation"])
-        if not all(isinstance(count, int) and count >= 0 for count in counts):
-            raise FederationError(f"{source}: client counts must be whole numbers, got {counts}")
-        if manifest.clients < 1:
-            raise FederationError(f"{source}: the federation has no clients; build it from a file that has rows")
-        if split["train"] + split["validation"] != manifest.clients:
-            raise FederationError(f"{source}: split {split} does not add up to {manifest.clients} clients")
-        groups = manifest.groups
-        if not isinstance(groups, list) or len(groups) not in (0, manifest.clients):
-            count = len(groups) if isinstance(groups, list) else repr(groups)
-            raise FederationError(
-                f'{source}: "groups" must list a group for each of the {manifest.clients} clients, or none, got {count}'
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        split, groups = self.split, self.groups
+        if set(split) != {"train", "validation"} or min(split.values()) < 0:
+            raise ValueError(f'"split" must be {{"train": a, "validation": b}}, got {split!r}')
+        if split["train"] + split["validation"] != self.clients:
+            raise ValueError(f"split {split} does not add up to {self.clients} clients")
+        if len(groups) not in (0, self.clients):
+            raise ValueError(
+                f'"groups" must list a group for each of the {self.clients} clients, or none, got {len(groups)}'
             )
-        # Not isinstance: JSON's true would pass for 1.
-        if odd := [group for group in groups if type(group) is not int or group < 0]:
-            raise FederationError(f'{source}: "groups" must hold whole numbers from 0 on, got {odd[0]!r}')
-        return manifest
+        if groups and min(groups) < 0:
+            raise ValueError(f'"groups" must hold whole numbers from 0 on, got {min(groups)}')
+        return self
+
+    @classmethod
+    def read(cls, raw: Any, file: Path) -> Self:
+        """Check what a file says and return it; the file is named in errors."""
+        if not isinstance(raw, dict):
+            raise FederationError(f"{file}: the manifest must be a JSON object")
+        return cls.parse(raw, str(file))

@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fleet.exchange import Exchange
 from protocol.errors import ProtocolError
 from protocol.flower import log
-from protocol.messages import COUNTS, Hosting, query
-from protocol.records import record_in
+from protocol.messages import Hosting, hosting_in, query
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
@@ -210,7 +209,7 @@ def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
                     log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
                     continue
                 try:
-                    nodes[node] = Hosting.from_record(record_in(reply.content, COUNTS, MetricRecord))
+                    nodes[node] = hosting_in(reply.content)
                 except (KeyError, ProtocolError) as error:
                     raise FleetError(f"node {node} {error}; install the same umbel everywhere") from None
         parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)

@@ -10,12 +10,13 @@ import re
 from dataclasses import replace
 from functools import lru_cache, partial
 
-import torch
 from torch import nn
 
-from models.base import LOSSES, METRICS, Loss, Model, Score
-from models.factors import SLOPES, Factors
+from models.factors import Factors
+from models.losses import LOSSES, METRICS, SLOPES, Loss, Score
+from models.model import Model, check
 from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
+from protocol.errors import ModelError
 from protocol.plugins import import_by_name
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
@@ -31,7 +32,7 @@ MODELS = {
 
 
 @lru_cache(maxsize=16)
-def load(name: str, loss: str = "") -> Model:
+def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
     """Return the model called `name`, checked.
 
     Parameters
@@ -41,34 +42,41 @@ def load(name: str, loss: str = "") -> Model:
         ``package.module:factory``.
     loss : str
         A key of `LOSSES`; empty for the model's own.
+    frozen, local : str
+        Patterns on the names of parameters, separated by spaces, of those that are frozen and of
+        those that stay on the nodes.
 
     Raises
     ------
-    ValueError
+    ModelError
         When the model or the loss is unknown or unusable; the text lists what there is.
     """
     if loss and loss not in LOSSES:
-        raise ValueError(f"unknown loss {loss!r}; choose from {', '.join(LOSSES)}")
+        raise ModelError(f"unknown loss {loss!r}; choose from {', '.join(LOSSES)}")
     if ":" in name:
         model = _from_factory(name, loss)
     elif name in MODELS:
         model = MODELS[name]
     elif size := re.fullmatch(r"factors-([1-9]\d{0,6})x([1-9]\d{0,3})", name):
         items, factors = map(int, size.groups())
-        model = Model(name, partial(Factors, items, factors), LOSSES["log"], METRICS["right-sign"], factors)
+        model = Model(name, partial(Factors, items, factors), LOSSES["log"], METRICS["right-sign"])
+        if loss and loss not in SLOPES:
+            raise ModelError(
+                f"model {name!r} needs a loss of the margin, not {loss!r}; choose from {', '.join(SLOPES)}"
+            )
     else:
-        raise ValueError(
+        raise ModelError(
             f"unknown model {name!r}; choose from {', '.join(MODELS)}, factors-IxK or give package.module:factory"
         )
-    if loss and model.local_size and loss not in SLOPES:
-        raise ValueError(f"model {name!r} needs a loss of the margin, not {loss!r}; choose from {', '.join(SLOPES)}")
     if loss:
         model = replace(model, loss=LOSSES[loss])
-    _check(model)
+    if frozen or local:
+        model = replace(model, frozen=(*model.frozen, *frozen.split()), local=(*model.local, *local.split()))
+    check(model)
     return model
 
 
-def load_for(model: str, loss: str, default_model: str, default_loss: str) -> Model:
+def load_for(model: str, loss: str, default_model: str, default_loss: str, frozen: str = "", local: str = "") -> Model:
     """Return the model that a run asks for, or else the one its federation was made for.
 
     Parameters
@@ -77,10 +85,12 @@ def load_for(model: str, loss: str, default_model: str, default_loss: str) -> Mo
         From the run config; empty when it leaves the choice to the federation.
     default_model, default_loss : str
         From the federation's manifest. A model of the run's own brings its own loss.
+    frozen, local : str
+        See `load`.
     """
     if not (model or default_model):
-        raise ValueError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
-    return load(model or default_model, loss or ("" if model else default_loss))
+        raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
+    return load(model or default_model, loss or ("" if model else default_loss), frozen, local)
 
 
 def _from_factory(name: str, loss: str) -> Model:
@@ -89,27 +99,7 @@ def _from_factory(name: str, loss: str) -> Model:
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
-        raise ValueError(f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model")
+        raise ModelError(f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model")
     if not loss:
-        raise ValueError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
+        raise ModelError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
     return Model(name, factory, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"])
-
-
-def _check(model: Model) -> None:
-    if buffers := [name for name, _ in model.module.named_buffers()]:
-        raise ValueError(
-            f"model {model.name!r} has buffers {buffers}; use layers without running statistics, "
-            "as GroupNorm instead of BatchNorm"
-        )
-    if model.local_size and not isinstance(model.module, Factors):
-        raise ValueError(f"model {model.name!r} has local_size {model.local_size}; only factors-IxK has a local part")
-    state = model.module.state_dict()
-    if not state:
-        raise ValueError(f"model {model.name!r} has no parameters")
-    if odd := [name for name, value in state.items() if not value.is_floating_point()]:
-        raise ValueError(f"model {model.name!r} has parameters that are not floating point: {odd}")
-    if odd := [name for name, value in state.items() if value.dtype != torch.float32]:
-        raise ValueError(f"model {model.name!r} has parameters that are not float32: {odd}")
-    dropout = nn.modules.dropout._DropoutNd
-    if odd := [name for name, layer in model.module.named_modules() if isinstance(layer, dropout) and layer.p > 0]:
-        raise ValueError(f"model {model.name!r} has layers that drop out at random: {odd}; leave them out")

@@ -18,6 +18,7 @@ from privacy.accountant import Guarantee, formal
 from privacy.ledger import Account, Ledger
 from privacy.plan import plan
 from protocol.errors import LedgerError
+from protocol.release import Release
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 ledger_app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
@@ -91,11 +92,8 @@ def show(path: _LedgerPath, delta: _Delta = 1e-5) -> None:
     for account in accounts:
         by_client[account.client].append(account)
     for client, own in sorted(by_client.items()):
-        public = [account for account in own if account.radius_mode == "public" and account.noise_multiplier > 0]
-        rest = [account for account in own if account not in public]
-        releases: dict[tuple[int, float], int] = defaultdict(int)
-        for account in public:
-            releases[account.n, account.noise_multiplier] += account.times
+        rest = [account for account in own if not account.release.formal]
+        releases = {account.release: account.times for account in own if account.release.formal}
         near, any_two = _guarantees(frozenset(releases.items()), delta)
         table.add_row(
             str(client),
@@ -116,7 +114,7 @@ def show(path: _LedgerPath, delta: _Delta = 1e-5) -> None:
 
 
 @cache
-def _guarantees(releases: frozenset[tuple[tuple[int, float], int]], delta: float) -> tuple[Guarantee, Guarantee]:
+def _guarantees(releases: frozenset[tuple[Release, int]], delta: float) -> tuple[Guarantee, Guarantee]:
     """Return the guarantee one and two radii apart; many clients have released the same."""
     return formal(dict(releases), delta), formal(dict(releases), delta, distance=2.0)
 

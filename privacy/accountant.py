@@ -13,6 +13,7 @@ less, which is computed here from its privacy-loss distribution.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,6 +22,8 @@ import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from numpy.typing import NDArray
 from scipy import special
+
+from protocol.release import Release
 
 # Chance left out at either end of the norm of the noise; counted as an infinite privacy loss.
 _TAIL = 1e-16
@@ -47,13 +50,13 @@ class Guarantee:
     delta: float
 
 
-def formal(releases: Mapping[tuple[int, float], int], delta: float, distance: float = 1.0) -> Guarantee:
+def formal(releases: Mapping[Release, int], delta: float, distance: float = 1.0) -> Guarantee:
     """Return the formal guarantee of releases with radius ``public``.
 
     Parameters
     ----------
-    releases : mapping from (n, nu) to int
-        How often the client released n parameters with noise multiplier nu.
+    releases : mapping from Release to int
+        How often the client released each; all with a public radius.
     delta : float
         Between 0 and 1.
     distance : float
@@ -62,19 +65,22 @@ def formal(releases: Mapping[tuple[int, float], int], delta: float, distance: fl
     Raises
     ------
     ValueError
-        When a noise multiplier is 0, since then nothing is guaranteed.
+        When a release is without noise, or within the norm of the update: then nothing is guaranteed.
     """
-    if any(noise_multiplier <= 0 for _, noise_multiplier in releases):
-        raise ValueError("a release without noise has no guarantee")
-    shifts = {(n, nu): distance * n / nu for (n, nu), times in releases.items() if times}
+    if any(not release.formal for release in releases):
+        raise ValueError("a release without noise, or without a public radius, has no guarantee")
+    times: dict[tuple[int, float], int] = defaultdict(int)  # n and nu, on which the loss depends
+    for release, often in releases.items():
+        times[release.n, release.noise_multiplier] += often
+    shifts = {(n, nu): distance * n / nu for (n, nu), often in times.items() if often}
     if not shifts:
         return Guarantee(0.0, 0.0, delta)
-    pure = sum(shift * releases[release] for release, shift in shifts.items())
+    pure = sum(shift * times[which] for which, shift in shifts.items())
     # One grid for all, since only distributions on one grid compose.
     interval = max(min(shifts.values()) / _GRID, max(shifts.values()) / _MOST_GRID)
     composed: PrivacyLossDistribution | None = None
     for (n, nu), shift in shifts.items():
-        part = _distribution(n, shift, interval).self_compose(releases[n, nu])
+        part = _distribution(n, shift, interval).self_compose(times[n, nu])
         composed = part if composed is None else composed.compose(part)
     assert composed is not None
     return Guarantee(pure, min(pure, float(composed.get_epsilon_for_delta(delta))), delta)

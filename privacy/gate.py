@@ -1,10 +1,11 @@
 """The gate: the one door through which what a client knows leaves its node.
 
-Flower Mods around the handlers. `Gate` stands around training: it checks the demand against the
-site's policy and its budget before anything is trained, charges the ledger, adds the noise, and
-builds a new reply from the allowed fields alone. `ReportGate` does the same around evaluation.
-Both fail closed: whatever goes wrong inside, nothing is released, the server reads "refused",
-and the reason stays in the node's own log.
+A Flower Mod around the handler of a round's message. What is asked of training clients and of
+validation clients passes one after the other, and what goes wrong with the one does not hold up the
+other: the gate checks the demand against the site's policy and its budget before anything is trained,
+charges the ledger, adds the noise, and builds a new reply from the allowed fields alone. It fails
+closed: whatever goes wrong inside, nothing is released, the server reads nothing or "refused", and the
+reason stays in the node's own log.
 """
 
 from __future__ import annotations
@@ -22,44 +23,55 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from privacy import randomness
-from privacy.laplace import sanitise
+from privacy.laplace import NoiseSource, sanitise
 from privacy.ledger import Charge, Ledger
 from privacy.memory_ledger import MemoryLedger
-from privacy.policy import Policy
 from privacy.precision import least_radius, resolution, round_to_grid
-from privacy.site import Site
+from privacy.site import Policy, Site
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
-from protocol.errors import LedgerError, ProtocolError, Refused, SiteError
+from protocol.errors import Refused, UmbelError
 from protocol.flower import ErrorCode, log
 from protocol.home import umbel_home
-from protocol.messages import ARRAYS, CONFIG, HYPOTHESES, SCORES, Demand, evaluate_reply, train_reply
+from protocol.messages import (
+    Evaluation,
+    Training,
+    evaluation_in,
+    evaluation_only,
+    evaluation_reply,
+    hypotheses_in,
+    training_in,
+    training_only,
+    training_reply,
+)
 from protocol.records import from_array_record, record_in, to_array_record
+from protocol.release import Kind, NoisePer, RadiusMode, Release
 
+_RESULT = "result"
 _PRIVATE = "private"
 _LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = 1 << 17  # numbers that are sanitised together
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
-    """Return what a train handler hands to the gate; it never travels further.
+    r"""Return what the handler hands to the gate for training clients; it never travels further.
 
     Parameters
     ----------
-    trained : dict of ndarray, each (clients, \\*shape)
-        Parameters of each asked client, in the order asked.
+    trained : dict of ndarray, each (clients, \*shape)
+        Shared parameters of each asked client, in the order asked.
     chosen : ndarray of int, shape (clients,)
         The hypothesis each started from.
     """
     return RecordDict(
-        {ARRAYS: to_array_record(trained), _PRIVATE: ConfigRecord({"chosen": np.asarray(chosen).tolist()})}
+        {_RESULT: to_array_record(trained), _PRIVATE: ConfigRecord({"chosen": np.asarray(chosen).tolist()})}
     )
 
 
 def local_report(
     losses: NDArray[np.float64], metrics: NDArray[np.float64], clients: Sequence[int], trains: bool
 ) -> RecordDict:
-    """Return what an evaluate handler hands to the gate.
+    """Return what the handler hands to the gate for clients that report.
 
     Parameters
     ----------
@@ -72,7 +84,7 @@ def local_report(
     """
     scores = np.stack([losses, metrics], dtype=np.float64)
     private = ConfigRecord({"clients": list(clients) if trains else [], "trains": trains})
-    return RecordDict({ARRAYS: to_array_record({SCORES: scores}), _PRIVATE: private})
+    return RecordDict({_RESULT: to_array_record({"scores": scores}), _PRIVATE: private})
 
 
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -85,34 +97,51 @@ def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Messa
         reply = call_next(msg, context)
         if not reply.has_error():
             return reply
-        _explain(msg, Refused("the handler replied an error"))
+        _explain(msg.metadata.message_type, Refused("the handler replied an error"))
     except Exception as error:  # anything at all: fail closed
-        _explain(msg, error)
+        _explain(msg.metadata.message_type, error)
+    return _refused(msg)
+
+
+def _refused(msg: Message) -> Message:
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
 
 
-def _explain(msg: Message, error: Exception) -> None:
+def _explain(what: str, error: Exception) -> None:
     """Write the reason to the node's own log; an error in doing so must not leave either."""
-    foreseen = isinstance(error, Refused | SiteError | ProtocolError | LedgerError)
     with suppress(Exception):
-        reason = None if foreseen else error
-        log(ERROR, "umbel refused a %s message: %s", msg.metadata.message_type, error, exc_info=reason)
+        reason = None if isinstance(error, UmbelError) else error
+        log(ERROR, "umbel refused a %s message: %s", what, error, exc_info=reason)
 
 
 class Gate:
-    """Flower Mod: sanitise what a train handler returns (Algorithm 2)."""
+    """Flower Mod: sanitise what the handler of a round's message returns (Algorithm 2)."""
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
-        return guard(msg, context, lambda m, c: self._pass(m, c, call_next))
+        content = RecordDict()
+        try:
+            site = Site.of(context.node_config)
+        except Exception as error:
+            _explain(msg.metadata.message_type, error)
+            return _refused(msg)
+        for what, part in (("train", self._train), ("evaluate", self._evaluate)):
+            try:
+                passed = part(site, msg, context, call_next)
+                for name, record in passed.items() if passed is not None else ():
+                    content[name] = record
+            except Exception as error:  # anything at all: fail closed
+                _explain(what, error)
+        return Message(content, reply_to=msg) if content else _refused(msg)
 
-    def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        site = Site.of(context.node_config)
-        policy = Policy.of(site, context.node_config)
-        ledger = _ledger(policy, context)
-        demand = Demand.from_record(record_in(msg.content, CONFIG, ConfigRecord))
+    def _train(self, site: Site, msg: Message, context: Context, call_next: ClientAppCallable) -> RecordDict | None:
+        """Return the releases of the asked training clients; None where none are asked."""
+        demand = training_in(msg.content)
+        if demand is None:
+            return None
+        policy, ledger = site.policy, _ledger(site, context)
         policy.check(demand)
-        hypotheses = _hypotheses(msg, policy)
+        hypotheses = _checked_hypotheses(msg.content, policy)
         if policy.tripwire:
             _check_honest(hypotheses, context)
         everything = flatten(hypotheses)
@@ -122,116 +151,123 @@ class Gate:
         radius = max(demand.radius, policy.radius_floor)
         if not site.simulated:
             radius = max(radius, least_radius(n, nu, finest))
-        public = demand.radius_mode == "public"
-        charge = Charge(
-            str(context.run_id), demand.round, "train", n, nu, demand.radius_mode, radius if public else None
-        )
-        asked = _which(demand.clients, ledger.affordable(demand.clients, charge.cost, policy.limits))
+        public = demand.radius_mode is RadiusMode.PUBLIC
+        release = Release(Kind.TRAIN, n, nu, demand.radius_mode, radius if public else None)
+        asked = _which(demand.clients, ledger.affordable(demand.clients, release.cost, site.limits))
         if not asked:
             raise Refused("no asked client can afford this round")
 
-        result = _ask(call_next, _ask_only(msg, demand, asked), context)
-        trained = from_array_record(record_in(result, ARRAYS, ArrayRecord))
+        result = _ask(call_next, msg, training_only(msg.content, asked), context)
+        trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
         chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), hypotheses, len(asked))
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
-        paid = np.array(ledger.charge(charge, asked, policy.limits))
+        paid = np.array(ledger.charge(Charge(str(context.run_id), demand.round, release), asked, site.limits))
         releasing = _which(asked, paid)
-        if site.insecure_seed:
-            log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
-        elif not site.simulated:
-            log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
+        _tell_entropy(site)
         sources = iter(randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)))
         if not paid.all():
             trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
-        releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
-        for block in _blocks(len(releasing), n):
-            start = everything[chosen[block]]
-            updates = flatten({name: value[block] for name, value in trained.items()})
-            updates -= start
-            # Training that blew up counts as no update at all. Whether it does depends on the data and
-            # on what the server asks for, so a release that stayed away would tell about the data.
-            updates[~all_finite(updates, axis=1)] = 0.0
-            noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(updates)), parts)
-            noisy += start
-            if nu > 0:
-                noisy = round_to_grid(noisy, n, nu, radius, finest)
-            np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
-            unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
-        choices = chosen.tolist() if demand.disclose_choice else None
+        releases = _sanitised(trained, everything, chosen, demand, radius, finest, parts, sources)
         released = set(releasing)
-        reply = train_reply(
+        return training_reply(
             releases,
             [int(client in released) for client in demand.clients],
-            choices,
+            chosen.tolist() if demand.disclose_choice else None,
         )
-        return Message(reply, reply_to=msg)
 
-
-class ReportGate:
-    """Flower Mod: let validation clients report, and training clients only with noise."""
-
-    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Return loss and metric of each asked client, or "refused"."""
-        return guard(msg, context, lambda m, c: self._pass(m, c, call_next))
-
-    def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        site = Site.of(context.node_config)
-        policy = Policy.of(site, context.node_config)
-        _hypotheses(msg, policy)
-        result = _ask(call_next, msg, context)
+    def _evaluate(self, site: Site, msg: Message, context: Context, call_next: ClientAppCallable) -> RecordDict | None:
+        """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
+        demand = evaluation_in(msg.content)
+        if demand is None:
+            return None
+        _checked_hypotheses(msg.content, site.policy)
+        result = _ask(call_next, msg, evaluation_only(msg.content), context)
         private = record_in(result, _PRIVATE, ConfigRecord)
-        values = from_array_record(record_in(result, ARRAYS, ArrayRecord))[SCORES]
-        if values.dtype != np.float64 or values.ndim != 2 or len(values) != 2:
+        values = from_array_record(record_in(result, _RESULT, ArrayRecord))["scores"]
+        if values.dtype != np.float64 or values.shape != (2, len(demand.clients)):
             raise Refused("the handler does not say loss and metric of each client")
         if private["trains"] is not False:
-            values = self._noised(values, private, site, policy, msg, context)
-        return Message(evaluate_reply(*values), reply_to=msg)
+            values = self._noised(values, private, site, demand, context)
+        return evaluation_reply(*values)
 
     def _noised(
-        self,
-        values: NDArray[np.float64],
-        private: ConfigRecord,
-        site: Site,
-        policy: Policy,
-        msg: Message,
-        context: Context,
+        self, values: NDArray[np.float64], private: ConfigRecord, site: Site, demand: Evaluation, context: Context
     ) -> NDArray[np.float64]:
         """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
 
         Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
         reports.
         """
-        nu, bound = policy.report_noise_multiplier, policy.report_bound
+        nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
         clients: list[int] = list(private["clients"])  # type: ignore[arg-type]
-        round = int(record_in(msg.content, CONFIG, ConfigRecord)["round"])  # type: ignore[arg-type]
         radius = math.sqrt(2) * bound
-        charge = Charge(str(context.run_id), round, "report", 2, nu, "public", radius)
-        paid = np.array(_ledger(policy, context).charge(charge, clients, policy.limits))
+        charge = Charge(str(context.run_id), demand.round, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius))
+        paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(
-            site.seed(context.run_config), round, site.client_ids(_which(clients, paid)), "report"
+            site.seed(context.run_config), demand.round, site.client_ids(_which(clients, paid)), "report"
         )
         # Centred, because the mechanism clips what it gets to the radius.
-        noised = sanitise(clipped - bound / 2, nu, radius, "public", sources) + bound / 2
+        noised = sanitise(clipped - bound / 2, nu, radius, RadiusMode.PUBLIC, sources) + bound / 2
         reported = np.full_like(values, np.nan)
         reported[:, paid] = round_to_grid(noised, 2, nu, radius, float(np.spacing(np.float32(bound)))).T
         return reported
 
 
-class ConsentGate:
-    """Flower Mod: let simulated clients, and no others, tell what an attack is judged by."""
+def _sanitised(
+    trained: Arrays,
+    everything: NDArray[np.float64],
+    chosen: NDArray[np.int64],
+    demand: Training,
+    radius: float,
+    finest: float,
+    parts: Sequence[slice] | None,
+    sources: Iterator[NoiseSource],
+) -> Arrays:
+    r"""Return the releases of clients that have paid.
 
-    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Return the handler's reply, or "refused"."""
-        return guard(msg, context, lambda m, c: self._pass(m, c, call_next))
+    Parameters
+    ----------
+    trained : dict of ndarray, each (clients, \*shape)
+    everything : ndarray, shape (k, n)
+        The hypotheses.
+    chosen : ndarray of int, shape (clients,)
+        Where each client started.
+    demand : Training
+    radius : float
+        As the site has it.
+    finest : float
+        See `privacy.precision.resolution`.
+    parts : sequence of slice, optional
+        What is noised by itself.
+    sources : iterator of NoiseSource, one a client
+    """
+    n, nu = everything.shape[1], demand.noise_multiplier
+    releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
+    for block in _blocks(len(chosen), n):
+        start = everything[chosen[block]]
+        updates = flatten({name: value[block] for name, value in trained.items()})
+        updates -= start
+        # Training that blew up counts as no update at all. Whether it does depends on the data and
+        # on what the server asks for, so a release that stayed away would tell about the data.
+        updates[~all_finite(updates, axis=1)] = 0.0
+        noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(updates)), parts)
+        noisy += start
+        if nu > 0:
+            noisy = round_to_grid(noisy, n, nu, radius, finest)
+        np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
+        unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
+    return releases
 
-    def _pass(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        site = Site.of(context.node_config)
-        if not (site.simulated and Policy.of(site, context.node_config).allow_unsanitised):
-            raise Refused("the server asks for local models; this site tells none")
-        return call_next(msg, context)
+
+def _tell_entropy(site: Site) -> None:
+    """Say in the node's log where its noise comes from."""
+    if site.insecure_seed:
+        log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")
+    elif not site.simulated:
+        log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
 
 
 def _check_honest(hypotheses: Arrays, context: Context) -> None:
@@ -242,16 +278,16 @@ def _check_honest(hypotheses: Arrays, context: Context) -> None:
         raise Refused("the server sent the same hypotheses before")
 
 
-def _ledger(policy: Policy, context: Context) -> Ledger | MemoryLedger:
-    if policy.ledger_path is None:
+def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
+    if site.ledger_path is None:
         return MemoryLedger(context.state)
-    if not policy.ledger_path.exists() and not policy.limits.any:
+    if not site.ledger_path.exists() and not site.limits.any:
         # Where there is a limit, a ledger that is not there may be one that was lost.
-        if policy.ledger_path.parent == umbel_home():
+        if site.ledger_path.parent == umbel_home():
             umbel_home().mkdir(parents=True, exist_ok=True)
-        log(WARNING, "umbel made a new, empty ledger: %s", policy.ledger_path)
-        return Ledger.create(policy.ledger_path)
-    return Ledger(policy.ledger_path)
+        log(WARNING, "umbel made a new, empty ledger: %s", site.ledger_path)
+        return Ledger.create(site.ledger_path)
+    return Ledger(site.ledger_path)
 
 
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
@@ -265,31 +301,22 @@ def _blocks(clients: int, n: int) -> Iterator[slice]:
         yield slice(begin, begin + size)
 
 
-def _ask(call_next: ClientAppCallable, msg: Message, context: Context) -> RecordDict:
-    """Return what the handler answers; raise if that is an error."""
-    reply = call_next(msg, context)
+def _ask(call_next: ClientAppCallable, msg: Message, content: RecordDict, context: Context) -> RecordDict:
+    """Return what the handler answers to a part of a message; raise if that is an error."""
+    narrowed = copy(msg)
+    narrowed.content = content
+    reply = call_next(narrowed, context)
     if reply.has_error():
-        raise Refused(f"the {msg.metadata.message_type} handler replied an error")
+        raise Refused("the handler replied an error")
     return reply.content
 
 
-def _ask_only(msg: Message, demand: Demand, clients: tuple[int, ...]) -> Message:
-    """Return the message as if it asked only these clients, and without what the gate does not know."""
-    asked = record_in(msg.content, CONFIG, ConfigRecord)
-    if clients != demand.clients:
-        asked = ConfigRecord(dict(asked))
-        asked["clients"] = list(clients)
-    narrowed = copy(msg)
-    narrowed.content = RecordDict({HYPOTHESES: record_in(msg.content, HYPOTHESES, ArrayRecord), CONFIG: asked})
-    return narrowed
-
-
-def _hypotheses(msg: Message, policy: Policy) -> Arrays:
+def _checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:
     """Return what was sent if these are finite float32 arrays with one common leading axis."""
-    hypotheses = from_array_record(record_in(msg.content, HYPOTHESES, ArrayRecord))
+    hypotheses = hypotheses_in(content)
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
-    if len(counts) != 1 or not 1 <= min(counts) <= policy.most_hypotheses:
-        raise Refused(f"the hypotheses are not 1 to {policy.most_hypotheses} stacked arrays of one length")
+    if len(counts) != 1 or not 1 <= min(counts) <= policy.max_hypotheses:
+        raise Refused(f"the hypotheses are not 1 to {policy.max_hypotheses} stacked arrays of one length")
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
             raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")
@@ -316,9 +343,11 @@ def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, cl
     return np.asarray(chosen, dtype=np.int64)
 
 
-def _parts(hypotheses: Arrays, noise_per: str) -> Sequence[slice] | None:
+def _parts(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
     """Return the columns of what is noised by itself; None for the whole vector."""
-    return {"vector": lambda _: None, "layer": _layers, "row": _rows}[noise_per](hypotheses)
+    if noise_per is NoisePer.VECTOR:
+        return None
+    return _layers(hypotheses) if noise_per is NoisePer.LAYER else _rows(hypotheses)
 
 
 def _rows(hypotheses: Arrays) -> Sequence[slice]:

@@ -13,6 +13,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.release import RadiusMode
+
 Matrix = NDArray[np.float64]
 
 
@@ -80,7 +82,7 @@ def sanitise(
     updates: Matrix,
     noise_multiplier: float,
     radius: float,
-    radius_mode: str,
+    radius_mode: RadiusMode,
     generators: Iterable[NoiseSource],
     parts: Sequence[slice] | None = None,
 ) -> Matrix:
@@ -96,8 +98,7 @@ def sanitise(
         In mode ``public`` the radius r itself, to which updates are clipped. In mode ``update``
         the least radius: r = max(|update|, radius), since an update of norm 0 would otherwise
         go without noise.
-    radius_mode : str
-        ``update`` (the paper) or ``public``.
+    radius_mode : RadiusMode
     generators : iterable of NoiseSource, one a client
         Each is used up before the next is asked for.
     parts : sequence of slice, optional
@@ -108,8 +109,7 @@ def sanitise(
     -------
     ndarray of float64, shape (m, n)
     """
-    if radius_mode not in ("update", "public"):
-        raise ValueError(f"unknown radius mode {radius_mode!r}")
+    public = RadiusMode(radius_mode) is RadiusMode.PUBLIC
     if not (np.isfinite(noise_multiplier) and noise_multiplier >= 0 and np.isfinite(radius) and radius > 0):
         raise ValueError(f"cannot sanitise with noise multiplier {noise_multiplier} and radius {radius}")
     sanitised = np.array(updates, np.float64)
@@ -117,7 +117,7 @@ def sanitise(
     radii = np.empty((len(sanitised), len(columns)))
     for i, own in enumerate(columns):
         part = sanitised[:, own]
-        if radius_mode == "public":
+        if public:
             part[:] = clip(part, radius)
             radii[:, i] = radius
         else:

@@ -14,7 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 
 from protocol.errors import LedgerError
-from protocol.messages import price
+from protocol.release import Kind, RadiusMode, Release
 
 _APPLICATION = 0x554D424C  # "UMBL"
 _VERSION = 1
@@ -39,35 +39,18 @@ _COLUMNS = ("at", "run", "round", "client", "kind", "n", "noise_multiplier", "ra
 
 @dataclass(frozen=True)
 class Charge:
-    """What a release costs each client that takes part.
+    """A release that each of some clients pays for.
 
     Attributes
     ----------
     run : str
     round : int
-    kind : str
-        ``train`` for a model, ``report`` for a loss and metric.
-    n : int
-        Numbers released.
-    noise_multiplier : float
-        nu; the cost is n / nu, exactly; 0 has no bound.
-    radius_mode : str
-    radius : float or None
-        Only where it is public: the norm of an update is not for writing down.
+    release : Release
     """
 
     run: str
     round: int
-    kind: str
-    n: int
-    noise_multiplier: float
-    radius_mode: str
-    radius: float | None = None
-
-    @property
-    def cost(self) -> Fraction | None:
-        """What each client pays; None when nothing bounds it."""
-        return price(self.n, self.noise_multiplier)
+    release: Release
 
 
 @dataclass(frozen=True)
@@ -108,24 +91,20 @@ class Account:
     Attributes
     ----------
     client : int
-    kind, radius_mode : str
-    n : int
-    noise_multiplier : float
+    release : Release
+        Without its radius, on which the price does not depend.
     times : int
         How often it paid.
     """
 
     client: int
-    kind: str
-    n: int
-    noise_multiplier: float
-    radius_mode: str
+    release: Release
     times: int
 
     @property
     def spent(self) -> Fraction | float:
         """The sum, exactly; infinite where nothing bounds it."""
-        cost = price(self.n, self.noise_multiplier)
+        cost = self.release.cost
         return float("inf") if cost is None else cost * self.times
 
 
@@ -168,9 +147,9 @@ class Ledger:
         together exceed the limits. On return the charges are on disk.
         """
         with self._transaction() as connection:
-            affords = _affordable(connection, clients, charge.cost, limits)
-            at = datetime.now(UTC).isoformat(timespec="seconds")
-            release = (charge.kind, charge.n, charge.noise_multiplier, charge.radius_mode, charge.radius)
+            affords = _affordable(connection, clients, charge.release.cost, limits)
+            paid, at = charge.release, datetime.now(UTC).isoformat(timespec="seconds")
+            release = (paid.kind, paid.n, paid.noise_multiplier, paid.radius_mode, paid.radius)
             rows = [
                 (at, charge.run, charge.round, client, *release)
                 for client, fits in zip(clients, affords, strict=True)
@@ -227,7 +206,10 @@ def _accounts(connection: sqlite3.Connection, clients: Sequence[int] | None = No
         f"SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges {only} GROUP BY 1, 2, 3, 4, 5",
         () if clients is None else (json.dumps(list(clients)),),
     )
-    return [Account(*row) for row in rows]
+    return [
+        Account(client, Release(Kind(kind), n, nu, RadiusMode(mode)), times)
+        for client, kind, n, nu, mode, times in rows
+    ]
 
 
 def _affordable(

@@ -38,9 +38,9 @@ class MemoryLedger:
 
     def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
         """Charge each client that can afford it, and return which those are."""
-        affords = self.affordable(clients, charge.cost, limits)
+        affords = self.affordable(clients, charge.release.cost, limits)
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
-        key = _UNBOUNDED if charge.cost is None else str(charge.cost)
+        key = _UNBOUNDED if charge.release.cost is None else str(charge.release.cost)
         self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()
         self._state[_RECORD] = self._record
         return affords

@@ -9,7 +9,7 @@ import numpy as np
 from scipy import stats
 
 from privacy.accountant import Guarantee, formal
-from protocol.messages import price
+from protocol.release import Kind, RadiusMode, Release
 
 # Beyond this, a factor of e**epsilon between what two inputs may lead to says nothing.
 MEANINGFUL_EPSILON = 20.0
@@ -99,7 +99,8 @@ def plan(
         raise ValueError(f"clients-per-round must be between 1 and the {clients} clients, got {clients_per_round}")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta}")
-    cost = price(n, noise_multiplier) if math.isfinite(noise_multiplier) else None
+    release = Release(Kind.TRAIN, n, noise_multiplier, RadiusMode.PUBLIC)
+    cost = release.cost if math.isfinite(noise_multiplier) else None
     if cost is None:
         raise ValueError(f"noise-multiplier must be a finite number above 0, got {noise_multiplier}")
     count = stats.binom(rounds, clients_per_round / clients)
@@ -112,10 +113,10 @@ def plan(
         cost=float(cost),
         median=median,
         most=most,
-        formal_median=formal({(n, noise_multiplier): median}, delta),
-        formal_most=formal({(n, noise_multiplier): most}, delta),
-        any_median=formal({(n, noise_multiplier): median}, delta, distance=2.0),
-        any_most=formal({(n, noise_multiplier): most}, delta, distance=2.0),
+        formal_median=formal({release: median}, delta),
+        formal_most=formal({release: most}, delta),
+        any_median=formal({release: median}, delta, distance=2.0),
+        any_most=formal({release: most}, delta, distance=2.0),
         noise_to_update=math.sqrt(spread),
         largest_curvature_step=2 / (1 + spread),
     )

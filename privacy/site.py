@@ -1,27 +1,193 @@
-"""What a node knows about itself, from where it runs and from its own configuration.
+"""A site: what a node knows about itself, and what it allows.
 
-Nothing here reads a message: a server must not be able to tell a site that it is simulated.
+Everything comes from where the node runs, from its own node configuration and from its environment,
+where ``min-noise-multiplier`` is ``UMBEL_MIN_NOISE_MULTIPLIER``; the node configuration wins. Nothing here
+reads a message: a server must not be able to tell a site that it is simulated. The site's policy wins
+over the server's demand.
 """
 
 from __future__ import annotations
 
+import math
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from enum import StrEnum
+from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, ClassVar, Self
 
-from protocol.errors import SiteError
+from pydantic import BeforeValidator, Field, model_validator
+
+from privacy.ledger import Limits
+from protocol.errors import Refused, SiteError
+from protocol.home import umbel_home
+from protocol.messages import Training
+from protocol.release import RadiusMode
+from protocol.rules import Settings
+from protocol.run_config import MAX_HYPOTHESES
 
 DATA_PATH = "data-path"
-GEONAMES_PATH = "geonames-path"
-PLACE = "place"
-INSECURE_SEED = "insecure-seed"
-KEEP_MODEL = "keep-model"
+
+# What Flower puts into the node configuration of a simulated node, and may put into another's.
+_PARTITION = ("partition-id", "num-partitions")
+_PREFIX = "UMBEL_"
+_HOME = "UMBEL_HOME"
 
 _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
+
+
+class Role(StrEnum):
+    """What a site's clients do."""
+
+    TRAIN = "train"
+    """All train, and none reports without noise."""
+    VALIDATION = "validation"
+    """All report, and none trains."""
+    SPLIT = "split"
+    """As the data's manifest says."""
+
+
+class AcceptedRadius(StrEnum):
+    """Which radius a site accepts."""
+
+    ANY = "any"
+    """The paper's as well, a heuristic."""
+    PUBLIC = "public"
+    """Demands with a formal guarantee alone."""
+
+
+def _text(value: Any) -> Any:
+    """Return what an entry of text, as the environment has it, or TOML's own types stand for."""
+    return str(value)
+
+
+def _flag(value: Any) -> Any:
+    return {"true": True, "false": False}.get(str(value).lower(), value)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return value
+    return str(value) if math.isnan(number) else number
+
+
+def _whole(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_number)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Policy(Settings):
+    """The entries of a node's configuration, and what each means."""
+
+    error = SiteError
+    source: ClassVar[str] = "this node's configuration"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "least-noise-multiplier": "min-noise-multiplier",
+        "most-hypotheses": "max-hypotheses",
+        "most-participations": "max-participations",
+    }
+
+    data_path: Text = Field("", description="the site's data: a federation, or a table; an absolute path")
+    reader: Text = Field("", description="for a table: what reads it, as package.module:function")
+    reader_options: Text = Field("", description='what the reader needs besides, as "name=value name=value"')
+    role: Annotated[Role, Field(strict=False)] = Field(
+        Role.TRAIN,
+        description="train: all clients train; validation: all report; split: as the data's manifest says",
+    )
+    place: Text = Field(
+        "0/1", description='"i/n": the node hosts clients i, i + n, ... of a federation that other nodes host too'
+    )
+    min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
+    radius_mode: Annotated[AcceptedRadius, Field(strict=False)] = Field(
+        AcceptedRadius.ANY, description="public: accept only demands with a formal guarantee; any: the heuristic too"
+    )
+    radius_floor: Number = Field(
+        0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
+    )
+    max_hypotheses: Whole = Field(
+        MAX_HYPOTHESES,
+        ge=1,
+        description="the largest k it accepts; the noise on an update does not hide which hypothesis was chosen",
+    )
+    budget: Unlimited = Field(math.inf, ge=0, description="the most a client may spend, as a sum of n/nu")
+    max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
+    ledger_path: Text = Field("", description="where charges are kept; $UMBEL_HOME/ledger.sqlite by default")
+    report_noise_multiplier: Number = Field(
+        0.0, ge=0, description="above 0: training clients report too, loss and metric with noise of this scale"
+    )
+    report_bound: Number = Field(1.0, gt=0, description="numbers reported with noise are clipped to between 0 and this")
+    keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
+    tripwire: Flag = Field(
+        False, description="refuse to train models that no honest server would send: degenerate, or sent before"
+    )
+    noise_all_items: Flag = Field(
+        False, description="where the run adds noise to rows that changed (message-noise), add it to all"
+    )
+    balanced_batches: Flag = Field(
+        False, description="fill minibatches with as many liked items as others (labels of -1 and 1)"
+    )
+    allow_unsanitised: Flag = Field(
+        False, description="whether releases without noise, and the chosen hypothesis, may leave; in simulation only"
+    )
+    insecure_seed: Flag = Field(
+        False,
+        description="draw everything from the run's seed, noise too: for tests on data that are nobody's, since the "
+        "server knows that seed and can subtract the noise",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
+            raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
+        return self
+
+    def limits(self) -> Limits:
+        """Return the most a client may give."""
+        return Limits(
+            None if math.isinf(self.budget) else Fraction(self.budget),
+            None if math.isinf(self.max_participations) else int(self.max_participations),
+        )
+
+    def check(self, demand: Training) -> None:
+        """Raise `Refused` when the demand goes below the policy."""
+        if demand.noise_multiplier == 0 and not self.allow_unsanitised:
+            raise Refused("the server asks for an unsanitised release (noise multiplier 0); this site allows none")
+        if demand.noise_multiplier < self.min_noise_multiplier:
+            raise Refused(
+                f"the server asks for noise multiplier {demand.noise_multiplier}; "
+                f"this site accepts no less than {self.min_noise_multiplier}"
+            )
+        if self.radius_mode is AcceptedRadius.PUBLIC and demand.radius_mode is not RadiusMode.PUBLIC:
+            raise Refused(
+                f"the server asks for radius {demand.radius_mode.value!r}; this site accepts a public radius alone"
+            )
+        if demand.disclose_choice and not self.allow_unsanitised:
+            raise Refused("the server asks which hypothesis each client chose; this site does not tell")
+
+
+# A simulated node holds nobody's data, and allows what a run asks for.
+_SIMULATED: dict[str, Any] = {
+    "role": "split",
+    "min-noise-multiplier": 0.0,
+    "radius-floor": 0.0,
+    "allow-unsanitised": True,
+}
 
 
 @contextmanager
@@ -48,54 +214,80 @@ class Site:
 
     Attributes
     ----------
+    policy : Policy
+        What it allows.
     data_path : Path or None
         The data this node's own configuration names; None in simulation, where the node serves
         a part of the run config's federation.
-    geonames_path : Path or None
-        GeoNames' postal codes, by which the places of a table of charges are found.
     first, step : int
         The node hosts the federation's clients ``first, first + step, ...``: in simulation, and
         where the site's own ``place`` says so.
-    insecure_seed : bool
-        Whether a site with data of its own draws everything from the run's seed, noise too, for
-        tests on data that are nobody's: the server knows that seed and can subtract the noise.
-    keep_model : Path or None
-        Folder for each client's best hypothesis at the end of a run.
     """
 
+    policy: Policy
     data_path: Path | None
     first: int = 0
     step: int = 1
-    geonames_path: Path | None = None
-    insecure_seed: bool = False
-    keep_model: Path | None = None
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Site:
-        """Return the site that a node configuration describes.
+        """Return the site that a node configuration and the environment describe.
 
         Raises
         ------
         SiteError
-            When the node is no simulation and names no data of its own.
+            When the node is no simulation and names no data of its own, or an entry cannot be
+            used: a slip of the pen never weakens a policy.
         """
+        own = {key: value for key, value in node_config.items() if key not in _PARTITION}
+        environment = _environment()
         # The site's own path is asked for first: real nodes may have a partition-id as well.
-        if node_config.get(DATA_PATH):
-            first, step = _place(node_config)
-            insecure_seed = str(node_config.get(INSECURE_SEED, "false")).lower()
-            if insecure_seed not in ("true", "false"):
-                raise SiteError(f"{INSECURE_SEED} must be true or false, got {insecure_seed!r}")
-            return cls(
-                _path(node_config, DATA_PATH),
-                first,
-                step,
-                _path(node_config, GEONAMES_PATH),
-                insecure_seed == "true",
-                _path(node_config, KEEP_MODEL),
-            )
+        if own.get(DATA_PATH):
+            policy = Policy.parse(environment | own)
+            first, step = _place(policy)
+            site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
+            site._check_own()
+            return site
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
-        return cls(None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
+        known = {*Policy.names(), *Policy.renamed}
+        # What else a user has in the environment is no policy of a simulated node.
+        policy = Policy.parse(_SIMULATED | {key: environment[key] for key in known & set(environment)} | own)
+        return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
+
+    def _check_own(self) -> None:
+        """Raise unless the policy is fit for data of one's own."""
+        policy = self.policy
+        if policy.allow_unsanitised:
+            raise SiteError("allow-unsanitised is for simulation; a site with data of its own cannot set it")
+        for key, value in (
+            ("min-noise-multiplier", policy.min_noise_multiplier),
+            ("radius-floor", policy.radius_floor),
+        ):
+            if not value > 0:
+                raise SiteError(f"{key} must be a number above 0 where the data are a site's own, got {value:g}")
+        if self.placed and policy.role is not Role.SPLIT:
+            raise SiteError(
+                f"place is for role split, where clients are numbered over the whole federation; not {policy.role}"
+            )
+        _ = self.ledger_path, self.keep_model
+
+    @cached_property
+    def ledger_path(self) -> Path | None:
+        """Where charges are kept; None, for the run's memory alone, in simulation."""
+        if not self.policy.ledger_path:
+            return None if self.simulated else umbel_home() / "ledger.sqlite"
+        return _path("ledger-path", self.policy.ledger_path)
+
+    @cached_property
+    def keep_model(self) -> Path | None:
+        """Folder for each client's best hypothesis at the end of a run."""
+        return _path("keep-model", self.policy.keep_model)
+
+    @cached_property
+    def limits(self) -> Limits:
+        """The most a client may give."""
+        return self.policy.limits()
 
     @property
     def simulated(self) -> bool:
@@ -106,6 +298,11 @@ class Site:
     def placed(self) -> bool:
         """Whether the node hosts a part of a federation whose other clients other nodes host."""
         return self.simulated or self.step > 1
+
+    @property
+    def insecure_seed(self) -> bool:
+        """Whether a site with data of its own draws from the run's seed all the same."""
+        return self.policy.insecure_seed and not self.simulated
 
     def client_ids(self, clients: tuple[int, ...]) -> list[int]:
         """Return the federation-wide numbers of clients counted within the node."""
@@ -120,18 +317,28 @@ class Site:
         return int(run_config["seed"]) if self.simulated or self.insecure_seed else None
 
 
-def _place(node_config: Mapping[str, Any]) -> tuple[int, int]:
-    """Return i and n of an entry ``place = "i/n"``, 0 and 1 without one."""
-    text = str(node_config.get(PLACE, "0/1"))
-    first, _, step = text.partition("/")
+def _environment() -> dict[str, Any]:
+    """Return the entries that the environment sets."""
+    environment: dict[str, Any] = {
+        name.removeprefix(_PREFIX).replace("_", "-").lower(): value
+        for name, value in ((name, os.environ[name]) for name in os.environ if name.startswith(_PREFIX))
+        if name != _HOME
+    }
+    # Where the data lie is said to a node itself: the environment of a machine may be many nodes'.
+    environment.pop(DATA_PATH, None)
+    return environment
+
+
+def _place(policy: Policy) -> tuple[int, int]:
+    """Return i and n of ``place = "i/n"``."""
+    first, _, step = policy.place.partition("/")
     if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise SiteError(f'{PLACE} must be "i/n" with i from 0 to n - 1, got {text!r}')
+        raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}')
     return int(first), int(step)
 
 
-def _path(node_config: Mapping[str, Any], key: str) -> Path | None:
+def _path(key: str, text: str) -> Path | None:
     """Return an entry that must be an absolute path, because a Flower process may work anywhere."""
-    text = str(node_config.get(key, ""))
     if not text:
         return None
     path = Path(text).expanduser()

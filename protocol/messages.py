@@ -1,61 +1,90 @@
-"""What travels between server and clients: one message a node, not one a client.
+"""What travels between server and clients: one message a node and round, not one a client.
 
-===========  ==========================================================================
-query        both ways the protocol version; back, how many clients the node hosts
-train        `Demand` and the hypotheses, to a node; back, releases and public counts
-evaluate     the hypotheses and the asked validation clients; back, their loss and metric
-query.local  in simulation alone: the asked clients; back, their local models
-query.keep   the best hypotheses, when a run is over; back, nothing
-===========  ==========================================================================
+==========  ==============================================================================
+query       both ways the protocol version; back, how many clients the node hosts
+train       the hypotheses, and what is asked of the node's clients in a round: `Training`,
+            `Evaluation`, or both. Back, releases with public flags of who released, and loss
+            and metric of each client that reports
+evaluate    the same where a round asks for evaluation alone
+query.keep  the best hypotheses, when a run is over; back, nothing
+==========  ==============================================================================
 
-The records are Flower's own. Arrays are a model's state dict with one more axis in front: the
+The records are Flower's own. Arrays are a model's shared parameters with one more axis in front: the
 hypotheses in what the server sends, the clients that released in what a node sends back.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from fractions import Fraction
-from functools import lru_cache
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
-from protocol.records import to_array_record
+from protocol.records import from_array_record, record_in, to_array_record
+from protocol.release import NoisePer, RadiusMode
 
-VERSION = 1
-HYPOTHESES = "hypotheses"
-CONFIG = "config"
-ARRAYS = "arrays"
-COUNTS = "counts"
-SCORES = "scores"
-LOCAL = "local"
-# More than any experiment needs, and few enough that a node cannot be made to run out of memory.
-MAX_HYPOTHESES = 1000
-# Choices that both sides check in the run config.
-RADIUS_MODES = ("update", "public")
-NOISE_UNITS = ("vector", "layer", "row")
-ENGINES = ("auto", "loop", "batched")
-DEVICES = ("auto", "cpu", "cuda")
-# What each field of a Demand may come as; a bool is no number here.
+VERSION = 2
+
+_VERSION = "version"
+_HYPOTHESES = "hypotheses"
+_TRAINING = "training"
+_EVALUATION = "evaluation"
+_ARRAYS = "arrays"
+_RELEASED = "released"
+_SCORES = "scores"
+_HOSTING = "hosting"
+_RUN_NAME = 200  # the longest name of a run
+
+# What each field of a message may come as; a bool is no number here.
 _KINDS: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
     "str": (str,),
     "bool": (bool,),
     "tuple[int, ...]": (list,),
+    "RadiusMode": (str,),
+    "NoisePer": (str,),
 }
 
 
+class _Asked:
+    """What is asked of some clients of a node, as a ConfigRecord."""
+
+    clients: tuple[int, ...]
+
+    def to_record(self) -> ConfigRecord:
+        """Return what is asked as a ConfigRecord."""
+        values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+        return ConfigRecord(
+            {
+                key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
+                for key, value in values.items()
+            }
+        )
+
+    @classmethod
+    def from_record(cls, record: ConfigRecord) -> Self:
+        """Check a ConfigRecord from the network and return what it asks."""
+        values: dict[str, Any] = {}
+        for entry in fields(cls):  # type: ignore[arg-type]
+            if entry.name not in record:
+                raise ProtocolError(f"the demand lacks {entry.name}")
+            value = record[entry.name]
+            if type(value) not in _KINDS[str(entry.type)]:
+                raise ProtocolError(f"{entry.name} of the demand is a {type(value).__name__}")
+            values[entry.name] = tuple(value) if isinstance(value, list) else value
+        return cls(**values)
+
+
 @dataclass(frozen=True)
-class Demand:
-    """What the server asks of the clients of one node in a round of training.
+class Training(_Asked):
+    """What the server asks of the training clients of one node in a round.
 
     Attributes
     ----------
@@ -69,22 +98,26 @@ class Demand:
         s of Algorithm 1.
     noise_multiplier : float
         The paper's nu: noise per unit of radius; 0 asks for an unsanitised release.
-    radius_mode : str
+    radius_mode : RadiusMode
         ``update``: the radius is the norm of the client's update, at least `radius`.
         ``public``: the radius is `radius`, and the client clips its update to it.
     radius : float
         See `radius_mode`.
-    noise_per : str
-        What is noised by itself, within a radius of its own: ``vector``, all parameters as one;
-        ``layer`` (Sec. 5.3); ``row``, each row of each array, as an item of a recommender.
+    noise_per : NoisePer
+        What is noised by itself, within a radius of its own.
     disclose_choice : bool
         Ask clients for the hypothesis they chose (IFCA); refused by any site that sanitises.
     local_steps : int
         R of Protocol 1 (PAC paper): above 0, so many minibatches are each drawn from all of a
         client's rows, in place of epochs. With neither steps nor epochs nothing is trained.
     message_noise : float
-        sigma of the PAC paper's noisy messages (Eq. 3), for models with a local part; it comes
-        before the gate, which does not count it.
+        sigma of the PAC paper's noisy messages (Eq. 3); it comes before the gate, which does not
+        count it.
+    run : str
+        Name of the run, the same when it goes on after an interruption: clients keep their local
+        parameters by it.
+    frozen_digest : str
+        Of the model's frozen parameters, which do not travel; empty if there are none.
     """
 
     round: int
@@ -93,12 +126,14 @@ class Demand:
     step_size: float
     batch_size: int
     noise_multiplier: float
-    radius_mode: str = "update"
+    radius_mode: RadiusMode = RadiusMode.UPDATE
     radius: float = 0.01
-    noise_per: str = "vector"
+    noise_per: NoisePer = NoisePer.VECTOR
     disclose_choice: bool = False
     local_steps: int = 0
     message_noise: float = 0.0
+    run: str = ""
+    frozen_digest: str = ""
 
     def __post_init__(self) -> None:
         _whole("round", self.round, 1)
@@ -109,33 +144,43 @@ class Demand:
         _positive("step-size", self.step_size)
         _not_negative("noise-multiplier", self.noise_multiplier)
         _not_negative("message-noise", self.message_noise)
-        if self.radius_mode not in RADIUS_MODES:
-            raise ProtocolError(f"radius must be one of {', '.join(RADIUS_MODES)}, got {self.radius_mode!r}")
+        object.__setattr__(self, "radius_mode", _one_of("radius", RadiusMode, self.radius_mode))
         _positive("the radius", self.radius)
-        if self.noise_per not in NOISE_UNITS:
-            raise ProtocolError(f"noise-per must be one of {', '.join(NOISE_UNITS)}, got {self.noise_per!r}")
-        if self.noise_per != "vector" and self.radius_mode == "public":
+        object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
+        if self.noise_per is not NoisePer.VECTOR and self.radius_mode is RadiusMode.PUBLIC:
             raise ProtocolError(
                 f"noise-per {self.noise_per} goes with radius update alone; a public one is of the whole vector"
             )
+        _run_name(self.run)
 
-    def to_record(self) -> ConfigRecord:
-        """Return the demand as a ConfigRecord."""
-        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
-        return ConfigRecord({key: list(value) if isinstance(value, tuple) else value for key, value in values.items()})
 
-    @classmethod
-    def from_record(cls, record: ConfigRecord) -> Demand:
-        """Check a ConfigRecord from the network and return the demand in it."""
-        values: dict[str, Any] = {}
-        for entry in fields(cls):
-            if entry.name not in record:
-                raise ProtocolError(f"the demand lacks {entry.name}")
-            value = record[entry.name]
-            if type(value) not in _KINDS[str(entry.type)]:
-                raise ProtocolError(f"{entry.name} of the demand is a {type(value).__name__}")
-            values[entry.name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
+@dataclass(frozen=True)
+class Evaluation(_Asked):
+    """What the server asks of the validation clients of one node in a round.
+
+    Attributes
+    ----------
+    round : int
+        Round, from 1; 0 before the first.
+    clients : tuple of int
+        The asked clients, counted within the node; each at most once.
+    step_size : float
+        s of Algorithm 1, for the local parameters of clients that have none yet.
+    run, frozen_digest : str
+        As in `Training`.
+    """
+
+    round: int
+    clients: tuple[int, ...]
+    step_size: float = 0.1
+    run: str = ""
+    frozen_digest: str = ""
+
+    def __post_init__(self) -> None:
+        _whole("round", self.round, 0)
+        _clients(self.clients)
+        _positive("step-size", self.step_size)
+        _run_name(self.run)
 
 
 @dataclass(frozen=True)
@@ -158,7 +203,7 @@ class Hosting:
 
     def to_record(self) -> MetricRecord:
         """Return the reply's MetricRecord."""
-        return MetricRecord({"version": VERSION, **asdict(self)})
+        return MetricRecord({_VERSION: VERSION, **asdict(self)})
 
     @classmethod
     def from_record(cls, record: MetricRecord) -> Hosting:
@@ -169,8 +214,8 @@ class Hosting:
         ProtocolError
             When the node speaks another version, or counts are missing or negative.
         """
-        if record.get("version") != VERSION:
-            raise ProtocolError(f"speaks protocol {record.get('version')!r}, this server speaks {VERSION}")
+        if record.get(_VERSION) != VERSION:
+            raise ProtocolError(f"speaks protocol {record.get(_VERSION)!r}, this server speaks {VERSION}")
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
             raise ProtocolError(f"reports counts that cannot be: {values}")
@@ -182,28 +227,94 @@ class Hosting:
         return self.step > 0
 
 
-@lru_cache(maxsize=64)
-def price(n: int, noise_multiplier: float) -> Fraction | None:
-    """Return what one participation costs a client, exactly.
-
-    That is n / nu within the radius (group privacy paper, Sec. 4.1.3), or None, for no bound at
-    all, when nu is 0.
-    """
-    return Fraction(n) / Fraction(noise_multiplier) if noise_multiplier > 0 else None
+# --- what the server sends
 
 
 def query() -> RecordDict:
     """Return the content of a query."""
-    return RecordDict({CONFIG: ConfigRecord({"version": VERSION})})
+    return RecordDict({_VERSION: ConfigRecord({_VERSION: VERSION})})
 
 
-def train_request(hypotheses: ArrayRecord, demand: Demand) -> RecordDict:
-    """Return the content of a train message; `hypotheses` may be shared by all of a round's."""
-    return RecordDict({HYPOTHESES: hypotheses, CONFIG: demand.to_record()})
+def round_request(
+    hypotheses: ArrayRecord, training: Training | None = None, evaluation: Evaluation | None = None
+) -> RecordDict:
+    """Return the content of a round's message to a node; `hypotheses` may be shared by all of a round's."""
+    content = RecordDict({_HYPOTHESES: hypotheses})
+    if training is not None:
+        content[_TRAINING] = training.to_record()
+    if evaluation is not None:
+        content[_EVALUATION] = evaluation.to_record()
+    return content
 
 
-def train_reply(releases: Arrays, released: Sequence[int], choices: Sequence[int] | None = None) -> RecordDict:
-    """Return the content of a train reply.
+def merged(messages: Iterable[Message]) -> list[Message]:
+    """Return a round's messages with those to one node, which start from the same hypotheses, made into one."""
+    by_node: dict[int, Message] = {}
+    for message in messages:
+        first = by_node.setdefault(message.metadata.dst_node_id, message)
+        if first is not message:
+            for name, record in message.content.items():
+                first.content.setdefault(name, record)
+    return list(by_node.values())
+
+
+def asks(content: RecordDict) -> tuple[bool, bool]:
+    """Return whether a round's message asks for training, and for evaluation."""
+    return _TRAINING in content, _EVALUATION in content
+
+
+def keep_request(hypotheses: ArrayRecord) -> RecordDict:
+    """Return the content of a message that tells nodes what a run has found."""
+    return RecordDict({_HYPOTHESES: hypotheses})
+
+
+# --- what a node reads in it
+
+
+def version_in(content: RecordDict) -> Any:
+    """Return the version of the protocol that a query names."""
+    return record_in(content, _VERSION, ConfigRecord).get(_VERSION)
+
+
+def hypotheses_in(content: RecordDict) -> Arrays:
+    """Return the hypotheses of a message."""
+    return from_array_record(record_in(content, _HYPOTHESES, ArrayRecord))
+
+
+def training_in(content: RecordDict) -> Training | None:
+    """Check and return what a message asks of training clients; None if that is nothing."""
+    return Training.from_record(record_in(content, _TRAINING, ConfigRecord)) if _TRAINING in content else None
+
+
+def evaluation_in(content: RecordDict) -> Evaluation | None:
+    """Check and return what a message asks of validation clients; None if that is nothing."""
+    return Evaluation.from_record(record_in(content, _EVALUATION, ConfigRecord)) if _EVALUATION in content else None
+
+
+def training_only(content: RecordDict, clients: tuple[int, ...]) -> RecordDict:
+    """Return a message as if it asked these clients to train, and nothing else."""
+    asked = record_in(content, _TRAINING, ConfigRecord)
+    if tuple(asked["clients"]) != clients:  # type: ignore[arg-type]
+        asked = ConfigRecord(dict(asked))
+        asked["clients"] = list(clients)
+    return RecordDict({_HYPOTHESES: record_in(content, _HYPOTHESES, ArrayRecord), _TRAINING: asked})
+
+
+def evaluation_only(content: RecordDict) -> RecordDict:
+    """Return a message as if it asked for evaluation, and nothing else."""
+    return RecordDict({name: content[name] for name in (_HYPOTHESES, _EVALUATION)})
+
+
+# --- what a node answers
+
+
+def hosting_reply(hosting: Hosting) -> RecordDict:
+    """Return the content of the reply to a query."""
+    return RecordDict({_HOSTING: hosting.to_record()})
+
+
+def training_reply(releases: Arrays, released: Sequence[int], choices: Sequence[int] | None = None) -> RecordDict:
+    """Return the part of a round's reply that holds releases.
 
     Parameters
     ----------
@@ -212,48 +323,60 @@ def train_reply(releases: Arrays, released: Sequence[int], choices: Sequence[int
     released : sequence of int
         1 for each asked client that released, 0 for each that did not.
     choices : sequence of int, optional
-        For each client that released, its hypothesis (`Demand.disclose_choice`).
+        For each client that released, its hypothesis (`Training.disclose_choice`).
     """
-    counts: dict[str, int | float | list[int] | list[float]] = {"released": list(released)}
+    counts: dict[str, int | float | list[int] | list[float]] = {"clients": list(released)}
     if choices is not None:
         counts["choices"] = list(choices)
-    return RecordDict({ARRAYS: to_array_record(releases), COUNTS: MetricRecord(counts)})
+    return RecordDict({_ARRAYS: to_array_record(releases), _RELEASED: MetricRecord(counts)})
 
 
-def evaluate_request(hypotheses: ArrayRecord, round: int, clients: Sequence[int]) -> RecordDict:
-    """Return the content of an evaluate message to some validation clients of a node."""
-    return RecordDict({HYPOTHESES: hypotheses, CONFIG: ConfigRecord({"round": round, "clients": list(clients)})})
-
-
-def asked_clients(record: ConfigRecord) -> tuple[int, ...]:
-    """Check the ConfigRecord of an evaluate or query.local message and return the asked clients."""
-    listed: Any = record.get("clients")
-    if not isinstance(listed, list):
-        raise ProtocolError("the message names no clients")
-    clients = tuple(listed)
-    _clients(clients)
-    return clients
-
-
-def evaluate_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
-    """Return the content of an evaluate reply: loss and metric of each asked client, in order."""
+def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
+    """Return the part of a round's reply that holds loss and metric of each asked client, in order."""
     scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
-    return RecordDict({SCORES: scores})
+    return RecordDict({_SCORES: scores})
 
 
-def keep_request(hypotheses: ArrayRecord) -> RecordDict:
-    """Return the content of a message that tells nodes what a run has found."""
-    return RecordDict({HYPOTHESES: hypotheses})
+# --- what the server reads in it
 
 
-def local_request(clients: Sequence[int]) -> RecordDict:
-    """Return the content of a message that asks simulated clients for their local models."""
-    return RecordDict({CONFIG: ConfigRecord({"clients": list(clients)})})
+def hosting_in(content: RecordDict) -> Hosting:
+    """Check and return what a node says of itself."""
+    return Hosting.from_record(record_in(content, _HOSTING, MetricRecord))
 
 
-def local_reply(models: NDArray[Any]) -> RecordDict:
-    """Return the local models (clients, k) of the asked clients, in order."""
-    return RecordDict({ARRAYS: to_array_record({LOCAL: models})})
+def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.bool_], NDArray[np.int64] | None]:
+    """Check who released and return the releases, a flag for each asked client, and the choices if they are told."""
+    counts = record_in(content, _RELEASED, MetricRecord)
+    flags = np.asarray(counts["clients"])
+    if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
+        raise ProtocolError("it does not say who released")
+    arrays = from_array_record(record_in(content, _ARRAYS, ArrayRecord))
+    choices = np.asarray(counts["choices"]) if "choices" in counts else None
+    if choices is not None and (choices.dtype.kind not in "iu" and choices.size):
+        raise ProtocolError("it does not say what its clients chose")
+    return arrays, flags.astype(bool), None if choices is None else choices.astype(np.int64)
+
+
+def number_released(content: RecordDict) -> int:
+    """Return how many clients a reply says released; 0 for one that says something else."""
+    record = content.get(_RELEASED)
+    flags = record.get("clients") if isinstance(record, MetricRecord) else None
+    return sum(flag == 1 for flag in flags) if isinstance(flags, list) else 0
+
+
+def answers_training(content: RecordDict) -> bool:
+    """Return whether a reply has anything to say of training clients."""
+    return _RELEASED in content
+
+
+def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
+    """Return loss and metric (2, asked) of the asked clients; None where a reply has none that fit."""
+    record = content.get(_SCORES)
+    if not isinstance(record, MetricRecord):
+        return None
+    values = [np.asarray(record.get(name, ()), np.float64) for name in ("loss", "metric")]
+    return np.stack(values) if all(value.shape == (asked,) for value in values) else None
 
 
 def _clients(clients: tuple[Any, ...]) -> None:
@@ -276,3 +399,15 @@ def _not_negative(name: str, value: float) -> None:
 def _positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
         raise ProtocolError(f"{name} must be a finite number above 0, got {value}")
+
+
+def _one_of(name: str, kind: Any, value: str) -> Any:
+    try:
+        return kind(value)
+    except ValueError:
+        raise ProtocolError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
+
+
+def _run_name(name: str) -> None:
+    if len(name) > _RUN_NAME:
+        raise ProtocolError(f"the run's name is {len(name)} characters long, more than {_RUN_NAME}")

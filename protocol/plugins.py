@@ -1,11 +1,18 @@
-"""Code of one's own, by import path."""
+"""Code of one's own, by import path, and the options that it takes."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import importlib
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
+from protocol.rules import told
+
+T = TypeVar("T")
 
 
 def import_by_name(name: str) -> Any:
@@ -27,3 +34,49 @@ def import_by_name(name: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})") from None
+
+
+def parse_pairs(text: str, key: str) -> dict[str, str]:
+    """Return the pairs of ``name=value name=value``; `key` is named in errors."""
+    pairs: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not (name and equals) or name in pairs:
+            raise ConfigError(f'{key} must be "name=value name=value", each name once, got {text!r}')
+        pairs[name] = value
+    return pairs
+
+
+def parse_options(kind: type[T], text: str, key: str) -> T:
+    """Return the options in ``name=value name=value`` as the dataclass that code of one's own declares for them.
+
+    A field's name may be written with hyphens. Values are read as the type of the field.
+
+    Parameters
+    ----------
+    kind : type
+        A dataclass; annotate a field with ``pydantic.Field`` for bounds.
+    text : str
+    key : str
+        The setting that `text` is of, named in errors.
+
+    Raises
+    ------
+    ConfigError
+        For an option that there is not, one that is missing, or a value that does not fit.
+    """
+    pairs = {name.replace("-", "_"): value for name, value in parse_pairs(text, key).items()}
+    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in pairs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            there = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
+            raise ConfigError(f"{key}: there is no option {name}; {there}")
+    try:
+        return TypeAdapter(kind).validate_strings(pairs)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] == "missing":
+            raise ConfigError(f"{key} lacks {name}") from None
+        raise ConfigError(f"{key}: {name} {told(first)}, got {pairs.get(name)!r}") from None

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
 import math
 import platform
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from fractions import Fraction
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
@@ -23,12 +21,14 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
-from attacks.leak_meter import Leak
 from protocol.arrays import Arrays
 from protocol.home import write_atomically
 from protocol.messages import Hosting
-from server.rounds import Round, State
+from protocol.release import Release
+from server.history import Round, State
+from server.observer import Section
 
+_STRATEGY = "strategy/"
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 
@@ -37,12 +37,12 @@ class RunFolder:
 
     ==========================  ==========================================================
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
-    ``latest.safetensors``      what the next round would have started from; metadata ``rounds``
+    ``latest.safetensors``      what the next round would have started from; metadata ``rounds``;
+                                under ``strategy/`` what the strategy keeps from round to round
     ``nodes.json``              the nodes in the order in which their clients are numbered
-    ``history.jsonl``           a line a round (`server.rounds.Round`)
-    ``outcome.json``            why the run ended, what its strategy remarks, and what the leak
-                                meter found (`attacks.leak_meter.Leak`)
-    ``findings.csv``            the strategy's own table, if it has one
+    ``history.jsonl``           a line a round (`server.history.Round`)
+    ``outcome.json``            why the run ended
+    ``sections.json``           what observers add to the report, if they add anything
     ``ledger.csv``              clients that released: participations and what they spent
     ``config.toml``             the run config and the versions it ran with
     ``releases.safetensors``    of a model of two parameters: what the first and the best round
@@ -82,7 +82,9 @@ class RunFolder:
         document = {"config": dict(run_config), "versions": versions()}
         write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())
 
-    def write_round(self, state: State, participations: NDArray[np.int64], cost: Fraction | None) -> None:
+    def write_round(
+        self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]
+    ) -> None:
         """Save where the run stands.
 
         Parameters
@@ -90,18 +92,19 @@ class RunFolder:
         state : State
         participations : ndarray of int
             How often each training client released.
-        cost : Fraction or None
-            What one participation costs; None when nothing bounds it.
+        release : Release
+            What a client gives away each time that it takes part.
+        kept : mapping
+            Arrays that the strategy keeps from round to round.
         """
         self._write_new("hypotheses.safetensors", _to_bytes(state.best))
         lines = "".join(entry.line + "\n" for entry in state.history)
         write_atomically(self.path / "history.jsonl", lines.encode())
-        outcome = {"stopped": state.stopped, "remarks": state.remarks, "leaks": [asdict(leak) for leak in state.leaks]}
-        write_atomically(self.path / "outcome.json", (json.dumps(outcome, indent=1) + "\n").encode())
+        self._write_new("outcome.json", (json.dumps({"stopped": state.stopped}) + "\n").encode())
         # Comparing first is what makes this quick where few of very many clients have released.
         clients = np.flatnonzero(participations != 0)
         often = participations[clients].tolist()
-        spent = {times: f"{times},{spend(times, cost):.10g}" for times in set(often)}
+        spent = {times: f"{times},{release.spend(times):.10g}" for times in set(often)}
         # One format for all rows, of which a long run has tens of thousands, takes half the time of one each.
         values: list[Any] = [None] * (2 * len(often))
         values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
@@ -109,55 +112,70 @@ class RunFolder:
         write_atomically(self.path / "ledger.csv", f"client,participations,spent\n{rows}".encode())
         # Last, and with the number of rounds that it stands for: what it does not know of, a run
         # that was killed in between does again.
-        latest = _to_bytes(state.hypotheses, {"rounds": str(len(state.history))})
+        strategy = {_STRATEGY + name: value for name, value in kept.items()}
+        latest = _to_bytes(state.hypotheses | strategy, {"rounds": str(len(state.history))})
         write_atomically(self.path / "latest.safetensors", latest)
 
     def write_releases(self, content: bytes) -> None:
-        """Save the releases in the plane (`server.plane.Album`)."""
+        """Save the releases in the plane (`server.snapshots.Snapshots`)."""
         write_atomically(self.path / "releases.safetensors", content)
 
-    def write_findings(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Save a strategy's table as findings.csv."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        write_atomically(self.path / "findings.csv", text.getvalue().encode())
+    def write_sections(self, sections: Sequence[Section]) -> None:
+        """Save what observers add to the report."""
+        if sections:
+            rows = [asdict(section) for section in sections]
+            write_atomically(self.path / "sections.json", (json.dumps(rows, indent=1) + "\n").encode())
+
+    def read_sections(self) -> list[Section]:
+        """Return what `write_sections` saved."""
+        file = self.path / "sections.json"
+        rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        return [Section(**(row | {"paragraphs": tuple(row["paragraphs"])})) for row in rows]
 
     def write_report(self, html: str) -> None:
         """Save the report."""
         write_atomically(self.path / "report.html", html.encode())
 
-    def read(self) -> tuple[dict[str, Any], State, dict[int, int]]:
-        """Return what `write_config` saved, the state, and how often each client that released did so.
+    def read_config(self) -> dict[str, Any]:
+        """Return what `write_config` saved: ``config`` and ``versions``."""
+        return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+
+    def read(self, names: Sequence[str]) -> tuple[State, dict[int, int], Arrays]:
+        """Return the state, how often each client that released did so, and what the strategy kept.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The model's shared parameters, whose order a file does not keep.
 
         Raises
         ------
         FileNotFoundError
             When the folder holds no run that has finished a round.
         """
-        saved = tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
             rounds = int(latest.metadata()["rounds"])
         lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
         history = [Round(**json.loads(line)) for line in lines[:rounds]]
         best_round = history[-1].best_round
         outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
+        latest_arrays, best = self._read_arrays("latest"), self._read_arrays("hypotheses")
+        kept = {
+            name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
+        }
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
         state = State(
-            hypotheses=self._read_arrays("latest"),
-            best=self._read_arrays("hypotheses"),
+            hypotheses={name: latest_arrays[name] for name in names},
+            best={name: best[name] for name in names},
             best_loss=losses.get(best_round, math.inf),
             best_round=best_round,
             stale=sum(1 for number in losses if number > best_round),
             history=history,
             stopped=outcome["stopped"],
-            remarks=outcome["remarks"],
-            leaks=[leak for leak in map(_leak, outcome["leaks"]) if leak.round <= rounds],
         )
         with (self.path / "ledger.csv").open(encoding="utf-8") as file:
             spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
-        return saved, state, spent
+        return state, spent, kept
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and what they host, in the order in which their clients are numbered."""
@@ -190,18 +208,7 @@ def _to_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:
     return safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
 
 
-def _leak(row: dict[str, Any]) -> Leak:
-    return Leak(**row)
-
-
 @lru_cache
 def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
     """Return the versions that a run depends on: of packages, and of Python."""
     return {package: version(package) for package in packages} | {"python": platform.python_version()}
-
-
-def spend(participations: float, cost: Fraction | None) -> float:
-    """Return what a number of participations costs; infinite for unsanitised releases."""
-    if cost is None:
-        return float("inf") if participations else 0.0
-    return float(Fraction(participations) * cost)

@@ -3,43 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation import Manifest
-from models.base import Model
+from models.model import Model
 from protocol.arrays import Arrays, flatten
-from server.rounds import Round, State
-from server.run_folder import spend
+from protocol.release import RadiusMode, Release
+from server.history import Round, State
 
 _SHOWN_PARAMETERS = 3
 _MEANING = {
-    "update": "n/nu a participation, within the norm of the client's own update: a heuristic, no guarantee",
-    "public": "n/nu a participation, for updates one radius apart",
+    RadiusMode.UPDATE: "n/nu a participation, within the norm of the client's own update: a heuristic, no guarantee",
+    RadiusMode.PUBLIC: "n/nu a participation, for updates one radius apart",
 }
 
 
 @dataclass(frozen=True)
-class Narrator:
-    """Tells what happens, in the units of the data.
+class Summary:
+    """Says what happens, in the units of the data.
 
     Attributes
     ----------
     model : Model
     manifest : Manifest or None
         Whose units and truth are used, if there is one.
-    cost : Fraction or None
-        What one participation costs.
-    radius_mode : str
-        ``update`` or ``public``: what the cost means.
+    release : Release
+        What a client gives away each time that it takes part.
     """
 
     model: Model
     manifest: Manifest | None
-    cost: Fraction | None
-    radius_mode: str
+    release: Release
 
     def round_line(self, entry: Round, rounds: int) -> str:
         """Return the line that the log shows for a round."""
@@ -72,9 +68,9 @@ class Narrator:
             f"  true parameters {where}: hypothesis {j} is {away:.3f} away" for where, j, away in self.found(state.best)
         ]
         last = state.history[-1]
-        median, most = (spend(times, self.cost) for times in (last.median_participations, last.max_participations))
-        meaning = "unsanitised: nothing bounds it" if self.cost is None else _MEANING[self.radius_mode]
-        lines.append(f"Privacy spent a client: median {median:.4g}, most {most:.4g} ({meaning}).")
+        median, maximum = (self.release.spend(times) for times in (last.median_participations, last.max_participations))
+        meaning = "unsanitised: nothing bounds it" if self.release.cost is None else _MEANING[self.release.radius_mode]
+        lines.append(f"Privacy spent a client: median {median:.4g}, most {maximum:.4g} ({meaning}).")
         return lines
 
     def loss(self, value: float) -> str:

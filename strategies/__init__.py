@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-from attacks.pac_attack import PacAttack
-from protocol.plugins import import_by_name
-from strategies.base import HypothesisStrategy, RadiusSchedule
+from fleet.fleet import Fleet
+from protocol.errors import ConfigError
+from protocol.plugins import import_by_name, parse_options
+from protocol.run_config import RunConfig
+from strategies.base import HypothesisStrategy
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
 
-__all__ = [
-    "IFCA",
-    "STRATEGIES",
-    "FedAvg",
-    "GroupPrivacy",
-    "HypothesisStrategy",
-    "PacAttack",
-    "RadiusSchedule",
-    "Recommender",
-    "load",
-]
+__all__ = ["IFCA", "STRATEGIES", "FedAvg", "GroupPrivacy", "HypothesisStrategy", "Recommender", "load", "make"]
 
 STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "group-privacy": GroupPrivacy,
     "fedavg": FedAvg,
     "ifca": IFCA,
     "recommender": Recommender,
-    "pac-attack": PacAttack,
 }
 
 
@@ -36,14 +27,36 @@ def load(name: str) -> type[HypothesisStrategy]:
 
     Raises
     ------
-    ValueError
+    ConfigError
         When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
     """
     if name in STRATEGIES:
         return STRATEGIES[name]
     if ":" not in name:
-        raise ValueError(f"unknown strategy {name!r}; choose from {', '.join(STRATEGIES)} or give package.module:Class")
+        raise ConfigError(
+            f"unknown strategy {name!r}; choose from {', '.join(STRATEGIES)} or give package.module:Class"
+        )
     strategy = import_by_name(name)
     if not (isinstance(strategy, type) and issubclass(strategy, HypothesisStrategy)):
-        raise ValueError(f"strategy {name!r} is no class built on strategies.base.HypothesisStrategy")
+        raise ConfigError(f"strategy {name!r} is no class built on strategies.base.HypothesisStrategy")
     return strategy
+
+
+def make(run: RunConfig) -> HypothesisStrategy:
+    """Return the strategy that a run config asks for, with its clients and options."""
+    kind = load(run.strategy)
+    fleet = Fleet(
+        clients_per_round=run.clients_per_round,
+        validation_clients_per_round=run.validation_clients_per_round,
+        quorum=run.quorum,
+        seed=run.seed,
+        min_nodes=run.min_nodes,
+        node_wait=run.node_wait,
+    )
+    return kind(
+        fleet,
+        hypotheses=run.hypotheses,
+        min_releases=run.min_releases,
+        radius=run.schedule,
+        options=parse_options(kind.Options, run.strategy_options, "strategy-options"),
+    )

@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fleet.exchange import Exchange
-from fleet.roster import TRAIN, Roster
-from models.base import Model
+from models.model import Model
 from protocol.errors import ConfigError
-from protocol.messages import ARRAYS, LOCAL, local_request
-from protocol.records import from_array_record, record_in
+from protocol.run_config import RunConfig
 from strategies.fedavg import FedAvg
-from strategies.options import Options
-
-_TELLING = 60.0  # seconds for which local models are waited for
 
 
 class Recommender(FedAvg):
@@ -26,33 +18,15 @@ class Recommender(FedAvg):
     would hardly move it.
     """
 
-    def prepare(self, options: Options, model: Model) -> None:
+    def check(self, run: RunConfig, model: Model) -> None:
         """Refuse models without a local part."""
-        if not model.local_size:
+        if not model.local_shapes:
             raise ConfigError(
-                f"strategy {options.text('strategy')!r} is for factor models, not {model.name!r}; "
+                f"strategy {run.strategy!r} is for models with local parameters, as factors-IxK, not {model.name!r}; "
                 "name a federation of preferences (python datasets/preferences.py)"
             )
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64]) -> NDArray[np.float64]:
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the item vectors moved by the sum of all changes."""
         moved: NDArray[np.float64] = hypothesis + (group - hypothesis).sum(axis=0)
         return moved
-
-
-def local_models(grid: Grid, roster: Roster, clients: NDArray[np.int64]) -> dict[int, NDArray[np.float64]]:
-    """Return the local models (k,) that training clients tell; only simulated ones do.
-
-    They are what an attack is judged by.
-    """
-    placed = roster.place(TRAIN, clients)
-    messages = [
-        Message(local_request(locals_), node, "query.local", group_id="local") for node, (_, locals_) in placed.items()
-    ]
-    told: dict[int, NDArray[np.float64]] = {}
-    for answer in Exchange().run(grid, messages, _TELLING):
-        if not answer.reply.has_error():
-            models = from_array_record(record_in(answer.reply.content, ARRAYS, ArrayRecord))[LOCAL]
-            asked = clients[placed[answer.node][0]].tolist()
-            told |= dict(zip(asked, models.astype(np.float64), strict=True))
-    return told

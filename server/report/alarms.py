@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.rounds import Round
+from server.history import Round
 
 # The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
 # given one of k equal groups is missed by chance in that many releases less often than once in 20,000.

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from server.plane import Plane
+from server.snapshots import Snapshot
 
 STYLED = 8  # hypotheses that get a colour of their own; the others share one
 _WIDTH, _HEIGHT = 460, 290  # in points, which the page takes for pixels
@@ -281,7 +281,7 @@ def spending(
 def plane(
     name: str,
     alt: str,
-    drawn: Plane,
+    drawn: Snapshot,
     truth: NDArray[np.float64],
     shown: Sequence[int],
     window: tuple[tuple[float, float], tuple[float, float]],
@@ -322,7 +322,7 @@ def plane(
     return _svg(name, alt, draw, 440)
 
 
-def window(planes: Sequence[Plane], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
+def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
     """Return limits of a square that holds everything in some rounds, so that they can be compared."""
     everything = np.concatenate([part for one in planes for part in (one.releases, one.hypotheses)] + [truth])
     everything = everything[np.isfinite(everything).all(axis=1)]

@@ -12,14 +12,15 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from protocol.arrays import flatten
-from server.plane import Album
+from protocol.release import RadiusMode
+from server.history import Round, State
+from server.observer import Section
 from server.report import figures
 from server.report.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH, alarms, count_of, last_rounds
 from server.report.figures import STYLED, number
 from server.report.template import PAGE
-from server.rounds import Round, State
-from server.run_folder import spend
-from server.summary import Narrator
+from server.snapshots import Snapshots
+from server.summary import Summary
 
 _MOST_ROWS = 1000
 _MOST_GROUPS = 12
@@ -48,12 +49,13 @@ class Table:
 
 def render(
     name: str,
-    narrator: Narrator,
+    summary: Summary,
     state: State,
     participations: NDArray[np.int64],
-    album: Album,
+    snapshots: Snapshots,
     config: Mapping[str, Any],
     versions: Mapping[str, str],
+    sections: Sequence[Section] = (),
 ) -> str:
     """Return the report of a run that is over, as one HTML page.
 
@@ -61,17 +63,19 @@ def render(
     ----------
     name : str
         Of the run.
-    narrator : Narrator
+    summary : Summary
     state : State
     participations : ndarray of int
         How often each training client released.
-    album : Album
+    snapshots : Snapshots
     config : mapping
         The run config.
     versions : mapping
         Of what the run ran with.
+    sections : sequence of Section
+        What observers add.
     """
-    told = _Report(narrator, state, participations, album, config)
+    told = _Report(summary, state, participations, snapshots, config)
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return page.from_string(PAGE).render(
         name=name,
@@ -82,11 +86,11 @@ def render(
         facts=told.facts(),
         pictures=told.over_rounds(),
         hypotheses=told.hypotheses(),
-        truth=narrator.found(state.best),
+        truth=summary.found(state.best),
         spending=told.spending(),
         spent_means=told.spent_means(),
         planes=told.planes(),
-        leaks=told.leaks(),
+        sections=sections,
         rounds=told.rounds(),
         config=[(key, _text(config[key])) for key in config],
         versions=list(versions.items()),
@@ -99,27 +103,27 @@ class _Report:
 
     def __init__(
         self,
-        narrator: Narrator,
+        summary: Summary,
         state: State,
         participations: NDArray[np.int64],
-        album: Album,
+        snapshots: Snapshots,
         config: Mapping[str, Any],
     ) -> None:
-        self.narrator, self.state, self.album, self.config = narrator, state, album, config
+        self.summary, self.state, self.snapshots, self.config = summary, state, snapshots, config
         self.participations = participations
         self.history = state.history
         self.trained = [entry for entry in self.history if entry.asked]
         self.k = len(next(iter(state.best.values())))
-        self.n = narrator.model.num_parameters
+        self.n = summary.model.num_parameters
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), self.k)
         most = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
         self.shown: list[int] = list(range(self.k)) if self.k <= STYLED else sorted(int(j) for j in most)
-        self.sanitised = narrator.cost is not None
+        self.sanitised = summary.release.cost is not None
 
     # --- words
 
     def alarms(self) -> list[Any]:
-        manifest = self.narrator.manifest
+        manifest = self.summary.manifest
         validators = manifest.split["validation"] if manifest else None
         return list(alarms(self.history, self.k, int(self.config.get("validate-every", 1)), validators))
 
@@ -139,7 +143,7 @@ class _Report:
         )
         first = f"In {rounds}, {asked} at a time (a client is one owner of data, such as a hospital) trained {what}"
         if state.best_round:
-            loss = self.narrator.loss(state.best_loss)
+            loss = self.summary.loss(state.best_loss)
             first += (
                 f"; {'they' if self.k > 1 else 'it'} did best {self._best_when()}, with {loss} (the lower, the better) "
                 "on validation clients, whose data nothing was trained on."
@@ -158,7 +162,7 @@ class _Report:
             median, most = self._spent()
             worth = (
                 "here a rule of thumb, no guarantee"
-                if self.narrator.radius_mode == "update"
+                if self.summary.release.radius_mode is RadiusMode.UPDATE
                 else "guaranteed for updates one radius apart"
             )
             second = (
@@ -166,54 +170,18 @@ class _Report:
                 "most, where the spend is a limit on how much all releases of a client together tell about its data "
                 f"(the lower, the better; {worth})."
             )
-        return [first, second, *state.remarks]
-
-    def leaks(self) -> Picture | None:
-        """Return what the leak meter found, beside how good the model is and what it costs."""
-        leaks = self.state.leaks
-        if not leaks:
-            return None
-        rounds = [leak.round for leak in leaks]
-        names = {
-            "choice": "chosen hypothesis guessed", "norm": "error in the guessed norm of the update",
-            "update": "likeness of the released update and the true one", "labels": "likeness of the guessed labels",
-            "predictions": "stolen predictions",
-        }  # fmt: skip
-        series = {
-            said: [np.nan if (value := getattr(leak, field)) is None else float(value) for leak in leaks]
-            for field, said in names.items()
-        }
-        series = {said: values for said, values in series.items() if np.isfinite(values).any()}
-        if not series:
-            return None
-        averages = ", ".join(f"{said} {number(round(float(np.nanmean(values)), 3))}" for said, values in series.items())
-        beside = {}
-        if self._metric_differs():
-            told = [entry for entry in self.history if entry.metric is not None]
-            beside[f"validation {self.narrator.model.metric.name}"] = (_numbers(told), [e.metric or 0.0 for e in told])
-        # What a client has spent that took part in every round so far, which nobody spends more than.
-        cost = spend(1, self.narrator.cost)
-        spent = [round * cost for round in rounds] if np.isfinite(cost) else []
-        text = (
-            f"Every {self.config.get('leak-meter')} rounds the server attacked one consenting client (number "
-            f"{leaks[0].client}), from one release of the usual kind. On average: {averages}. The choice counts 1 "
-            "where it was guessed right; likenesses are cosines and correlations, 1 for the same and about 0 for "
-            "nothing in common. That an attack fails does not show that nothing leaks."
-        )
-        if spent:
-            text += f" A client that took part in all {rounds[-1]} rounds by then has spent {number(spent[-1])}."
-        return Picture("What the server can learn", figures.leaks("leaks", text, rounds, series, beside, spent), text)
+        return [first, second]
 
     def tiles(self) -> list[tuple[str, str, str]]:
         """Return the numbers to see first: what, value, and a remark."""
         tiles = []
         if self.state.best_round:
-            name, value = self.narrator.loss(self.state.best_loss).split(" ", 1)
+            name, value = self.summary.loss(self.state.best_loss).split(" ", 1)
             tiles.append((f"Best validation {name}", value, self._best_when()))
             if self._metric_differs():
                 best = next(entry for entry in self.history if entry.number == self.state.best_round)
                 if best.metric is not None:
-                    name = self.narrator.model.metric.name
+                    name = self.summary.model.metric.name
                     tiles.append((f"Validation {name} there", f"{best.metric:.4f}", "of the same hypotheses"))
         asked, released = (sum(getattr(entry, what) for entry in self.trained) for what in ("asked", "releases"))
         tiles.append(("Releases", f"{released:,}", f"of {asked:,} asked for"))
@@ -225,21 +193,21 @@ class _Report:
 
     def facts(self) -> list[tuple[str, str]]:
         """Return what was run."""
-        narrator, config = self.narrator, self.config
-        manifest = narrator.manifest
+        summary, config = self.summary, self.config
+        manifest = summary.manifest
         clients = f"{len(self.participations):,} train"
         if manifest:
             clients += f", {manifest.split['validation']:,} validate"
         radius = {
-            "update": "within the norm of each client's update",
-            "public": "within a radius that everybody knows",
-        }[narrator.radius_mode]
+            RadiusMode.UPDATE: "within the norm of each client's update",
+            RadiusMode.PUBLIC: "within a radius that everybody knows",
+        }[summary.release.radius_mode]
         noise = f"multiplier {self._multiplier()}, {radius}" if self.sanitised else "none"
         rounds = f"{len(self.trained):,}: {self.state.stopped or 'not over yet'}"
         facts = [
             ("Data", manifest.name if manifest else "each node's own"),
             ("Clients", clients),
-            ("Model", f"{narrator.model.name}, {count_of(self.n, 'parameter')}, loss {narrator.model.loss.name}"),
+            ("Model", f"{summary.model.name}, {count_of(self.n, 'parameter')}, loss {summary.model.loss.name}"),
             ("Strategy", f"{config.get('strategy')}, {count_of(self.k, 'hypothesis', 'hypotheses')}"),
             ("Rounds", rounds),
             ("Noise", noise),
@@ -261,12 +229,12 @@ class _Report:
                 "the spend is infinite. The figure shows how often clients took part instead.",
                 counted,
             ]
-        cost = spend(1, self.narrator.cost)
+        cost = self.summary.release.spend(1)
         price = (
             f"A participation costs n/\N{GREEK SMALL LETTER NU} = {self.n:,}/{self._multiplier()} = "
             f"{number(cost)} (parameters over noise multiplier), and participations add up."
         )
-        if self.narrator.radius_mode == "update":
+        if self.summary.release.radius_mode is RadiusMode.UPDATE:
             unit = self.config.get("noise-per", "vector")
             layers = "" if unit == "vector" else f", {unit} by {unit}"
             worth = (
@@ -296,8 +264,8 @@ class _Report:
         validated = [entry for entry in self.history if entry.loss is not None]
         best = self.state.best_round or None
         if validated:
-            factor, unit = self.narrator.scale
-            name = self.narrator.loss_name
+            factor, unit = self.summary.scale
+            name = self.summary.loss_name
             losses = [(entry.loss or 0.0) * (factor or 1.0) for entry in validated]
             what = (
                 "the hypotheses that each round started from, each validation client using the one that fits it best"
@@ -316,7 +284,7 @@ class _Report:
                 )
             )
             if self._metric_differs():
-                metric = self.narrator.model.metric.name
+                metric = self.summary.model.metric.name
                 values = [entry.metric if entry.metric is not None else np.nan for entry in validated]
                 alt = _curve_alt(f"validation {metric}", validated, values)
                 pictures.append(
@@ -385,7 +353,7 @@ class _Report:
         if not len(self.participations):
             return None
         bars = figures.tally(self.participations)
-        cost = spend(1, self.narrator.cost) if self.sanitised else None
+        cost = self.summary.release.spend(1) if self.sanitised else None
         median, most = float(np.median(self.participations)), int(self.participations.max())
         values = [number(times * (cost or 1)) for times in (median, most)]
         marks = [(f"median {values[0]}", median), (f"most {values[1]}", float(most))]
@@ -400,10 +368,10 @@ class _Report:
 
     def planes(self) -> list[Picture]:
         """Return the first and the best round in the plane, for models of two parameters."""
-        first, best = self.album.first, self.album.best
+        first, best = self.snapshots.first, self.snapshots.best
         if first is None or best is None:
             return []
-        truth = self.narrator.truth(2)
+        truth = self.summary.truth(2)
         drawn = [("first", first)] + ([("best", best)] if best.round != first.round else [])
         limits = figures.window([one for _, one in drawn], truth)
         pictures = []
@@ -432,7 +400,7 @@ class _Report:
 
     def rounds(self) -> Table:
         """Return the round-by-round table."""
-        factor, unit = self.narrator.scale
+        factor, unit = self.summary.scale
         differs = self._metric_differs()
         every = -(-len(self.history) // _MOST_ROWS) or 1
         entries = [
@@ -440,8 +408,8 @@ class _Report:
             for i, entry in enumerate(self.history)
             if i % every == 0 or entry.number == self.state.best_round or i == len(self.history) - 1
         ]
-        head = ["Round", self.narrator.loss_name + (f" ({unit})" if unit else "")]
-        head += [self.narrator.model.metric.name] if differs else []
+        head = ["Round", self.summary.loss_name + (f" ({unit})" if unit else "")]
+        head += [self.summary.model.metric.name] if differs else []
         head += ["Released", "To each hypothesis" if self.k <= _MOST_GROUPS else "Hypotheses trained"]
         head += ["Least distance"] if self.k > 1 else []
         head += ["Nodes lost", "Seconds"]
@@ -475,19 +443,23 @@ class _Report:
         if not len(self.participations):
             return 0.0, 0.0
         median, most = float(np.median(self.participations)), int(self.participations.max())
-        return spend(median, self.narrator.cost), spend(most, self.narrator.cost)
+        return self.summary.release.spend(median), self.summary.release.spend(most)
 
     def _multiplier(self) -> str:
-        cost = self.narrator.cost
+        cost = self.summary.release.cost
         return number(float(self.n / cost)) if cost else "0"
 
     def _kind(self) -> str:
         if not self.sanitised:
             return "unsanitised: no noise"
-        return "heuristic, no guarantee" if self.narrator.radius_mode == "update" else "guarantee, one radius apart"
+        return (
+            "heuristic, no guarantee"
+            if self.summary.release.radius_mode is RadiusMode.UPDATE
+            else "guarantee, one radius apart"
+        )
 
     def _metric_differs(self) -> bool:
-        return self.narrator.model.metric.name.lower() != self.narrator.loss_name.lower()
+        return self.summary.model.metric.name.lower() != self.summary.loss_name.lower()
 
     def _best_when(self) -> str:
         done = self.state.best_round - 1

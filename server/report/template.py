@@ -197,14 +197,17 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 </section>
 {% endif %}
 
-{% if leaks %}
-<section aria-labelledby="leaks">
-<h2 id="leaks">Attacked in simulation</h2>
-<div class="grid">
-{{ picture(leaks) }}
-</div>
-</section>
+{% for added in sections %}
+<section aria-labelledby="added-{{ loop.index }}">
+<h2 id="added-{{ loop.index }}">{{ added.title }}</h2>
+{% if added.picture %}
+<div class="scroll">{{ added.picture | safe }}</div>
 {% endif %}
+{% for paragraph in added.paragraphs %}
+<p>{{ paragraph }}</p>
+{% endfor %}
+</section>
+{% endfor %}
 
 <section aria-labelledby="privacy">
 <h2 id="privacy">Privacy spent</h2>

@@ -1,23 +1,19 @@
-"""A model: a network with its loss and its metric."""
+"""Losses and metrics: what a client descends and what it reports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call
-
-from models.factors import margin
 
 # RMSE has no gradient at zero residual; far below any real mean square, this gives it one.
 TINY = 1e-12
 
-Parameters = dict[str, Tensor]
+Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
@@ -106,58 +102,22 @@ METRICS = {
 }
 
 
-@dataclass(frozen=True)
-class Model:
-    """A network with its loss and metric.
+def margin(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``y z``, the margin of scores (batch, 1) for labels -1 and 1."""
+    return outputs.squeeze(-1) * targets
 
-    Attributes
-    ----------
-    name : str
-        As given in run config.
-    network : callable
-        Builds the network, a ``torch.nn.Module`` with floating point parameters and no buffers.
-    loss : Loss
-        What a client descends and reports.
-    metric : Score
-        What a validation client reports beside the loss.
-    local_size : int
-        Number of parameters that each client has for itself and that never leave its node; 0 for
-        a model that is shared whole.
-    """
 
-    name: str
-    network: Callable[[], nn.Module]
-    loss: Loss
-    metric: Score
-    local_size: int = 0
+def _log_slope(margins: Array) -> Array:
+    return -0.5 * (1 - np.tanh(margins / 2))
 
-    @cached_property
-    def module(self) -> nn.Module:
-        """The network whose forward pass is used; its own parameters are not."""
-        return self.network()
 
-    @cached_property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each parameter, by its name in the state dict."""
-        return {name: tuple(value.shape) for name, value in self.module.state_dict().items()}
+def _hinge_slope(margins: Array) -> Array:
+    return -(margins < 1).astype(margins.dtype)
 
-    @cached_property
-    def num_parameters(self) -> int:
-        """Number of parameters, the papers' n."""
-        return sum(value.numel() for value in self.module.state_dict().values())
 
-    def apply(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs ``(batch, o)`` of the network with the given parameters."""
-        outputs: Tensor = functional_call(self.module, dict(parameters), (inputs,))
-        return outputs
+def _margin_slope(margins: Array) -> Array:
+    return -np.ones_like(margins)
 
-    def initial(self, seed: int) -> dict[str, NDArray[np.float32]]:
-        """Draw fresh parameters.
 
-        PyTorch's initialisers read the global generator alone, so it is seeded, and put back as
-        it was afterwards.
-        """
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            state = self.network().state_dict()
-        return {name: value.detach().numpy().copy() for name, value in state.items()}
+SLOPES: dict[str, Callable[[Array], Array]] = {"log": _log_slope, "hinge": _hinge_slope, "margin": _margin_slope}
+"""Derivative of each loss of the margin (Assumption 2); at 0 it is not 0."""

@@ -10,14 +10,14 @@ import safetensors.numpy
 from numpy.typing import NDArray
 
 from protocol.arrays import flatten
-from server.rounds import State
+from server.history import State
 from strategies.base import Outcome
 
 _PARTS = ("releases", "groups", "hypotheses")
 
 
 @dataclass(frozen=True)
-class Plane:
+class Snapshot:
     """A round in the plane.
 
     Attributes
@@ -36,14 +36,14 @@ class Plane:
     hypotheses: NDArray[np.float64]
 
     @classmethod
-    def of(cls, outcome: Outcome, hypotheses: NDArray[np.float64]) -> Plane | None:
+    def of(cls, outcome: Outcome, hypotheses: NDArray[np.float64]) -> Snapshot | None:
         """Return what a round released from `hypotheses`; None for another number of parameters."""
         if outcome.releases is None:
             return None
         return cls(outcome.round, outcome.releases, outcome.groups, hypotheses)
 
 
-class Album:
+class Snapshots:
     """Keeps the first round of a run and its best one.
 
     The best round is the one that started from the best hypotheses. Where these are what the
@@ -57,9 +57,9 @@ class Album:
     """
 
     def __init__(self, state: State) -> None:
-        self.first: Plane | None = None
-        self.best: Plane | None = None
-        self._newest: Plane | None = None
+        self.first: Snapshot | None = None
+        self.best: Snapshot | None = None
+        self._newest: Snapshot | None = None
         self._start = state.hypotheses
 
     def add(self, state: State, outcome: Outcome | None) -> bool:
@@ -75,7 +75,7 @@ class Album:
         number = state.history[-1].number
         start, self._start = self._start, state.hypotheses
         if outcome is not None and outcome.round == number and outcome.releases is not None:
-            self._newest = Plane.of(outcome, flatten(start))
+            self._newest = Snapshot.of(outcome, flatten(start))
         if self._newest is None or state.best_round not in (0, number):
             return False
         self.first = self.first or self._newest
@@ -83,27 +83,27 @@ class Album:
         return True
 
     @classmethod
-    def of_bytes(cls, state: State, content: bytes) -> Album:
+    def of_bytes(cls, state: State, content: bytes) -> Snapshots:
         """Return what `to_bytes` gave; `state` is where the run stands."""
         album = cls(state)
         tensors = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-        planes = {
-            name: Plane(int(metadata[f"{name}.round"]), *(tensors[f"{name}.{part}"] for part in _PARTS))
+        snapshots = {
+            name: Snapshot(int(metadata[f"{name}.round"]), *(tensors[f"{name}.{part}"] for part in _PARTS))
             for name in ("first", "best")
             if f"{name}.round" in metadata
         }
-        album.first, album.best = planes.get("first"), planes.get("best")
+        album.first, album.best = snapshots.get("first"), snapshots.get("best")
         return album
 
     def to_bytes(self) -> bytes:
         """Return both rounds in safetensors format, with their numbers in its metadata."""
         tensors: dict[str, NDArray[np.generic]] = {}
         metadata: dict[str, str] = {}
-        for name, plane in (("first", self.first), ("best", self.best)):
-            if plane is not None:
-                metadata[f"{name}.round"] = str(plane.round)
+        for name, snapshot in (("first", self.first), ("best", self.best)):
+            if snapshot is not None:
+                metadata[f"{name}.round"] = str(snapshot.round)
                 for part in _PARTS:
-                    tensors[f"{name}.{part}"] = np.ascontiguousarray(getattr(plane, part))
+                    tensors[f"{name}.{part}"] = np.ascontiguousarray(getattr(snapshot, part))
         return safetensors.numpy.save(tensors, metadata)

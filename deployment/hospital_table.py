@@ -1,4 +1,7 @@
-"""A site's own table of charges, served as it is: the hospital recipe, without the folder it would write."""
+"""A site's own table of hospital charges, served as it is: the hospital recipe, without the folder it would write.
+
+A node reads it with ``reader="deployment.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,12 @@ from types import ModuleType
 import numpy as np
 
 from federation import BUNDLED, Federation, check
-from protocol.errors import FederationError
+from protocol.errors import FederationError, SiteError
 from protocol.flower import log
 from protocol.home import write_atomically
 
-SUFFIXES = (".csv", ".csv.gz", ".csv.zip")
 
-
-def is_table(path: Path) -> bool:
-    """Return whether the data at `path` are a table."""
-    return path.name.lower().endswith(SUFFIXES)
-
-
-def open_table(csv: Path, geonames: Path, register: Path) -> Federation:
+def read(csv: Path, register: Path, geonames: str = "") -> Federation:
     """Turn hospital charges into a federation in memory, one client a provider.
 
     Columns, services, units and ranges are those of ``datasets/hospital.py``, and so are the public
@@ -34,11 +30,11 @@ def open_table(csv: Path, geonames: Path, register: Path) -> Federation:
     ----------
     csv : Path
         Charges, in the columns of the IPPS provider summary.
-    geonames : Path
-        GeoNames' postal codes of the US.
     register : Path
         Where the site keeps which provider has which number, made if need be. A ledger knows clients by
         number: a provider that comes gets the next, and none may go.
+    geonames : str
+        Path of GeoNames' postal codes of the US.
 
     Returns
     -------
@@ -50,9 +46,14 @@ def open_table(csv: Path, geonames: Path, register: Path) -> Federation:
         When a column is missing, or a number is none or out of range, or a provider of the register
         has gone. The text names the file, the column, the row and the fix.
     """
+    if not Path(geonames).is_absolute():
+        raise SiteError(
+            f"{csv} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, and set "
+            f'reader-options to "geonames=/path/to/US.txt" in its node configuration'
+        )
     recipe = _recipe()
     charges = recipe.read_charges(csv)
-    places = recipe.locate(charges["zip"].to_numpy(), recipe.Zip.PADDED, geonames)
+    places = recipe.locate(charges["zip"].to_numpy(), recipe.Zip.PADDED, Path(geonames))
     providers = {int(provider) for provider in charges["provider"][np.isfinite(places).all(axis=1)]}
     if lost := sorted({int(provider) for provider in charges["provider"]} - providers):
         log(WARNING, "%s: left out, because GeoNames does not know their ZIP codes: providers %s", csv, lost)

@@ -1,0 +1,119 @@
+"""The clients of a cohort computed together: parameters stacked, rows padded and masked."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+from client.cohort import Cohort, LocalUpdate, Schedule
+from client.learner import Learner
+from models.model import Parameters
+from models.networks import Linear
+
+_ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity)
+_ALL_ROWS = LocalUpdate(1, 1.0, 0)
+
+
+class BatchedLearner(Learner):
+    """Computes the clients of a chunk at once, and scores all hypotheses at once."""
+
+    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        k = len(next(iter(hypotheses.values())))
+        sums = np.empty((2, k, len(cohort)))
+        if local:
+            for part in self._client_chunks(cohort, _ALL_ROWS):
+                own = {name: value[part] for name, value in local.items()}
+                sums[:, :, part] = self._own_sums(hypotheses, cohort.part(part), own)
+        else:
+            for part, rows in self._row_chunks(cohort, k):
+                sums[:, :, part] = self._row_sums(hypotheses, rows)
+        return sums
+
+    def _row_sums(self, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
+        """Return the sums (2, k, clients); (1, k, clients) if loss and metric are the same."""
+        model, k = self.model, len(next(iter(stacked.values())))
+        outputs = self._forward(stacked, cohort.features.expand(k, *cohort.features.shape))
+        targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
+        scores = [model.loss.per_sample(outputs, targets)]
+        if model.metric.per_sample is not model.loss.per_sample:
+            scores.append(model.metric.per_sample(outputs, targets))
+        values = torch.stack(scores).double().cpu().numpy()
+        sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
+        return sums
+
+    def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        """Return the sums (2, k, clients) where each client has parameters of its own."""
+        model, m = self.model, len(cohort)
+        schedule = Schedule(_ALL_ROWS, cohort.lengths, np.arange(int(cohort.lengths.sum()))[None])
+        rows, weights, _ = next(schedule.minibatches())
+        index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
+        inputs, targets = cohort.features[index], cohort.targets[index]
+        sums = []
+        for j in range(len(next(iter(stacked.values())))):
+            shared = {name: value[j].expand(m, *value.shape[1:]) for name, value in stacked.items()}
+            outputs = self._forward(shared | local, inputs)
+            scores = torch.stack([one.per_sample(outputs, targets).double() for one in (model.loss, model.metric)])
+            sums.append(torch.where(real, scores, 0.0).sum(-1).cpu().numpy())
+        return np.stack(sums, axis=1)
+
+    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        model, step_size = self.model, schedule.update.step_size
+        parameters = start
+        for rows, weights, counts in schedule.minibatches():
+            index = torch.from_numpy(rows).to(self.device)
+            share = torch.from_numpy(weights).to(self.device)
+            parameters = {name: value.detach() for name, value in parameters.items()}
+            trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
+            outputs = self._forward(parameters, cohort.features[index])
+            losses = model.loss.per_sample(outputs, cohort.targets[index])
+            # Each client's loss depends on its own parameters alone, so the gradient of the sum
+            # holds the gradient of each.
+            # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
+            objective = model.loss.objective(torch.where(share > 0, losses * share, 0.0).sum(1))
+            if not counts.all():
+                objective = objective * torch.from_numpy((counts > 0).astype(np.float32)).to(self.device)
+            gradients = torch.autograd.grad(objective.sum(), list(trained.values()))
+            with torch.no_grad():
+                for (name, value), gradient in zip(trained.items(), gradients, strict=True):
+                    if name in model.summed:
+                        gradient *= torch.from_numpy(counts).to(self.device).reshape(-1, *[1] * (gradient.ndim - 1))
+                    parameters[name] = value.sub(gradient, alpha=step_size)
+        return {name: value.detach() for name, value in parameters.items()}
+
+    def _forward(self, parameters: Parameters, inputs: Tensor) -> Tensor:
+        """Return the outputs (m, b, o) of m networks, each with parameters and inputs (m, b, ...) of its own."""
+        module = self.model.module  # built here if need be: inside vmap its initialisers could not draw
+        layers = _dense_layers(module) if inputs.ndim == 3 and not self._frozen else None
+        if layers is None:
+            frozen = self._frozen
+            outputs: Tensor = vmap(lambda own, rows: functional_call(module, frozen | own, (rows,)))(parameters, inputs)
+            return outputs
+        # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
+        for name, layer in layers:
+            if not isinstance(layer, nn.Linear):
+                inputs = layer(inputs)
+            elif layer.bias is None:
+                inputs = torch.bmm(inputs, parameters[f"{name}weight"].mT)
+            else:
+                inputs = torch.baddbmm(parameters[f"{name}bias"][:, None], inputs, parameters[f"{name}weight"].mT)
+        return inputs
+
+
+def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
+    """Return the layers of a plain chain of dense layers and activations, by name; None for other networks."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) in (*_ELEMENTWISE, nn.Linear, Linear):
+        return [(prefix, module)]
+    if type(module) is not nn.Sequential:
+        return None
+    chain: list[tuple[str, nn.Module]] = []
+    for name, child in module._modules.items():  # with layers that are used twice, unlike named_children
+        layers = _dense_layers(child, f"{prefix}{name}.") if child else None
+        if layers is None:
+            return None
+        chain += layers
+    return chain

@@ -1,0 +1,279 @@
+"""A learner: choose, train and score for a model on a device.
+
+Two forms give the same numbers to rounding: a plain loop over clients (`client.loop`), which is the
+reference, and a batched one (`client.batched`), in which the clients of a cohort are computed together.
+`learner_for` says which runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from client.cohort import Cohort, LocalUpdate, Schedule
+from models.model import Model, Parameters
+from protocol.arrays import Arrays
+from protocol.errors import ConfigError
+
+# Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
+# chunk may change results in the last digit and a seed must give the same result every time.
+CPU_CHUNK_BYTES = 1 << 30
+GPU_CHUNK_SHARE = 0.25
+_NEWCOMER_EPOCHS = 50  # for which a newcomer fits its local parameters, all its rows at once
+
+Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class Learner(ABC):
+    """What the clients of a cohort do with a model.
+
+    Parameters
+    ----------
+    model : Model
+    device : torch.device
+    """
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self._frozen = {name: value.detach().to(device) for name, value in model.frozen_values.items()}
+
+    def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
+        """Return the hypothesis that fits each client's rows best; of a single one there is nothing to choose."""
+        if len(next(iter(hypotheses.values()))) == 1:
+            return np.zeros(len(cohort), np.int64)
+        return best_hypothesis(self.score(hypotheses, cohort, local)[0])
+
+    def score(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Scores:
+        r"""Return the loss and the metric of every hypothesis on every client's rows.
+
+        Parameters
+        ----------
+        hypotheses : dict of ndarray, each (k, \*shape)
+        cohort : Cohort
+        local : dict of ndarray, each (clients, \*shape)
+            Local parameters, for a model that has some.
+
+        Returns
+        -------
+        losses, metrics : ndarray, shape (k, clients)
+            As reported (`models.losses.Score.report`), not as descended.
+        """
+        with torch.inference_mode():
+            sums = self._sums(self._tensors(hypotheses), cohort, self._tensors(local or {}))
+        means = torch.from_numpy(sums / cohort.lengths)
+        return self.model.loss.report(means[0]).numpy(), self.model.metric.report(means[1]).numpy()
+
+    def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
+        r"""Return loss and metric (k, clients) of clients that have no local parameters yet.
+
+        Each fits its own to every hypothesis, on all its rows but every fifth, and is scored on those.
+
+        Parameters
+        ----------
+        hypotheses : dict of ndarray, each (k, \*shape)
+        cohort : Cohort
+        fresh : dict of ndarray, each (clients, \*shape)
+            What local parameters start from.
+        step_size : float
+        """
+        seen, held_out = cohort.split()
+        parts = []
+        for j in range(len(next(iter(hypotheses.values())))):
+            one = {name: value[j : j + 1] for name, value in hypotheses.items()}
+            parts.append(self.score(one, held_out, self._fit_local(one, seen, fresh, step_size)))
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def train(
+        self,
+        hypotheses: Arrays,
+        chosen: NDArray[np.int64],
+        cohort: Cohort,
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        local: Arrays | None = None,
+        balanced: bool = False,
+    ) -> tuple[Arrays, Arrays]:
+        r"""Train each client from its chosen hypothesis (Algorithm 1, line 6).
+
+        Parameters
+        ----------
+        hypotheses : dict of ndarray, each (k, \*shape)
+        chosen : ndarray of int, shape (clients,)
+        cohort : Cohort
+        update : LocalUpdate
+        generators : sequence of Generator, one a client
+            Each shuffles its own client's rows, so that a client's result does not depend on who
+            else is in the cohort.
+        local : dict of ndarray, each (clients, \*shape)
+            Local parameters, for a model that has some.
+        balanced : bool
+            See `Schedule.draw`.
+
+        Returns
+        -------
+        shared, local : dict of ndarray, each (clients, \*shape), float32
+        """
+        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, balanced, None)
+        return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
+
+    def _train_some(
+        self,
+        hypotheses: Arrays,
+        chosen: NDArray[np.int64],
+        cohort: Cohort,
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        local: Arrays,
+        balanced: bool,
+        only: frozenset[str] | None,
+    ) -> Arrays:
+        """Train all parameters or `only` those named, a chunk of clients at a time."""
+        stacked, own = self._tensors(hypotheses), self._tensors(local)
+        every = {name: value.shape[1:] for name, value in (stacked | own).items()}
+        trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
+        for part in self._client_chunks(cohort, update):
+            index = torch.from_numpy(chosen[part]).to(self.device)
+            start = {name: value[index] for name, value in stacked.items()}
+            start |= {name: value[part].clone() for name, value in own.items()}
+            rows = cohort.part(part)
+            schedule = Schedule.draw(rows, update, generators[part], balanced)
+            for name, value in self._descend(start, rows, schedule, only or frozenset(start)).items():
+                trained[name][part] = value.cpu().numpy()
+        return trained
+
+    def _fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
+        """Return the local parameters that suit clients' rows, the shared ones being as they are."""
+        own = getattr(self.model.module, "fit_local", None)
+        if own is not None:
+            one = {name: value[0] for name, value in hypothesis.items()}
+            features, targets = cohort.features.cpu().numpy(), cohort.targets.cpu().numpy()
+            fitted: Arrays = own(one, features, targets, cohort.lengths, self.model.loss.name)
+            return fitted
+        if not len(cohort.features):
+            return fresh
+        update = LocalUpdate(_NEWCOMER_EPOCHS, step_size, 0)
+        chosen = np.zeros(len(cohort), np.int64)
+        # All rows at once: nobody's rows are shuffled, and no generator is asked.
+        trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, False, frozenset(fresh))
+        return {name: trained[name] for name in fresh}
+
+    @abstractmethod
+    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows."""
+
+    @abstractmethod
+    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        r"""Train the named parameters of all clients, each (clients, \*shape), and return all."""
+
+    def _client_chunks(self, cohort: Cohort, update: LocalUpdate) -> Iterator[slice]:
+        """Yield runs of clients that can be trained together."""
+        rows = update.size(int(cohort.lengths.max()))
+        n = self.model.num_parameters + sum(int(np.prod(shape)) for shape in self.model.local_shapes.values())
+        # Parameters, their gradient and the next parameters; activations, forward and backward.
+        client_bytes = 4 * (3 * n + 2 * rows * self._activations(cohort))
+        most = max(1, self._chunk_bytes() // client_bytes)
+        for begin in range(0, len(cohort), most):
+            yield slice(begin, min(begin + most, len(cohort)))
+
+    def _row_chunks(self, cohort: Cohort, k: int) -> Iterator[tuple[slice, Cohort]]:
+        """Yield runs of whole clients whose rows can be scored together under k hypotheses."""
+        most = max(1, self._chunk_bytes() // (4 * k * self._activations(cohort)))
+        begin = 0
+        while begin < len(cohort):
+            fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), most, side="right"))
+            part = slice(begin, begin + max(1, fits))
+            yield part, cohort.part(part)
+            begin = part.stop
+
+    def _chunk_bytes(self) -> int:
+        if self.device.type != "cuda":
+            return CPU_CHUNK_BYTES
+        most = torch.cuda.get_device_properties(self.device).total_memory * GPU_CHUNK_SHARE
+        # What PyTorch holds and does not use is free as well.
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        while most > free > 0:
+            most /= 2
+        return int(most)
+
+    def _activations(self, cohort: Cohort) -> int:
+        return _count_activations(self.model, tuple(cohort.features.shape[1:]))
+
+    def _tensors(self, arrays: Arrays) -> Parameters:
+        # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
+        return {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in arrays.items()}
+
+
+def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return each client's hypothesis of lowest loss (Algorithm 1, line 5), ties to the lowest index.
+
+    A loss that is not a number never wins.
+    """
+    best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
+    return best
+
+
+def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
+    """Return the learner of a model.
+
+    A batched convolution becomes a grouped one, which the CPU computes more slowly than one client
+    after the other; in every other case the batched form is faster.
+
+    Parameters
+    ----------
+    model : Model
+    device : str
+        ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+    engine : str
+        ``loop``, ``batched``, or ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such device here.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"')
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if engine == "auto":
+        engine = "loop" if device == "cpu" and _convolves(model) else "batched"
+    return _make(model, device, engine)
+
+
+@lru_cache(maxsize=16)
+def _make(model: Model, device: str, engine: str) -> Learner:
+    # Here, because both forms are built on what is above.
+    from client.batched import BatchedLearner
+    from client.loop import LoopLearner
+
+    return {"loop": LoopLearner, "batched": BatchedLearner}[engine](model, torch.device(device))
+
+
+@lru_cache(maxsize=16)
+def _convolves(model: Model) -> bool:
+    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.module.modules())
+
+
+@lru_cache(maxsize=16)
+def _count_activations(model: Model, shape: tuple[int, ...]) -> int:
+    """Return how many numbers the layers put out for one row."""
+    total = int(np.prod(shape))
+
+    def count(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        nonlocal total
+        total += outputs.numel() if isinstance(outputs, Tensor) else 0
+
+    hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
+    with torch.inference_mode():
+        model.module(torch.zeros(1, *shape))
+    for hook in hooks:
+        hook.remove()
+    return total

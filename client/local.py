@@ -1,0 +1,112 @@
+"""The local parameters of a node's clients: kept from round to round, and never leaving the node.
+
+In simulation they live in the node's own state, for the time of a run. Where the data are a site's own
+they lie on its disk beside the ledger, so that a node that was restarted goes on with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from models.model import Model
+from privacy.randomness import streams
+from privacy.site import Site
+from protocol.arrays import Arrays, all_finite
+from protocol.home import write_atomically
+from protocol.records import from_array_record, record_in, to_array_record
+
+_RECORD = "umbel.local"
+_CLIENTS = "clients"
+
+
+class LocalParameters:
+    """The local parameters of one model in one run.
+
+    Parameters
+    ----------
+    site : Site
+    state : RecordDict
+        The node's ``context.state``.
+    model : Model
+    run : str
+        Name of the run.
+    seed : int or None
+        Of the first draw; None takes the operating system's entropy.
+    """
+
+    def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
+        self._model, self._seed, self._state = model, seed, state
+        self._file = None if site.ledger_path is None else _file(site.ledger_path, model, run)
+        kept = self._load() if model.local_shapes else {}
+        self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
+        self._values: Arrays = kept or {
+            name: np.zeros((0, *shape), np.float32) for name, shape in model.local_shapes.items()
+        }
+
+    def read(self, clients: Sequence[int]) -> Arrays:
+        """Return the local parameters, each (clients, \\*shape), of clients counted over the federation.
+
+        A client that has none yet gets fresh ones.
+        """
+        if not self._values:
+            return {}
+        where = {client: row for row, client in enumerate(self._clients.tolist())}
+        new = [i for i, client in enumerate(clients) if client not in where]
+        known = [i for i, client in enumerate(clients) if client in where]
+        fresh = self._model.initial_local(streams(self._seed, "local", 0, [clients[i] for i in new]))
+        values: Arrays = {}
+        for name, kept in self._values.items():
+            values[name] = np.empty((len(clients), *kept.shape[1:]), np.float32)
+            values[name][new] = fresh[name]
+            values[name][known] = kept[[where[clients[i]] for i in known]]
+        return values
+
+    def fresh(self, clients: Sequence[int]) -> Arrays:
+        """Return what the local parameters of clients start from."""
+        return self._model.initial_local(streams(self._seed, "local", 0, clients))
+
+    def write(self, clients: Sequence[int], values: Arrays, shared: Arrays) -> None:
+        """Keep the local parameters of clients.
+
+        Training that blew up counts as no update (`privacy.gate`), of neither kind: whose `shared` or
+        local parameters are not finite keeps those it had.
+        """
+        if not values:
+            return
+        sound = np.all(
+            [all_finite(value.reshape(len(clients), -1), axis=1) for value in (*values.values(), *shared.values())],
+            axis=0,
+        )
+        which = np.asarray(clients, np.int64)[sound]
+        others = ~np.isin(self._clients, which)
+        self._clients = np.concatenate([self._clients[others], which])
+        self._values = {
+            name: np.concatenate([kept[others], values[name][sound]]) for name, kept in self._values.items()
+        }
+        self._save()
+
+    def _load(self) -> Arrays:
+        if self._file is not None:
+            return safetensors.numpy.load_file(self._file) if self._file.exists() else {}
+        return dict(from_array_record(record_in(self._state, _RECORD, ArrayRecord))) if _RECORD in self._state else {}
+
+    def _save(self) -> None:
+        kept = {_CLIENTS: self._clients, **self._values}
+        if self._file is None:
+            self._state[_RECORD] = to_array_record(kept)
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self._file, safetensors.numpy.save(kept))
+
+
+def _file(ledger: Path, model: Model, run: str) -> Path:
+    """Return where a site keeps the local parameters of a run: the run's name is the server's word, and no path."""
+    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
+    return ledger.with_name(f"{ledger.name}.local") / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.safetensors"

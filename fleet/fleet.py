@@ -1,0 +1,311 @@
+"""The clients of a run, as a strategy sees them: who is asked, what they are sent, what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fleet.exchange import Answer, Exchange
+from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
+from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather
+from protocol.arrays import Arrays
+from protocol.errors import ProtocolError
+from protocol.flower import log
+from protocol.messages import (
+    Evaluation,
+    Hosting,
+    Training,
+    answers_training,
+    asks,
+    hosting_in,
+    keep_request,
+    merged,
+    number_released,
+    query,
+    round_request,
+)
+from protocol.records import from_array_record, to_array_record
+
+# Keys that keep the server's draws for different purposes apart.
+_SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
+_TELLING = 60.0  # seconds for which a run that is over waits for its nodes to be told
+_DEMAND = {field.name for field in fields(Training)} - {"round", "clients"}
+
+
+class Fleet:
+    """The nodes of a run and their clients.
+
+    Clients are sampled over all nodes and their replies put in client order before anything is
+    computed, so the result does not depend on how many nodes there are or who answers first.
+
+    Parameters
+    ----------
+    clients_per_round : int
+        U, the number of training clients asked in a round.
+    validation_clients_per_round : int
+        Number of validation clients asked; 0 for all.
+    quorum : float
+        Share of the asked clients with whose answers a round closes; 1 waits for all of them, or
+        until time is up.
+    seed : int
+        Of the server's sampling.
+    min_nodes : int
+        Number of nodes to wait for.
+    node_wait : float
+        Seconds to wait for them.
+    """
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int = 7,
+        validation_clients_per_round: int = 0,
+        quorum: float = 1.0,
+        seed: int = 0,
+        min_nodes: int = 1,
+        node_wait: float = 60.0,
+    ) -> None:
+        self.clients_per_round = clients_per_round
+        self.validation_clients_per_round = validation_clients_per_round
+        self.quorum = quorum
+        self.seed = seed
+        self.min_nodes = min_nodes
+        self.node_wait = node_wait
+        self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
+        """How often each training client has released."""
+        self._roster: Roster | None = None
+        self._exchange = Exchange()
+        self._invited: set[int] = set()
+        self._training: Asked | None = None
+        self._evaluation: Asked | None = None
+        self._sent: Arrays = {}
+
+    def roster(self, grid: Grid) -> Roster:
+        """Return the nodes and their clients, asking them the first time."""
+        if self._roster is None:
+            roster = gather(grid, self.min_nodes, self.node_wait)
+            check_enough("clients-per-round", self.clients_per_round, roster.train)
+            check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
+            self.participations = np.zeros(roster.train, np.int64)
+            self._roster = roster
+        return self._roster
+
+    def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[int, int]) -> None:
+        """Go on with a run.
+
+        Parameters
+        ----------
+        grid : Grid
+        nodes : sequence of (int, Hosting)
+            The nodes that there were, in the order of their clients.
+        spent : mapping from int to int
+            How often each client that released did so.
+        """
+        self._roster = Roster.resumed(nodes, self.roster(grid))
+        self.participations = np.zeros(self._roster.train, np.int64)
+        self.participations[list(spent)] = list(spent.values())
+
+    # --- asking
+
+    def ask_training(
+        self,
+        round: int,
+        hypotheses: ArrayRecord,
+        demand: Mapping[str, Any],
+        grid: Grid,
+        clients: NDArray[np.int64] | None = None,
+    ) -> list[Message]:
+        """Return the messages that ask clients to train, one a node.
+
+        Parameters
+        ----------
+        round : int
+        hypotheses : ArrayRecord
+            What they start from.
+        demand : mapping
+            The fields of `protocol.messages.Training` that all clients share; what else is in it
+            plays no part.
+        grid : Grid
+        clients : ndarray of int, optional
+            Who is asked, in increasing order; by default a sample of the round's own.
+        """
+        roster = self.roster(grid)
+        if clients is None:
+            clients = roster.draw(TRAIN, round, [self.seed, _SAMPLE_TRAIN, round], self.clients_per_round)
+        common = {key: value for key, value in demand.items() if key in _DEMAND}
+        placed = roster.place(TRAIN, clients)
+        self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)))
+        self._sent = from_array_record(hypotheses)
+        return [
+            Message(
+                round_request(hypotheses, training=Training(**common, round=round, clients=tuple(locals_))),
+                node,
+                "train",
+                group_id=str(round),
+            )
+            for node, (_, locals_) in placed.items()
+        ]
+
+    def ask_evaluation(
+        self, round: int, hypotheses: ArrayRecord, demand: Mapping[str, Any], grid: Grid, group: str = ""
+    ) -> list[Message]:
+        """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
+        roster = self.roster(grid)
+        seed = [self.seed, _SAMPLE_VALIDATION, round]
+        clients = roster.draw(VALIDATION, round, seed, self.validation_clients_per_round or roster.validation)
+        if not len(clients):
+            self._evaluation = None
+            return []
+        placed = roster.place(VALIDATION, clients)
+        self._evaluation = _asked(clients, placed)
+        common = {key: demand[key] for key in ("step_size", "run", "frozen_digest") if key in demand}
+        return [
+            Message(
+                round_request(hypotheses, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
+                node,
+                "evaluate",
+                group_id=group or str(round),
+            )
+            for node, (_, locals_) in placed.items()
+        ]
+
+    # --- sending and waiting
+
+    def exchange(self, round: int, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+        """Send a round's messages, one a node, and return the replies that came in time.
+
+        The round closes when a `quorum` of its clients has answered, or time is up. Nodes that came
+        later are asked what they host and take part from the next round on; nodes that did not
+        answer are left out for some rounds.
+
+        Parameters
+        ----------
+        round : int
+        grid : Grid
+        messages : sequence of Message
+            Those of `ask_training` and `ask_evaluation`, from the same hypotheses.
+        timeout : float
+            In seconds.
+        """
+        together = merged(messages)
+        answers = self._exchange.run(
+            grid,
+            [*together, *self._invitations(grid)],
+            timeout,
+            lambda answers: self._enough(answers, together),
+            keep_late=("query",),
+        )
+        silent = set(self._exchange.silent)
+        for answer in answers:
+            if answer.kind == "query":
+                self._welcome(answer)
+            elif answer.reply.has_error():
+                reason = answer.reply.error.reason
+                log(WARNING, "node %s did not answer the message of round %d: %s", answer.node, round, reason)
+                if answer.gone:
+                    silent.add(answer.node)
+        asked = [answer for answer in answers if answer.kind != "query"]
+        if self._roster:
+            self._roster.note(round, {answer.node for answer in asked} - silent, silent)
+        return [answer.reply for answer in asked]
+
+    def send_best(self, grid: Grid, hypotheses: Arrays, timeout: float) -> None:
+        """Tell all nodes what the run has found, for them to keep; what they make of it they do not say."""
+        content = keep_request(to_array_record(hypotheses))
+        messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
+        self._exchange.run(grid, messages, min(timeout, _TELLING))
+
+    @property
+    def dropped(self) -> int:
+        """Replies in the last round that came late, twice or unasked."""
+        return self._exchange.dropped
+
+    # --- reading
+
+    def releases(self, replies: Iterable[Message]) -> Releases:
+        """Return the releases in the replies to the last `ask_training`, and count who took part."""
+        asked = self._training
+        assert asked is not None
+        answers = {node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)}
+        found = read_releases(answers, asked, self._sent)
+        self.participations[found.clients] += 1
+        return found
+
+    def scores(self, replies: Iterable[Message]) -> Scores | None:
+        """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
+        asked = self._evaluation
+        return None if asked is None else read_scores(_usable(replies, asked), asked)
+
+    @property
+    def sent(self) -> Arrays:
+        """What the last `ask_training` sent."""
+        return self._sent
+
+    def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
+        """Return whether a quorum of the clients that were asked has answered."""
+        if self.quorum >= 1:
+            return False
+        own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
+        trains = any(asks(message.content)[0] for message in messages)
+        scores = any(asks(message.content)[1] for message in messages)
+        if trains and self._training is not None:
+            there = sum(number_released(answer.reply.content) for answer in own)
+            if there < self.quorum * len(self._training.clients):
+                return False
+        if scores and self._evaluation is not None:
+            there = sum(len(self._evaluation.positions.get(answer.node, ())) for answer in own)
+            if there < self.quorum * len(self._evaluation.clients):
+                return False
+        return True
+
+    def _invitations(self, grid: Grid) -> list[Message]:
+        """Ask nodes that were not there before what they host."""
+        if self._roster is None or self._roster.simulated:
+            return []
+        new = [node for node in grid.get_node_ids() if node not in self._roster and node not in self._invited]
+        self._invited.update(new)
+        return [Message(query(), node, "query", group_id="query") for node in new]
+
+    def _welcome(self, answer: Answer) -> None:
+        assert self._roster is not None
+        try:
+            if answer.reply.has_error():
+                raise ProtocolError(answer.reply.error.reason)
+            hosting = hosting_in(answer.reply.content)
+            if hosting.simulated:
+                raise ProtocolError("it says that it is simulated")
+        except (KeyError, ProtocolError) as error:
+            log(WARNING, "node %s cannot take part: %s", answer.node, error)
+            return
+        self._roster.join({answer.node: hosting})
+        self.participations = np.concatenate([self.participations, np.zeros(hosting.train, np.int64)])
+        log(
+            INFO,
+            "node %s joins, with %d training and %d validation clients",
+            answer.node,
+            hosting.train,
+            hosting.validation,
+        )
+
+
+def _asked(
+    clients: NDArray[np.int64], placed: Mapping[int, tuple[list[int], list[int]]], disclose: bool = False
+) -> Asked:
+    return Asked(clients, {node: np.array(positions) for node, (positions, _) in placed.items()}, disclose)
+
+
+def _usable(replies: Iterable[Message], asked: Asked) -> dict[int, Message]:
+    """Return one usable reply a node; errors and repeats are dropped, and nodes that were not asked."""
+    answers: dict[int, Message] = {}
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if not reply.has_error() and node in asked.positions:  # whose errors they are `exchange` knows
+            answers.setdefault(node, reply)
+    return answers

@@ -1,0 +1,139 @@
+"""What nodes answered in a round, checked: whatever one of them sends, the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from logging import WARNING
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+from protocol.arrays import Arrays, all_finite, flatten
+from protocol.errors import ProtocolError
+from protocol.flower import log
+from protocol.messages import released_in, scores_in
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The clients that were asked for something: for each node, their positions in the sample.
+
+    Attributes
+    ----------
+    clients : ndarray of int
+        Counted over the federation, in increasing order.
+    positions : dict from node id to ndarray of int
+    disclose : bool
+        Whether they were asked for the hypothesis that they chose.
+    """
+
+    clients: NDArray[np.int64]
+    positions: dict[int, NDArray[np.int64]]
+    disclose: bool = False
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of a round, in client order.
+
+    Attributes
+    ----------
+    vectors : ndarray, shape (m, n)
+        Sanitised parameter vectors.
+    clients : ndarray of int, shape (m,)
+        Who released, counted over the federation.
+    choices : ndarray of int, shape (m,), or None
+        What they chose, if they were asked.
+    asked : int
+        How many clients were.
+    lost_nodes : int
+        Nodes that did not answer, or not as they should.
+    """
+
+    vectors: NDArray[np.float64]
+    clients: NDArray[np.int64]
+    choices: NDArray[np.int64] | None
+    asked: int
+    lost_nodes: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Loss and metric, averaged over the validation clients that answered, each counting once."""
+
+    loss: float
+    metric: float
+    clients: int
+
+
+def read_releases(answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays) -> Releases:
+    """Return the releases in nodes' replies.
+
+    Parameters
+    ----------
+    answers : mapping from node id to Message
+    asked : Asked
+    hypotheses : dict of ndarray, each (k, \\*shape)
+        What was sent.
+    """
+    n = sum(value[0].size for value in hypotheses.values())
+    vectors, positions, choices = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    lost = len(asked.positions) - len(answers)
+    for node, reply in answers.items():
+        try:
+            matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
+        except Exception as error:  # whatever one node sends, the run goes on
+            log(WARNING, "dropped the reply of node %s: %s", node, error)
+            lost += 1
+            continue
+        vectors.append(matrix)
+        positions.append(asked.positions[node][released])
+        choices.append(chosen)
+    joined = np.concatenate(positions)
+    order = np.argsort(joined)
+    disclosed = np.concatenate(choices)[order] if asked.disclose else None
+    # One node has its clients in order, and models may be large.
+    matrix = vectors[0] if len(vectors) == 1 else np.concatenate([np.zeros((0, n)), *vectors])[order]
+    return Releases(matrix, asked.clients[joined[order]], disclosed, len(asked.clients), lost)
+
+
+def read_scores(answers: Mapping[int, Message], asked: Asked) -> Scores | None:
+    """Return the mean loss and metric in nodes' replies; None when nobody answered."""
+    scores = np.full((2, len(asked.clients)), np.nan)
+    for node, reply in answers.items():
+        positions = asked.positions[node]
+        try:
+            values = scores_in(reply.content, len(positions))
+        except Exception as error:  # whatever one node sends, the run goes on
+            log(WARNING, "dropped the report of node %s: %s", node, error)
+            continue
+        if values is not None:
+            scores[:, positions] = values
+    answered = np.isfinite(scores).all(axis=0)
+    if not answered.any():
+        return None
+    # In client order, so that rounding does not depend on the nodes.
+    loss, metric = scores[:, answered].mean(axis=1)
+    return Scores(float(loss), float(metric), int(answered.sum()))
+
+
+def _read(
+    reply: Message, asked: int, disclose: bool, hypotheses: Arrays
+) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+    """Check a reply; return its releases (m, n), who released, and their choices."""
+    arrays, released, choices = released_in(reply.content, asked)
+    m = int(released.sum())
+    expected = {name: ((m, *value.shape[1:]), value.dtype) for name, value in hypotheses.items()}
+    if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
+        raise ProtocolError("its arrays do not fit the hypotheses")
+    matrix = flatten({name: arrays[name] for name in hypotheses})
+    if not all_finite(matrix):
+        raise ProtocolError("its arrays are not finite")
+    if not disclose:
+        return matrix, released, np.zeros(0, np.int64)
+    k = len(next(iter(hypotheses.values())))
+    if choices is None or choices.shape != (m,) or not np.isin(choices, range(k)).all():
+        raise ProtocolError("it does not say what its clients chose")
+    return matrix, released, choices

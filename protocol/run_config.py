@@ -1,0 +1,142 @@
+"""The run config: every key of ``[tool.flwr.app.config]``, with its default, its rule and its help."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from protocol.errors import ConfigError
+from protocol.release import NoisePer, RadiusMode, RadiusSchedule
+from protocol.rules import Settings
+
+# More than any experiment needs, and few enough that a node cannot be made to run out of memory.
+MAX_HYPOTHESES = 1000
+
+
+def _number(value: Any) -> Any:
+    # Flower hands 1 over where 1.0 is meant; a bool is no number.
+    return float(value) if type(value) is int else value
+
+
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Radius = Annotated[RadiusMode, Field(strict=False)]
+Noised = Annotated[NoisePer, Field(strict=False)]
+
+
+class RunConfig(Settings):
+    """What a run is asked to do; the server's word, which a site's policy overrules."""
+
+    error = ConfigError
+    source: ClassVar[str] = "the run config"
+
+    strategy: str = Field(
+        "group-privacy", description="group-privacy, fedavg, ifca, recommender, or package.module:Class"
+    )
+    strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
+    federation: str = Field(
+        "synthetic",
+        description='a name under $UMBEL_HOME/data or in datasets/, or an absolute path; "" where every node '
+        "serves its own data",
+    )
+    model: str = Field(
+        "",
+        description='linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxK, or package.module:factory; "" for the '
+        "federation's own",
+    )
+    loss: str = Field("", description='mse, rmse, cross-entropy, log, hinge, margin; "" for the model\'s own')
+    frozen: str = Field(
+        "", description='parameters that are never trained nor sent, as patterns on names: "conv* fc1.*"'
+    )
+    local: str = Field("", description='parameters that are trained and never leave the node, as patterns: "head.*"')
+    hypotheses: int = Field(2, ge=1, le=MAX_HYPOTHESES, description="k, how many models are learnt at once")
+
+    rounds: int = Field(100, ge=1, description="at most so many")
+    patience: int = Field(
+        0, ge=0, description="stop after so many validations without a better loss; 0 to run all rounds"
+    )
+    clients_per_round: int = Field(7, ge=1, description="U, training clients asked in a round")
+    validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked; 0 for all")
+    validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
+    min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
+    restarts: int = Field(
+        5, ge=1, description="random sets of initial hypotheses, of which validation clients pick the best"
+    )
+    resume: str = Field("", description="the folder of a run that was interrupted, or its name, to go on with it")
+    seed: int = Field(0, ge=0, description="of every draw in simulation; of the server's alone elsewhere")
+
+    local_epochs: int = Field(1, ge=0, description="E")
+    local_steps: int = Field(
+        0, ge=0, description="above 0: so many minibatches, each drawn from all rows, in place of epochs"
+    )
+    step_size: Number = Field(0.1, gt=0, description="s")
+    batch_size: int = Field(10, ge=0, description="B; 0 for all of a client's rows at once")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes the GPU if there is one; cpu, cuda")
+    engine: Literal["auto", "loop", "batched"] = Field(
+        "auto", description="how a cohort is computed; loop and batched are for debugging"
+    )
+
+    noise_multiplier: Number = Field(
+        5.0, ge=0, description="nu: a participation costs n / nu; 0 for no noise, in simulation only"
+    )
+    noise_per: Noised = Field(
+        NoisePer.VECTOR,
+        description="what is noised by itself: vector (all parameters as one), layer, row",
+    )
+    radius: Radius = Field(
+        RadiusMode.UPDATE,
+        description="update: the norm of the client's update (the paper); public: a schedule, clients clip",
+    )
+    radius_floor: Number = Field(0.01, gt=0, description="the smallest radius")
+    radius_start: Number = Field(1.0, gt=0, description="public: the radius of round 1")
+    radius_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
+    message_noise: Number = Field(
+        0.0, ge=0, description="sigma of the PAC paper's noisy messages; counts for nothing in the ledger"
+    )
+
+    observers: str = Field("", description='what watches the run, as "package.module:Class name=value", separated by ;')
+
+    min_nodes: int = Field(1, ge=1, description="nodes that must be there before round 1")
+    node_wait: Number = Field(60.0, gt=0, description="seconds to wait for them")
+    round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
+    quorum: Number = Field(1.0, gt=0, le=1, description="a round closes when this share of its clients has answered")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.min_releases > self.clients_per_round:
+            raise ValueError(
+                f"min-releases = {self.min_releases} is more than clients-per-round = {self.clients_per_round}; "
+                "lower it"
+            )
+        if not self.radius_bounded:
+            raise ValueError(
+                f"radius-decay = {self.radius_decay} makes the radius infinite in {self.rounds} rounds; lower it"
+            )
+        if self.noise_per is not NoisePer.VECTOR and self.radius is RadiusMode.PUBLIC:
+            raise ValueError(
+                f'noise-per = "{self.noise_per}" goes with radius = "update" alone; set one of them otherwise'
+            )
+        if not (self.local_epochs or self.local_steps):
+            raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
+        return self
+
+    @property
+    def radius_bounded(self) -> bool:
+        """Whether the radius stays finite in all rounds."""
+        try:
+            return math.isfinite(self.schedule.at(self.rounds))
+        except OverflowError:
+            return False
+
+    @property
+    def schedule(self) -> RadiusSchedule:
+        """The radius of each round."""
+        return RadiusSchedule(self.radius, self.radius_floor, self.radius_start, self.radius_decay)
+
+    def entries(self) -> dict[str, Any]:
+        """Return the config as Flower hands it to the app: kebab-case keys, plain values."""
+        return {
+            key: str(value) if isinstance(value, str) else value
+            for key, value in self.model_dump(by_alias=True).items()
+        }

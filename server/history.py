@@ -1,0 +1,86 @@
+"""Where a run stands: its rounds so far, and the hypotheses."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+
+from protocol.arrays import Arrays
+
+
+@dataclass(frozen=True)
+class Round:
+    """What came out of a round.
+
+    Attributes
+    ----------
+    number : int
+        From 1. The last entry of a run evaluates what its last training round left.
+    loss, metric : float or None
+        Of the hypotheses that the round started from, over the validation clients that answered.
+    asked, releases, lost_nodes : int
+        Clients asked to train, clients that released, nodes that did not answer.
+    groups : list of int
+        Releases that went to each hypothesis.
+    nearest : list of float
+        Distance from each hypothesis that the round started from to the nearest other one; empty for k = 1.
+    moved : bool
+        Whether there were releases enough to move the hypotheses.
+    best_round : int
+        The round whose starting hypotheses had the lowest loss so far.
+    median_participations, max_participations : float
+        Over all training clients, up to this round.
+    seconds : float
+    dropped : int
+        Replies that came late, twice or unasked.
+    """
+
+    number: int
+    loss: float | None
+    metric: float | None
+    asked: int
+    releases: int
+    lost_nodes: int
+    groups: list[int]
+    nearest: list[float]
+    moved: bool
+    best_round: int
+    median_participations: float
+    max_participations: int
+    seconds: float
+    dropped: int = 0
+
+    @cached_property
+    def line(self) -> str:
+        """The round in JSON, made once although it is written with every later round."""
+        return json.dumps(asdict(self))
+
+
+@dataclass
+class State:
+    """Where a run stands; all that is needed to go on with it.
+
+    Attributes
+    ----------
+    hypotheses : dict of ndarray, each (k, \\*shape)
+        What the next round starts from.
+    best : dict of ndarray, each (k, \\*shape)
+        The hypotheses of lowest validation loss so far, or the newest without validation.
+    best_loss : float
+    best_round : int
+    stale : int
+        Validations since the best one.
+    history : list of Round
+    stopped : str
+        Why the run ended; empty while it goes on.
+    """
+
+    hypotheses: Arrays
+    best: Arrays
+    best_loss: float = math.inf
+    best_round: int = 0
+    stale: int = 0
+    history: list[Round] = field(default_factory=list)
+    stopped: str = ""

@@ -1,0 +1,60 @@
+"""umbel's own observers: early stopping, the log, and what a run leaves behind."""
+
+from __future__ import annotations
+
+from logging import INFO
+
+from protocol.flower import log
+from server.observer import Observer
+from server.rounds import Run
+from server.snapshots import Snapshots
+from server.summary import Summary
+
+
+class Patience(Observer):
+    """Stops a run after so many validations without a better loss; never where `validations` is 0."""
+
+    def __init__(self, validations: int) -> None:
+        super().__init__()
+        self._validations = validations
+
+    def after_round(self, run: Run) -> None:
+        """Stop the run when its patience is over."""
+        if 0 < self._validations <= run.state.stale:
+            run.stop(f"no better hypotheses in {self._validations} validations")
+
+
+class Log(Observer):
+    """Writes a line a round to the log."""
+
+    def __init__(self, summary: Summary) -> None:
+        super().__init__()
+        self._summary = summary
+
+    def after_round(self, run: Run) -> None:
+        """Write the round's line."""
+        log(INFO, self._summary.round_line(run.state.history[-1], run.setup.run.rounds))
+
+
+class Checkpoints(Observer):
+    """Saves a run after each round, so that one that was killed goes on.
+
+    Parameters
+    ----------
+    snapshots : Snapshots
+        Saved as well.
+    """
+
+    def __init__(self, snapshots: Snapshots) -> None:
+        super().__init__()
+        self._snapshots = snapshots
+
+    def after_round(self, run: Run) -> None:
+        """Save where the run stands."""
+        if run.folder is None:
+            return
+        fleet = run.strategy.fleet
+        run.folder.write_nodes(fleet.roster(run.grid).nodes)
+        run.folder.write_round(run.state, fleet.participations, run.setup.release, run.strategy.state)
+        if self._snapshots.add(run.state, run.strategy.outcome):
+            run.folder.write_releases(self._snapshots.to_bytes())

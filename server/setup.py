@@ -1,0 +1,97 @@
+"""What a run needs, from its configuration, checked before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import models
+import strategies
+from federation import Federation, Manifest, find_federation, open_federation
+from models.model import Model
+from protocol.errors import ConfigError, FederationError, ModelError
+from protocol.release import Kind, Release
+from protocol.run_config import RunConfig
+from server.observer import Observer, load_observers
+from strategies import HypothesisStrategy
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run config, and what it names.
+
+    Attributes
+    ----------
+    run : RunConfig
+    strategy : HypothesisStrategy
+    model : Model
+    federation : Federation or None
+        None where every node serves its own.
+    observers : tuple of Observer
+        Those that the run config names, and the strategy if it is one.
+    """
+
+    run: RunConfig
+    strategy: HypothesisStrategy
+    model: Model
+    federation: Federation | None
+    observers: tuple[Observer, ...] = ()
+
+    @classmethod
+    def parse(cls, run_config: Mapping[str, Any]) -> Setup:
+        """Check a run config and return what it names.
+
+        Raises
+        ------
+        ConfigError
+            For the first entry that cannot be used.
+        """
+        run = RunConfig.parse(run_config)
+        try:
+            strategy = strategies.make(run)
+            # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
+            federation = open_federation(find_federation(run.federation)) if run.federation else None
+            manifest = federation.manifest if federation else None
+            model = models.load_for(
+                run.model,
+                run.loss,
+                manifest.model if manifest else "",
+                manifest.loss if manifest else "",
+                run.frozen or (manifest.frozen if manifest else ""),
+                run.local or (manifest.local if manifest else ""),
+            )
+        except (FederationError, ModelError) as error:
+            raise ConfigError(str(error)) from error
+        strategy.check(run, model)
+        if run.message_noise and not model.local_shapes:
+            raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
+        observers = load_observers(run.observers)
+        if isinstance(strategy, Observer):
+            observers = (*observers, strategy)
+        return cls(run, strategy, model, federation, observers)
+
+    @property
+    def manifest(self) -> Manifest | None:
+        """What the federation says of itself; None where every node serves its own."""
+        return self.federation.manifest if self.federation else None
+
+    @property
+    def release(self) -> Release:
+        """What a training client gives away each time that it takes part."""
+        return Release(Kind.TRAIN, self.model.num_parameters, self.run.noise_multiplier, self.run.radius)
+
+    def demand(self, name: str = "") -> dict[str, Any]:
+        """Return what every message of the run called `name` has in common (`protocol.messages.Training`)."""
+        run = self.run
+        return {
+            "local_epochs": run.local_epochs,
+            "local_steps": run.local_steps,
+            "step_size": run.step_size,
+            "batch_size": run.batch_size,
+            "noise_multiplier": run.noise_multiplier,
+            "noise_per": run.noise_per.value,
+            "message_noise": run.message_noise,
+            "run": name,
+            "frozen_digest": self.model.frozen_digest,
+        }
