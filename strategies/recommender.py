@@ -14,7 +14,7 @@ from strategies.fedavg import FedAvg
 from strategies.options import ConfigError, Options
 from strategies.roster import TRAIN, Roster
 
-_TELLING = 60.0  # seconds for which local models are waited for
+_TELLING = 300.0  # seconds for which local models are waited for
 
 
 class Recommender(FedAvg):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -152,6 +153,27 @@ def test_more_releases_than_clients_are_asked_can_never_come(paper: Any) -> None
 def test_the_nodes_are_waited_for_as_the_strategy_says(paper: Any) -> None:
     with pytest.raises(RosterError, match="1 nodes host clients, 0 refused, and the run needs 2"):
         Halves(min_nodes=2, node_wait=0.01).roster(paper.Grid({5: Hosting(9, 0)}))
+
+
+def test_a_node_that_the_run_did_not_wait_for_joins_when_it_answers(paper: Any) -> None:
+    grid = paper.Grid({5: Hosting(4, 0), 6: Hosting(2, 0)}, slow={6: 1})
+    strategy = Halves(clients_per_round=3)
+    assert strategy.roster(grid).train == 4
+    strategy.exchange(1, grid, [], timeout=60)
+    assert strategy.roster(grid).train == 6
+    assert grid.queried == [5, 6], "its first answer is waited for, and it is not asked for another"
+
+
+def test_a_node_whose_invitation_was_lost_is_invited_again(paper: Any) -> None:
+    lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired")
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = paper.Grid({5: Hosting(4, 0), 6: [lost, Hosting(2, 0)], 7: refusal}, looks=[[5], [5, 6, 7]])
+    strategy = Halves(clients_per_round=3)
+    assert strategy.roster(grid).train == 4
+    for round in (1, 2, 3):
+        strategy.exchange(round, grid, [], timeout=60)
+    assert strategy.roster(grid).train == 6
+    assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again"
 
 
 # --- sampling
