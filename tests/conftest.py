@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How long an example takes says how busy the machine is. Elsewhere than in CI each run draws other examples.
+settings.register_profile(
+    "umbel", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("umbel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

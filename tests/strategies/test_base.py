@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
@@ -53,9 +53,6 @@ HYPOTHESES_SENT = [(0, 0, 0), (10, 10, 10)]
 # Two releases near each of the hypotheses.
 RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}
 MEANS = [[2, 0, 3], [9, 9, 11]]
-
-
-untimed = settings(deadline=None)
 
 
 class Halves(HypothesisStrategy):
@@ -243,7 +240,6 @@ def test_the_next_hypotheses_have_the_names_shapes_and_types_of_the_last(paper: 
     ]
 
 
-@untimed
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
     paper: Any, seed: int, nodes: int, order: random.Random
@@ -574,7 +570,6 @@ def test_scores_that_do_not_fit_are_dropped(paper: Any, spoil: Callable[[RecordD
     assert strategy.aggregate_evaluate(1, replies) == {"loss": 5.5, "metric": 55.0, "clients": 2}
 
 
-@untimed
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_no_bit_of_the_average_depends_on_nodes_or_order(
     paper: Any, seed: int, nodes: int, order: random.Random

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, MetricRecord
 from flwr.common.constant import ErrorCode
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import strategies.exchange
@@ -22,8 +22,6 @@ UNAVAILABLE = Error(ErrorCode.NODE_UNAVAILABLE, "gone")  # by Flower itself, in 
 
 # Two partitions of a federation with 3 training clients (0, 1, 2) and 2 validation clients (3, 4).
 EVEN, ODD = Hosting(train=2, validation=1, first=0, step=2), Hosting(train=1, validation=1, first=1, step=2)
-
-untimed = settings(deadline=None)
 
 
 class Clock:
@@ -104,7 +102,6 @@ def rosters(draw: st.DrawFn) -> tuple[Roster, dict[str, list[tuple[int, int]]]]:
     }
 
 
-@untimed
 @given(rosters(), st.sampled_from([TRAIN, VALIDATION]), st.data())
 def test_every_client_is_placed_once_on_the_node_that_hosts_it(
     drawn: tuple[Roster, dict[str, list[tuple[int, int]]]], role: str, data: st.DataObject

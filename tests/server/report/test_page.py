@@ -598,7 +598,7 @@ def chromium(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
             f"--user-data-dir={folder / 'profile'}", "--enable-logging=stderr", *options,
         ],
-        capture_output=True, text=True, check=True, timeout=120, cwd=folder,
+        capture_output=True, text=True, check=True, timeout=900, cwd=folder,
     )  # fmt: skip
 
 
