@@ -36,6 +36,19 @@ def umbel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures of reports blank: to draw them takes most of the time of a short run."""
+    from markupsafe import Markup
+
+    import server.report.figures
+
+    def blank(name: str, alt: str, *_: object, **__: object) -> Markup:
+        return Markup('<svg role="img" aria-label="{}"></svg>').format(alt)
+
+    monkeypatch.setattr(server.report.figures, "_svg", blank)
+
+
+@pytest.fixture
 def run_config() -> dict[str, Any]:
     """The defaults of the run config, as Flower hands them to the app."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -165,13 +165,6 @@ def test_a_federation_travels_to_another_machine(kind: str, tmp_path: Path, monk
 # --- with Ray
 
 
-@pytest.mark.slow
-def test_runs_on_ray_give_what_they_give_in_process(tmp_path: Path) -> None:
-    results = sweep(SPECS, tmp_path)
-    for result in results:
-        assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
-
-
 def die(config: Mapping[str, Any]) -> Played:
     """Kill the worker for seed 1, as running out of memory does."""
     if config["seed"] == 1:
@@ -180,14 +173,27 @@ def die(config: Mapping[str, Any]) -> Played:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
+def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
     results = sweep(SPECS, tmp_path, die)
     assert [bool(result.error) for result in results] == [False, True, False]
+    for result in (results[0], results[2]):
+        assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
 
 
-@pytest.mark.slow
-def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "8", "--out", str(tmp_path)]
+def sweep_synthetic(folder: Path) -> list[str]:
+    """Return the command of a small sweep."""
+    return [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "4", "--out", str(folder)]
+
+
+def tables(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.suffix != ".toml"}
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a sweep that was stopped and went on where it was."""
+    folder = tmp_path_factory.mktemp("stopped")
+    command = sweep_synthetic(folder)
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -198,7 +204,7 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     deadline = time.monotonic() + 900
-    while not (saved := list(tmp_path.glob("runs/*/result.json"))):
+    while not (saved := list(folder.glob("runs/*/result.json"))):
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -209,9 +215,15 @@ def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in saved}
     done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("runs/*/result.json"))) == 8 * 4
+    assert len(list(folder.glob("runs/*/result.json"))) == 4 * 4
     assert {path: path.stat().st_mtime_ns for path in saved} == before
     assert done.stdout.strip().endswith("table.md")
+    return folder
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_goes_on_where_it_was(stopped: Path) -> None:
+    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(tables(stopped))
 
 
 @contextmanager
@@ -246,17 +258,15 @@ def cluster(folder: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(tmp_path: Path) -> None:
-    def tables(out: Path, **environment: str) -> dict[str, bytes]:
-        command = [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "1", "--out", str(out)]
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | environment, check=False, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return {file.name: file.read_bytes() for file in out.iterdir() if file.is_file() and file.suffix != ".toml"}
-
-    first = tables(tmp_path / "first")
+def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(stopped: Path, tmp_path: Path) -> None:
     with cluster(tmp_path) as address:
-        second = tables(tmp_path / "second", RAY_ADDRESS=address)
-    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(first)
-    assert first == second
+        done = subprocess.run(
+            sweep_synthetic(tmp_path / "again"),
+            cwd=ROOT,
+            env=os.environ | {"RAY_ADDRESS": address},
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    assert tables(tmp_path / "again") == tables(stopped)

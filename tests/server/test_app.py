@@ -33,6 +33,9 @@ from simulation.grid import InProcessGrid
 from strategies.options import ConfigError
 from strategies.roster import RosterError
 
+# What is drawn `tests/server/report` looks at.
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 FILES = [
     "config.toml",
