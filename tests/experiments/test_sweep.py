@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,27 +20,15 @@ import numpy as np
 import psutil
 import pytest
 from filelock import FileLock
+from typer.testing import CliRunner
 
 import experiments.sweep
+from experiments.__main__ import app
 from experiments.runs import ROOT, Played, Spec, play, run_config
 from experiments.sweep import SweepError, _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
 
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Do the runs in this process instead of in Ray's; return the names of those that were done."""
-    done: list[str] = []
-
-    def each(specs: Any, task: Callable[[Mapping[str, Any]], Played]) -> Iterator[tuple[Spec, Played | None, str]]:
-        for spec in specs:
-            done.append(spec.name)
-            yield spec, *experiments.sweep._attempt(task, spec.config, None)
-
-    monkeypatch.setattr(experiments.sweep, "_each", each)
-    return done
 
 
 def test_results_come_in_the_order_asked_for(in_process: list[str], tmp_path: Path) -> None:
@@ -180,52 +168,6 @@ def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_
         assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
 
 
-def sweep_synthetic(folder: Path) -> list[str]:
-    """Return the command of a small sweep."""
-    return [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "4", "--out", str(folder)]
-
-
-def tables(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.suffix != ".toml"}
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a sweep that was stopped and went on where it was."""
-    folder = tmp_path_factory.mktemp("stopped")
-    command = sweep_synthetic(folder)
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # What a shell starts in the background ignores interrupts, and so would this.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 900
-    while not (saved := list(folder.glob("runs/*/result.json"))):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, log = process.communicate(timeout=900)
-    assert process.returncode == 130
-    assert "goes on from here" in log
-    before = {path: path.stat().st_mtime_ns for path in saved}
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(list(folder.glob("runs/*/result.json"))) == 4 * 4
-    assert {path: path.stat().st_mtime_ns for path in saved} == before
-    assert done.stdout.strip().endswith("table.md")
-    return folder
-
-
-@pytest.mark.slow
-def test_a_sweep_that_is_stopped_goes_on_where_it_was(stopped: Path) -> None:
-    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(tables(stopped))
-
-
 @contextmanager
 def cluster(folder: Path) -> Iterator[str]:
     """Start a Ray cluster of one machine, with a working directory of its own; yield its address."""
@@ -257,16 +199,49 @@ def cluster(folder: Path) -> Iterator[str]:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
+def tables(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.suffix != ".toml"}
+
+
 @pytest.mark.slow
-def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(stopped: Path, tmp_path: Path) -> None:
+def test_a_sweep_that_is_stopped_goes_on_where_it_was_on_a_cluster_and_gives_the_same_tables_and_figures(
+    in_process: list[str], tmp_path: Path
+) -> None:
+    """Begun with a Ray of its own, ended on a cluster, and compared with one that had neither."""
+    command = ["synthetic", "--quick", "--seeds", "3", "--out"]
+    alone = CliRunner().invoke(app, [*command, str(tmp_path / "alone")])
+    assert alone.exit_code == 0, alone.output
+    assert len(in_process) == 3 * 4
+    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(tables(tmp_path / "alone"))
+
+    folder = tmp_path / "stopped"
+    by_itself = [sys.executable, "-m", "experiments", *command, str(folder)]
+    process = subprocess.Popen(
+        by_itself,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores interrupts, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 900
+    while not (saved := list(folder.glob("runs/*/result.json"))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=900)
+    assert process.returncode == 130
+    assert "goes on from here" in log
+    before = {path: path.stat().st_mtime_ns for path in saved}
+    assert not (folder / "table.md").exists()
+
     with cluster(tmp_path) as address:
-        done = subprocess.run(
-            sweep_synthetic(tmp_path / "again"),
-            cwd=ROOT,
-            env=os.environ | {"RAY_ADDRESS": address},
-            check=False,
-            capture_output=True,
-            text=True,
-        )
+        environment = os.environ | {"RAY_ADDRESS": address}
+        done = subprocess.run(by_itself, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert tables(tmp_path / "again") == tables(stopped)
+    assert done.stdout.strip().endswith("table.md")
+    assert len(list(folder.glob("runs/*/result.json"))) == 3 * 4
+    assert {path: path.stat().st_mtime_ns for path in saved} == before
+    assert tables(folder) == tables(tmp_path / "alone")
