@@ -27,6 +27,11 @@ _TRANSPORT = (httpx.HTTPError, OSError)
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
 
 
+def pause(waited: float) -> float:
+    """Return the seconds until the next look for who has been waiting for so many."""
+    return min(_LONGEST, max(_SHORTEST, _SHARE * waited))
+
+
 @dataclass(frozen=True)
 class Answer:
     """A reply, with the node and the type of the message it is for.
@@ -141,6 +146,10 @@ class Exchange:
         self._overdue: dict[str, _Sent] = {}
         self._mailbox = _Mailbox()
 
+    def awaited(self, kind: str) -> set[int]:
+        """Return the nodes that still owe a reply to a message of a type, of whatever round."""
+        return {sent.node for sent in self._overdue.values() if sent.kind == kind}
+
     def run(
         self,
         grid: Grid,
@@ -196,10 +205,11 @@ class Exchange:
             waited = time.monotonic() - began
             if not needed or waited >= timeout or enough(answers):
                 break
-            time.sleep(max(0.001, min(_LONGEST, max(_SHORTEST, _SHARE * waited), timeout - waited)))
+            time.sleep(max(0.001, min(pause(waited), timeout - waited)))
         self.silent = {sent.node for sent in [*needed, *spoilt]}
         self._overdue |= waiting
-        for oldest in list(self._overdue)[:-_REMEMBERED]:
+        over = [message_id for message_id, sent in self._overdue.items() if sent.kind not in keep_late]
+        for oldest in over[:-_REMEMBERED]:
             del self._overdue[oldest]
         return answers
 

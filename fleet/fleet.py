@@ -35,7 +35,7 @@ from protocol.records import from_array_record, to_array_record
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
-_TELLING = 60.0  # seconds for which a run that is over waits for its nodes to be told
+_TELLING = 300.0  # seconds for which a run that is over waits for its nodes to be told
 _DEMAND = {field.name for field in fields(Training)} - {"round", "clients"}
 
 
@@ -70,7 +70,7 @@ class Fleet:
         quorum: float = 1.0,
         seed: int = 0,
         min_nodes: int = 1,
-        node_wait: float = 60.0,
+        node_wait: float = 300.0,
     ) -> None:
         self.clients_per_round = clients_per_round
         self.validation_clients_per_round = validation_clients_per_round
@@ -90,7 +90,7 @@ class Fleet:
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
         if self._roster is None:
-            roster = gather(grid, self.min_nodes, self.node_wait)
+            roster = gather(grid, self.min_nodes, self.node_wait, self._exchange)
             check_enough("clients-per-round", self.clients_per_round, roster.train)
             check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
             self.participations = np.zeros(roster.train, np.int64)
@@ -269,12 +269,15 @@ class Fleet:
         """Ask nodes that were not there before what they host."""
         if self._roster is None or self._roster.simulated:
             return []
-        new = [node for node in grid.get_node_ids() if node not in self._roster and node not in self._invited]
+        asked = self._invited | self._exchange.awaited("query")
+        new = [node for node in grid.get_node_ids() if node not in self._roster and node not in asked]
         self._invited.update(new)
         return [Message(query(), node, "query", group_id="query") for node in new]
 
     def _welcome(self, answer: Answer) -> None:
         assert self._roster is not None
+        if answer.gone:
+            self._invited.discard(answer.node)  # to be asked again
         try:
             if answer.reply.has_error():
                 raise ProtocolError(answer.reply.error.reason)

@@ -12,18 +12,14 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fleet.exchange import Exchange
-from protocol.errors import ProtocolError
+from fleet.exchange import Exchange, pause
+from protocol.errors import FleetError, ProtocolError
 from protocol.flower import log
 from protocol.messages import Hosting, hosting_in, query
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
-_ASKING = 20.0  # seconds after which a node that did not say what it hosts is asked again; twice as long each time
-
-
-class FleetError(RuntimeError):
-    """The nodes that a run needs are not there."""
+_LOOK = 1.0  # seconds that one look for answers may take
 
 
 @dataclass(frozen=True)
@@ -181,37 +177,50 @@ class Roster:
         return placed
 
 
-def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
+def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None = None) -> Roster:
     """Ask the nodes what they host, until all are there.
 
     Waits for `min_nodes` nodes and, in simulation, for every part of the federation, since the
     first look at a simulation may show only some of its nodes.
+
+    A node starts a process and imports PyTorch before its first answer, which takes a slow machine
+    minutes. So a query lives as long as the run waits, and a node is not asked again before Flower
+    says that its query is lost.
+
+    Parameters
+    ----------
+    grid : Grid
+    min_nodes : int
+    wait_s : float
+        Seconds after which nodes that are missing are not waited for any more.
+    exchange : Exchange, optional
+        What the rounds will be sent with: it brings the answers that are not waited for.
 
     Raises
     ------
     FleetError
         When they are not there after `wait_s` seconds, or a node speaks another version.
     """
-    deadline = time.monotonic() + wait_s
-    exchange, asking = Exchange(), _ASKING
+    began = time.monotonic()
+    exchange = exchange or Exchange()
     nodes: dict[int, Hosting] = {}
     refused: set[int] = set()
+    waiting = False
     while True:
-        new = [node for node in grid.get_node_ids() if node not in nodes and node not in refused]
-        if new:
-            messages = [Message(query(), node, "query", group_id="query") for node in new]
-            answers = exchange.run(grid, messages, timeout=max(1.0, min(asking, deadline - time.monotonic())))
-            asking *= 2
-            for answer in answers:
-                node, reply = answer.node, answer.reply
-                if reply.has_error():
-                    refused.update(() if answer.gone else (node,))
-                    log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
-                    continue
-                try:
-                    nodes[node] = hosting_in(reply.content)
-                except (KeyError, ProtocolError) as error:
-                    raise FleetError(f"node {node} {error}; install the same umbel everywhere") from None
+        left = max(_LOOK, began + wait_s - time.monotonic())
+        asked = {*nodes, *refused, *exchange.awaited("query")}
+        new = [node for node in grid.get_node_ids() if node not in asked]
+        queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
+        for answer in exchange.run(grid, queries, _LOOK, keep_late=("query",)):
+            node, reply = answer.node, answer.reply
+            if reply.has_error():
+                refused.update(() if answer.gone else (node,))
+                log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
+                continue
+            try:
+                nodes[node] = hosting_in(reply.content)
+            except (KeyError, ProtocolError) as error:
+                raise FleetError(f"node {node} {error}; install the same umbel everywhere") from None
         parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
         if len(nodes) >= max(min_nodes, parts):
             roster = Roster(nodes)
@@ -225,12 +234,16 @@ def gather(grid: Grid, min_nodes: int, wait_s: float) -> Roster:
             return roster
         if refused and parts > 1:
             raise FleetError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
-        if time.monotonic() > deadline:
+        waited = time.monotonic() - began
+        if waited >= wait_s:
             raise FleetError(
                 f"after {wait_s:.0f} s {len(nodes)} nodes host clients, {len(refused)} refused, and the run needs "
                 f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait"
             )
-        time.sleep(0.1)
+        if not waiting:
+            log(INFO, "waiting for nodes to say what they host, for %.0f s at most", wait_s)
+            waiting = True
+        time.sleep(pause(waited))
 
 
 def check_enough(what: str, asked: int, there: int) -> None:

@@ -31,8 +31,8 @@ import typer
 from protocol.errors import LaunchError
 
 APP = Path(__file__).resolve().parent.parent
-_START_S = 60.0
-_STOP_S = 20.0
+_START_S = 300.0
+_STOP_S = 60.0
 
 
 def main(
@@ -158,7 +158,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline and process.poll() is None:
         try:
-            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=2).is_success:
+            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).is_success:
                 return
         except httpx.HTTPError:
             time.sleep(0.2)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 ROOT = Path(__file__).resolve().parent.parent
+
+# How long an example takes says how busy the machine is. Elsewhere than in CI each run draws other examples.
+settings.register_profile(
+    "umbel", deadline=None, derandomize="CI" in os.environ, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("umbel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,6 +33,19 @@ def umbel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "umbel-home"
     monkeypatch.setenv("UMBEL_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the figures of reports blank: to draw them takes most of the time of a short run."""
+    from markupsafe import Markup
+
+    import server.report.figures
+
+    def blank(name: str, alt: str, *_: object, **__: object) -> Markup:
+        return Markup('<svg role="img" aria-label="{}"></svg>').format(alt)
+
+    monkeypatch.setattr(server.report.figures, "_svg", blank)
 
 
 @pytest.fixture

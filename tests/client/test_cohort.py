@@ -37,8 +37,6 @@ CPU = torch.device("cpu")
 Rows = tuple[Any, Any]
 
 engines = pytest.mark.parametrize("engine", ["loop", "batched"])
-untimed = settings(deadline=None)
-
 # float32 has 7 digits, of which a few dozen steps and sums in another order cost one or two.
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 
@@ -212,7 +210,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, NDArray[np.int64], list[Row
     return model, draw_hypotheses(model, k, seed), chosen, clients, update, seed
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(cohorts())
 def test_both_forms_give_the_same_numbers(
     case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
@@ -230,7 +228,6 @@ def test_both_forms_give_the_same_numbers(
     assert_close(batched, loop)
 
 
-@untimed
 @given(cohorts())
 def test_a_client_gets_the_same_result_alone(
     case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
@@ -566,7 +563,6 @@ def test_clients_are_gathered_in_the_order_asked() -> None:
     assert (cohort.features.dtype, cohort.targets.dtype) == (torch.float32, torch.float32)
 
 
-@untimed
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
 def test_a_gathered_client_has_the_federations_rows(lengths: list[int], data: st.DataObject) -> None:
     rows = np.arange(sum(lengths), dtype=np.float32)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 from flwr.common.serde import message_to_proto
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -32,8 +32,6 @@ PREFERENCES = open_federation(BUNDLED / "preferences.json")
 ITEMS = models.load("factors-100x8").initial(0)["items"]
 
 losses = pytest.mark.parametrize("loss", list(SLOPES))
-untimed = settings(deadline=None)
-
 # float32 has 7 digits, of which a few dozen steps cost one or two.
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 
@@ -168,7 +166,6 @@ updates = st.builds(
 )
 
 
-@untimed
 @given(clients(), updates, st.sampled_from(list(SLOPES)), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_training_is_the_papers_client_update(
     asked: list[Rows], update: LocalUpdate, loss: str, factors: int, seed: int
@@ -183,7 +180,6 @@ def test_training_is_the_papers_client_update(
         np.testing.assert_allclose(local[c], u, **CLOSE)
 
 
-@untimed
 @given(clients(), updates, st.booleans())
 def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpdate, balanced: bool) -> None:
     users = ITEMS[20 : 20 + len(asked)]
@@ -195,7 +191,6 @@ def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpd
             np.testing.assert_allclose(ours[c], theirs[0], **CLOSE)
 
 
-@untimed
 @given(clients(), updates)
 def test_an_item_that_a_client_has_not_labelled_stays_as_it_was(asked: list[Rows], update: LocalUpdate) -> None:
     moved, _ = train(ITEMS[:12], ITEMS[20 : 20 + len(asked)], cohort_of(*asked), update)
@@ -226,7 +221,6 @@ def test_a_local_model_outlives_training_that_blew_up(huge: float) -> None:
     np.testing.assert_array_equal(local, users)
 
 
-@untimed
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
     rows: Rows = ([7, 2, 9, 4, 0, 5], [-1, 1, -1, -1, 1, -1])
@@ -239,7 +233,6 @@ def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
 # --- minibatches of as many liked items as others
 
 
-@untimed
 @given(clients(), updates, st.integers(0, 2**32 - 1))
 def test_labels_of_a_balanced_minibatch_add_up_to_nothing(asked: list[Rows], update: LocalUpdate, seed: int) -> None:
     assume(update.batch_size != 1)  # of which `train` makes 2
@@ -359,7 +352,6 @@ def test_a_newcomer_of_few_rows_is_scored_on_its_last() -> None:
     assert newcomers(FIVE, ([0], [1])) == ([pytest.approx(np.log(2))], [0])
 
 
-@untimed
 @given(clients())
 def test_newcomers_are_scored_as_if_alone(asked: list[Rows]) -> None:
     together = newcomers(ITEMS[:12], *asked)

@@ -9,10 +9,10 @@ import pytest
 
 from tests.deployment.conftest import CLIENTS, SHORT, write_site
 from tests.deployment.namespace import Namespace, NamespaceError, namespace
-from tests.deployment.processes import Deployment, Run, wait_until
+from tests.deployment.processes import RUN_S, Deployment, Run, wait_until
 from tests.deployment.tampered.sitecustomize import HOLD
 
-pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
 ROUNDS = 5
 NOTICE_S = 120.0
@@ -47,10 +47,10 @@ def run(deployment: Deployment, network: Namespace) -> Run:
     north.tamper({3: HOLD})
     island.tamper({2: HOLD})
     run = deployment.submit(**SHORT, rounds=ROUNDS, clients_per_round=3 * CLIENTS, round_timeout=NOTICE_S)
-    wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), 180.0)
+    wait_until("charge of round 2", lambda: 2 in island.rounds_paid(run), RUN_S)
     network.unplug()
     island.tamper({})
-    wait_until("round 3", lambda: north.has_heard_of(3, run), NOTICE_S + 30)
+    wait_until("round 3", lambda: north.has_heard_of(3, run), RUN_S)
     network.plug_in()
     deployment.wait_until_online("island")
     assert run.rounds == 2

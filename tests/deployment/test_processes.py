@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 LEAST = 2.5
 """The lowest noise multiplier that the sites accept."""
-REFUSED_S = 60.0
+REFUSED_S = 900.0
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,28 +20,16 @@ import numpy as np
 import psutil
 import pytest
 from filelock import FileLock
+from typer.testing import CliRunner
 
 import experiments.sweep
+from experiments.__main__ import app
 from experiments.runs import ROOT, Played, Spec, play, run_config
 from experiments.sweep import _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
 from protocol.errors import SweepError
 
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
-
-
-@pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Do the runs in this process instead of in Ray's; return the names of those that were done."""
-    done: list[str] = []
-
-    def each(specs: Any, task: Callable[[Mapping[str, Any]], Played]) -> Iterator[tuple[Spec, Played | None, str]]:
-        for spec in specs:
-            done.append(spec.name)
-            yield spec, *experiments.sweep._attempt(task, spec.config, None)
-
-    monkeypatch.setattr(experiments.sweep, "_each", each)
-    return done
 
 
 def test_results_come_in_the_order_asked_for(in_process: list[str], tmp_path: Path) -> None:
@@ -166,13 +154,6 @@ def test_a_federation_travels_to_another_machine(kind: str, tmp_path: Path, monk
 # --- with Ray
 
 
-@pytest.mark.slow
-def test_runs_on_ray_give_what_they_give_in_process(tmp_path: Path) -> None:
-    results = sweep(SPECS, tmp_path)
-    for result in results:
-        assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
-
-
 def die(config: Mapping[str, Any]) -> Played:
     """Kill the worker for seed 1, as running out of memory does."""
     if config["seed"] == 1:
@@ -181,38 +162,11 @@ def die(config: Mapping[str, Any]) -> Played:
 
 
 @pytest.mark.slow
-def test_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
+def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
     results = sweep(SPECS, tmp_path, die)
     assert [bool(result.error) for result in results] == [False, True, False]
-
-
-@pytest.mark.slow
-def test_a_sweep_that_is_stopped_goes_on_where_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "8", "--out", str(tmp_path)]
-    process = subprocess.Popen(
-        command,
-        cwd=ROOT,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        # What a shell starts in the background ignores interrupts, and so would this.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    deadline = time.monotonic() + 200
-    while not (saved := list(tmp_path.glob("runs/*/result.json"))):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, log = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "goes on from here" in log
-    before = {path: path.stat().st_mtime_ns for path in saved}
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("runs/*/result.json"))) == 8 * 4
-    assert {path: path.stat().st_mtime_ns for path in saved} == before
-    assert done.stdout.strip().endswith("table.md")
+    for result in (results[0], results[2]):
+        assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
 
 
 @contextmanager
@@ -230,7 +184,7 @@ def cluster(folder: Path) -> Iterator[str]:
         # A group of its own, so that it can be stopped without stopping other people's clusters.
         head = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
         try:
-            deadline = time.monotonic() + 180
+            deadline = time.monotonic() + 900
             while "Ray runtime started" not in (folder / "ray.log").read_text():
                 assert time.monotonic() < deadline
                 assert head.poll() is None, (folder / "ray.log").read_text()
@@ -239,25 +193,56 @@ def cluster(folder: Path) -> Iterator[str]:
         finally:
             members = psutil.Process(head.pid).children(recursive=True)
             head.terminate()
-            _, alive = psutil.wait_procs(members, timeout=10)
+            _, alive = psutil.wait_procs(members, timeout=60)
             for process in alive:
                 process.kill()
-            head.wait(timeout=10)
+            head.wait(timeout=900)
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-@pytest.mark.slow
-def test_the_same_command_gives_the_same_tables_and_figures_also_on_a_cluster(tmp_path: Path) -> None:
-    def tables(out: Path, **environment: str) -> dict[str, bytes]:
-        command = [sys.executable, "-m", "experiments", "synthetic", "--quick", "--seeds", "1", "--out", str(out)]
-        done = subprocess.run(
-            command, cwd=ROOT, env=os.environ | environment, check=False, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stderr
-        return {file.name: file.read_bytes() for file in out.iterdir() if file.is_file() and file.suffix != ".toml"}
+def tables(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file() and file.suffix != ".toml"}
 
-    first = tables(tmp_path / "first")
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_goes_on_where_it_was_on_a_cluster_and_gives_the_same_tables_and_figures(
+    in_process: list[str], tmp_path: Path
+) -> None:
+    """Begun with a Ray of its own, ended on a cluster, and compared with one that had neither."""
+    command = ["synthetic", "--quick", "--seeds", "3", "--out"]
+    alone = CliRunner().invoke(app, [*command, str(tmp_path / "alone")])
+    assert alone.exit_code == 0, alone.output
+    assert len(in_process) == 3 * 4
+    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(tables(tmp_path / "alone"))
+
+    folder = tmp_path / "stopped"
+    by_itself = [sys.executable, "-m", "experiments", *command, str(folder)]
+    process = subprocess.Popen(
+        by_itself,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores interrupts, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    deadline = time.monotonic() + 900
+    while not (saved := list(folder.glob("runs/*/result.json"))):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, log = process.communicate(timeout=900)
+    assert process.returncode == 130
+    assert "goes on from here" in log
+    before = {path: path.stat().st_mtime_ns for path in saved}
+    assert not (folder / "table.md").exists()
+
     with cluster(tmp_path) as address:
-        second = tables(tmp_path / "second", RAY_ADDRESS=address)
-    assert {"table.md", "table.csv", "figure-1.svg", "figure-1.png", "figure-2.svg"} <= set(first)
-    assert first == second
+        environment = os.environ | {"RAY_ADDRESS": address}
+        done = subprocess.run(by_itself, cwd=ROOT, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip().endswith("table.md")
+    assert len(list(folder.glob("runs/*/result.json"))) == 3 * 4
+    assert {path: path.stat().st_mtime_ns for path in saved} == before
+    assert tables(folder) == tables(tmp_path / "alone")

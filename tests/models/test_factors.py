@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -92,7 +92,6 @@ def test_losses_by_hand(loss: str, at_minus_one: float, at_zero: float, at_two: 
 
 
 @losses
-@settings(deadline=None)
 @given(margin=st.floats(-30, 30).filter(lambda z: abs(z - 1) > 1e-3))
 def test_a_slope_is_the_derivative_of_its_loss(loss: str, margin: float) -> None:
     step = 1e-4  # the hinge has its kink at 1, where it has no derivative

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
@@ -23,8 +23,6 @@ LOSSES, METRICS = models.LOSSES, models.METRICS
 Write = Callable[[str], str]
 
 _numbers = itertools.count()
-
-untimed = settings(deadline=None)  # the first call of a PyTorch function is slow
 
 
 @pytest.fixture
@@ -222,7 +220,6 @@ def classified(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(outputs), torch.from_numpy(targets)
 
 
-@untimed
 @given(classified())
 def test_cross_entropy_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case
@@ -231,7 +228,6 @@ def test_cross_entropy_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     torch.testing.assert_close(values.flatten(), expected, rtol=1e-5, atol=1e-5)
 
 
-@untimed
 @given(classified())
 def test_squared_error_of_classes_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case
@@ -240,7 +236,6 @@ def test_squared_error_of_classes_is_pytorchs(case: tuple[Tensor, Tensor]) -> No
     torch.testing.assert_close(LOSSES["mse"].per_sample(outputs, targets), expected)
 
 
-@untimed
 @given(classified())
 def test_squared_error_of_numbers_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case[0], case[0].flip(-1)
@@ -248,7 +243,6 @@ def test_squared_error_of_numbers_is_pytorchs(case: tuple[Tensor, Tensor]) -> No
     torch.testing.assert_close(LOSSES["rmse"].per_sample(outputs, targets), expected)
 
 
-@untimed
 @given(classified())
 def test_accuracy_is_the_share_of_equal_labels(case: tuple[Tensor, Tensor]) -> None:
     outputs, targets = case

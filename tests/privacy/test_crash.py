@@ -7,7 +7,9 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from privacy.ledger import Ledger
 
 CLIENTS = 3
 KILLS = 200
+ANSWER = b"".join(b"%d\n" % client for client in range(CLIENTS))
+"""What is noted when all clients have released."""
 
 
 def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> None:
@@ -43,7 +47,8 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
     while True:
         [reply] = grid.send_and_receive([Message(train_request(hypotheses, demand), node, "train")])
         released = reply.content.metric_records[COUNTS]["released"]
-        os.write(sent, "".join(f"{client}\n" for client, flag in enumerate(released) if flag).encode())  # type: ignore[arg-type]
+        assert list(released) == [1] * CLIENTS  # type: ignore[arg-type]
+        os.write(sent, ANSWER)
 
 
 @pytest.fixture
@@ -68,6 +73,12 @@ def times_paid(folder: Path) -> list[int]:
     return [paid[client] for client in range(CLIENTS)]
 
 
+def wait_for(process: BaseProcess, condition: Callable[[], bool]) -> None:
+    while not condition():
+        assert process.is_alive()
+        time.sleep(0.001)
+
+
 @pytest.mark.slow
 def test_spent_is_never_less_than_what_was_released(
     folder: Path, run_config: dict[str, Any], forks: ForkServerContext
@@ -80,10 +91,12 @@ def test_spent_is_never_less_than_what_was_released(
         (folder / "ready").unlink(missing_ok=True)
         process = forks.Process(target=_serve, args=(folder, run_config, False))
         process.start()
-        while not (folder / "ready").exists():
-            assert process.is_alive()
-            time.sleep(0.001)
-        time.sleep(generator.uniform(0, 0.1))
+        # A few demands are answered, and a part of one more: how large a part, this machine's own pace says.
+        wait_for(process, (folder / "ready").exists)
+        began, answers = time.monotonic(), int(generator.integers(1, 4))
+        enough = (folder / "sent").stat().st_size + answers * len(ANSWER)
+        wait_for(process, lambda enough=enough: (folder / "sent").stat().st_size >= enough)  # type: ignore[misc]
+        time.sleep(generator.uniform(0, (time.monotonic() - began) / answers))
         assert process.pid
         os.kill(process.pid, signal.SIGKILL)
         process.join()
@@ -95,7 +108,7 @@ def test_spent_is_never_less_than_what_was_released(
             cut_off = paid[0] - released["0"]
         else:
             assert not released
-    assert sum(released.values()) > CLIENTS * KILLS / 10, "or nothing was tested"
+    assert sum(released.values()) >= CLIENTS * KILLS, "or nothing was tested"
     assert cut_off > 0, "or no kill came between charge and release"
 
 

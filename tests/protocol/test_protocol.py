@@ -13,7 +13,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -48,8 +48,6 @@ PACKAGES = ("client", "models", "privacy", "server", "simulation", "strategies")
 DEMAND = Demand(
     round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.5
 )
-untimed = settings(deadline=None)
-
 # Two models of 2 x 2 + 1 parameters, as they are stacked in a message.
 STACKED: Arrays = {
     "weight": np.array([[[1, 2], [3, 4]], [[6, 7], [8, 9]]], np.float32),
@@ -97,13 +95,11 @@ demands = st.builds(
 )
 
 
-@untimed
 @given(demands)
 def test_a_demand_comes_back_from_its_record(demand: Demand) -> None:
     assert Demand.from_record(demand.to_record()) == demand
 
 
-@untimed
 @given(demands)
 def test_a_demand_arrives_as_it_was_sent(demand: Demand) -> None:
     arrived = over_the_wire(train_request(to_array_record(STACKED), demand))
@@ -226,7 +222,6 @@ def test_local_models_arrive_as_they_were_told() -> None:
 # --- what a node says of itself
 
 
-@untimed
 @given(st.builds(Hosting, train=whole, validation=whole, first=st.integers(-1, 9), step=st.integers(-1, 9)))
 def test_hosting_arrives_as_it_was_sent(hosting: Hosting) -> None:
     arrived = over_the_wire(RecordDict({COUNTS: hosting.to_record()}))
@@ -342,13 +337,11 @@ def test_flat_rows_hold_the_arrays_one_after_the_other() -> None:
     assert flat.dtype == np.float64
 
 
-@untimed
 @given(stacked())
 def test_unflatten_undoes_flatten(arrays: Arrays) -> None:
     assert_same_arrays(unflatten(flatten(arrays), arrays), arrays)
 
 
-@untimed
 @given(stacked(), st.integers(0, 3), st.integers(0, 2**32 - 1))
 def test_flatten_undoes_unflatten_whatever_the_number_of_rows(like: Arrays, more: int, seed: int) -> None:
     n = flatten(like).shape[1]
@@ -362,7 +355,6 @@ def test_no_rows_are_flat_too() -> None:
     assert_same_arrays(unflatten(np.zeros((0, 5)), STACKED), nothing)
 
 
-@untimed
 @given(stacked(smallest=0))
 def test_arrays_arrive_as_they_were_sent(arrays: Arrays) -> None:
     arrived = over_the_wire(RecordDict({ARRAYS: to_array_record(arrays)}))
@@ -393,7 +385,6 @@ def test_the_price_is_that_of_the_number_asked_for_and_not_of_its_decimals() -> 
     assert cost < 20
 
 
-@untimed
 @given(st.integers(1, 10**7), positive)
 def test_prices_add_up_without_rounding(n: int, noise_multiplier: float) -> None:
     cost = price(n, noise_multiplier)

@@ -34,6 +34,9 @@ from server.rounds import draw_hypotheses
 from server.settings import Settings
 from simulation.grid import InProcessGrid
 
+# What is drawn `tests/server/report` looks at.
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 OPTIMA = np.array([[5.0, 6.0], [4.0, -4.5]])
 FILES = [
     "config.toml",

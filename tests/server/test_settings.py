@@ -66,7 +66,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     strategy = settings.strategy
     assert type(strategy) is GroupPrivacy
     assert (strategy.hypotheses, strategy.clients_per_round, strategy.validation_clients_per_round) == (2, 7, 0)
-    assert (strategy.min_releases, strategy.min_nodes, strategy.node_wait) == (1, 1, 60.0)
+    assert (strategy.min_releases, strategy.min_nodes, strategy.node_wait) == (1, 1, 300.0)
     assert strategy.radius == RadiusSchedule("update", floor=0.01, start=1.0, decay=1.0)
     assert (settings.model.name, settings.model.loss.name) == ("linear", "mse")
     assert settings.manifest is not None

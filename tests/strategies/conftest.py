@@ -43,12 +43,28 @@ class PaperGrid(Grid):
         other, the last for ever.
     looks : sequence of lists of node ids, optional
         What Flower shows at each look for nodes, the last for ever; by default all at once.
+    slow : dict from int to int, optional
+        How many looks for its reply a node lets go by.
+
+    Attributes
+    ----------
+    queried : list of int
+        The nodes that were asked what they host, each time that they were.
+    lifetimes : list of float
+        How long each of these queries lives, in seconds.
     """
 
-    def __init__(self, says: Mapping[int, Said | list[Said]], looks: Sequence[list[int]] = ()) -> None:
+    def __init__(
+        self,
+        says: Mapping[int, Said | list[Said]],
+        looks: Sequence[list[int]] = (),
+        slow: Mapping[int, int] = {},
+    ) -> None:
         self.says = {node: list(said) if isinstance(said, list) else [said] for node, said in says.items()}
         self.looks = list(looks) or [list(says)]
+        self.slow = dict(slow)
         self.queried: list[int] = []
+        self.lifetimes: list[float] = []
         self._replies: list[Message] = []
         self.in_process = True
 
@@ -73,6 +89,7 @@ class PaperGrid(Grid):
             assert message.metadata.message_type == "query"
             node = message.metadata.dst_node_id
             self.queried.append(node)
+            self.lifetimes.append(message.metadata.ttl)
             said = self.says[node].pop(0) if len(self.says[node]) > 1 else self.says[node][0]
             if isinstance(said, Error):
                 reply = Message(said, reply_to=message)
@@ -85,8 +102,13 @@ class PaperGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        replies, self._replies = self._replies, []
-        return replies
+        due, later = [], []
+        for reply in self._replies:
+            node = reply.metadata.src_node_id
+            self.slow[node] = left = self.slow.get(node, 0) - 1
+            (due if left < 0 else later).append(reply)
+        self._replies = later
+        return due
 
     # --- what a test needs to answer train and evaluate messages
 

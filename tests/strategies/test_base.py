@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from hypothesis import given, settings
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chi2
@@ -42,9 +43,6 @@ HYPOTHESES_SENT = [(0, 0, 0), (10, 10, 10)]
 # Two releases near each of the hypotheses.
 RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}
 MEANS = [[2, 0, 3], [9, 9, 11]]
-
-
-untimed = settings(deadline=None)
 
 
 class Halves(HypothesisStrategy):
@@ -144,6 +142,27 @@ def test_the_nodes_are_waited_for_as_the_strategy_says(paper: Any) -> None:
         Halves(min_nodes=2, node_wait=0.01).roster(paper.Grid({5: Hosting(9, 0)}))
 
 
+def test_a_node_that_the_run_did_not_wait_for_joins_when_it_answers(paper: Any) -> None:
+    grid = paper.Grid({5: Hosting(4, 0), 6: Hosting(2, 0)}, slow={6: 1})
+    strategy = Halves(clients_per_round=3)
+    assert strategy.roster(grid).train == 4
+    strategy.exchange(1, grid, [], timeout=60)
+    assert strategy.roster(grid).train == 6
+    assert grid.queried == [5, 6], "its first answer is waited for, and it is not asked for another"
+
+
+def test_a_node_whose_invitation_was_lost_is_invited_again(paper: Any) -> None:
+    lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired")
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = paper.Grid({5: Hosting(4, 0), 6: [lost, Hosting(2, 0)], 7: refusal}, looks=[[5], [5, 6, 7]])
+    strategy = Halves(clients_per_round=3)
+    assert strategy.roster(grid).train == 4
+    for round in (1, 2, 3):
+        strategy.exchange(round, grid, [], timeout=60)
+    assert strategy.roster(grid).train == 6
+    assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again"
+
+
 # --- sampling
 
 
@@ -211,7 +230,6 @@ def test_the_next_hypotheses_have_the_names_shapes_and_types_of_the_last(paper: 
     ]
 
 
-@untimed
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
     paper: Any, seed: int, nodes: int, order: random.Random
@@ -542,7 +560,6 @@ def test_scores_that_do_not_fit_are_dropped(paper: Any, spoil: Callable[[RecordD
     assert strategy.aggregate_evaluate(1, replies) == {"loss": 5.5, "metric": 55.0, "clients": 2}
 
 
-@untimed
 @given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
 def test_no_bit_of_the_average_depends_on_nodes_or_order(
     paper: Any, seed: int, nodes: int, order: random.Random

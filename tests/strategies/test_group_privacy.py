@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -17,8 +17,6 @@ from strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
 TRAIN_CONFIG = ConfigRecord(
     {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
 )
-
-untimed = settings(deadline=None)
 
 
 def column(*numbers: float) -> NDArray[np.float64]:
@@ -113,14 +111,12 @@ def lloyd(points: list[list[float]], centroids: list[list[float]]) -> list[int]:
                 centroids[j] = [sum(numbers) / len(members) for numbers in zip(*members, strict=True)]
 
 
-@untimed
 @given(clusters())
 def test_labels_are_those_of_lloyds_iterations(given: tuple[NDArray[np.float64], NDArray[np.float64]]) -> None:
     points, centroids = given
     assert seeded_kmeans(points, centroids).tolist() == lloyd(points.tolist(), centroids.tolist())
 
 
-@untimed
 @given(clusters())
 def test_every_point_ends_nearest_to_the_mean_of_its_own_cluster(
     given: tuple[NDArray[np.float64], NDArray[np.float64]],
@@ -132,7 +128,6 @@ def test_every_point_ends_nearest_to_the_mean_of_its_own_cluster(
     assert nearest(points, means).tolist() == labels.tolist()
 
 
-@untimed
 @given(clusters(), st.randoms(use_true_random=False))
 def test_the_order_of_the_points_plays_no_part(
     given: tuple[NDArray[np.float64], NDArray[np.float64]], random: Any
@@ -143,7 +138,6 @@ def test_the_order_of_the_points_plays_no_part(
     assert seeded_kmeans(points[order], centroids).tolist() == seeded_kmeans(points, centroids)[order].tolist()
 
 
-@untimed
 @given(clusters(), st.randoms(use_true_random=False))
 def test_the_order_of_the_centroids_only_renames_the_clusters(
     given: tuple[NDArray[np.float64], NDArray[np.float64]], random: Any

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import server.app
 import strategies
 from protocol.errors import ConfigError
 from simulation.grid import InProcessGrid
-from simulation.launch import APP, submit, superlink
+from strategies.options import ConfigError
 
 FILE = Path(__file__).with_name("ten_lines.py")
 MINE: dict[str, Any] = {"strategy": "ten_lines:TrimmedMean", "rounds": 4, "noise-multiplier": 0.0, "restarts": 1}
@@ -74,25 +73,3 @@ def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any], umbel_hom
 def test_an_option_that_the_run_config_lacks_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
     with pytest.raises(ConfigError, match=r"^the run config lacks trim; its default is in pyproject\.toml"):
         in_process(run_config | MINE, umbel_home)
-
-
-@pytest.mark.slow
-def test_it_runs_by_flwr_run(
-    installed: Path, run_config: dict[str, Any], tmp_path: Path, umbel_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With one line more in the run config's defaults, since Flower takes no key that is not there."""
-    copy = tmp_path / "app"
-    hidden = shutil.ignore_patterns(".*", "tests", "experiments", "benchmarks", "docs", "build", "dist")
-    shutil.copytree(APP, copy, ignore=hidden)
-    project = copy / "pyproject.toml"
-    table = "[tool.flwr.app.config]\n"
-    assert table in project.read_text()
-    project.write_text(project.read_text().replace(table, table + "trim = 0\n"))
-    expected = in_process(run_config | MINE | {"trim": 2}, umbel_home)
-    shutil.rmtree(umbel_home)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")]).rstrip(":"))
-    home = tmp_path / "flwr-home"
-    home.mkdir()
-    with superlink(home) as environment:
-        submit(copy, MINE | {"trim": 2}, environment, nodes=2)
-    np.testing.assert_allclose(left_in(umbel_home)["weight"], expected["weight"], rtol=1e-4)
