@@ -22,6 +22,9 @@ from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 
 
+_TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
+
+
 @dataclass(frozen=True)
 class _Source:
     """Where the data lie, and which version of them, so that a node that lives on reads them when they change."""
@@ -178,6 +181,8 @@ def _stats(path: Path) -> list[os.stat_result]:
 @lru_cache(maxsize=4)
 def _open(source: _Source) -> Federation:
     if not source.reader:
+        if source.path.name.lower().endswith(_TABLES):
+            raise SiteError(f"{source.path} is a table: name what reads it, as reader = package.module:function")
         return open_federation(source.path)
     if source.register is None:
         raise SiteError("a table is a site's own: name it with data-path in the node's configuration")

@@ -98,7 +98,9 @@ class RunConfig(Settings):
     observers: str = Field("", description='what watches the run, as "package.module:Class name=value", separated by ;')
 
     min_nodes: int = Field(1, ge=1, description="nodes that must be there before round 1")
-    node_wait: Number = Field(300.0, gt=0, description="seconds to wait for them")
+    node_wait: Number = Field(
+        300.0, gt=0, description="seconds to wait for them; a first answer takes as long as importing PyTorch does"
+    )
     round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
     quorum: Number = Field(1.0, gt=0, le=1, description="a round closes when this share of its clients has answered")
 

@@ -1,0 +1,79 @@
+"""Whole runs in this process: the server's side, the ClientApp, and a grid between them."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import client.app
+from protocol.errors import ConfigError, FleetError
+from protocol.run_config import RunConfig
+from server.history import State
+from server.observer import Observer
+from server.observers import Patience
+from server.rounds import Run, initial_hypotheses, run_rounds
+from server.setup import Setup
+from simulation.grid import InProcessGrid
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class _NoNodeLost(Observer):
+    """Ends a run whose simulated node refuses: that is a fault of the run, and no chance."""
+
+    def after_round(self, run: Run) -> None:
+        entry = run.state.history[-1]
+        if entry.lost_nodes:
+            raise FleetError(f"the simulated node refused in round {entry.number}; the log says why")
+
+
+def run_config(name: str, **changes: Any) -> dict[str, Any]:
+    """Return the app's defaults with ``configs/NAME.toml`` and then `changes` over them.
+
+    In the names of `changes` an underscore stands for a hyphen.
+    """
+    config = RunConfig().entries() | tomllib.loads((ROOT / "configs" / f"{name}.toml").read_text(encoding="utf-8"))
+    config |= {key.replace("_", "-"): value for key, value in changes.items()}
+    if unknown := sorted(set(config) - set(RunConfig.names())):
+        raise ConfigError(f"{', '.join(unknown)}: no keys of the run config")
+    return config
+
+
+def play(
+    config: Mapping[str, Any],
+    *,
+    nodes: int = 1,
+    node_configs: Sequence[Mapping[str, Any]] | None = None,
+    observers: Sequence[Observer] = (),
+    strict: bool = True,
+) -> Run:
+    """Do a run, and return it as it ended; it leaves no folder behind.
+
+    Parameters
+    ----------
+    config : mapping
+        The whole run config.
+    nodes : int
+        Number of simulated nodes.
+    node_configs : sequence of mapping, optional
+        Instead of `nodes`: the configuration of each, as a site would write it.
+    observers : sequence of Observer
+        Besides those that the run config names.
+    strict : bool
+        Whether a node that refuses ends the run.
+
+    Raises
+    ------
+    FleetError
+        When a node refuses and the run is `strict`; the reason is in the log.
+    """
+    setup = Setup.parse(config)
+    grid = InProcessGrid(client.app.app, config, nodes, node_configs)
+    setup.strategy.fleet.roster(grid)
+    start = initial_hypotheses(setup, grid)
+    watching = [Patience(setup.run.patience), *setup.observers, *observers, *([_NoNodeLost()] if strict else [])]
+    run = Run(setup, grid, State(hypotheses=start, best=start), watching)
+    run_rounds(run)
+    return run
