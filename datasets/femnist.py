@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from writers import SIDE, About, Handwriting, check_classes, write
 
 from federation import check_out
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 
@@ -147,16 +148,13 @@ def main(
 ) -> None:
     """Write FEMNIST as a federation, one client a writer, half of the clients turned by 90 degrees."""
     folder = (out or umbel_home() / "data" / "femnist").expanduser().absolute()
-    try:
+    with errors_in_one_line():
         if leaf and parquet:
             raise FederationError("--leaf and --parquet are both given; give one of them")
         check_out(folder)
         found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
         source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
         lines = write(folder, found, _about(source), rows, seed)
-    except (FederationError, OSError) as error:
-        typer.echo(f"femnist: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo("\n".join(lines))
 
 

@@ -33,6 +33,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from federation import Manifest, check_out, offsets_of, write_federation
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 
@@ -241,7 +242,7 @@ def main(
 ) -> None:
     """Write Medicare's hospital payments as a federation, one client a provider (group privacy paper, Sec. 5.2)."""
     folder = (out or umbel_home() / "data" / "hospital").expanduser().absolute()
-    try:
+    with errors_in_one_line():
         _check_paths(csv, geonames, folder)
         charges = read_charges(csv)
         places = locate(charges["zip"].to_numpy(), form, geonames)
@@ -252,9 +253,6 @@ def main(
                 f"check the GeoNames file, or use --zip {Zip.PADDED}"
             )
         write_federation(folder, manifest, features, targets, offsets)
-    except (FederationError, OSError) as error:
-        typer.echo(f"hospital: {error}", err=True)
-        raise typer.Exit(1) from None
     lost = charges["provider"].nunique() - manifest.clients
     typer.echo(
         f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "

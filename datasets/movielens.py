@@ -33,6 +33,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from federation import Manifest, check_out, offsets_of, write_federation
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 
@@ -199,7 +200,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
 ) -> None:
     """Write the likes of MovieLens as a federation, one client a user."""
-    try:
+    with errors_in_one_line():
         folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if ratings is not None and not ratings.is_file():
             raise FederationError(f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings")
@@ -208,9 +209,6 @@ def main(
         table = read_ratings(file)
         manifest, features, targets, offsets = build(table, file.name, name, factors, least_ratings, seed)
         write_federation(folder, manifest, features, targets, offsets)
-    except (FederationError, OSError) as error:
-        typer.echo(f"movielens: {error}", err=True)
-        raise typer.Exit(1) from None
     likes = np.add.reduceat(targets > 0, offsets[:-1], dtype=np.int64)
     typer.echo(
         f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "

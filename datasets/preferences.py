@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from federation import Manifest, check_out, offsets_of, write_federation, write_leaf
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 
@@ -166,7 +167,7 @@ def main(
     ] = None,
 ) -> None:
     """Write made-up preferences for items as a federation, one client a user."""
-    try:
+    with errors_in_one_line():
         path = (out or umbel_home() / "data" / name).expanduser().absolute()
         leaf = path.suffix == ".json"
         if not leaf:
@@ -193,9 +194,6 @@ def main(
             write_leaf(path, manifest, dict(zip(names, zip(*parts, strict=True), strict=True)))
         else:
             write_federation(path, manifest, features, targets, offsets)
-    except (FederationError, OSError) as error:
-        typer.echo(f"preferences: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo(
         f"{train} training and {clients - train} validation clients, {items} items, {len(targets)} rows, "
         f"{(targets > 0).mean():.1%} of them likes"

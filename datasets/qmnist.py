@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from writers import SIDE, About, Handwriting, check_classes, write
 
 from federation import check_out
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 
@@ -142,12 +143,9 @@ def main(
 ) -> None:
     """Write MNIST's digits as a federation, one client a writer, half of the clients turned by 90 degrees."""
     folder = (out or umbel_home() / "data" / "qmnist").expanduser().absolute()
-    try:
+    with errors_in_one_line():
         check_out(folder)
         lines = write(folder, read_digits(images, labels), ABOUT, rows, seed)
-    except (FederationError, OSError) as error:
-        typer.echo(f"qmnist: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo("\n".join(lines))
 
 

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from federation import Manifest, write_leaf
-from protocol.errors import FederationError
+from protocol.cli import errors_in_one_line
 
 OPTIMA = ((5.0, 6.0), (4.0, -4.5))
 """The parameter vectors theta* of Eqs. 23 and 24."""
@@ -103,11 +103,8 @@ def main(
 ) -> None:
     """Write clients of two linear distributions (group privacy paper, Sec. 5.1) as LEAF JSON."""
     out = out.expanduser().absolute()
-    try:
+    with errors_in_one_line():
         write_leaf(out, *make(seed, clients, validation_clients, samples))
-    except (FederationError, OSError) as error:
-        typer.echo(f"synthetic: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo(f"{clients} training and {validation_clients} validation clients, {samples} rows each")
     typer.echo(out)
 

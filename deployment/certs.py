@@ -30,6 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from protocol.cli import errors_in_one_line
 from protocol.errors import CertificateError
 
 CA_DAYS = 3650
@@ -53,11 +54,8 @@ def main(
     ] = 1000,
 ) -> None:
     """Make what is missing in the folder."""
-    try:
+    with errors_in_one_line():
         made = make(out, server.replace(",", " ").split(), node or [], owner)
-    except CertificateError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
     for file in made:
         typer.echo(f"made {file}")
     if not made:

@@ -25,7 +25,8 @@ import typer
 from deployment import certs
 from deployment.split import split
 from federation import find_federation
-from protocol.errors import CertificateError, DemoError, FederationError
+from protocol.cli import errors_in_one_line
+from protocol.errors import DemoError, FederationError
 from protocol.home import umbel_home
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,7 +47,7 @@ def main(
 ) -> None:
     """Build the image, start a server and three sites, run, show what came out, take all down."""
     home = umbel_home() / "demo"
-    try:
+    with errors_in_one_line():
         split(_hospital(csv, geonames), len(SITES), home)
         certs.make(home / "certs", [], list(SITES), owner=int(os.environ.get("IMAGE_UID", "1000")))
         compose = composer(home)
@@ -60,9 +61,6 @@ def main(
         for site in SITES:
             compose("run", "--rm", "--no-deps", f"{site}-app", "python", "-m", "privacy", "ledger", "check", LEDGER)
         compose("down")
-    except (DemoError, FederationError, CertificateError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
     typer.echo(f"The results are in this folder; open report.html first:\n{results}")
 
 

@@ -5,14 +5,14 @@ python -m deployment.split hospital --sites 3 --out hospital-sites
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import typer
 
-from federation import find_federation, offsets_of, open_federation, write_federation
+from federation import Manifest, find_federation, offsets_of, open_federation, write_federation
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 
 
@@ -22,12 +22,9 @@ def main(
     sites: Annotated[int, typer.Option(help="How many.")] = 3,
 ) -> None:
     """Split a federation into as many as there are sites."""
-    try:
+    with errors_in_one_line():
         for folder in split(find_federation(federation), sites, out):
             typer.echo(folder)
-    except FederationError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def split(source: Path, sites: int, out: Path) -> list[Path]:
@@ -53,13 +50,15 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
         validation = list(range(manifest.train + site, manifest.clients, sites))
         clients = training + validation
         rows = np.concatenate([np.arange(offsets[client], offsets[client + 1]) for client in clients])
-        part = replace(
-            manifest,
-            name=f"{manifest.name}-{site + 1}",
-            clients=len(clients),
-            split={"train": len(training), "validation": len(validation)},
-            groups=[manifest.groups[client] for client in clients] if manifest.groups else [],
-            provenance=f"Part {site + 1} of {sites} of {manifest.name}. {manifest.provenance}".strip(),
+        part = Manifest(
+            **manifest.model_dump()
+            | {
+                "name": f"{manifest.name}-{site + 1}",
+                "clients": len(clients),
+                "split": {"train": len(training), "validation": len(validation)},
+                "groups": [manifest.groups[client] for client in clients] if manifest.groups else [],
+                "provenance": f"Part {site + 1} of {sites} of {manifest.name}. {manifest.provenance}".strip(),
+            }
         )
         folder = out / f"site-{site + 1}"
         lengths = (int(offsets[client + 1] - offsets[client]) for client in clients)

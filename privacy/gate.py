@@ -16,6 +16,7 @@ from contextlib import suppress
 from copy import copy
 from itertools import islice
 from logging import ERROR, INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
@@ -201,7 +202,8 @@ class Gate:
         nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
-        clients: list[int] = list(private["clients"])  # type: ignore[arg-type]
+        own: Any = private["clients"]
+        clients: list[int] = list(own)
         radius = math.sqrt(2) * bound
         charge = Charge(str(context.run_id), demand.round, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius))
         paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))

@@ -7,6 +7,7 @@ and a little different from nothing, and learns as much.
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
@@ -39,6 +40,7 @@ def repeated(hypotheses: Arrays, state: RecordDict) -> bool:
         b"".join(np.ascontiguousarray(value).tobytes() for value in hypotheses.values())
     ).hexdigest()
     record = state.config_records.get(_RECORD, ConfigRecord())
-    seen: list[str] = list(record.get("digests", []))  # type: ignore[arg-type]
+    kept: Any = record.get("digests", [])
+    seen: list[str] = list(kept)
     state[_RECORD] = ConfigRecord({"digests": [*seen, digest][-_KEPT:]})
     return digest in seen

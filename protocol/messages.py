@@ -60,7 +60,8 @@ class _Asked:
 
     def to_record(self) -> ConfigRecord:
         """Return what is asked as a ConfigRecord."""
-        values: dict[str, Any] = {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
+        own: Any = self  # a dataclass, as all that is built on this
+        values = {entry.name: getattr(own, entry.name) for entry in fields(own)}
         return ConfigRecord(
             {
                 key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
@@ -71,8 +72,9 @@ class _Asked:
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
         """Check a ConfigRecord from the network and return what it asks."""
+        kind: Any = cls
         values: dict[str, Any] = {}
-        for entry in fields(cls):  # type: ignore[arg-type]
+        for entry in fields(kind):
             if entry.name not in record:
                 raise ProtocolError(f"the demand lacks {entry.name}")
             value = record[entry.name]
@@ -294,7 +296,7 @@ def evaluation_in(content: RecordDict) -> Evaluation | None:
 def training_only(content: RecordDict, clients: tuple[int, ...]) -> RecordDict:
     """Return a message as if it asked these clients to train, and nothing else."""
     asked = record_in(content, _TRAINING, ConfigRecord)
-    if tuple(asked["clients"]) != clients:  # type: ignore[arg-type]
+    if asked["clients"] != list(clients):
         asked = ConfigRecord(dict(asked))
         asked["clients"] = list(clients)
     return RecordDict({_HYPOTHESES: record_in(content, _HYPOTHESES, ArrayRecord), _TRAINING: asked})

@@ -66,7 +66,8 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
         For an option that there is not, one that is missing, or a value that does not fit.
     """
     pairs = {name.replace("-", "_"): value for name, value in parse_pairs(text, key).items()}
-    known = {field.name: field for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    dataclass: Any = kind
+    known = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in pairs:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)

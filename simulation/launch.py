@@ -28,6 +28,7 @@ import psutil
 import tomli_w
 import typer
 
+from protocol.cli import errors_in_one_line
 from protocol.errors import LaunchError
 
 APP = Path(__file__).resolve().parent.parent
@@ -44,11 +45,8 @@ def main(
     app: Annotated[Path, typer.Option(help="The Flower App.")] = APP,
 ) -> None:
     """Run the app once, in simulation, with a SuperLink of its own."""
-    try:
+    with errors_in_one_line():
         run(app, read_settings(config, settings or []), nodes)
-    except LaunchError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def read_settings(config: Path | None, settings: list[str]) -> dict[str, Any]:

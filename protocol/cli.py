@@ -1,0 +1,27 @@
+"""How every command of umbel reports what went wrong: one line that begins with "Error:", and exit code 1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from protocol.errors import UmbelError
+
+
+@contextmanager
+def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
+    """End the command with one line for any `UmbelError`, for an error of the operating system, and for `others`."""
+    reported: tuple[type[Exception], ...] = (UmbelError, OSError, *others)
+    try:
+        yield
+    except reported as error:
+        fail(str(error))
+
+
+def fail(reason: str) -> NoReturn:
+    """End the command with one line."""
+    typer.echo(f"Error: {reason}", err=True)
+    raise typer.Exit(1) from None
