@@ -8,7 +8,9 @@ import numpy as np
 import safetensors.numpy
 
 from client.cohort import Cohort
+from client.learner import best_hypothesis
 from client.node import Node
+from privacy.randomness import streams
 from protocol.arrays import Arrays
 from protocol.home import write_atomically
 
@@ -28,8 +30,11 @@ def keep(node: Node, hypotheses: Arrays, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     clients, learner = sorted({*node.training, *node.validation}), node.learner
     cohort = Cohort.gather(node.federation, clients, learner.device)
-    local = node.model.initial_local([np.random.default_rng(0)] * len(clients)) if node.model.local_shapes else {}
-    best = learner.choose(hypotheses, cohort, local)
+    if node.model.local_shapes:
+        fresh = node.model.initial_local(streams(node.seed, "keep", 0, clients))
+        best = best_hypothesis(learner.score_newcomers(hypotheses, cohort, fresh, node.run.step_size)[0])
+    else:
+        best = learner.choose(hypotheses, cohort)
     for client, j in zip(clients, best.tolist(), strict=True):
         own = {name: np.ascontiguousarray(value[j]) for name, value in hypotheses.items()}
         write_atomically(folder / f"client-{client}.safetensors", safetensors.numpy.save(own))

@@ -87,7 +87,8 @@ class Node:
         manifest = federation.manifest
         if not site.simulated:
             _refuse_foreign(run, manifest)
-        model = models.load_for(run.model, run.loss, manifest.model, manifest.loss, run.frozen, run.local)
+        frozen, local = run.frozen or manifest.frozen, run.local or manifest.local
+        model = models.load_for(run.model, run.loss, manifest.model, manifest.loss, frozen, local)
         _check_fit(source, model)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
@@ -157,10 +158,14 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     """
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
         raise ProtocolError(f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}")
-    for what in ("loss", "frozen", "local"):
+    if run.loss and manifest.loss and run.loss != manifest.loss:
+        raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {manifest.loss!r}")
+    for what in ("frozen", "local"):
         asked, own = getattr(run, what), getattr(manifest, what)
-        if asked and own and asked != own:
-            raise ProtocolError(f"the server asks for {what} {asked!r}; this site's data are for {own!r}")
+        if asked and asked != own:
+            raise ProtocolError(
+                f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}"
+            )
 
 
 @lru_cache(maxsize=4)
