@@ -21,7 +21,6 @@ from protocol.messages import Hosting
 from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 
-
 _TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
 
 
