@@ -56,7 +56,7 @@ class Recipe:
         assert result.exit_code == 1
         assert isinstance(result.exception, SystemExit)
         message = result.stderr.splitlines()[-1]
-        assert message.startswith(f"{self.name}: ")
+        assert message.startswith("Error: ")
         for text in texts:
             assert text in message
         assert result.stdout == ""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from federation import Federation, Manifest, write_federation
-from server.settings import Settings
+from server.setup import Setup
 from tests.datasets.conftest import Recipe, assert_same_rows
 
 PROJECT = Path(__file__).parents[2]
@@ -345,13 +345,16 @@ def test_a_folder_of_something_else_is_refused_before_the_work(leaf: Path, tmp_p
 
 
 def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, Any]) -> None:
-    manifest = Manifest("femnist", 3500, {"train": 3150, "validation": 350}, "cnn", "cross-entropy")
+    manifest = Manifest(
+        name="femnist", clients=3500, split={"train": 3150, "validation": 350}, model="cnn", loss="cross-entropy"
+    )
     write_federation(
         umbel_home / "data" / "femnist", manifest, np.zeros((3500, 1), np.uint8), np.zeros(3500, int), np.arange(3501)
     )
     config = tomllib.loads((PROJECT / "configs" / "femnist.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()
-    settings = Settings.parse(run_config | config)
-    assert settings.manifest == manifest
-    assert (settings.model.name, settings.strategy.hypotheses) == ("cnn", 2)
-    assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (500, 5, 5, 1)
+    setup = Setup.parse(run_config | config)
+    run = setup.run
+    assert setup.manifest == manifest
+    assert (setup.model.name, setup.strategy.hypotheses) == ("cnn", 2)
+    assert (run.rounds, run.patience, run.validate_every, run.restarts) == (500, 5, 5, 1)

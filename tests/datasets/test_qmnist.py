@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import models
 from federation import Federation, Manifest, write_federation
-from server.settings import Settings
+from server.setup import Setup
 from tests.datasets.conftest import Recipe, assert_same
 
 PROJECT = Path(__file__).parents[2]
@@ -292,17 +292,20 @@ def test_no_rows_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
 
 
 def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, Any]) -> None:
-    manifest = Manifest("qmnist", 539, {"train": 485, "validation": 54}, "cnn10", "cross-entropy")
+    manifest = Manifest(
+        name="qmnist", clients=539, split={"train": 485, "validation": 54}, model="cnn10", loss="cross-entropy"
+    )
     write_federation(
         umbel_home / "data" / "qmnist", manifest, np.zeros((539, 1), np.uint8), np.zeros(539, int), np.arange(540)
     )
     config = tomllib.loads((PROJECT / "configs" / "qmnist.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()
-    settings = Settings.parse(run_config | config)
-    assert settings.manifest == manifest
-    assert (settings.model.name, settings.strategy.hypotheses) == ("cnn10", 2)
-    assert (settings.rounds, settings.patience, settings.validate_every, settings.restarts) == (20, 5, 5, 1)
-    assert settings.train_config["noise_multiplier"] == 3.0
+    setup = Setup.parse(run_config | config)
+    run = setup.run
+    assert setup.manifest == manifest
+    assert (setup.model.name, setup.strategy.hypotheses) == ("cnn10", 2)
+    assert (run.rounds, run.patience, run.validate_every, run.restarts) == (20, 5, 5, 1)
+    assert setup.demand()["noise_multiplier"] == 3.0
 
 
 # --- the real files

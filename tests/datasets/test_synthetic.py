@@ -117,7 +117,7 @@ def test_a_file_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path) 
     result = CliRunner().invoke(synthetic.app, ["--out", str(tmp_path / "file" / "out.json")])
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("synthetic: ")
+    assert result.stderr.startswith("Error: ")
     assert str(tmp_path / "file") in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
