@@ -1,0 +1,164 @@
+"""The pictures of a report, each with what it shows in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from markupsafe import Markup
+
+from server.history import Round
+from server.report import figures
+from server.report.alarms import count_of
+from server.report.figures import number
+from server.report.view import View
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure of the page: heading, SVG, and what it shows in words."""
+
+    title: str
+    svg: Markup
+    caption: str
+
+
+def over_rounds(view: View) -> list[Picture]:
+    """Return the figures that have rounds along them."""
+    return [*_validation(view), *_releases(view), *_distances(view)]
+
+
+def _validation(view: View) -> list[Picture]:
+    pictures = []
+    validated = [entry for entry in view.history if entry.loss is not None]
+    best = view.state.best_round or None
+    if validated:
+        factor, unit = view.summary.scale
+        name = view.summary.loss_name
+        losses = [(entry.loss or 0.0) * (factor or 1.0) for entry in validated]
+        what = (
+            "the hypotheses that each round started from, each validation client using the one that fits it best"
+            if view.k > 1
+            else "the hypothesis that each round started from, over validation clients"
+        )
+        label = f"validation {name}" + (f" ({unit})" if unit else "")
+        pictures.append(
+            Picture(
+                "Validation loss",
+                figures.curve("loss", _curve_alt(label, validated, losses), _numbers(validated), losses, label, best),
+                f"{name[:1].upper()}{name[1:]} of {what}; lower is better."
+                + (" Marked is the best round." if best else ""),
+            )
+        )
+        if view.metric_differs():
+            metric = view.summary.model.metric.name
+            values = [entry.metric if entry.metric is not None else np.nan for entry in validated]
+            alt = _curve_alt(f"validation {metric}", validated, values)
+            pictures.append(
+                Picture(
+                    f"Validation {metric}",
+                    figures.curve("metric", alt, _numbers(validated), values, f"validation {metric}", best),
+                    f"The {metric} that the same clients report at the same time.",
+                )
+            )
+    return pictures
+
+
+def _releases(view: View) -> list[Picture]:
+    pictures = []
+    if view.trained and view.groups.size:
+        totals = view.groups.sum(axis=0)
+        alt = "Releases a round for each hypothesis. In total: " + ", ".join(
+            f"hypothesis {j} {totals[j]:,}" for j in view.shown
+        )
+        pictures.append(
+            Picture(
+                "Releases of each hypothesis",
+                figures.releases("releases", alt + ".", _numbers(view.trained), view.groups, view.shown),
+                "A release is a trained model that a client sent, with noise, and that the server assigned to "
+                "a hypothesis. A strip that runs dry is a hypothesis that nobody trains any more."
+                if view.sanitised
+                else "A release is a trained model that a client sent and that was assigned to a hypothesis. "
+                "A strip that runs dry is a hypothesis that nobody trains any more.",
+            )
+        )
+    return pictures
+
+
+def _distances(view: View) -> list[Picture]:
+    pictures = []
+    if view.k > 1 and view.history:
+        nearest = np.array([entry.nearest for entry in view.history])
+        ends = ", ".join(f"hypothesis {j} {number(nearest[0, j])} and {number(nearest[-1, j])}" for j in view.shown)
+        alt = f"Distance from each hypothesis to the nearest other one, at first and at last: {ends}."
+        pictures.append(
+            Picture(
+                "How far apart the hypotheses are",
+                figures.distances("distances", alt, _numbers(view.history), nearest, view.shown),
+                "The distance from each hypothesis to the nearest other one when a round starts. Near zero, they "
+                "are the same model.",
+            )
+        )
+    return pictures
+
+
+def spending(view: View) -> Picture | None:
+    """Return the histogram of what training clients spent."""
+    if not len(view.participations):
+        return None
+    bars = figures.tally(view.participations)
+    cost = view.summary.release.spend(1) if view.sanitised else None
+    median, most = float(np.median(view.participations)), int(view.participations.max())
+    values = [number(times * (cost or 1)) for times in (median, most)]
+    marks = [(f"median {values[0]}", median), (f"most {values[1]}", float(most))]
+    what = "Privacy spent" if view.sanitised else "Times taken part"
+    none = int((view.participations == 0).sum())
+    caption = f"Number of training clients by what they spent, of {len(view.participations):,} in all"
+    if not view.sanitised:
+        caption = f"Number of training clients by how often they took part, of {len(view.participations):,} in all"
+    caption += f"; {none:,} never took part." if none else "."
+    alt = f"Histogram over {len(view.participations):,} training clients: median {values[0]}, most {values[1]}."
+    return Picture(f"{what}, by client", figures.spending("spending", alt, bars, cost, marks), caption)
+
+
+def planes(view: View) -> list[Picture]:
+    """Return the first and the best round in the plane, for models of two parameters."""
+    first, best = view.snapshots.first, view.snapshots.best
+    if first is None or best is None:
+        return []
+    truth = view.summary.truth(2)
+    drawn = [("first", first)] + ([("best", best)] if best.round != first.round else [])
+    limits = figures.window([one for _, one in drawn], truth)
+    pictures = []
+    for which, one in drawn:
+        counts = ", ".join(f"{int((one.groups == j).sum())} to hypothesis {j}" for j in view.shown)
+        alt = f"Round {one.round}: {len(one.releases)} releases in the plane of the two parameters, {counts}."
+        title = f"Round {one.round}, the first" if which == "first" else f"Round {one.round}"
+        if one.round == view.state.best_round:
+            title = f"Round {one.round}, " + ("the first and the best" if which == "first" else "the best")
+        elif which == "best":
+            title += ", the last"
+        caption = (
+            f"{count_of(len(one.releases), 'release')}, each in colour and shape of the hypothesis that it was "
+            "assigned to. Open markers are the hypotheses that the round started from."
+        )
+        if len(view.shown) < view.k:
+            caption += " All in grey belongs to the other hypotheses."
+        if len(one.releases) > figures.MOST_RELEASES:
+            caption += f" About {figures.MOST_RELEASES:,} releases are drawn."
+        if one.round + 1 == view.state.best_round:
+            caption += " What it left is what did best."
+        if len(one.releases) and (one.groups < 0).all():
+            caption += " Too few to move the hypotheses."
+        pictures.append(Picture(title, figures.plane(which, alt, one, truth, view.shown, limits), caption))
+    return pictures
+
+
+def _numbers(entries: Sequence[Round]) -> list[int]:
+    return [entry.number for entry in entries]
+
+
+def _curve_alt(label: str, entries: Sequence[Round], values: Sequence[float]) -> str:
+    ends = f"{number(values[0])} in round {entries[0].number}, {number(values[-1])} in round {entries[-1].number}"
+    return f"Line of the {label} over rounds: {ends}, least {number(min(values))}, most {number(max(values))}."

@@ -1,0 +1,93 @@
+"""The tables of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from protocol.arrays import flatten
+from server.report import figures
+from server.report.alarms import last_rounds
+from server.report.figures import number
+from server.report.view import View
+
+_MAX_ROWS = 1000
+_MAX_GROUPS = 12
+_SMALL = 3  # hypotheses of so many parameters are printed
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the page; the first cell of a row is its heading."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]] = field(default_factory=list)
+    marked: int | None = None
+    note: str = ""
+
+
+def hypotheses(view: View) -> Table:
+    """Return what became of each hypothesis."""
+    totals = view.groups.sum(axis=0) if view.groups.size else np.zeros(view.k, np.int64)
+    last = last_rounds(view.history)
+    ends = np.sum([entry.groups for entry in last], axis=0) if last else np.zeros(view.k, np.int64)
+    small = view.n <= _SMALL
+    vectors = flatten(view.state.best) if small else None
+    head = ["Hypothesis", "Releases"]
+    head += [f"In the last {len(last)} rounds"] if last else []
+    head += ["Parameters at best" if view.state.best_round else "Parameters"] if small else []
+    rows: list[list[Any]] = []
+    for place, j in enumerate(view.shown):
+        row: list[Any] = [figures.key(place) + f" {j}", f"{totals[j]:,}"]
+        row += [f"{ends[j]:,}"] if last else []
+        if vectors is not None:
+            row.append(f"({', '.join(f'{x:.3f}' for x in vectors[j])})".replace("-", "\N{MINUS SIGN}"))
+        rows.append(row)
+    if rest := [j for j in range(view.k) if j not in view.shown]:
+        row = [figures.key(None) + f" {len(rest)} others", f"{totals[rest].sum():,}"]
+        row += [f"{ends[rest].sum():,}"] if last else []
+        row += [""] if small else []
+        rows.append(row)
+    return Table(head, rows)
+
+
+def rounds(view: View) -> Table:
+    """Return the round-by-round table."""
+    factor, unit = view.summary.scale
+    differs = view.metric_differs()
+    every = -(-len(view.history) // _MAX_ROWS) or 1
+    entries = [
+        entry
+        for i, entry in enumerate(view.history)
+        if i % every == 0 or entry.number == view.state.best_round or i == len(view.history) - 1
+    ]
+    head = ["Round", view.summary.loss_name + (f" ({unit})" if unit else "")]
+    head += [view.summary.model.metric.name] if differs else []
+    head += ["Released", "To each hypothesis" if view.k <= _MAX_GROUPS else "Hypotheses trained"]
+    head += ["Least distance"] if view.k > 1 else []
+    head += ["Nodes lost", "Seconds"]
+    rows, marked = [], None
+    for i, entry in enumerate(entries):
+        if entry.number == view.state.best_round:
+            marked = i
+        loss = None if entry.loss is None else entry.loss * (factor or 1.0)
+        row = [str(entry.number) if entry.asked else "end"]
+        row.append("" if loss is None else f"{loss:,.1f}" if factor else f"{loss:.4f}")
+        row += ["" if entry.metric is None else f"{entry.metric:.4f}"] if differs else []
+        if not entry.asked:
+            row += ["", ""]
+        else:
+            went = " + ".join(map(str, entry.groups))
+            if view.k > _MAX_GROUPS:
+                went = f"{sum(count > 0 for count in entry.groups)} of {view.k}"
+            row += [f"{entry.releases} of {entry.asked}", went if entry.moved else "too few"]
+        row += [number(min(entry.nearest))] if view.k > 1 else []
+        row += [str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"]
+        rows.append(row)
+    note = "Loss and distances are of the hypotheses that a round started from."
+    if every > 1:
+        note += f" Every {every}th round; history.jsonl has all {len(view.history):,}."
+    return Table(head, rows, marked, note)
