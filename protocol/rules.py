@@ -39,7 +39,7 @@ class Settings(BaseModel):
     source: ClassVar[str]
     renamed: ClassVar[Mapping[str, str]] = {}
 
-    def __init__(self, **entries: Any) -> None:
+    def __init__(self, /, **entries: Any) -> None:
         try:
             super().__init__(**entries)
         except ValidationError as error:
