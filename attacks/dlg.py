@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from models.base import Model, Parameters
+from models.model import Model, Parameters
 
 # Matched to this share of the gradient's square, an image is found, and another start finds the same.
 _FOUND = 1e-5

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attacks.layers import dense_layers, inputs_of_layers, parameter
-from models.base import Model, Parameters
+from models.model import Model, Parameters
 from protocol.errors import NotApplicableError
 
 

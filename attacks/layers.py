@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from models.base import Model, Parameters
+from models.model import Model, Parameters
 from protocol.errors import NotApplicableError
 
 

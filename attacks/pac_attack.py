@@ -1,8 +1,8 @@
-"""A malicious server that steals local models (PAC identifiability in federated personalization, Protocol 2).
+"""A malicious server that steals clients' local parameters (PAC identifiability in federated personalization).
 
-It trains honestly for some rounds, then asks its victims again and again for one update each, and
-works out their local models from what they release. What it sends and what it makes of the
-releases are the `Attack`; the gate that stands between is the clients' own.
+Protocol 2: it trains honestly for some rounds, then asks its victims again and again for one update each,
+and works out their local parameters from what they release. The gate that stands between is the clients'
+own. A run names it by import path, from a checkout: ``strategy = "attacks.pac_attack:PacAttack"``.
 """
 
 from __future__ import annotations
@@ -11,38 +11,44 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+import pandas as pd
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
+from pydantic import Field, PlainValidator
 
+from attacks.truth import local_parameters
+from fleet.replies import Releases
 from fleet.roster import sample
-from models.base import Model
-from protocol.arrays import flatten
+from models.model import Model
+from protocol.arrays import Arrays, flatten
 from protocol.errors import ConfigError
 from protocol.flower import log
-from protocol.messages import price
+from protocol.home import write_atomically
 from protocol.records import from_array_record, to_array_record
+from protocol.release import Kind, Release
+from protocol.run_config import RunConfig
+from server.observer import Observer, Section
+from server.rounds import Run
 from strategies.base import Outcome
-from strategies.options import Options
-from strategies.recommender import Recommender, local_models
+from strategies.recommender import Recommender
 
-ATTACKS = ("zero", "jitter", "spectral")
 _SAMPLE_VICTIMS, _JITTER = 4, 5
 _JITTERED = 1e-3
 
 Matrix = NDArray[np.float64]
 
 
-class Theft:
-    """What a server works out of one client's local model from its updates.
+class Estimate:
+    """What a server works out of one client's local parameters from its updates.
 
     Parameters
     ----------
     factors : int
-        k, the length of the local model.
+        k, how many they are.
     spectral : bool
         Whether items were as honest ones are, so that updates of liked items and of others point
         in opposite directions by different lengths: then the direction is that in which updates
@@ -65,8 +71,8 @@ class Theft:
             self._moment += updates.T @ updates
 
     @property
-    def local_model(self) -> Matrix:
-        """The estimate (k,), up to a positive factor."""
+    def vector(self) -> Matrix:
+        """The local parameters (k,) as far as they are known, up to a positive factor."""
         # Every loss falls with the margin, and most labels are negative (Assumption 1): on the
         # whole, items are pushed away from u.
         away = -self._sum
@@ -76,9 +82,16 @@ class Theft:
         return direction if direction @ away >= 0 else -direction
 
 
-def error_rate(estimate: Matrix, local_model: Matrix, items: Matrix) -> float:
-    """Return the share of items (I, k) on which two local models (k,) disagree (Definition 1)."""
-    return float(np.mean(np.sign(items @ estimate) != np.sign(items @ local_model)))
+def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
+    """Return the share of items (I, k) on which two clients' vectors (k,) disagree (Definition 1)."""
+    return float(np.mean(np.sign(items @ estimate) != np.sign(items @ vector)))
+
+
+def factors_of(model: Model) -> int:
+    """Return k for a model that shares vectors (I, k) and has one vector (k,) local; 0 for any other."""
+    shared, local = list(model.shapes.values()), list(model.local_shapes.values())
+    fits = len(shared) == len(local) == 1 and len(shared[0]) == 2 and local[0] == shared[0][1:]
+    return local[0][0] if fits else 0
 
 
 def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
@@ -103,9 +116,55 @@ def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
 
 
 def checkpoint(interaction: int) -> bool:
-    """Return whether to look how far the attack is: at 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    """Return whether to see how far the attack is: at 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
     power = 1 << (interaction.bit_length() - 1)
     return interaction in (power, power + power // 2)
+
+
+def _multipliers(value: Any) -> tuple[float, ...]:
+    """Return the noise multipliers in a text like "0,1,3"."""
+    try:
+        values = tuple(float(part) for part in str(value).split(","))
+    except ValueError:
+        values = ()
+    if not values or len(set(values)) < len(values) or not all(math.isfinite(one) and one >= 0 for one in values):
+        raise ValueError("must be different numbers of at least 0, separated by commas, as 0,1,3")
+    return values
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """How the server attacks.
+
+    Attributes
+    ----------
+    attack : str
+        ``zero``, the paper's: all item vectors are sent as zeros, and every update is the local vector
+        up to sign and size. ``jitter``: almost zeros, never the same, which a tripwire does not catch.
+        ``spectral``: the honest item vectors.
+    after : int
+        Rounds of honest training before it.
+    victims : int
+        Clients that are attacked.
+    interactions : int
+        The most it asks of each, at each noise multiplier.
+    error : float
+        The error rate at which it is content.
+    multipliers : tuple of float
+        The noise multipliers that it attacks at, one after the other; as text "0,1,3".
+    """
+
+    attack: Literal["zero", "jitter", "spectral"] = "zero"
+    after: Annotated[int, Field(ge=0)] = 30
+    victims: Annotated[int, Field(ge=1)] = 20
+    interactions: Annotated[int, Field(ge=1)] = 1000
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    multipliers: Annotated[tuple[float, ...], PlainValidator(_multipliers)] = (0.0, 1.0, 3.0)
+
+    @property
+    def rounds(self) -> int:
+        """The most rounds that it takes."""
+        return self.after + len(self.multipliers) * self.interactions + 1
 
 
 @dataclass
@@ -113,179 +172,210 @@ class _Phase:
     """The attack at one noise multiplier."""
 
     noise_multiplier: float
-    thefts: dict[int, Theft]
+    estimates: dict[int, Estimate]
     asked: int = 0
-    looked: dict[int, int] = field(default_factory=dict)
+    exhausted: bool = False
+    """Whether no victim releases anything any more."""
+    measured: dict[int, int] = field(default_factory=dict)
+    """After how many messages of each victim its error was last measured."""
+
+    @property
+    def name(self) -> str:
+        return f"nu = {self.noise_multiplier:g}" if self.noise_multiplier else "no noise"
 
 
-class PacAttack(Recommender):
-    """Train honestly, then attack some clients at one noise multiplier after the other.
+class PacAttack(Recommender, Observer):
+    """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
 
-    Run config: ``attack`` is how. ``zero``, the paper's: all item vectors are sent as zeros, and
-    every update is the local model up to sign and size. ``jitter``: almost zeros, never the same,
-    which a tripwire does not catch. ``spectral``: the honest item vectors.
-    ``attack-after`` is how many rounds it trains honestly first, ``attack-victims`` how many
-    clients it attacks, ``attack-interactions`` how often it asks each of them at most,
-    ``attack-error`` the error rate at which it is content, ``attack-multipliers`` the noise
-    multipliers that it attacks at, apart by spaces.
-
-    In simulation clients tell their local models, by which `findings` judge the theft. Its columns:
-    ``attack``, ``noise_multiplier``, ``client``, ``interactions`` in which the client released,
-    ``error`` of the stolen local model (nothing where the client does not tell its own), ``spent``
-    by the client on these interactions (nothing without noise, when no number bounds it). At the
-    end the victims get the honest items back (R = 0).
+    In process, clients' own local parameters tell how far the attack is (`attacks.truth`), and it is
+    content when they are known; elsewhere nobody knows what was stolen, and it asks as often as it may.
+    `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
+    ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
+    estimate (nothing where nobody knows), ``spent`` by the client on these interactions (nothing without
+    noise, when no number bounds it). At the end the victims get the honest items back (R = 0).
     """
 
-    def prepare(self, options: Options, model: Model) -> None:
-        """Read the attack's entries."""
-        super().prepare(options, model)
-        self.attack = options.choice("attack", ATTACKS)
-        self.victims = options.whole("attack-victims", 1)
-        self.after = options.whole("attack-after", 0)
-        self.most_interactions = options.whole("attack-interactions", 1)
-        self.error = options.number("attack-error", least=0)
-        self._multipliers = _multipliers(options.text("attack-multipliers"))
-        if min(self._multipliers) < (least := options.number("noise-multiplier", least=0)):
+    Options = AttackOptions
+    options: AttackOptions
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse models of another kind, and runs that the attack does not fit into."""
+        super().check(run, model)
+        if not factors_of(model):
+            raise ConfigError(
+                f"strategy {run.strategy!r} attacks one local vector, as of factors-IxK, and no {model.name!r}"
+            )
+        options = self.options
+        if min(options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
             raise ConfigError(
-                f"attack-multipliers go below noise-multiplier = {least:g}; lower that to the least of them"
+                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; "
+                "lower that to the smallest of them"
             )
-        if options.text("resume"):
+        if run.resume:
             raise ConfigError('an attack cannot be resumed; set resume = "" and attack again')
-        if options.whole("patience", 0):
+        if run.patience:
             raise ConfigError(
                 "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0"
             )
-        if options.whole("rounds", 1) < (most := self.after + len(self._multipliers) * self.most_interactions + 1):
-            raise ConfigError(f"the attack may take {most} rounds; raise rounds to that")
-        self._n = model.num_parameters
-        self._phase: _Phase | None = None
-        self._restoring = False
+        if run.rounds < options.rounds:
+            raise ConfigError(f"the attack may take {options.rounds} rounds; raise rounds to that")
+        self.findings: list[dict[str, Any]] = []
+        self.remarks: list[str] = []
+        self._model, self._radius_mode = model, run.radius
+        self._honest: Arrays = {}
+
+    def begin(self, run: Run) -> None:
+        """Draw the victims."""
+        population = self.fleet.roster(run.grid).train
+        size = min(self.options.victims, population)
+        self._victims = sample([self.fleet.seed, _SAMPLE_VICTIMS], population, size)
+        factors, spectral = factors_of(self._model), self.options.attack == "spectral"
+        self._phases = [
+            _Phase(nu, {client: Estimate(factors, spectral) for client in self._victims.tolist()})
+            for nu in self.options.multipliers
+        ]
+        self._done = 0
+
+    @property
+    def _phase(self) -> _Phase:
+        """The phase that goes on, or the last."""
+        return self._phases[min(self._done, len(self._phases) - 1)]
+
+    @property
+    def _restoring(self) -> bool:
+        """Whether all is over but that the victims get the honest items back."""
+        return self._done == len(self._phases)
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask for honest training at first, then send the victims what the attack needs."""
-        if server_round <= self.after:
+        if server_round <= self.options.after:
             return super().configure_train(server_round, arrays, config, grid)
-        self._grid, self._honest = grid, arrays
-        items = from_array_record(arrays)
-        name, honest = next(iter(items.items()))
-        if server_round == self.after + 1:
-            population = self.roster(grid).train
-            chosen = [self.seed, _SAMPLE_VICTIMS]
-            self._victims = sample(chosen, population, min(self.victims, population))
-            self._begin(honest.shape[-1])
-        assert self._phase is not None
-        demand = {**config, "noise_multiplier": self._phase.noise_multiplier}
+        self._honest = from_array_record(arrays)
+        demand = self.demand(server_round, config) | {"noise_multiplier": self._phase.noise_multiplier}
         if self._restoring:
-            return self._demand(
-                server_round, arrays, demand | {"local_epochs": 0, "local_steps": 0}, grid, self._victims
-            )
-        if config["local_steps"]:
-            demand["local_steps"] = 1
+            demand |= {"local_epochs": 0, "local_steps": 0}
         else:
-            demand["local_epochs"] = 1
-        sent = {"zero": np.zeros_like(honest), "spectral": honest}.get(self.attack)
-        if sent is None:
-            generator = np.random.default_rng([self.seed, _JITTER, server_round])
-            sent = _JITTERED * generator.standard_normal(honest.shape, np.float32)
-        return self._demand(server_round, to_array_record({name: sent}), demand, grid, self._victims)
+            demand |= {"local_steps": 1} if demand["local_steps"] else {"local_epochs": 1}
+            arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
+        return self.fleet.ask_training(server_round, arrays, demand, grid, self._victims)
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+    def _sent(self, honest: NDArray[Any], round: int) -> NDArray[Any]:
+        """Return the item vectors that the attack sends in place of the honest ones."""
+        if self.options.attack == "spectral":
+            return honest
+        if self.options.attack == "zero":
+            return np.zeros_like(honest)
+        generator = np.random.default_rng([self.fleet.seed, _JITTER, round])
+        return _JITTERED * generator.standard_normal(honest.shape, np.float32)
+
+    def learn(self, round: int, releases: Releases) -> Outcome:
         """Learn from the victims' releases; the item vectors stay as they are."""
-        if server_round <= self.after:
-            return super().aggregate_train(server_round, replies)
-        assert self._phase is not None
-        asked = self._asked["train"]
-        releases, positions, _, lost = self._collect(replies, asked)
-        clients = asked.clients[positions]
-        self.participations[clients] += 1
-        self.outcome = Outcome(server_round, clients, np.zeros(len(clients), np.int64), None)
-        counts = {"asked": len(asked.clients), "releases": len(releases), "lost-nodes": lost, "groups": [len(releases)]}
-        if self._restoring:
-            self.finished = "the attack is over"
-        else:
-            factors = next(iter(self._current.values())).shape[-1]
-            changes = releases - flatten(self._current)
-            for client, update in zip(clients.tolist(), changes, strict=True):
-                self._phase.thefts[client].add(update.reshape(-1, factors))
-            self._phase.asked += 1
-            self._look(factors, exhausted=not len(clients))
-        return self._honest, MetricRecord(counts)  # type: ignore[arg-type]
+        if round <= self.options.after:
+            return super().learn(round, releases)
+        released = len(releases.clients)
+        if not self._restoring:
+            phase, updates = self._phase, releases.vectors - flatten(self.fleet.sent)
+            for client, update in zip(releases.clients.tolist(), updates, strict=True):
+                phase.estimates[client].add(update.reshape(-1, factors_of(self._model)))
+            phase.asked += 1
+            phase.exhausted = not released
+        return Outcome(
+            round=round,
+            clients=releases.clients,
+            groups=np.zeros(released, np.int64),
+            counts=np.array([released]),
+            releases=None,
+            asked=releases.asked,
+            lost_nodes=releases.lost_nodes,
+            following=self._honest,
+        )
 
-    def _begin(self, factors: int) -> None:
-        """Begin the phase of the next noise multiplier, or the end."""
-        if not self._multipliers:
-            self._restoring = True
-            return
-        thefts = {client: Theft(factors, self.attack == "spectral") for client in self._victims.tolist()}
-        self._phase = _Phase(self._multipliers.pop(0), thefts)
+    def after_round(self, run: Run) -> None:
+        """See how far the attack is, and go on to the next phase when this one is done.
 
-    def _look(self, factors: int, exhausted: bool) -> None:
-        """See how far the attack is, note what it cost so far, and go on to the next phase when it is done.
-
-        It is done too when victims are `exhausted`: none releases anything any more.
+        It is done too when no victim releases anything any more.
         """
+        if run.state.history[-1].number <= self.options.after:
+            return
+        if self._restoring:
+            run.stop("the attack is over")
+            return
         phase = self._phase
-        assert phase is not None
-        last = exhausted or phase.asked == self.most_interactions
+        last = phase.exhausted or phase.asked == self.options.interactions
         if not (last or checkpoint(phase.asked)):
             return
-        items = flatten(from_array_record(self._honest)).reshape(-1, factors)
-        truth = local_models(self._grid, self.roster(self._grid), self._victims)
-        errors = {
-            client: error_rate(theft.local_model, truth[client], items)
-            for client, theft in phase.thefts.items()
-            if client in truth and theft.messages
+        errors = self._errors(run)
+        self._note(errors)
+        if last or (len(errors) == len(self._victims) and max(errors.values()) <= self.options.error):
+            remark = self._remark()
+            log(INFO, remark)
+            self.remarks.append(remark)
+            self._done += 1
+        if run.folder is not None:
+            table = pd.DataFrame(self.findings).to_csv(index=False)
+            write_atomically(run.folder.path / "findings.csv", table.encode())
+
+    def section(self) -> Section | None:
+        """Return what each phase came to."""
+        return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
+
+    def _errors(self, run: Run) -> dict[int, float]:
+        """Return the error of each victim's estimate; of none where nobody knows."""
+        items = flatten(self._honest).reshape(-1, factors_of(self._model))
+        truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
+        vectors = {client: next(iter(own.values())).astype(np.float64) for client, own in truth.items()}
+        return {
+            client: error_rate(estimate.vector, vectors[client], items)
+            for client, estimate in self._phase.estimates.items()
+            if client in vectors and estimate.messages
         }
-        cost = price(self._n, phase.noise_multiplier)
-        for client, theft in phase.thefts.items():
-            if theft.messages == phase.looked.get(client):
-                continue  # nothing new since
-            phase.looked[client] = theft.messages
+
+    def _note(self, errors: Mapping[int, float]) -> None:
+        """Add a row for each victim of which there is something new."""
+        phase = self._phase
+        release = Release(Kind.TRAIN, self._model.num_parameters, phase.noise_multiplier, self._radius_mode)
+        for client, estimate in phase.estimates.items():
+            times = estimate.messages
+            if times == phase.measured.get(client):
+                continue
+            phase.measured[client] = times
             self.findings.append(
                 {
-                    "attack": self.attack,
+                    "attack": self.options.attack,
                     "noise_multiplier": phase.noise_multiplier,
                     "client": client,
-                    "interactions": theft.messages,
+                    "interactions": times,
                     "error": errors.get(client),
-                    "spent": float(cost * theft.messages) if cost else None,
+                    "spent": None if release.cost is None else release.spend(times),
                 }
             )
-        done = len(errors) == len(self._victims) and max(errors.values()) <= self.error
-        if last or done:
-            self._remark(phase, exhausted)
-            self._begin(factors)
 
-    def _remark(self, phase: _Phase, exhausted: bool) -> None:
+    def _remark(self) -> str:
         """Say what the phase came to."""
+        phase = self._phase
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
-        at = f"nu = {phase.noise_multiplier:g}" if phase.noise_multiplier else "no noise"
-        if not any(theft.messages for theft in phase.thefts.values()):
-            remark = f"Attack {self.attack}, {at}: no client released anything, so nothing was stolen."
+        remark = f"Attack {self.options.attack}, {phase.name}: "
+        if not any(estimate.messages for estimate in phase.estimates.values()):
+            remark += "no client released anything, so nothing was stolen."
         elif all(row["error"] is None for row in own):
-            remark = f"Attack {self.attack}, {at}: no client tells its local model, so nobody knows what was stolen."
+            remark += "nobody can read the clients' own local parameters here, so nobody knows what was stolen."
         else:
-            first = needed(own, self.error)
+            first = needed(own, self.options.error)
             stolen = [times for times in first.values() if times is not None]
-            remark = (
-                f"Attack {self.attack}, {at}: {len(stolen)} of {len(first)} local models stolen, but for "
-                f"{self.error:.0%} of what they predict"
+            remark += (
+                f"local parameters of {len(stolen)} of {len(first)} clients stolen, but for "
+                f"{self.options.error:.0%} of what they predict"
             )
             if stolen:
                 remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
             if len(stolen) < len(first):
-                held_out = max(phase.thefts[client].messages for client, times in first.items() if times is None)
+                held_out = max(phase.estimates[client].messages for client, times in first.items() if times is None)
                 remark += f"; the others held out for {held_out}"
             remark += "."
-        if exhausted:
-            remark += " Then no victim released anything any more."
-        log(INFO, remark)
-        self.remarks.append(remark)
+        return remark + (" Then no victim released anything any more." if phase.exhausted else "")
 
 
 def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int | None]:
@@ -298,15 +388,3 @@ def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int
         elif first.get(client) is None:
             first[client] = row["interactions"]
     return first
-
-
-def _multipliers(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split()]
-    except ValueError:
-        values = []
-    if not values or len(set(values)) < len(values) or not all(np.isfinite(value) and value >= 0 for value in values):
-        raise ConfigError(
-            f'attack-multipliers must be different numbers of at least 0, apart by spaces, as "0 1 3", got {text!r}'
-        )
-    return values

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attacks.layers import dense_layers, inputs_of_layers, parameter
-from models.base import Model, Parameters
+from models.model import Model, Parameters
 
 # Weight of the total variation a unit of noise. Chosen on digits; half or double costs up to three dB.
 _SMOOTHNESS = 1.0

@@ -153,6 +153,8 @@ def told(fault: Any) -> str:
     for kind, words in (("int", "a whole number"), ("float", "a number"), ("bool", "true or false")):
         if fault["type"].startswith(kind):
             return f"must be {words}"
+    if fault["type"] in ("literal_error", "enum"):
+        return f"must be {fault['ctx']['expected']}"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     return str(fault["msg"])
