@@ -30,6 +30,7 @@ from protocol.messages import (
     number_released,
     query,
     round_request,
+    scores_in,
 )
 from protocol.records import from_array_record, to_array_record
 
@@ -260,8 +261,9 @@ class Fleet:
             if there < self.quorum * len(self._training.clients):
                 return False
         if scores and self._evaluation is not None:
-            there = sum(len(self._evaluation.positions.get(answer.node, ())) for answer in own)
-            if there < self.quorum * len(self._evaluation.clients):
+            asked = {node: len(positions) for node, positions in self._evaluation.positions.items()}
+            reported = [one.node for one in own if scores_in(one.reply.content, asked.get(one.node, 0)) is not None]
+            if sum(asked.get(node, 0) for node in reported) < self.quorum * len(self._evaluation.clients):
                 return False
         return True
 

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fleet.exchange import Exchange, pause
-from protocol.errors import FleetError, ProtocolError
+from protocol.errors import ConfigError, FleetError, ProtocolError
 from protocol.flower import log
 from protocol.messages import Hosting, hosting_in, query
 
@@ -247,9 +247,9 @@ def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None 
 
 
 def check_enough(what: str, asked: int, there: int) -> None:
-    """Raise when more clients are asked for than there are."""
+    """Raise `ConfigError` when more clients are asked for than there are."""
     if asked > there:
-        raise ValueError(f"{what} = {asked}, but the nodes host only {there} such clients; lower it")
+        raise ConfigError(f"{what} = {asked}, but the nodes host only {there} such clients; lower it")
 
 
 def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
