@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-
-ROOT = Path(__file__).resolve().parent.parent
 
 # How long an example takes says how busy the machine is. Elsewhere than in CI each run draws other examples.
 settings.register_profile(
@@ -35,6 +32,14 @@ def umbel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture(autouse=True, scope="session")
+def flower_process() -> None:
+    """Say who this process is, as Flower's own do: without that no Message can be made."""
+    from protocol.flower import TaskIdentity
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
 @pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the figures of reports blank: to draw them takes most of the time of a short run."""
@@ -51,6 +56,6 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run_config() -> dict[str, Any]:
     """The defaults of the run config, as Flower hands them to the app."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    config: dict[str, Any] = project["tool"]["flwr"]["app"]["config"]
-    return config
+    from protocol.run_config import RunConfig
+
+    return RunConfig().entries()

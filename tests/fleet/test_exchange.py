@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count
 from threading import Event
 
-import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fleet.exchange import Answer, Exchange
-from fleet.roster import TRAIN, VALIDATION, Roster
-from protocol.messages import Hosting
-from tests.strategies.conftest import *  # noqa: F403  (a Message needs what it sets up)
+from protocol.flower import ErrorCode
 
 
 class Post(Grid):
@@ -249,62 +245,6 @@ def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
     grid.push_messages = for_the_lost  # type: ignore[method-assign]
     (answer,) = exchange.run(grid, [message], timeout=1)
     assert (answer.node, answer.reply.has_error()) == (5, True)
-
-
-# --- the roster, as nodes come and go
-
-
-def roster() -> Roster:
-    """Node 20 hosts training clients 0 and 1, node 30 client 2, and validation clients 0 and 1."""
-    return Roster({30: Hosting(1, 1), 20: Hosting(2, 1)})
-
-
-def test_a_silent_node_is_left_out_for_longer_each_time() -> None:
-    there = roster()
-    left_out = []
-    for silent_in in (1, 3, 7, 15):
-        there.note(silent_in, [], [20])
-        left_out.append(next(t for t in range(silent_in + 1, 99) if 0 in there.present(TRAIN, t)) - silent_in - 1)
-    assert left_out == [1, 3, 7, 15]
-    assert there.present(TRAIN, 16).tolist() == [2]
-    assert there.present(VALIDATION, 16).tolist() == [1]
-
-
-def test_a_node_that_answers_again_begins_anew() -> None:
-    there = roster()
-    there.note(1, [], [20])
-    there.note(3, [20], [])
-    there.note(4, [], [20])
-    assert there.present(TRAIN, 5).tolist() == [2]
-    assert there.present(TRAIN, 6).tolist() == [0, 1, 2]
-
-
-def test_when_every_node_is_silent_all_are_asked_again() -> None:
-    there = roster()
-    there.note(1, [], [20, 30])
-    assert there.present(TRAIN, 2).tolist() == [0, 1, 2]
-
-
-def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
-    there = roster()
-    there.join({10: Hosting(2, 0)})
-    assert (there.train, there.validation) == (5, 2)
-    assert there.place(TRAIN, np.arange(5)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3, 4], [0, 1])}
-
-
-def test_a_run_that_goes_on_keeps_the_numbers_of_its_clients() -> None:
-    before = roster()
-    now = Roster({10: Hosting(1, 0), 30: Hosting(1, 1)})  # 20 is not back yet, 10 is new
-    resumed = Roster.resumed(before.nodes, now)
-    assert resumed.place(TRAIN, np.arange(4)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3], [0])}
-
-
-@pytest.mark.parametrize("kind", [TRAIN, VALIDATION])
-def test_nobody_is_left_out_of_a_run_without_faults(kind: str) -> None:
-    there = roster()
-    there.note(1, [20, 30], [])
-    present: Callable[[int], list[int]] = lambda t: there.present(kind, t).tolist()  # noqa: E731
-    assert present(2) == list(range(3 if kind == TRAIN else 2))
 
 
 def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late() -> None:

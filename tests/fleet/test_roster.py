@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 from flwr.app import Error, MetricRecord
-from flwr.common.constant import ErrorCode
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,8 +15,10 @@ import fleet.exchange
 import fleet.roster
 from fleet.exchange import Exchange
 from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
-from protocol.errors import FleetError
+from protocol.errors import ConfigError, FleetError
+from protocol.flower import ErrorCode
 from protocol.messages import VERSION, Hosting
+from tests.helpers.grids import PaperGrid
 
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
 UNAVAILABLE = Error(ErrorCode.NODE_UNAVAILABLE, "gone")  # by Flower itself, in the name of no node
@@ -134,38 +136,94 @@ def test_nodes_that_do_not_fit_together_are_refused(nodes: dict[int, Hosting], r
         Roster(nodes)
 
 
+# --- the roster, as nodes come and go
+
+
+def two_nodes() -> Roster:
+    """Node 20 hosts training clients 0 and 1, node 30 client 2, and validation clients 0 and 1."""
+    return Roster({30: Hosting(1, 1), 20: Hosting(2, 1)})
+
+
+def test_a_silent_node_is_left_out_for_longer_each_time() -> None:
+    there = two_nodes()
+    left_out = []
+    for silent_in in (1, 3, 7, 15):
+        there.note(silent_in, [], [20])
+        left_out.append(next(t for t in range(silent_in + 1, 99) if 0 in there.present(TRAIN, t)) - silent_in - 1)
+    assert left_out == [1, 3, 7, 15]
+    assert there.present(TRAIN, 16).tolist() == [2]
+    assert there.present(VALIDATION, 16).tolist() == [1]
+
+
+def test_a_node_that_answers_again_begins_anew() -> None:
+    there = two_nodes()
+    there.note(1, [], [20])
+    there.note(3, [20], [])
+    there.note(4, [], [20])
+    assert there.present(TRAIN, 5).tolist() == [2]
+    assert there.present(TRAIN, 6).tolist() == [0, 1, 2]
+
+
+def test_when_every_node_is_silent_all_are_asked_again() -> None:
+    there = two_nodes()
+    there.note(1, [], [20, 30])
+    assert there.present(TRAIN, 2).tolist() == [0, 1, 2]
+
+
+def test_clients_of_a_node_that_joins_follow_those_that_there_are() -> None:
+    there = two_nodes()
+    there.join({10: Hosting(2, 0)})
+    assert (there.train, there.validation) == (5, 2)
+    assert there.place(TRAIN, np.arange(5)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3, 4], [0, 1])}
+
+
+def test_a_run_that_goes_on_keeps_the_numbers_of_its_clients() -> None:
+    before = two_nodes()
+    now = Roster({10: Hosting(1, 0), 30: Hosting(1, 1)})  # 20 is not back yet, 10 is new
+    resumed = Roster.resumed(before.nodes, now)
+    assert resumed.place(TRAIN, np.arange(4)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3], [0])}
+
+
+@pytest.mark.parametrize("kind", [TRAIN, VALIDATION])
+def test_nobody_is_left_out_of_a_run_without_faults(kind: str) -> None:
+    there = two_nodes()
+    there.note(1, [20, 30], [])
+    present: Callable[[int], list[int]] = lambda t: there.present(kind, t).tolist()  # noqa: E731
+    assert present(2) == list(range(3 if kind == TRAIN else 2))
+
+
 # --- waiting
 
 
-def test_the_nodes_that_are_there_are_asked_once(paper: Any) -> None:
-    grid = paper.Grid({5: EVEN, 6: ODD})
+def test_the_nodes_that_are_there_are_asked_once() -> None:
+    grid = PaperGrid({5: EVEN, 6: ODD})
     assert gather(grid, min_nodes=1, wait_s=60).train == 3
     assert grid.queried == [5, 6]
 
 
-def test_the_first_look_may_show_only_some_of_a_simulation(paper: Any) -> None:
-    grid = paper.Grid({5: ODD, 6: EVEN}, looks=[[], [6], [6], [5, 6]])
+def test_the_first_look_may_show_only_some_of_a_simulation() -> None:
+    grid = PaperGrid({5: ODD, 6: EVEN}, looks=[[], [6], [6], [5, 6]])
     roster = gather(grid, min_nodes=1, wait_s=60)
     assert (roster.train, len(roster)) == (3, 2)
     assert grid.queried == [6, 5], "each was asked when it came"
 
 
-def test_as_many_nodes_as_the_run_asks_for_are_waited_for(paper: Any) -> None:
+def test_as_many_nodes_as_the_run_asks_for_are_waited_for() -> None:
     says = {node: Hosting(1, 0) for node in (5, 6, 7)}
-    grid = paper.Grid(says, looks=[[5], [5, 6], [5, 6, 7]])
+    grid = PaperGrid(says, looks=[[5], [5, 6], [5, 6, 7]])
     assert len(gather(grid, min_nodes=2, wait_s=60)) == 2
 
 
-def test_a_node_may_take_as_long_to_answer_as_the_run_waits_and_is_asked_once(paper: Any, clock: Clock) -> None:
-    grid = paper.Grid({5: Hosting(2, 0)}, slow={5: 180})
+def test_a_node_may_take_as_long_to_answer_as_the_run_waits_and_is_asked_once(clock: Clock) -> None:
+    grid = PaperGrid({5: Hosting(2, 0)}, slow={5: 180})
     assert gather(grid, min_nodes=1, wait_s=60).train == 2
     assert grid.queried == [5]
     assert grid.lifetimes == [60], "so long a reply to it is worth something"
     assert 1040 < clock.now < 1060, "not before it answered"
 
 
-def test_a_node_that_comes_later_is_asked_while_others_are_awaited(paper: Any, clock: Clock) -> None:
-    grid = paper.Grid({5: Hosting(2, 0), 6: Hosting(1, 0)}, looks=[[5]] * 100 + [[5, 6]], slow={5: 180})
+def test_a_node_that_comes_later_is_asked_while_others_are_awaited(clock: Clock) -> None:
+    grid = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, looks=[[5]] * 100 + [[5, 6]], slow={5: 180})
     assert gather(grid, min_nodes=2, wait_s=60).train == 3
     assert grid.queried == [5, 6]
     first, second = grid.lifetimes
@@ -173,23 +231,23 @@ def test_a_node_that_comes_later_is_asked_while_others_are_awaited(paper: Any, c
     assert 1 < second < 55, "as long as the run will still wait"
 
 
-def test_of_a_thousand_slow_nodes_none_is_forgotten(paper: Any) -> None:
+def test_of_a_thousand_slow_nodes_none_is_forgotten() -> None:
     says = {node: Hosting(1, 0, node, 1500) for node in range(1500)}
-    grid = paper.Grid(says, slow=dict.fromkeys(says, 20))
+    grid = PaperGrid(says, slow=dict.fromkeys(says, 20))
     assert gather(grid, min_nodes=1, wait_s=60).train == 1500
     assert grid.queried == list(says)
 
 
-def test_who_is_not_waited_for_is_not_asked_again_and_answers_all_the_same(paper: Any) -> None:
-    grid, exchange = paper.Grid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1}), Exchange()
+def test_who_is_not_waited_for_is_not_asked_again_and_answers_all_the_same() -> None:
+    grid, exchange = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1}), Exchange()
     assert gather(grid, min_nodes=1, wait_s=60, exchange=exchange).train == 2
     assert exchange.awaited("query") == {6}
     (late,) = exchange.run(grid, [], timeout=1, keep_late=("query",))
     assert (late.node, exchange.awaited("query")) == (6, set())
 
 
-def test_an_error_of_flowers_own_is_no_refusal_of_the_node(paper: Any) -> None:
-    grid = paper.Grid({5: [UNAVAILABLE, Hosting(2, 0)]})
+def test_an_error_of_flowers_own_is_no_refusal_of_the_node() -> None:
+    grid = PaperGrid({5: [UNAVAILABLE, Hosting(2, 0)]})
     assert gather(grid, min_nodes=1, wait_s=60).train == 2
     assert grid.queried == [5, 5], "the query was lost"
 
@@ -207,37 +265,37 @@ def test_an_error_of_flowers_own_is_no_refusal_of_the_node(paper: Any) -> None:
     ],
 )
 def test_waiting_ends_with_how_many_are_missing(
-    paper: Any, clock: Clock, says: dict[int, Any], min_nodes: int, counts: str
+    clock: Clock, says: dict[int, Any], min_nodes: int, counts: str
 ) -> None:
     with pytest.raises(FleetError, match=f"after 30 s {counts}; start more nodes, or lower min-nodes"):
-        gather(paper.Grid(says), min_nodes=min_nodes, wait_s=30)
+        gather(PaperGrid(says), min_nodes=min_nodes, wait_s=30)
     assert 1030 <= clock.now < 1031
 
 
-def test_a_node_that_refuses_is_left_out_where_nodes_serve_their_own_data(paper: Any) -> None:
-    grid = paper.Grid({5: Hosting(2, 0), 6: REFUSED, 7: Hosting(1, 0)}, looks=[[5, 6], [5, 6], [5, 6, 7]])
+def test_a_node_that_refuses_is_left_out_where_nodes_serve_their_own_data() -> None:
+    grid = PaperGrid({5: Hosting(2, 0), 6: REFUSED, 7: Hosting(1, 0)}, looks=[[5, 6], [5, 6], [5, 6, 7]])
     roster = gather(grid, min_nodes=2, wait_s=60)
     assert roster.place(TRAIN, np.array([0, 1, 2])) == {5: ([0, 1], [0, 1]), 7: ([2], [0])}
     assert grid.queried == [5, 6, 7], "it is asked once"
 
 
-def test_a_simulation_cannot_do_without_a_part_of_its_federation(paper: Any, clock: Clock) -> None:
+def test_a_simulation_cannot_do_without_a_part_of_its_federation(clock: Clock) -> None:
     with pytest.raises(FleetError, match="1 of the simulated nodes refused to take part; the log above says why"):
-        gather(paper.Grid({5: EVEN, 6: REFUSED}), min_nodes=1, wait_s=60)
+        gather(PaperGrid({5: EVEN, 6: REFUSED}), min_nodes=1, wait_s=60)
     assert clock.now == 1000, "there is nothing to wait for"
 
 
-def test_another_version_is_refused(paper: Any) -> None:
+def test_another_version_is_refused() -> None:
     theirs = MetricRecord({**EVEN.to_record(), "version": VERSION + 1})
     expected = f"node 6 speaks protocol {VERSION + 1}, this server speaks {VERSION}; install the same umbel everywhere"
     with pytest.raises(FleetError, match=expected):
-        gather(paper.Grid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
+        gather(PaperGrid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
 
 
 @pytest.mark.parametrize(
     "changes", [{"train": -1}, {"validation": -1}, {"train": 1.0}, {"first": 0.0}, {"train": [1]}, {"step": None}]
 )
-def test_counts_that_cannot_be_are_refused(paper: Any, changes: dict[str, Any]) -> None:
+def test_counts_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
     record = EVEN.to_record()
     for key, value in changes.items():
         if value is None:
@@ -245,7 +303,7 @@ def test_counts_that_cannot_be_are_refused(paper: Any, changes: dict[str, Any]) 
         else:
             record[key] = value
     with pytest.raises(FleetError, match="node 5 reports counts that cannot be"):
-        gather(paper.Grid({5: record}), min_nodes=1, wait_s=60)
+        gather(PaperGrid({5: record}), min_nodes=1, wait_s=60)
 
 
 # --- sampling
@@ -287,5 +345,5 @@ def test_a_role_that_nobody_has_draws_nobody() -> None:
 
 def test_asking_for_more_than_there_are_names_the_key() -> None:
     check_enough("clients-per-round", 7, 7)
-    with pytest.raises(ValueError, match="clients-per-round = 8, but the nodes host only 7 such clients; lower it"):
+    with pytest.raises(ConfigError, match="clients-per-round = 8, but the nodes host only 7 such clients; lower it"):
         check_enough("clients-per-round", 8, 7)

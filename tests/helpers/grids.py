@@ -1,25 +1,37 @@
-"""A federation on paper: its nodes say what a test has them say, so that results can be checked by hand."""
+"""Grids between a strategy and its nodes: one on paper, and the in-process one with an ear on what travels."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
-import pytest
-from flwr.app import Error, Message, MetricRecord, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
+import client.app
 from protocol.arrays import Arrays
-from protocol.messages import CONFIG, COUNTS, Hosting, evaluate_reply, train_reply
+from protocol.flower import ErrorCode, Run
+from protocol.messages import (
+    Hosting,
+    asks,
+    evaluation_in,
+    evaluation_reply,
+    hosting_reply,
+    training_in,
+    training_reply,
+)
+from simulation.grid import InProcessGrid
 
 SUPERLINK = 1  # the node id that Flower's own error replies come from
 
 Said = Hosting | MetricRecord | Error | None
+
+
+# --- on paper: nodes say what a test has them say, so that results can be checked by hand
 
 
 def vectors(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
@@ -54,6 +66,8 @@ class PaperGrid(Grid):
         How long each of these queries lives, in seconds.
     """
 
+    in_process = True
+
     def __init__(
         self,
         says: Mapping[int, Said | list[Said]],
@@ -66,7 +80,6 @@ class PaperGrid(Grid):
         self.queried: list[int] = []
         self.lifetimes: list[float] = []
         self._replies: list[Message] = []
-        self.in_process = True
 
     @classmethod
     def simulated(cls, train: int, validation: int = 0, nodes: int = 1, ids: Sequence[int] = ()) -> PaperGrid:
@@ -97,8 +110,8 @@ class PaperGrid(Grid):
                     reply.metadata.__dict__["_src_node_id"] = SUPERLINK
                 self._replies.append(reply)
             elif said is not None:
-                record = said.to_record() if isinstance(said, Hosting) else said
-                self._replies.append(Message(RecordDict({COUNTS: record}), reply_to=message))
+                content = hosting_reply(said) if isinstance(said, Hosting) else RecordDict({"hosting": said})
+                self._replies.append(Message(content, reply_to=message))
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -110,14 +123,15 @@ class PaperGrid(Grid):
         self._replies = later
         return due
 
-    # --- what a test needs to answer train and evaluate messages
+    # --- what a test needs to answer a round's messages
 
     def asked(self, message: Message) -> list[int]:
         """Return the federation's numbers of the clients that a message asks, for simulated nodes."""
         hosting = self.says[message.metadata.dst_node_id][0]
         assert isinstance(hosting, Hosting)
-        asked: Any = message.content.config_records[CONFIG]["clients"]
-        return [hosting.first + hosting.step * local for local in asked]
+        demand = training_in(message.content) or evaluation_in(message.content)
+        assert demand is not None
+        return [hosting.first + hosting.step * local for local in demand.clients]
 
     def releases(
         self,
@@ -132,7 +146,7 @@ class PaperGrid(Grid):
             rows = [release_of(client) for client in clients]
             out = [client for client, row in zip(clients, rows, strict=True) if row is not None]
             choices = [choice_of(client) for client in out] if choice_of else None
-            content = train_reply(
+            content = training_reply(
                 stack([row for row in rows if row is not None]), [int(row is not None) for row in rows], choices
             )
             replies.append(Message(content, reply_to=message))
@@ -143,7 +157,7 @@ class PaperGrid(Grid):
         replies = []
         for message in messages:
             losses = np.array([loss_of(client) for client in self.asked(message)])
-            replies.append(Message(evaluate_reply(losses, 10 * losses), reply_to=message))
+            replies.append(Message(evaluation_reply(losses, 10 * losses), reply_to=message))
         return replies
 
     # --- the rest of Flower's interface, which is not used here
@@ -170,22 +184,70 @@ def error_reply(message: Message, source: int | None = None) -> Message:
     return reply
 
 
-@pytest.fixture(autouse=True)
-def flower_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let messages be made, as in one of Flower's own processes."""
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)
+# --- in process: the nodes are real
 
 
-@pytest.fixture(scope="session")
-def paper() -> Any:
-    """What this file defines, since tests are no package to import from."""
+class ListeningGrid(InProcessGrid):
+    """The in-process grid; remembers what goes through it.
 
-    class Paper:
-        Grid = PaperGrid
-        stack = staticmethod(stack)
-        vectors = staticmethod(vectors)
-        error_reply = staticmethod(error_reply)
-        superlink = SUPERLINK
+    Attributes
+    ----------
+    sent, replies : list of Message
+        In the order in which they were sent; the reply to each at the same place.
+    """
 
-    return Paper
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sent: list[Message] = []
+        self.replies: list[Message] = []
+
+    def _answer(self, message: Message) -> Message:
+        reply = super()._answer(message)
+        self.sent.append(message)
+        self.replies.append(reply)
+        return reply
+
+    @property
+    def rounds(self) -> dict[str, Counter[int]]:
+        """How many messages each node got in each round, by the messages' group."""
+        counted: dict[str, Counter[int]] = {}
+        for message in self.sent:
+            metadata = message.metadata
+            if not metadata.message_type.startswith("query"):
+                counted.setdefault(metadata.group_id, Counter())[metadata.dst_node_id] += 1
+        return counted
+
+    def exchanged(self, group: str) -> list[tuple[Message, Message]]:
+        """Return the messages of a round, each with its reply."""
+        pairs = zip(self.sent, self.replies, strict=True)
+        return [(message, reply) for message, reply in pairs if message.metadata.group_id == group]
+
+
+App = Callable[[Message, Context], Message]
+
+
+def failing(partitions: Collection[int], parts: Collection[str] = ("training", "evaluation"), app: Any = None) -> App:
+    """Return the ClientApp, of which some nodes fail in some parts of what they are asked.
+
+    Parameters
+    ----------
+    partitions : collection of int
+        The nodes.
+    parts : collection of str
+        ``training``, ``evaluation``, or a type of message, as ``query``. What else a message asks is answered.
+    app : ClientApp, optional
+        Another than umbel's.
+    """
+    whole = app or client.app.app
+
+    def fails(message: Message, context: Context) -> Message:
+        if context.node_config["partition-id"] in partitions:
+            left = RecordDict({name: record for name, record in message.content.items() if name not in parts})
+            nothing = any(asks(message.content)) and not any(asks(left))
+            if nothing or message.metadata.message_type in parts:
+                raise RuntimeError("the power went")
+            message = copy(message)
+            message.content = left
+        return whole(message, context)
+
+    return fails

@@ -1,0 +1,350 @@
+"""What nodes answered: in client order, each heard once, and whatever does not fit is dropped."""
+
+from __future__ import annotations
+
+import io
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from fleet.fleet import Fleet
+from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
+from protocol.messages import evaluation_reply, training_reply
+from protocol.records import to_array_record
+from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
+
+RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
+DEMAND: dict[str, Any] = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0}
+RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}
+# Validation clients follow two training clients.
+LOSS = {2: 1.0, 3: 2.0, 4: 4.0, 5: 9.0}
+
+
+def training(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
+    """Return a fleet of which all training clients are asked, its grid and the messages."""
+    grid, fleet = PaperGrid.simulated(train=clients, nodes=nodes), Fleet(clients_per_round=clients)
+    return fleet, grid, fleet.ask_training(1, RECORD, DEMAND, grid)
+
+
+def validation(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
+    """The same of validation clients."""
+    grid, fleet = PaperGrid.simulated(train=2, validation=clients, nodes=nodes), Fleet(clients_per_round=1)
+    return fleet, grid, fleet.ask_evaluation(1, RECORD, {}, grid)
+
+
+def told(releases: Releases) -> dict[int, list[float]]:
+    """Return the releases by client, and check that they are in client order."""
+    clients = releases.clients.tolist()
+    assert clients == sorted(set(clients))
+    assert releases.vectors.shape == (len(clients), 3)
+    return dict(zip(clients, releases.vectors.tolist(), strict=True))
+
+
+def expected(*clients: int) -> dict[int, list[float]]:
+    return {client: list(RELEASE[client]) for client in clients}
+
+
+# --- releases
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
+    fleet, grid, messages = training(nodes)
+    releases = fleet.releases(grid.releases(messages, RELEASE.__getitem__)[::-1])
+    assert told(releases) == expected(0, 1, 2, 3)
+    assert (releases.asked, releases.lost_nodes, releases.choices) == (4, 0, None)
+
+
+def test_clients_that_did_not_release_are_left_out() -> None:
+    fleet, grid, messages = training()
+    releases = fleet.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))
+    assert told(releases) == expected(0, 1, 3)
+    assert (releases.asked, releases.lost_nodes) == (4, 0)
+
+
+def test_a_node_that_answers_without_a_release_is_not_lost() -> None:
+    fleet, grid, messages = training(nodes=2)
+    releases = fleet.releases(grid.releases(messages, (RELEASE | {1: None, 3: None}).__getitem__))
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 0
+
+
+def test_participations_are_counted_for_those_that_released() -> None:
+    fleet, grid, messages = training(nodes=2)
+    fleet.releases(grid.releases(messages, RELEASE.__getitem__))
+    assert fleet.participations.tolist() == [1, 1, 1, 1]
+    fleet.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))
+    assert fleet.participations.tolist() == [2, 2, 1, 2]
+    # The first node, with clients 0 and 2, is lost.
+    fleet.releases(grid.releases(messages, RELEASE.__getitem__)[1:])
+    assert fleet.participations.tolist() == [2, 3, 1, 3]
+
+
+def test_participations_are_those_of_the_sampled_clients() -> None:
+    grid, fleet = PaperGrid.simulated(train=50, nodes=3), Fleet(clients_per_round=5)
+    messages = fleet.ask_training(1, RECORD, DEMAND, grid)
+    asked = {client for message in messages for client in grid.asked(message)}
+    fleet.releases(grid.releases(messages, lambda client: (client, 0, 0)))
+    assert set(np.flatnonzero(fleet.participations).tolist()) == asked
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
+def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
+    seed: int, nodes: int, order: random.Random
+) -> None:
+    generator = np.random.default_rng(seed)
+    release = dict(enumerate(generator.normal(5, 5, size=(7, 3)).tolist()))
+    results = []
+    for n in (1, nodes):
+        fleet, grid, messages = training(n, clients=7)
+        replies = grid.releases(messages, release.__getitem__)
+        order.shuffle(replies)
+        results.append(fleet.releases(replies).vectors.tobytes())
+    assert results[0] == results[1]
+
+
+def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
+    fleet, grid, messages = training()
+    (reply,) = replies = grid.releases(messages, RELEASE.__getitem__)
+    arrays = reply.content.array_records["arrays"]
+    reply.content["arrays"] = ArrayRecord({name: arrays[name] for name in ("bias", "weight")})
+    assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
+
+
+# --- what clients chose
+
+
+def disclosed(choices: Any, nodes: int = 1) -> Releases:
+    """Return what is read of clients that were asked what they chose, and of which the last node says `choices`."""
+    grid, fleet = PaperGrid.simulated(train=4, nodes=nodes), Fleet(clients_per_round=4)
+    messages = fleet.ask_training(1, RECORD, DEMAND | {"disclose_choice": True}, grid)
+    replies = grid.releases(messages, RELEASE.__getitem__, lambda client: client % 2)
+    counts = replies[-1].content.metric_records["released"]
+    if choices is None:
+        del counts["choices"]
+    else:
+        counts["choices"] = choices
+    return fleet.releases(replies)
+
+
+def test_choices_are_in_client_order() -> None:
+    assert disclosed([0, 1, 1, 0]).choices.tolist() == [0, 1, 1, 0]
+    # The node of clients 0 and 2 says that these chose 0, the other says 1 for client 1 and 0 for client 3.
+    assert disclosed([1, 0], nodes=2).choices.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [None, 1, [0], [0, 1, 0], [0, 2], [0, -1], [0.0, 0.5], [0.0, float("inf")], [0.0, float("nan")], [0, 2**70]],
+)
+def test_a_reply_without_a_choice_for_each_release_is_dropped(choices: Any) -> None:
+    releases = disclosed(choices, nodes=2)
+    assert told(releases) == expected(0, 2)
+    assert releases.choices.tolist() == [0, 0]
+    assert releases.lost_nodes == 1
+
+
+# --- replies that are of no use
+
+
+def npz(**arrays: NDArray[Any]) -> bytes:
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+def weight(value: Any) -> Callable[[RecordDict], Any]:
+    """Put another array in the place of a reply's weight."""
+    array = value if isinstance(value, Array) else Array(np.asarray(value))
+    return lambda content: content.array_records["arrays"].update(weight=array)
+
+
+def flags(value: Any) -> Callable[[RecordDict], Any]:
+    """Put another answer in the place of who released."""
+    return lambda content: content.metric_records["released"].update(clients=value)
+
+
+def serialised(data: bytes, stype: str = "numpy.ndarray") -> Array:
+    return Array("float32", (2, 1, 2), stype, data)
+
+
+TWO = np.ones((2, 1, 2), np.float32)
+SPOILT: dict[str, Callable[[RecordDict], Any]] = {
+    "nothing of training": lambda content: content.pop("released"),
+    "no arrays": lambda content: content.pop("arrays"),
+    "arrays of another kind": lambda content: content.update({"arrays": MetricRecord()}),
+    "flags of another kind": lambda content: content.update({"released": content["arrays"]}),
+    "nobody says who released": lambda content: content.metric_records["released"].pop("clients"),
+    "flags for fewer": flags([1]),
+    "flags for more": flags([1, 1, 1]),
+    "one flag for all": flags(1),
+    "a flag that is none": flags([1, 2]),
+    "a negative flag": flags([1, -1]),
+    "half a flag": flags([1.0, 0.5]),
+    "more rows than flags": flags([1, 0]),
+    "a row too few": weight(TWO[:1]),
+    "a row too many": weight(np.ones((3, 1, 2), np.float32)),
+    "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
+    "a number alone": weight(np.float32(1)),
+    "a name too few": lambda content: content.array_records["arrays"].pop("bias"),
+    "a name too many": lambda content: content.array_records["arrays"].update(extra=Array(TWO)),
+    "another name": lambda content: content.update({"arrays": ArrayRecord({"w": Array(TWO), "bias": Array(TWO)})}),
+    "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
+    "infinite": weight(np.float32([[[1, 1]], [[-np.inf, 1]]])),
+    "finite in float64 alone": weight(TWO * np.float64(1e300)),
+    "whole numbers": weight(TWO.astype(np.int64)),
+    "complex": weight(TWO * 1j),
+    "text": weight(TWO.astype(str)),
+    "no bytes": weight(serialised(b"")),
+    "bytes that end early": weight(serialised(Array(TWO).data[:-1])),
+    "bytes that are no array": weight(serialised(b"umbel")),
+    "another format": weight(serialised(Array(TWO).data, "torch.tensor")),
+    "an archive of arrays": weight(serialised(npz(weight=TWO))),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
+def test_a_reply_that_does_not_fit_is_dropped(spoil: Callable[[RecordDict], Any]) -> None:
+    fleet, grid, messages = training(nodes=2)
+    replies = grid.releases(messages, RELEASE.__getitem__)
+    spoil(replies[1].content)
+    releases = fleet.releases(replies)
+    # The other node hosts clients 0 and 2.
+    assert told(releases) == expected(0, 2)
+    assert (releases.asked, releases.lost_nodes) == (4, 1)
+    assert fleet.participations.tolist() == [1, 0, 1, 0]
+
+
+@pytest.mark.parametrize("case", ["error of the node", "error of Flower's own", "no reply"])
+def test_a_node_without_an_answer_is_counted_as_lost(case: str) -> None:
+    fleet, grid, messages = training(nodes=2)
+    replies = grid.releases(messages, RELEASE.__getitem__)[:1]
+    if case != "no reply":
+        replies.insert(0, error_reply(messages[1], SUPERLINK if case == "error of Flower's own" else None))
+    releases = fleet.releases(replies)
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 1
+
+
+def test_when_all_nodes_are_lost_there_are_no_releases() -> None:
+    fleet, _, messages = training(nodes=2)
+    releases = fleet.releases([error_reply(message) for message in messages])
+    assert told(releases) == {}
+    assert (releases.asked, releases.lost_nodes) == (4, 2)
+    assert fleet.participations.tolist() == [0, 0, 0, 0]
+
+
+def test_a_node_that_was_not_asked_is_not_heard() -> None:
+    fleet, grid, messages = training(nodes=2)
+    replies = grid.releases(messages, RELEASE.__getitem__)
+    stranger = Message(RecordDict(), 555, "train")
+    replies.insert(0, Message(training_reply(stack([(5, 5, 5)]), [1]), reply_to=stranger))
+    releases = fleet.releases(replies)
+    assert told(releases) == expected(0, 1, 2, 3)
+    assert releases.lost_nodes == 0
+
+
+def test_a_node_is_heard_once() -> None:
+    fleet, grid, messages = training(nodes=2)
+    again = grid.releases(messages, (RELEASE | {0: (500, 500, 500)}).__getitem__)[0]
+    releases = fleet.releases([*grid.releases(messages, RELEASE.__getitem__), again])
+    assert told(releases) == expected(0, 1, 2, 3)
+    assert fleet.participations.tolist() == [1, 1, 1, 1]
+
+
+def test_of_no_answer_at_all_there_are_releases_of_nobody() -> None:
+    asked = Asked(np.array([0, 2]), {7: np.array([0, 1])}, disclose=True)
+    releases = read_releases({}, asked, stack([(0, 0, 0)]))
+    assert told(releases) == {}
+    assert releases.choices is not None
+    assert (len(releases.choices), releases.lost_nodes) == (0, 1)
+
+
+# --- scores
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 6])
+def test_every_validation_client_counts_once(nodes: int) -> None:
+    fleet, grid, messages = validation(nodes)
+    assert fleet.scores(grid.scores(messages, LOSS.__getitem__)[::-1]) == Scores(4.0, 40.0, 4)
+
+
+def test_the_average_is_over_the_clients_that_answered() -> None:
+    fleet, grid, messages = validation(nodes=3)
+    first, second, third = grid.scores(messages, LOSS.__getitem__)
+    # The third node, with clients 2 and 5, is missing.
+    assert fleet.scores([first, second]) == Scores(3.0, 30.0, 2)
+    error = error_reply(messages[0])
+    found = fleet.scores([error, third, second])
+    assert found is not None
+    assert found.clients == 3
+    assert fleet.scores([error]) is None
+
+
+def test_a_client_whose_loss_is_not_finite_is_left_out() -> None:
+    fleet, grid, messages = validation()
+    replies = grid.scores(messages, (LOSS | {5: np.nan}).__getitem__)
+    assert fleet.scores(replies) == Scores(7 / 3, 70 / 3, 3)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda content: content.pop("scores"),
+        lambda content: content.update({"scores": ArrayRecord()}),
+        lambda content: content.metric_records["scores"].pop("metric"),
+        lambda content: content.metric_records["scores"].update(loss=1.0),
+        lambda content: content.metric_records["scores"].update(loss=[1.0]),
+        lambda content: content.metric_records["scores"].update(metric=[1.0, 1.0, 1.0]),
+    ],
+)
+def test_scores_that_do_not_fit_are_dropped(spoil: Callable[[RecordDict], Any]) -> None:
+    fleet, grid, messages = validation(nodes=2)
+    replies = grid.scores(messages, LOSS.__getitem__)
+    spoil(replies[0].content)
+    # The other node hosts clients 3 and 5.
+    assert fleet.scores(replies) == Scores(5.5, 55.0, 2)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 7), st.randoms(use_true_random=False))
+def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, order: random.Random) -> None:
+    losses = np.random.default_rng(seed).normal(size=9)
+    results = []
+    for n in (1, nodes):
+        fleet, grid, messages = validation(n, clients=7)
+        replies = grid.scores(messages, losses.__getitem__)
+        order.shuffle(replies)
+        results.append(fleet.scores(replies))
+    assert results[0] == results[1]
+
+
+# --- one reply for both
+
+
+def test_a_reply_may_hold_releases_and_scores() -> None:
+    """Each part is read as if it came alone, and one that is spoilt takes nothing from the other."""
+    grid, fleet = PaperGrid.simulated(train=4, validation=2), Fleet(clients_per_round=4)
+    (message,) = fleet.ask_training(1, RECORD, DEMAND, grid)
+    fleet.ask_evaluation(1, RECORD, {}, grid)
+    (reply,) = grid.releases([message], RELEASE.__getitem__)
+    reply.content.update(evaluation_reply(np.array([1.0, 3.0]), np.array([2.0, 4.0])))
+    assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
+    assert fleet.scores([reply]) == Scores(2.0, 3.0, 2)
+    spoilt = reply.content.pop("arrays")
+    assert fleet.releases([reply]).lost_nodes == 1
+    assert fleet.scores([reply]) == Scores(2.0, 3.0, 2)
+    reply.content["arrays"] = spoilt
+    reply.content.pop("scores")
+    assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
+    assert fleet.scores([reply]) is None
+
+
+def test_scores_of_nobody_are_none() -> None:
+    assert read_scores({}, Asked(np.array([0]), {7: np.array([0])})) is None

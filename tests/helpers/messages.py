@@ -1,0 +1,106 @@
+"""Messages to a node, and what came back as it arrives at the server."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from numpy.typing import NDArray
+
+from protocol.arrays import Arrays
+from protocol.messages import Evaluation, Training, round_request
+from protocol.records import from_array_record, record_in, to_array_record
+
+Layout = Mapping[str, tuple[int, ...]]
+
+
+def demanded(clients: tuple[int, ...] = (0,), **changes: Any) -> Training:
+    """Return a demand that every site accepts, with changes."""
+    accepted: dict[str, Any] = {
+        "round": 1,
+        "local_epochs": 1,
+        "step_size": 0.1,
+        "batch_size": 10,
+        "noise_multiplier": 5.0,
+        "radius_mode": "update",
+        "radius": 0.1,
+    }
+    return Training(clients=clients, **(accepted | changes))
+
+
+def stacked(matrix: NDArray[Any], layout: Layout) -> Arrays:
+    """Return rows of parameters as named float32 arrays of a layout."""
+    sizes = [int(np.prod(shape)) for shape in layout.values()]
+    parts = np.split(np.asarray(matrix), np.cumsum(sizes)[:-1], axis=1)
+    return {
+        name: part.reshape(len(matrix), *shape).astype(np.float32)
+        for (name, shape), part in zip(layout.items(), parts, strict=True)
+    }
+
+
+def to_node(content: RecordDict, message_type: str = "train") -> Message:
+    """Return a message as it arrives at a node."""
+    return Message(content, 100, message_type, group_id="1")
+
+
+def asked(
+    hypotheses: ArrayRecord | Mapping[str, Any],
+    training: Training | ConfigRecord | None = None,
+    evaluation: Evaluation | ConfigRecord | None = None,
+) -> RecordDict:
+    """Return the content of a round's message; records stand for what a server of another mind would send."""
+    record = hypotheses if isinstance(hypotheses, ArrayRecord) else to_array_record(hypotheses)
+    content = round_request(record)
+    for name, demand in (("training", training), ("evaluation", evaluation)):
+        if demand is not None:
+            content[name] = demand if isinstance(demand, ConfigRecord) else demand.to_record()
+    return content
+
+
+def wire(reply: Message) -> bytes:
+    """Return a reply as the bytes that travel."""
+    data: bytes = message_to_proto(reply).SerializeToString()
+    return data
+
+
+def arrived(reply: Message) -> Message:
+    """Return a reply after a round trip through bytes."""
+    return message_from_proto(ProtoMessage.FromString(wire(reply)))
+
+
+def records(reply: Message) -> dict[str, dict[str, Any]]:
+    """Return the records of a reply as they arrive."""
+    return {name: dict(record) for name, record in arrived(reply).content.items()}
+
+
+def refused(reply: Message) -> bool:
+    """Return whether a reply is the one word, and nothing else."""
+    return reply.has_error() and not reply.has_content() and reply.error.reason == "refused"
+
+
+def released(reply: Message) -> list[int]:
+    """Return the flags of who released."""
+    flags: Any = reply.content.metric_records["released"]["clients"]
+    return [int(flag) for flag in flags]
+
+
+def releases(reply: Message) -> Arrays:
+    """Return the arrays of a reply, and check that nothing hides behind their numbers."""
+    record = record_in(reply.content, "arrays", ArrayRecord)
+    for array in record.values():
+        data = io.BytesIO(array.data)
+        np.load(data)
+        assert not data.read(), "something hides behind the numbers"
+    return from_array_record(record)
+
+
+def scores(reply: Message) -> tuple[list[float], list[float]]:
+    """Return loss and metric of each client that reported."""
+    record: Any = reply.content.metric_records["scores"]
+    assert set(record) == {"loss", "metric"}
+    return list(record["loss"]), list(record["metric"])
