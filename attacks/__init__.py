@@ -1,1 +1,1 @@
-"""What a curious server can read from releases: attacks, for audits. Nothing in the app imports them."""
+"""What a curious or malicious server reads from releases: attacks, audits, the leak meter. Nothing below knows them."""

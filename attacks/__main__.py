@@ -13,6 +13,7 @@ from rich.table import Table
 from attacks import identify
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
+from protocol.cli import errors_in_one_line
 from protocol.home import umbel_home
 
 # Without locals: they hold clients' data.
@@ -45,15 +46,12 @@ def reconstruct(
     """Reconstruct single images from one step of training, behind the app's own gate."""
     setting = Setting(federation, model, tuple(dict.fromkeys(noise_multiplier)), per_layer, images, restarts, seed)
     name = re.sub(r"[^\w.-]+", "-", f"reconstruct-{Path(federation).name}-{model}" + ("" if per_layer else "-whole"))
-    try:
+    with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
         folder.mkdir(parents=True, exist_ok=True)
         done = audit(setting)
         rows = rows_of(done)
         write(folder, done, rows)
-    except (ValueError, OSError, RuntimeError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
     table = Table(*COLUMNS, "s an image", title=title(done))
     for row in rows:
         table.add_row(*row.cells(), f"{row.seconds:.1f}" if row.seconds >= 0.05 else "")
@@ -81,20 +79,15 @@ def identify_command(
         Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/identify-…")
     ] = None,
 ) -> None:
-    """Steal clients' local models from their updates, behind the app's own gate and each defence."""
+    """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
     name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(federation).name}-{attack}-{noise_per}")
-    common = {
-        "noise_per": noise_per, "attack": attack, "attack_victims": victims, "attack_after": after,
-        "attack_interactions": interactions, "seed": seed,
-    }  # fmt: skip
-    try:
+    options = {"attack": attack, "victims": victims, "after": after, "interactions": interactions}
+    with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
         folder.mkdir(parents=True, exist_ok=True)
-        done = identify.audit(federation, tuple(dict.fromkeys(noise_multiplier)), defences, common)
+        multipliers = tuple(dict.fromkeys(noise_multiplier))
+        done = identify.audit(federation, multipliers, defences, options, noise_per=noise_per, seed=seed)
         identify.write(folder, done)
-    except (ValueError, OSError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
     console = Console()
     for heading, rows in done.tables():
         table = Table(*rows[0], title=heading)

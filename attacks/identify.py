@@ -1,4 +1,4 @@
-"""The identification audit: what a malicious server learns of clients' local models, and at what price.
+"""The identification audit: what a malicious server learns of clients' local parameters, and at what price.
 
 It attacks the clients of a federation of preferences through the app's own ClientApp and gate
 (PAC identifiability in federated personalization, Protocol 2), as they are and behind each defence
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,64 +18,61 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import track
 
-import client.app
-from attacks.pac_attack import PacAttack, needed, theorem_1
-from experiments.runs import run_config
+from attacks.pac_attack import AttackOptions, PacAttack, needed, theorem_1
 from federation import Federation, find_federation, open_federation
 from protocol.errors import FederationError
 from protocol.home import write_atomically
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
-from simulation.grid import InProcessGrid
+from protocol.plugins import parse_options
+from simulation.in_process import play, run_config
 
 DELTA = 0.1
 """Failure probability at which bounds are given."""
 
 NOISE_MULTIPLIERS = (0.0, 1.0, 3.0)
 
-_MOST_A_ROUND = 100
+_MAX_A_ROUND = 100
 # With defences: what they are set to, and the noise multiplier.
 _CAP, _RADIUS, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
 
 
 @dataclass(frozen=True)
 class Defence:
-    """Something that keeps a server from stealing local models, or is said to.
+    """Something that keeps a server from stealing local parameters, or is said to.
 
     Attributes
     ----------
     name : str
         What it is, for people.
     policy : dict
-        The site's policy that switches it on (`privacy.policy`).
+        The entries of the site's policy that switch it on (`privacy.site.Policy`).
     run : dict
         What else the run config says.
+    options : dict
+        What else the attack does (`attacks.pac_attack.AttackOptions`).
     """
 
     name: str
-    policy: Mapping[str, Any]
-    run: Mapping[str, Any]
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def defences(after: int) -> list[Defence]:
     """Return every defence beside what it is to be compared with, for `after` rounds of honest training."""
-    noisy = {"message_noise": _SIGMA, "attack_multipliers": "0"}
-    balanced = {"balanced-batches": "true"}
+    noisy: dict[str, Any] = {"run": {"message_noise": _SIGMA}, "options": {"multipliers": "0"}}
+    public = {"radius": "public", "radius_start": _RADIUS, "radius_floor": _RADIUS, "noise_per": "vector"}
+    balanced, spectral = {"balanced-batches": "true"}, {"attack": "spectral"}
     return [
-        Defence("none", {}, {}),
-        Defence(f"budget: {_CAP} participations left for the attack", {"most-participations": after + _CAP}, {}),
-        Defence(
-            f"public radius {_RADIUS:g}",
-            {"radius-mode": "public"},
-            {"radius": "public", "radius_start": _RADIUS, "radius_floor": _RADIUS, "noise_per": "vector"},
-        ),
-        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", {}, noisy),
-        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, noisy),
-        Defence("tripwire", {"tripwire": "true"}, {}),
-        Defence("tripwire, and the attack knows of it", {"tripwire": "true"}, {"attack": "jitter"}),
-        Defence("balanced batches", balanced, {}),
-        Defence("none; spectral attack", {}, {"attack": "spectral"}),
-        Defence("balanced batches; spectral attack", balanced, {"attack": "spectral"}),
+        Defence("none"),
+        Defence(f"budget: {_CAP} participations left for the attack", {"max-participations": after + _CAP}),
+        Defence(f"public radius {_RADIUS:g}", {"radius-mode": "public"}, public),
+        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", **noisy),
+        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, **noisy),
+        Defence("tripwire", {"tripwire": "true"}),
+        Defence("tripwire, and the attack knows of it", {"tripwire": "true"}, options={"attack": "jitter"}),
+        Defence("balanced batches", balanced),
+        Defence("none; spectral attack", options=spectral),
+        Defence("balanced batches; spectral attack", balanced, options=spectral),
     ]
 
 
@@ -87,8 +84,8 @@ class Stolen:
     ----------
     client, interactions : int
     error : float or None
-        Share of the items on which the stolen local model errs (Definition 1); None where nothing
-        was released.
+        Share of the items on which the estimate of its local parameters errs (Definition 1); None
+        where nothing was released.
     enough : int or None
         Interactions from which on the error was low enough; None when it never was.
     spent : float or None
@@ -135,18 +132,20 @@ class Audit:
     def notes(self) -> list[str]:
         """Return how to read the tables."""
         return [
-            "error is the share of items on which the stolen local model errs: near 0 the server knows what the client "
-            "knows, near one half it might as well guess. enough is the number of interactions from which on the error "
-            "stayed low; over all clients, the median of those stolen, beside the most. asked is how often the server "
-            "asked. spent is what these cost the client (n/nu each; nothing bounds what is released without noise). "
-            f"bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace release nobody "
-            "has published one.",
+            "error is the share of items on which the stolen local parameters err: near 0 the server knows what the "
+            "client knows, near one half it might as well guess. enough is the number of interactions from which on "
+            "the error stayed low; over all clients, the median of those stolen, beside the most. asked is how often "
+            "the server asked. spent is what these cost the client (n/nu each; nothing bounds what is released without "
+            f"noise). bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace release "
+            "nobody has published one.",
             "A defence that stops one attack may not stop the next. The tripwire is no more than that: an attack that "
             "knows of it passes. Noise and budget are what bound an attacker, whatever it sends.",
         ]
 
 
-def audit(federation: str, multipliers: Sequence[float], defended: bool, common: Mapping[str, Any]) -> Audit:
+def audit(
+    federation: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
+) -> Audit:
     """Attack a federation's clients as they are, and behind each defence.
 
     Parameters
@@ -157,16 +156,19 @@ def audit(federation: str, multipliers: Sequence[float], defended: bool, common:
         nu, one attack each.
     defended : bool
         Whether to try the defences as well.
-    common : mapping
-        Entries of the run config for all attacks.
+    options : mapping
+        Of all attacks (`attacks.pac_attack.AttackOptions`).
+    **changes
+        Of ``configs/pac-attack.toml``, for all attacks.
     """
-    attacks = [(Defence(f"{nu:g}", {}, {}), nu) for nu in multipliers]
+    attacks = [(Defence(f"{nu:g}"), nu) for nu in multipliers]
     if defended:
-        attacks += [(defence, _DEFENDED) for defence in defences(int(common["attack_after"]))]
+        attacks += [(defence, _DEFENDED) for defence in defences(int(options["after"]))]
     done = []
     for defence, nu in track(attacks, "attacking", transient=True, disable=not Console().is_terminal):
-        changes = {"attack_multipliers": f"{nu:g}", **common, **defence.run}
-        done.append((defence.name, float(changes["attack_multipliers"]), attack(federation, defence.policy, **changes)))
+        own = {"multipliers": f"{nu:g}", **options, **defence.options}
+        stolen = attack(federation, defence.policy, own, **{**changes, **defence.run})
+        done.append((defence.name, float(own["multipliers"]), stolen))
     plain, behind = done[: len(multipliers)], done[len(multipliers) :]
     return Audit(
         Path(federation).name,
@@ -195,7 +197,7 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def attack(federation: str, policy: Mapping[str, Any], **changes: Any) -> list[Stolen]:
+def attack(federation: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
     """Attack a federation's clients in this process, at one noise multiplier.
 
     Parameters
@@ -204,24 +206,29 @@ def attack(federation: str, policy: Mapping[str, Any], **changes: Any) -> list[S
         Name or path.
     policy : mapping
         Entries of the site's policy.
+    options : mapping
+        Of the attack (`attacks.pac_attack.AttackOptions`); its ``multipliers`` are one.
     **changes
         Of ``configs/pac-attack.toml``.
     """
     data = _preferences(federation)
-    asked = min(_MOST_A_ROUND, data.manifest.train)
-    config = run_config("pac-attack", federation=federation, clients_per_round=asked, **changes)
-    config["noise-multiplier"] = float(config["attack-multipliers"])
-    config["rounds"] = config["attack-after"] + config["attack-interactions"] + 1
-    settings = Settings.parse(config)
-    node = {"partition-id": 0, "num-partitions": 1, **policy}
-    grid = InProcessGrid(client.app.app, config, node_configs=[node])
-    start = initial_hypotheses(settings, grid)
-    state = State(hypotheses=start, best=start)
+    text = " ".join(f"{name}={value}" for name, value in options.items())
+    own = parse_options(AttackOptions, text, "strategy-options")
+    config = run_config(
+        "pac-attack",
+        federation=federation,
+        strategy_options=text,
+        noise_multiplier=own.multipliers[0],
+        rounds=own.rounds,
+        clients_per_round=min(_MAX_A_ROUND, data.manifest.train),
+        **changes,
+    )
     with _quiet():
-        run_rounds(settings, grid, state, lambda _: None)
-    strategy = settings.strategy
+        # A client that has spent its budget refuses, which is no fault of the run.
+        run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, **policy}], strict=False)
+    strategy = run.strategy
     assert isinstance(strategy, PacAttack)
-    enough = needed(strategy.findings, strategy.error)
+    enough = needed(strategy.findings, own.error)
     last = {row["client"]: row for row in strategy.findings}
     return [
         Stolen(
@@ -230,7 +237,7 @@ def attack(federation: str, policy: Mapping[str, Any], **changes: Any) -> list[S
             error=row["error"],
             enough=enough[number],
             spent=row["spent"],
-            bound=theorem_1(like_rate(data, number), config["batch-size"], DELTA),
+            bound=theorem_1(like_rate(data, number), run.setup.run.batch_size, DELTA),
         )
         for number, row in last.items()
     ]

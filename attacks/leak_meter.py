@@ -1,30 +1,50 @@
-"""The leak meter: every so often in a simulation, the server attacks one client that consents.
+"""The leak meter: every so often in a simulation, the server attacks one client.
 
-It asks the client for one more update, as any round would, and works out what it can; then it asks
-for the truth, which only a simulated client tells, and notes how close it came. The client's
-answers do not enter training, and what they cost is not counted among what training costs.
+It asks the client for one more update, as any round would, and works out what it can; then it asks for
+the truth, which only a simulated client says, and notes how close it came. The client's answers do not
+enter training, and what they cost is not counted among what training costs. A run carries it as an
+observer: ``observers = "attacks.leak_meter:LeakMeter every=5"``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
 
 import numpy as np
 from flwr.app import ConfigRecord
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
+from pydantic import Field
 
-from attacks.pac_attack import Theft, error_rate
+from attacks.pac_attack import Estimate, error_rate, factors_of
 from federation import Federation
-from fleet.roster import sample
-from models.base import Model
+from fleet.exchange import Exchange
+from fleet.replies import Asked, Releases, read_releases
+from fleet.roster import TRAIN, sample
+from models.model import Model
 from protocol.arrays import Arrays, flatten
+from protocol.errors import ConfigError
+from protocol.home import write_atomically
+from protocol.messages import answers_training
 from protocol.records import to_array_record
-from strategies import HypothesisStrategy
-from strategies.recommender import local_models
+from protocol.release import RadiusMode
+from server.observer import Observer, Section
+from server.report import figures
+from server.rounds import Run
+from server.summary import Summary
 
-_SAMPLE_CONSENTING = 6
+_SAMPLE_CLIENT = 6
+_FILE = "leaks.jsonl"
+_SERIES = {
+    "choice": "chosen hypothesis guessed",
+    "norm": "error in the guessed norm of the update",
+    "update": "likeness of the released update and the true one",
+    "labels": "likeness of the guessed labels",
+    "predictions": "stolen predictions",
+}
 
 Vector = NDArray[np.float64]
 
@@ -45,7 +65,7 @@ class Leak:
     labels : float or None
         Correlation between the change of the last bias and how often each class occurs.
     predictions : float or None
-        Share of items on which the stolen local model agrees with the client's own.
+        Share of items on which the estimate of a recommender's local vector agrees with the client's own.
     """
 
     round: int
@@ -57,103 +77,177 @@ class Leak:
     predictions: float | None = None
 
 
-class LeakMeter:
-    """Attacks one training client every `every` rounds.
+@dataclass(frozen=True)
+class LeakMeterOptions:
+    """How often it attacks: every so many rounds."""
 
-    Parameters
-    ----------
-    every : int
-    strategy : HypothesisStrategy
-    model : Model
-    federation : Federation
-        Whose labels the labels that were read off are compared with.
-    train_config : ConfigRecord
-        What the run asks of its clients.
-    seed : int
-        Draws the client.
+    every: Annotated[int, Field(ge=1)] = 5
+
+
+class LeakMeter(Observer):
+    """Attacks one training client, drawn by the seed, in rounds 1, 1 + every, ...
+
+    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a run that is resumed goes on with it. What
+    a client's local parameters are estimated from starts anew then, as they do themselves in simulation.
+
+    Where a model has local parameters, the client trains them each time that it is asked.
     """
 
-    def __init__(
-        self,
-        every: int,
-        strategy: HypothesisStrategy,
-        model: Model,
-        federation: Federation,
-        train_config: ConfigRecord,
-        seed: int,
-    ) -> None:
-        self.every = every
-        self.client = int(sample([seed, _SAMPLE_CONSENTING], federation.manifest.train, 1)[0])
-        self._strategy, self._model, self._federation = strategy, model, federation
-        self._config: dict[str, Any] = dict(train_config)
-        self._theft = Theft(model.local_size, spectral=True) if model.local_size else None
+    Options = LeakMeterOptions
+    options: LeakMeterOptions
 
-    def look(self, number: int, hypotheses: Arrays, grid: Grid) -> Leak | None:
-        """Attack in rounds 1, 1 + every, ...; None in others, and where the client does not release."""
-        if (number - 1) % self.every:
-            return None
-        if not self._strategy.roster(grid).simulated:
-            raise ValueError("leak-meter is for simulation; at sites with data of their own set it to 0")
-        released, _ = self._ask(number, hypotheses, grid, self._config, disclose=False)
+    def begin(self, run: Run) -> None:
+        """Draw the client, and read what an earlier part of the run found."""
+        federation = run.setup.federation
+        if federation is None or not run.strategy.fleet.roster(run.grid).simulated:
+            raise ConfigError(
+                "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+            )
+        self._federation: Federation = federation
+        self.client = int(sample([run.setup.run.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
+        factors = factors_of(run.setup.model)
+        self._estimate = Estimate(factors, spectral=True) if factors and run.strategy.hypotheses == 1 else None
+        self._section: Section | None = None
+        self.leaks: list[Leak] = []
+        if run.folder is not None:
+            done = len(run.state.history)
+            self.leaks = [leak for leak in _read(run.folder.path / _FILE) if leak.round <= done]
+
+    def before_round(self, run: Run, number: int) -> None:
+        """Attack the client, if it is time to, and if it releases."""
+        if (number - 1) % self.options.every:
+            return
+        leak = self._attack(run, number)
+        if leak is None:
+            return
+        self.leaks.append(leak)
+        if run.folder is not None:
+            lines = "".join(json.dumps(asdict(one)) + "\n" for one in self.leaks)
+            write_atomically(run.folder.path / _FILE, lines.encode())
+
+    def at_end(self, run: Run) -> None:
+        """Draw what was found."""
+        self._section = section_of(self.leaks, self.options.every, run)
+
+    def section(self) -> Section | None:
+        """Return what the attacks found, beside how good the model is and what it costs."""
+        return self._section
+
+    def _attack(self, run: Run, number: int) -> Leak | None:
+        """Attack the client in round `number`; None where it does not release, or does not say the truth."""
+        hypotheses = run.state.hypotheses
+        demand = run.strategy.demand(number, ConfigRecord(run.setup.demand(run.name)))
+        released = self._ask(run, number, hypotheses, demand)
         if released is None:
             return None
-        start = flatten(hypotheses)
-        if self._theft:
-            return self._judge_theft(number, released - start[0], start[0], grid)
+        start, release = flatten(hypotheses), released.vectors[0]
+        if self._estimate:
+            return self._stolen(run, number, hypotheses, release - start[0], demand)
         # The truth: the same training once more, without noise.
-        trained, choice = self._ask(number, hypotheses, grid, {**self._config, "noise_multiplier": 0.0}, disclose=True)
-        if trained is None:
+        truth = self._ask(run, number, hypotheses, demand | {"noise_multiplier": 0.0, "disclose_choice": True})
+        if truth is None or truth.choices is None:
             return None
-        guess = int(np.square(released - start).sum(axis=1).argmin())
-        change, update = released - start[guess], trained - start[choice]
+        guess, choice = int(np.square(release - start).sum(axis=1).argmin()), int(truth.choices[0])
+        change, update = release - start[guess], truth.vectors[0] - start[choice]
         norm = float(np.linalg.norm(update))
+        guessed = guessed_norm(change, demand["noise_multiplier"], demand["radius_mode"], demand["radius"])
         return Leak(
             number,
             self.client,
             choice=guess == choice if len(start) > 1 else None,
-            norm=abs(self._guess_norm(change, number) - norm) / norm if norm else None,
+            norm=abs(guessed - norm) / norm if norm else None,
             update=_cosine(change, update),
-            labels=self._read_labels(change, hypotheses),
+            labels=self._labels(change, hypotheses, run.setup.model),
         )
 
-    def _ask(
-        self, number: int, hypotheses: Arrays, grid: Grid, config: dict[str, Any], disclose: bool
-    ) -> tuple[Vector | None, int]:
-        releases, choices = self._strategy.probe(
-            number, to_array_record(hypotheses), config, grid, np.array([self.client]), disclose
-        )
-        if not len(releases):
-            return None, -1
-        return releases[0], int(choices[0]) if choices is not None else -1
+    def _stolen(
+        self, run: Run, number: int, hypotheses: Arrays, change: Vector, demand: Mapping[str, Any]
+    ) -> Leak | None:
+        """Add to the estimate of the client's local vector, and compare it with its own."""
+        assert self._estimate is not None
+        ((name, (items,)),) = hypotheses.items()
+        self._estimate.add(change.reshape(items.shape))
+        # The truth: from items of zeros, and without noise, each of its items moves along the client's vector
+        # by as much, towards it or away as the label says, and the vector itself does not move.
+        honest = {"local_epochs": 1, "local_steps": 0, "batch_size": 0, "message_noise": 0.0, "noise_multiplier": 0.0}
+        truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**demand, **honest})
+        if truth is None:
+            return None
+        features, labels = self._federation.client(self.client)
+        moved = truth.vectors[0].reshape(items.shape)[np.asarray(features)[:, 0].astype(np.int64)]
+        error = error_rate(self._estimate.vector, labels @ moved, items.astype(np.float64))
+        return Leak(number, self.client, predictions=1 - error)
 
-    def _guess_norm(self, change: Vector, number: int) -> float:
-        """Return the norm of the update that such a change comes from on average (Lemma 4.3)."""
-        nu, n = float(self._config["noise_multiplier"]), len(change)
-        spread = nu**2 * (n + 1) / n
-        square = float(change @ change)
-        radius = self._strategy.radius
-        if radius.mode == "public":
-            return float(np.sqrt(max(0.0, square - spread * radius.at(number) ** 2)))
-        return float(np.sqrt(square / (1 + spread)))
+    def _ask(self, run: Run, number: int, hypotheses: Arrays, demand: Mapping[str, Any]) -> Releases | None:
+        """Return what the client releases in an exchange of its own; None where it does not release."""
+        fleet, clients = run.strategy.fleet, np.array([self.client])
+        messages = fleet.ask_training(number, to_array_record(hypotheses), demand, run.grid, clients)
+        placed = fleet.roster(run.grid).place(TRAIN, clients)
+        positions = {node: np.array(positions) for node, (positions, _) in placed.items()}
+        answers = {
+            answer.node: answer.reply
+            for answer in Exchange().run(run.grid, messages, run.setup.run.round_timeout)
+            if not answer.reply.has_error() and answers_training(answer.reply.content)
+        }
+        releases = read_releases(answers, Asked(clients, positions, demand["disclose_choice"]), hypotheses)
+        return releases if len(releases.clients) else None
 
-    def _read_labels(self, change: Vector, hypotheses: Arrays) -> float | None:
+    def _labels(self, change: Vector, hypotheses: Arrays, model: Model) -> float | None:
+        """Return how the change of the last bias correlates with how often each class occurs."""
         last = list(hypotheses.values())[-1]
-        if self._model.metric.name != "accuracy" or last.ndim != 2:
+        if model.metric.name != "accuracy" or last.ndim != 2:
             return None
         classes = last.shape[1]
         counts = np.bincount(self._federation.client(self.client)[1], minlength=classes)
         bias = change[-classes:]
         return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
 
-    def _judge_theft(self, number: int, change: Vector, items: Vector, grid: Grid) -> Leak | None:
-        assert self._theft is not None
-        factors = self._model.local_size
-        self._theft.add(change.reshape(-1, factors))
-        told = local_models(grid, self._strategy.roster(grid), np.array([self.client]))
-        if self.client not in told:
-            return None
-        error = error_rate(self._theft.local_model, told[self.client], items.reshape(-1, factors))
-        return Leak(number, self.client, predictions=1 - error)
+
+def guessed_norm(change: Vector, noise_multiplier: float, mode: RadiusMode, radius: float) -> float:
+    """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
+    n = len(change)
+    spread = noise_multiplier**2 * (n + 1) / n
+    square = float(change @ change)
+    if mode is RadiusMode.PUBLIC:
+        return float(np.sqrt(max(0.0, square - spread * radius**2)))
+    return float(np.sqrt(square / (1 + spread)))
+
+
+def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
+    """Return a picture of what the attacks found, and the words for it; None where they found nothing to measure."""
+    rounds = [leak.round for leak in leaks]
+    series = {
+        label: [np.nan if (value := getattr(leak, name)) is None else float(value) for leak in leaks]
+        for name, label in _SERIES.items()
+    }
+    series = {label: values for label, values in series.items() if np.isfinite(values).any()}
+    if not series:
+        return None
+    averages = ", ".join(
+        f"{label} {figures.number(round(float(np.nanmean(values)), 3))}" for label, values in series.items()
+    )
+    setup, beside = run.setup, {}
+    metric = setup.model.metric.name
+    if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
+        scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
+        beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
+    # What a client has spent that took part in every round so far, which nobody spends more than.
+    spent = [] if setup.release.cost is None else [setup.release.spend(number) for number in rounds]
+    often = "round" if every == 1 else f"{every} rounds"
+    text = (
+        f"Every {often} the server attacked one simulated client (number {leaks[0].client}), from one release of the "
+        f"usual kind. On average: {averages}. The choice counts 1 where it was guessed right; likenesses are cosines "
+        "and correlations, 1 for the same and about 0 for nothing in common. That an attack fails does not show that "
+        "nothing leaks."
+    )
+    if spent:
+        text += f" A client that took part in all {rounds[-1]} rounds by then has spent {figures.number(spent[-1])}."
+    return Section("What the server can learn", (text,), figures.lines("leaks", text, rounds, series, beside, spent))
+
+
+def _read(file: Path) -> list[Leak]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [Leak(**json.loads(line)) for line in lines]
 
 
 def _cosine(one: Vector, other: Vector) -> float | None:

@@ -23,6 +23,7 @@ from pydantic import Field, PlainValidator
 from attacks.truth import local_parameters
 from fleet.replies import Releases
 from fleet.roster import sample
+from models.factors import Factors
 from models.model import Model
 from protocol.arrays import Arrays, flatten
 from protocol.errors import ConfigError
@@ -88,10 +89,9 @@ def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
 
 
 def factors_of(model: Model) -> int:
-    """Return k for a model that shares vectors (I, k) and has one vector (k,) local; 0 for any other."""
-    shared, local = list(model.shapes.values()), list(model.local_shapes.values())
-    fits = len(shared) == len(local) == 1 and len(shared[0]) == 2 and local[0] == shared[0][1:]
-    return local[0][0] if fits else 0
+    """Return k for a model of factors, where a client's local parameters are one vector; 0 for any other."""
+    network = model.module
+    return len(network.user) if isinstance(network, Factors) else 0
 
 
 def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
@@ -202,9 +202,7 @@ class PacAttack(Recommender, Observer):
         """Refuse models of another kind, and runs that the attack does not fit into."""
         super().check(run, model)
         if not factors_of(model):
-            raise ConfigError(
-                f"strategy {run.strategy!r} attacks one local vector, as of factors-IxK, and no {model.name!r}"
-            )
+            raise ConfigError(f"strategy {run.strategy!r} is for models factors-IxK, not {model.name!r}")
         options = self.options
         if min(options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
@@ -326,7 +324,7 @@ class PacAttack(Recommender, Observer):
         """Return the error of each victim's estimate; of none where nobody knows."""
         items = flatten(self._honest).reshape(-1, factors_of(self._model))
         truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
-        vectors = {client: next(iter(own.values())).astype(np.float64) for client, own in truth.items()}
+        vectors = {client: own["user"].astype(np.float64) for client, own in truth.items()}
         return {
             client: error_rate(estimate.vector, vectors[client], items)
             for client, estimate in self._phase.estimates.items()

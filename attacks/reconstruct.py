@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import MessageType
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
@@ -28,11 +27,12 @@ from attacks.dlg import deep_leakage
 from attacks.label import bias_label, label_given_image
 from attacks.rank_one import invert_first_layer
 from federation import Federation, Manifest, find_federation, offsets_of, open_federation, write_federation
-from models.base import Model, Parameters
+from models.model import Model, Parameters
 from protocol.arrays import Arrays
-from protocol.errors import FederationError, NotApplicableError
-from protocol.messages import ARRAYS, Demand, train_request
-from protocol.records import from_array_record, to_array_record
+from protocol.errors import ConfigError, FederationError, FleetError, ModelError, NotApplicableError
+from protocol.messages import Training, released_in, round_request
+from protocol.records import to_array_record
+from protocol.release import NoisePer
 from simulation.grid import InProcessGrid
 
 SHAPE = (28, 28)
@@ -141,10 +141,9 @@ def audit(setting: Setting) -> Audit:
 
     Raises
     ------
-    ValueError
-        When something about the setting cannot be; before any work.
-    RuntimeError
-        When the gate refuses, as it does where the environment holds a stricter policy.
+    UmbelError
+        Before any work, when something about the setting cannot be; `FleetError` when the gate
+        refuses, as it does where the environment holds a stricter policy.
     """
     demands = [_demand(setting, nu) for nu in setting.noise_multipliers]
     path = Path(setting.federation)
@@ -167,9 +166,9 @@ def audit(setting: Setting) -> Audit:
     return Audit(setting, secret, tuple(attempts))
 
 
-def _demand(setting: Setting, noise_multiplier: float) -> Demand:
+def _demand(setting: Setting, noise_multiplier: float) -> Training:
     """Return the server's demand, or raise where a number cannot be."""
-    return Demand(
+    return Training(
         round=1,
         clients=tuple(range(setting.images)),
         local_epochs=1,
@@ -177,7 +176,7 @@ def _demand(setting: Setting, noise_multiplier: float) -> Demand:
         batch_size=1,
         noise_multiplier=noise_multiplier,
         radius=_RADIUS_FLOOR,
-        noise_per="layer" if setting.per_layer else "vector",
+        noise_per=NoisePer.LAYER if setting.per_layer else NoisePer.VECTOR,
     )
 
 
@@ -197,14 +196,14 @@ def _check(setting: Setting, path: Path, federation: Federation, model: Model) -
             "ask for fewer"
         )
     if setting.restarts < 1:
-        raise ValueError(f"restarts must be at least 1, got {setting.restarts}")
+        raise ConfigError(f"restarts must be at least 1, got {setting.restarts}")
     try:
         with torch.inference_mode():
             classes = model.module(torch.zeros(1, *SHAPE)).shape[-1]
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"model {model.name!r} does not take {SHAPE} images: {error}") from None
+        raise ModelError(f"model {model.name!r} does not take {SHAPE} images: {error}") from None
     if targets.min() < 0 or targets.max() >= classes:
-        raise ValueError(
+        raise ModelError(
             f"model {model.name!r} knows the classes 0 to {classes - 1}, {path} has {targets.min()} to "
             f"{targets.max()}; name a model with as many outputs"
         )
@@ -242,18 +241,23 @@ def _write_one_image_each(folder: Path, federation: Federation, rows: NDArray[np
     write_federation(folder, manifest, features, targets, offsets_of([1] * len(rows)))
 
 
-def _probe(grid: InProcessGrid, hypothesis: Arrays, demand: Demand) -> Arrays:
+def _probe(grid: InProcessGrid, hypothesis: Arrays, demand: Training) -> Arrays:
     """Return what the clients release, each array (clients, \\*shape)."""
     sent = to_array_record({name: value[None] for name, value in hypothesis.items()})
     (node,) = grid.get_node_ids()
-    message = grid.create_message(train_request(sent, demand), MessageType.TRAIN, node, "1")
+    message = grid.create_message(round_request(sent, demand), "train", node, "1")
     (reply,) = grid.send_and_receive([message])
     if reply.has_error():
-        raise RuntimeError("the gate refused; its reason is in the log above")
-    return from_array_record(reply.content.array_records[ARRAYS])
+        raise FleetError("the gate refused; its reason is in the log above")
+    arrays, released, _ = released_in(reply.content, len(demand.clients))
+    if not released.all():
+        raise FleetError("the gate let only some clients release; a budget in the environment is too small")
+    return arrays
 
 
-def _attack(setting: Setting, model: Model, hypothesis: Arrays, releases: Arrays, demand: Demand) -> Iterator[Attempt]:
+def _attack(
+    setting: Setting, model: Model, hypothesis: Arrays, releases: Arrays, demand: Training
+) -> Iterator[Attempt]:
     """Yield the attempt of each attack on the releases of all clients."""
     start = {name: torch.from_numpy(value) for name, value in hypothesis.items()}
     gradients = [

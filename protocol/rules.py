@@ -63,6 +63,9 @@ class Settings(BaseModel):
             names the entry and the fix.
         """
         try:
+            # By the fields' own names, with underscores, they come from code alone.
+            if strange := set(entries).difference(cls.names()):
+                raise cls.error(cls._unknown(list(strange)))
             return cls(**entries)
         except cls.error as error:
             raise cls.error(f"{source}: {error}" if source else str(error)) from None
@@ -155,6 +158,8 @@ def told(fault: Any) -> str:
             return f"must be {words}"
     if fault["type"] in ("literal_error", "enum"):
         return f"must be {fault['ctx']['expected']}"
+    if fault["type"] == "finite_number":
+        return "must be a finite number"
     if fault["type"] == "value_error":
         return str(fault["ctx"]["error"])
     return str(fault["msg"])

@@ -205,7 +205,7 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
     return _svg(name, alt, draw)
 
 
-def leaks(
+def lines(
     name: str,
     alt: str,
     rounds: Sequence[int],
@@ -213,7 +213,18 @@ def leaks(
     beside: Mapping[str, tuple[Sequence[int], Sequence[float]]],
     spent: Sequence[float],
 ) -> Markup:
-    """Draw how well attacks did over rounds, and beside them how good the model is and what was spent."""
+    """Draw several numbers over rounds, for an observer's section, and beside them what else there is to compare.
+
+    Parameters
+    ----------
+    rounds : sequence of int
+    series : mapping from label to sequence of float
+        A value a round each; NaN for none. At most `STYLED` of them.
+    beside : mapping from label to (rounds, values)
+        Lines of rounds of their own.
+    spent : sequence of float
+        What a client has spent by each round that always took part; empty for no such line.
+    """
 
     def draw(axes: Axes) -> None:
         for i, (label, values) in enumerate(series.items()):
