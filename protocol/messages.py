@@ -350,7 +350,7 @@ def hosting_in(content: RecordDict) -> Hosting:
 def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.bool_], NDArray[np.int64] | None]:
     """Check who released and return the releases, a flag for each asked client, and the choices if they are told."""
     counts = record_in(content, _RELEASED, MetricRecord)
-    flags = np.asarray(counts["clients"])
+    flags = np.asarray(counts.get("clients", ()))
     if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
         raise ProtocolError("it does not say who released")
     arrays = from_array_record(record_in(content, _ARRAYS, ArrayRecord))

@@ -65,7 +65,10 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     ConfigError
         For an option that there is not, one that is missing, or a value that does not fit.
     """
-    pairs = {name.replace("-", "_"): value for name, value in parse_pairs(text, key).items()}
+    given = parse_pairs(text, key)
+    pairs = {name.replace("-", "_"): value for name, value in given.items()}
+    if len(pairs) < len(given):
+        raise ConfigError(f"{key} must give each option once, got {text!r}")
     dataclass: Any = kind
     known = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in pairs:
