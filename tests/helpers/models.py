@@ -1,0 +1,45 @@
+"""Small networks, and modules written next to a user's own code."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from torch import nn
+
+from models import LOSSES, METRICS, Loss, Model, Score
+from protocol.arrays import Arrays
+
+_numbers = itertools.count()
+
+
+def write_module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
+    """Write a module where it can be imported and return its name, a new one each time: Python remembers modules."""
+    name = f"garden_{next(_numbers)}"
+    (folder / f"{name}.py").write_text(f"import torch\nfrom torch import nn\nimport models\n{source}\n")
+    monkeypatch.syspath_prepend(folder)
+    return name
+
+
+def model_of(name: str, network: Callable[[], nn.Module], loss: Loss, metric: Score) -> Model:
+    """Return a model whose network has been built once, as it is when `models.load` checks it."""
+    model = Model(name, network, loss, metric)
+    assert isinstance(model.module, nn.Module)
+    return model
+
+
+def tiny_cnn() -> nn.Module:
+    """Return a convolution and a classifier for images of 6 x 6 and 3 classes."""
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 3))
+
+
+TINY_CNN = model_of("tiny-cnn", tiny_cnn, LOSSES["cross-entropy"], METRICS["accuracy"])
+
+
+def draw_hypotheses(model: Model, k: int, seed: int = 0) -> Arrays:
+    """Draw k hypotheses of a model."""
+    drawn = [model.initial(seed + j) for j in range(k)]
+    return {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}

@@ -1,0 +1,51 @@
+"""Named arrays become one matrix and come back, whatever their shapes; what is not finite is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from protocol.arrays import Arrays, all_finite, flatten, unflatten
+from tests.helpers.records import STACKED, assert_same_arrays, stacked
+
+
+def test_flat_rows_hold_the_arrays_one_after_the_other() -> None:
+    flat = flatten(STACKED)
+    assert flat.tolist() == [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10]]
+    assert flat.dtype == np.float64
+
+
+@given(stacked())
+def test_unflatten_undoes_flatten(arrays: Arrays) -> None:
+    assert_same_arrays(unflatten(flatten(arrays), arrays), arrays)
+
+
+@given(stacked(), st.integers(0, 3), st.integers(0, 2**32 - 1))
+def test_flatten_undoes_unflatten_whatever_the_number_of_rows(like: Arrays, more: int, seed: int) -> None:
+    n = flatten(like).shape[1]
+    matrix = np.random.default_rng(seed).standard_normal((1 + more, n)).astype(np.float32)
+    np.testing.assert_array_equal(flatten(unflatten(matrix, like)), matrix)
+
+
+def test_no_rows_are_flat_too() -> None:
+    nothing = {name: value[:0] for name, value in STACKED.items()}
+    assert flatten(nothing).shape == (0, 5)
+    assert_same_arrays(unflatten(np.zeros((0, 5)), STACKED), nothing)
+
+
+@given(hnp.arrays(np.float32, (3, 4), elements=st.floats(width=32)))
+def test_rows_are_finite_if_all_their_numbers_are(values: np.ndarray) -> None:
+    assert all_finite(values, axis=1).tolist() == np.isfinite(values).all(axis=1).tolist()
+    assert bool(all_finite(values)) == bool(np.isfinite(values).all())
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_numbers_are_finite_together(sign: int) -> None:
+    assert all_finite(np.full(10_000, sign * np.finfo(np.float32).max))
+
+
+def test_infinities_that_cancel_are_not_finite() -> None:
+    assert not all_finite(np.array([np.inf, -np.inf], np.float32))

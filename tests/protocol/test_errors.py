@@ -1,0 +1,69 @@
+"""What can go wrong is one tree, in one file, and the docstring on top of it is the tree."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+
+import pytest
+
+from protocol import errors
+from tests.helpers.sources import APP, ROOT, files
+
+CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
+PACKAGES = (*APP, "deployment", "experiments")
+
+
+def is_exception(name: str) -> bool:
+    """Say whether a class of that name is one that can be raised, as far as names tell."""
+    known = {kind.__name__ for kind in CLASSES}
+    kind = getattr(builtins, name, None)
+    built_in = inspect.isclass(kind) and issubclass(kind, BaseException)
+    return name in known or built_in or name.endswith(("Error", "Exception", "Exit"))
+
+
+def test_every_exception_of_the_app_is_in_the_tree() -> None:
+    elsewhere = {
+        f"{file.relative_to(ROOT)}: {node.name}"
+        for file in files(PACKAGES)
+        if file != ROOT / "protocol" / "errors.py"
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ClassDef)
+        and any(is_exception(ast.unparse(base).rpartition(".")[2]) for base in node.bases)
+    }
+    assert not elsewhere
+
+
+def test_the_search_above_finds_exceptions() -> None:
+    assert all(is_exception(name) for name in ("UmbelError", "Refused", "ValueError", "KeyboardInterrupt", "Exit"))
+    assert not any(is_exception(name) for name in ("Settings", "StrEnum", "Grid", "print"))
+
+
+def test_all_is_under_one_root() -> None:
+    assert all(issubclass(kind, errors.UmbelError) for kind in CLASSES)
+    assert errors.UmbelError.__bases__ == (Exception,)
+
+
+def test_the_docstring_draws_the_tree_as_it_is() -> None:
+    drawn: list[tuple[str, str]] = []
+    above = [""]
+    for line in str(errors.__doc__).splitlines():
+        if match := re.fullmatch(r" {4}([│ ]*)(?:[├└]── )?(\w+)(?: {2,}.*)?", line):
+            # Four characters a step down: "├── ", or "│   " for the branches beside it.
+            depth = (len(line) - len(line.lstrip(" │├└─")) - 4) // 4
+            above[depth + 1 :] = [match[2]]
+            drawn.append((match[2], above[depth]))
+    is_ = [(kind.__name__, kind.__base__.__name__ if kind is not errors.UmbelError else "") for kind in CLASSES]
+    assert drawn == is_
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_each_says_what_it_is_for(kind: type[Exception]) -> None:
+    line = str(kind.__doc__).splitlines()[0]
+    assert line.endswith(".")
+    if kind is not errors.UmbelError:
+        (told,) = re.findall(rf"── {kind.__name__} +(.*)", str(errors.__doc__))
+        # The first words at least, which say when it is raised.
+        assert line.lower().startswith(told.partition(";")[0].lower())

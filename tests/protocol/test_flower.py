@@ -1,0 +1,62 @@
+"""What of Flower is not public is imported in one place, and is still there."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.sources import APP, ROOT, files, imported
+
+DOOR = ROOT / "protocol" / "flower.py"
+PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
+IMPORTED = [
+    (node.module, alias.name)
+    for node in ast.walk(ast.parse(DOOR.read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.module and node.module != "__future__"
+    for alias in node.names
+]
+
+
+def private(names: set[str]) -> set[str]:
+    """Return the names that are in Flower's private packages."""
+    return {name for name in names if any(name == own or name.startswith(f"{own}.") for own in PRIVATE)}
+
+
+def test_one_file_alone_imports_what_is_not_public() -> None:
+    others = {
+        str(file.relative_to(ROOT)): found for file in files(APP) if file != DOOR and (found := private(imported(file)))
+    }
+    assert not others
+    assert private(imported(DOOR))
+
+
+@pytest.mark.parametrize(("module", "name"), IMPORTED)
+def test_what_is_imported_there_is_there(module: str, name: str) -> None:
+    assert hasattr(importlib.import_module(module), name), f"{module} has no {name}; see Flower's changes"
+
+
+def test_all_of_it_is_handed_on() -> None:
+    door = importlib.import_module("protocol.flower")
+    assert sorted(name for _, name in IMPORTED) == sorted(door.__all__)
+
+
+def test_what_the_app_reads_of_it_is_there() -> None:
+    from protocol.flower import ErrorCode, Run, SType, TaskIdentity, log
+
+    assert {ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.NODE_UNAVAILABLE} <= set(vars(ErrorCode).values())
+    assert SType.NUMPY == "numpy.ndarray"
+    assert Run.create_empty(run_id=7).run_id == 7
+    assert {"run_id", "node_id", "task_id"} <= {*dir(TaskIdentity), *dir(type(TaskIdentity))}
+    assert hasattr(TaskIdentity, "_run_id")
+    assert callable(log)
+
+
+def test_imports_are_seen_wherever_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("import os.path, a as b\nfrom c.d import e\ndef f():\n    import g\n    from . import h\n")
+    assert imported(file) == {"os.path", "a", "c.d", "c.d.e", "g", ".", "..h"}
+    file.write_text("from flwr import common\nimport flwr.supercore.run\nfrom flwr.app import Message\n")
+    assert private(imported(file)) == {"flwr.common", "flwr.supercore.run"}

@@ -1,0 +1,63 @@
+"""umbel's folder is where the user says, and a file is written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from protocol.errors import ConfigError
+from protocol.home import umbel_home as home_of
+from protocol.home import write_atomically
+
+
+def test_home_is_where_umbel_home_says(umbel_home: Path) -> None:
+    assert home_of() == umbel_home
+
+
+@pytest.mark.parametrize("unset", [True, False])
+def test_home_is_umbel_in_the_users_home_without_umbel_home(
+    unset: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if unset:
+        monkeypatch.delenv("UMBEL_HOME", raising=False)
+    else:
+        monkeypatch.setenv("UMBEL_HOME", "")
+    assert home_of() == tmp_path / "umbel"
+
+
+def test_a_tilde_in_umbel_home_is_the_users_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("UMBEL_HOME", "~/flowers")
+    assert home_of() == tmp_path / "flowers"
+
+
+def test_a_relative_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would mean another folder in every process."""
+    monkeypatch.setenv("UMBEL_HOME", "flowers")
+    with pytest.raises(ConfigError, match="UMBEL_HOME must be an absolute path, got 'flowers'"):
+        home_of()
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for content in (b"one", b"another", b""):
+        write_atomically(file, content)
+        assert file.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [file], "no scratch file stays behind"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(b"old")
+
+    def full(_: int) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_atomically(file, b"new")
+    assert file.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [file]

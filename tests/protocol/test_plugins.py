@@ -1,0 +1,146 @@
+"""Code of one's own is found by its name, and its options are read as it declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+from pydantic import Field
+
+from protocol.errors import ConfigError
+from protocol.messages import Training
+from protocol.plugins import import_by_name, parse_options, parse_pairs
+
+# --- by name
+
+
+def test_an_object_is_found_by_its_name() -> None:
+    assert import_by_name("protocol.messages:Training") is Training
+    assert import_by_name("os.path:join").__name__ == "join"
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("garden.roses:Factory", "cannot import 'garden.roses' of 'garden.roses:Factory': No module named 'garden'"),
+        ("os.roses:Factory", "cannot import 'os.roses' of 'os.roses:Factory': No module named 'os.roses'"),
+        ("protocol:Roses", r"'protocol' has no 'Roses' \(asked for 'protocol:Roses'\)"),
+        ("protocol:", r"'protocol' has no '' \(asked for 'protocol:'\)"),
+        ("protocol", r"'protocol' has no '' \(asked for 'protocol'\)"),
+    ],
+)
+def test_the_missing_half_of_a_name_is_told(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        import_by_name(name)
+
+
+@pytest.mark.parametrize("name", [":Factory", ".roses:Factory", ""])
+def test_a_name_without_a_module_is_told(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"cannot import '.*' of '{name}'"):
+        import_by_name(name)
+
+
+# --- pairs
+
+
+def test_pairs_are_read_in_order() -> None:
+    assert parse_pairs("  b=1   a=x=y\tc= ", "key") == {"b": "1", "a": "x=y", "c": ""}
+    assert parse_pairs("", "key") == {}
+
+
+@pytest.mark.parametrize("text", ["a", "=1", "a=1 b", "a=1 a=2", "a = 1"])
+def test_what_is_no_pair_is_told_with_its_key(text: str) -> None:
+    with pytest.raises(ConfigError, match=f'^strategy-options must be "name=value name=value".*, got {text!r}$'):
+        parse_pairs(text, "strategy-options")
+
+
+# --- options
+
+
+class Colour(StrEnum):
+    RED = "red"
+    WHITE = "white"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a rose of one's own declares."""
+
+    petals: Annotated[int, Field(ge=5, lt=100)] = 5
+    max_height: float = Field(1.5, gt=0)
+    thorns: bool = True
+    name: str = ""
+    colour: Colour = Colour.RED
+    kind: Literal["tea", "wild"] = "tea"
+    path: Path = Path("/garden")
+
+
+@dataclass
+class Required:
+    petals: int
+    scent: list[float] = field(default_factory=list)
+
+
+@dataclass
+class Nothing:
+    pass
+
+
+def test_without_text_options_are_their_defaults() -> None:
+    assert parse_options(Options, "", "key") == Options(max_height=1.5)
+    assert parse_options(Nothing, "", "key") == Nothing()
+
+
+def test_values_are_read_as_the_type_of_their_field() -> None:
+    text = "petals=7 max-height=2 thorns=false name=May colour=white kind=wild path=/x/y"
+    read = parse_options(Options, text, "key")
+    assert read == Options(7, 2.0, False, "May", Colour.WHITE, "wild", Path("/x/y"))
+    assert (type(read.max_height), type(read.colour)) == (float, Colour)
+
+
+def test_a_name_may_be_written_with_hyphens_or_as_the_field() -> None:
+    for name in ("max-height", "max_height"):
+        assert parse_options(Options, f"{name}=3", "key").max_height == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("petals=4", "petals must be at least 5, got '4'"),
+        ("petals=100", "petals must be below 100, got '100'"),
+        ("max-height=0", "max_height must be above 0, got '0'"),
+        ("petals=five", "petals must be a whole number, got 'five'"),
+        ("petals=5.5", "petals must be a whole number, got '5.5'"),
+        ("petals=", "petals must be a whole number, got ''"),
+        ("max-height=tall", "max_height must be a number, got 'tall'"),
+        ("thorns=some", "thorns must be true or false, got 'some'"),
+        ("colour=blue", "colour .*'red' or 'white', got 'blue'"),
+        ("kind=climbing", "kind .*'tea' or 'wild', got 'climbing'"),
+        ("petal=7", "there is no option petal; did you mean petals?"),
+        ("max-heigth=7", "there is no option max_heigth; did you mean max_height?"),
+        ("zzz=7", "there is no option zzz; there are petals, max_height, thorns, name, colour, kind, path"),
+    ],
+)
+def test_an_option_that_cannot_be_used_is_named(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^strategy-options: {reason}"):
+        parse_options(Options, text, "strategy-options")
+
+
+def test_an_option_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^strategy-options lacks petals$"):
+        parse_options(Required, "", "strategy-options")
+    assert parse_options(Required, "petals=3", "strategy-options").petals == 3
+
+
+def test_who_has_no_options_says_so() -> None:
+    with pytest.raises(ConfigError, match="there is no option petals; there are none"):
+        parse_options(Nothing, "petals=3", "strategy-options")
+
+
+@pytest.mark.parametrize("text", ["petals=6 petals=7", "max-height=1 max_height=2"])
+def test_an_option_is_given_once(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"each (name|option) once"):
+        parse_options(Options, text, "strategy-options")

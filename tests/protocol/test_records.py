@@ -1,0 +1,89 @@
+"""Arrays arrive as they were sent, in Flower's own format, and bytes that are no array are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+
+from protocol.arrays import Arrays
+from protocol.errors import ProtocolError
+from protocol.records import from_array_record, record_in, to_array_record
+from tests.helpers.records import assert_same_arrays, over_the_wire, stacked
+
+
+@given(stacked(smallest=0))
+def test_arrays_arrive_as_they_were_sent(arrays: Arrays) -> None:
+    arrived = over_the_wire(RecordDict({"arrays": to_array_record(arrays)}))
+    assert_same_arrays(from_array_record(record_in(arrived, "arrays", ArrayRecord)), arrays)
+
+
+def test_a_view_is_sent_as_the_numbers_it_shows() -> None:
+    transposed = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    assert_same_arrays(from_array_record(to_array_record({"a": transposed})), {"a": transposed})
+
+
+def test_no_arrays_are_an_empty_record() -> None:
+    assert to_array_record({}) == ArrayRecord()
+
+
+@pytest.mark.parametrize(
+    "value", [np.float32(3), np.zeros((0, 3), np.float32), np.arange(6, dtype=np.int64).reshape(2, 3)]
+)
+def test_arrays_are_encoded_as_flower_does(value: Any) -> None:
+    record = to_array_record({"w": np.asarray(value)})
+    assert record["w"] == Array(np.asarray(value))
+    np.testing.assert_array_equal(from_array_record(record)["w"], record["w"].numpy())
+
+
+def test_an_array_in_fortran_order_is_read_as_it_was_written() -> None:
+    value = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(from_array_record(ArrayRecord({"w": Array(value)}))["w"], value)
+
+
+def test_what_came_in_a_message_cannot_be_written_to() -> None:
+    read = from_array_record(to_array_record({"w": np.zeros(2, np.float32)}))["w"]
+    with pytest.raises(ValueError, match="read-only"):
+        read[0] = 1
+
+
+def _npy(header: str, data: bytes = b"", version: bytes = b"\x01\x00") -> bytes:
+    text = header.encode() + b"\n"
+    return b"\x93NUMPY" + version + len(text).to_bytes(2, "little") + text + data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x93NUMPY",
+        b"not an array at all",
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (4,)}", b"\0" * 8),
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}", b"\0" * 8),
+        _npy("{'descr': '|O', 'fortran_order': False, 'shape': (1,)}", b"\0" * 8),
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)", b"\0" * 8),
+        _npy("{'descr': '<f4', 'fortran_order': False, 'shape': (2,)}", b"\0" * 8, b"\x09\x00"),
+        _npy("{'descr': '<f4', 'shape': (2,)}", b"\0" * 8),
+    ],
+)
+def test_bytes_that_are_no_array_are_a_protocol_error(data: bytes) -> None:
+    record = ArrayRecord({"w": Array("float32", (2,), "numpy.ndarray", data)})
+    with pytest.raises(ProtocolError, match="'w' cannot be read"):
+        from_array_record(record)
+
+
+def test_another_format_of_arrays_is_a_protocol_error() -> None:
+    good = Array(np.zeros(2, np.float32))
+    with pytest.raises(ProtocolError, match="format"):
+        from_array_record(ArrayRecord({"w": Array(good.dtype, good.shape, "safetensors", good.data)}))
+
+
+def test_a_record_is_found_by_name_and_kind() -> None:
+    content = RecordDict({"a": ConfigRecord({"x": 1}), "b": MetricRecord({"y": 2})})
+    assert record_in(content, "a", ConfigRecord)["x"] == 1
+    for name, kind in (("a", MetricRecord), ("b", ConfigRecord), ("c", ArrayRecord)):
+        with pytest.raises(ProtocolError, match=f"there is no {kind.__name__} '{name}'"):
+            record_in(content, name, kind)

@@ -1,0 +1,87 @@
+"""What a release costs is exact, and the radius of a round follows its schedule."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release
+
+
+def release(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE) -> Release:
+    """Return a release of n numbers."""
+    return Release(Kind.TRAIN, n, noise_multiplier, mode)
+
+
+# --- cost
+
+
+def test_the_hospital_network_costs_eleven_thirds() -> None:
+    assert release(11, 3.0).cost == Fraction(11, 3)
+
+
+def test_the_cost_is_that_of_the_number_asked_for_and_not_of_its_decimals() -> None:
+    # 0.1 as a float is a little more than a tenth, so two parameters cost a little less than 20.
+    cost = release(2, 0.1).cost
+    assert cost is not None
+    assert cost * Fraction(0.1) == 2
+    assert cost < 20
+
+
+@given(st.integers(1, 10**7), st.floats(0, exclude_min=True, allow_infinity=False))
+def test_costs_add_up_without_rounding(n: int, noise_multiplier: float) -> None:
+    cost = release(n, noise_multiplier).cost
+    assert isinstance(cost, Fraction)
+    assert cost * 1000 * Fraction(noise_multiplier) == 1000 * n
+
+
+def test_a_release_without_noise_has_no_bound() -> None:
+    assert release(11, 0.0).cost is None
+    assert release(11, 0.0).spend(1) == math.inf
+    assert release(11, 0.0).spend(0) == 0
+
+
+def test_several_releases_are_spent_together() -> None:
+    assert release(11, 3.0).spend(3) == 11
+    assert release(11, 3.0).spend(0) == 0
+
+
+@pytest.mark.parametrize("mode", RadiusMode)
+def test_what_a_release_costs_does_not_hang_on_its_radius(mode: RadiusMode) -> None:
+    assert Release(Kind.REPORT, 2, 4.0, mode, 7.0).cost == release(2, 4.0).cost == Fraction(1, 2)
+
+
+def test_only_noise_within_a_public_radius_is_a_guarantee() -> None:
+    assert release(11, 3.0, RadiusMode.PUBLIC).formal
+    assert not release(11, 0.0, RadiusMode.PUBLIC).formal
+    assert not release(11, 3.0, RadiusMode.UPDATE).formal
+
+
+def test_equal_releases_are_one_key() -> None:
+    assert {release(11, 3.0): 2}[release(11, 3.0)] == 2
+
+
+# --- words
+
+
+def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
+    assert [*RadiusMode] == ["update", "public"]
+    assert [*Kind] == ["train", "report"]
+    assert [*NoisePer] == ["vector", "layer", "row"]
+
+
+# --- schedule
+
+
+def test_a_public_radius_shrinks_by_its_factor_down_to_the_floor() -> None:
+    schedule = RadiusSchedule(RadiusMode.PUBLIC, floor=0.3, start=2.0, decay=0.5)
+    assert [schedule.at(round) for round in (1, 2, 3, 4, 5)] == [2, 1, 0.5, 0.3, 0.3]
+
+
+def test_the_radius_of_an_update_is_its_floor_in_every_round() -> None:
+    schedule = RadiusSchedule(RadiusMode.UPDATE, floor=0.3, start=2.0, decay=0.5)
+    assert [schedule.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3]
