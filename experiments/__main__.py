@@ -14,7 +14,7 @@ from experiments.runs import LOCAL_ONLY, Spec
 from experiments.sweep import Result, sweep
 from experiments.tables import good
 from federation import find_federation
-from protocol.errors import ConfigError, FederationError, SweepError
+from protocol.cli import errors_in_one_line
 from protocol.home import umbel_home
 
 # Without locals: they hold clients' data.
@@ -88,12 +88,10 @@ def _folder(out: Path | None, name: str, quick: bool) -> Path:
 
 def _run(folder: Path, specs: Any, tables: Any) -> None:
     try:
-        results: list[Result] = sweep(_checked(specs()), folder)
-        if trained := [result for result in good(results) if result.spec.config["strategy"] != LOCAL_ONLY]:
-            tables(results, folder)
-    except (ConfigError, FederationError, SweepError, OSError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+        with errors_in_one_line():
+            results: list[Result] = sweep(_checked(specs()), folder)
+            if trained := [result for result in good(results) if result.spec.config["strategy"] != LOCAL_ONLY]:
+                tables(results, folder)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
         raise typer.Exit(130) from None

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments.figures import COLOURS, MARKERS, figure
-from experiments.runs import LOCAL_ONLY, Spec, run_config
+from experiments.runs import LOCAL_ONLY, Spec
 from experiments.sweep import Result
 from experiments.tables import Section, Value, alone, average, good, plus_minus, what_a_client_gets, write
+from simulation.in_process import run_config
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")

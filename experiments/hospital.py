@@ -11,10 +11,11 @@ import numpy as np
 import pandas as pd
 
 from experiments.figures import COLOURS, MARKERS, figure
-from experiments.runs import LOCAL_ONLY, Spec, run_config
+from experiments.runs import LOCAL_ONLY, Spec
 from experiments.sweep import Result
 from experiments.tables import Section, Value, alone, average, difference, good, plus_minus, what_a_client_gets, write
 from federation import find_federation, open_federation
+from simulation.in_process import run_config
 
 HYPOTHESES = (1, 3, 5, 7)
 MULTIPLIERS = (0.0, 0.1, 1.0, 2.0, 3.0, 5.0)

@@ -1,8 +1,8 @@
 """PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does.
 
-A trial is a client with N labelled items of I, whose local model u and whose item vectors are drawn
-from N(0, I), as in nobody's data: the theorems hold for any. All trials of a table go through
-CLIENTUPDATE together, and the server's estimate is that of strategy ``pac-attack``.
+A trial is a client with N labelled items of I, whose local parameters u and whose item vectors are drawn
+from N(0, I), as in nobody's data: the theorems hold for any. All trials of a table train together, as the
+clients of a cohort do, and the server's estimate is that of `attacks.pac_attack`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ from numpy.typing import NDArray
 from rich.progress import track
 
 import models
-from attacks.pac_attack import Theft, checkpoint, theorem_1
+from attacks.pac_attack import Estimate, checkpoint, theorem_1
 from client.cohort import Cohort, LocalUpdate
-from client.personal import noisy_messages, train
+from client.learner import learner_for
+from client.noisy_messages import noisy_messages
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.sweep import PACKAGES
 from experiments.tables import Section, Value, write_page
-from models.factors import SLOPES
+from models.losses import SLOPES
 from privacy.laplace import sanitise
+from protocol.release import RadiusMode
 from server.run_folder import versions
 
 ITEMS, FACTORS, LABELLED, BATCH, STEP = 500, 8, 40, 10, 0.1
@@ -36,10 +38,10 @@ DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
 RATES = (0.1, 0.3, 0.4, 0.45)
 SIGMAS = (0.02, 0.05)
 MULTIPLIERS = (1.0, 3.0, 5.0)
-MOST, _MOST_SPECTRAL = 3072, 256
-"""Interactions after which an attack is given up."""
+MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256
+"""After which an attack is given up."""
 
-# Of clients whose local models are fitted, for so many epochs, before they are attacked.
+# Of clients whose local parameters are fitted, for so many epochs, before they are attacked.
 _RATE, _EPOCHS = 0.3, 50
 # Interactions for Proposition 1.
 _ASKED = 16
@@ -48,7 +50,7 @@ _FLOOR = 1e-9
 SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
 
 # Draws for different purposes.
-_PEOPLE, _BATCHES, _NOISE = range(3)
+_CLIENTS, _BATCHES, _NOISE = range(3)
 Matrix = NDArray[np.float64]
 
 
@@ -60,21 +62,22 @@ class Trials:
     ----------
     items : ndarray, shape (I, k)
         The honest item vectors.
-    users : ndarray, shape (trials, k)
+    local : ndarray, shape (trials, k)
+        Their local parameters.
     cohort : Cohort
         Each client's N labelled items and labels, of which a share p is positive.
     """
 
     items: NDArray[np.float32]
-    users: NDArray[np.float32]
+    local: NDArray[np.float32]
     cohort: Cohort
 
     @classmethod
     def draw(cls, count: int, p: float, seed: int) -> Trials:
         """Draw clients, each of whom likes what a taste of its own likes, by the sign of a linear score."""
-        rng = np.random.default_rng([seed, _PEOPLE])
+        rng = np.random.default_rng([seed, _CLIENTS])
         items = rng.standard_normal((ITEMS, FACTORS)).astype(np.float32)
-        users = rng.standard_normal((count, FACTORS)).astype(np.float32)
+        local = rng.standard_normal((count, FACTORS)).astype(np.float32)
         scores = rng.standard_normal((count, FACTORS)) @ items.T
         liked = round(p * LABELLED)
         labelled = np.empty((count, LABELLED), np.int64)
@@ -87,36 +90,38 @@ class Trials:
             torch.from_numpy(labels),
             np.full(count, LABELLED, np.int64),
         )
-        return cls(items, users, cohort)
+        return cls(items, local, cohort)
 
     def narrowed(self) -> Trials:
         """Return the same clients with their own items alone, numbered alike.
 
         Where zeros are sent, all other items come back as zeros.
         """
-        numbers = torch.arange(LABELLED, dtype=torch.float32).repeat(len(self.users))[:, None]
-        return Trials(self.items[:LABELLED], self.users, Cohort(numbers, self.cohort.targets, self.cohort.lengths))
+        numbers = torch.arange(LABELLED, dtype=torch.float32).repeat(len(self.local))[:, None]
+        return Trials(self.items[:LABELLED], self.local, Cohort(numbers, self.cohort.targets, self.cohort.lengths))
 
-    def errors(self, thefts: Sequence[Theft], users: NDArray[np.float32]) -> Matrix:
-        """Return for each client the share of items on which the stolen local model errs (Definition 1)."""
-        stolen = np.stack([theft.local_model for theft in thefts])
-        wrong = np.sign(stolen @ self.items.T) != np.sign(users @ self.items.T)
+    def errors(self, estimates: Sequence[Estimate], local: NDArray[np.float32]) -> Matrix:
+        """Return for each client the share of items on which the server's estimate errs (Definition 1)."""
+        wrong = np.sign(_vectors(estimates) @ self.items.T) != np.sign(local @ self.items.T)
         return np.asarray(wrong.mean(axis=1), np.float64)
 
 
-def interactions(trials: Trials, update: LocalUpdate, zero: bool, seed: int) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield without end what clients send (m, I, k), less what was sent, and their local models (m, k)."""
-    model = models.load(f"factors-{len(trials.items)}x{FACTORS}", LOSS)
-    sent = np.zeros_like(trials.items) if zero else trials.items
-    users = trials.users
-    generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(users))]
+def interactions(
+    clients: Trials, update: LocalUpdate, zero: bool, seed: int
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield without end the items that clients trained (m, I, k), those they were sent, and their vectors (m, k)."""
+    learner = learner_for(models.load(f"factors-{len(clients.items)}x{FACTORS}", LOSS), "cpu")
+    sent = np.zeros_like(clients.items) if zero else clients.items
+    local, nobody = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
+    generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(nobody))]
     while True:
-        trained, users = train(model, sent, users, trials.cohort, update, generators)
-        yield trained, sent, users
+        trained, local = learner.train({"items": sent[None]}, nobody, clients.cohort, update, generators, local)
+        yield trained["items"], sent, local["user"]
 
 
 def tables(trials: int, seed: int, folder: Path) -> None:
-    """Write all tables and the figure."""
+    """Write all tables and the figure; one thread computes."""
+    torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
     parts = [
         _theorem_1(trials, seed),
@@ -135,19 +140,19 @@ Part = tuple[Section, list[dict[str, Value]]]
 
 
 def _theorem_1(trials: int, seed: int) -> Part:
-    """Without noise a theft fails only if most labels of all minibatches were positive."""
+    """Without noise an attack fails only if most labels of all minibatches were positive."""
     rows: list[dict[str, Value]] = []
     for p in track(RATES, "Theorem 1", transient=True):
         bound = theorem_1(p, BATCH, DELTA)
         assert bound is not None
-        people = Trials.draw(trials, p, seed)
-        narrow = people.narrowed()
-        thefts = [Theft(FACTORS, spectral=False) for _ in range(trials)]
+        clients = Trials.draw(trials, p, seed)
+        narrow = clients.narrowed()
+        estimates = [Estimate(FACTORS, spectral=False) for _ in range(trials)]
         failures: list[float] = []
-        for t, (trained, _, users) in enumerate(interactions(narrow, LocalUpdate(0, STEP, BATCH, 1), True, seed), 1):
-            for theft, update in zip(thefts, trained, strict=True):
-                theft.add(update)
-            failures.append(float((people.errors(thefts, users) > 0).mean()))
+        for t, (trained, _, local) in enumerate(interactions(narrow, LocalUpdate(0, STEP, BATCH, 1), True, seed), 1):
+            for estimate, update in zip(estimates, trained, strict=True):
+                estimate.add(update)
+            failures.append(float((clients.errors(estimates, local) > 0).mean()))
             if t == bound:
                 break
         rows.append(
@@ -170,9 +175,9 @@ def _noisy(trials: int, seed: int, theorem: int) -> Part:
     rows: list[dict[str, Value]] = []
     for p in track(RATES[:2], f"Theorem {theorem}", transient=True):
         for sigma in SIGMAS:
-            people = Trials.draw(trials, p, seed)
-            bounds = (_theorem_2 if theorem == 2 else _theorem_3)(people, p, sigma)
-            errors = _noisy_errors(people, update, sigma, bounds, seed)
+            clients = Trials.draw(trials, p, seed)
+            bounds = (_theorem_2 if theorem == 2 else _theorem_3)(clients, p, sigma)
+            errors = _noisy_errors(clients, update, sigma, bounds, seed)
             rows.append(
                 {"table": f"theorem {theorem}", "p": p, "sigma": sigma, "bound": float(np.median(bounds)),
                  "trials": trials, "failures": float((errors.at_bound > EPSILON).mean()),
@@ -202,23 +207,24 @@ class _NoisyErrors:
 
 
 def _noisy_errors(
-    people: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
+    clients: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
 ) -> _NoisyErrors:
     """Attack each client until its own bound, and see how it stood on the way."""
     count = len(bounds)
-    narrow = people.narrowed()
-    thefts = [Theft(FACTORS, spectral=False) for _ in range(count)]
-    noise = np.random.default_rng([seed, _NOISE])
+    narrow = clients.narrowed()
+    estimates = [Estimate(FACTORS, spectral=False) for _ in range(count)]
+    noise, nobody = np.random.default_rng([seed, _NOISE]), np.zeros(count, np.int64)
     at_bound = np.full(count, np.nan)
     times: list[int] = []
     failures: list[float] = []
-    for t, (trained, sent, users) in enumerate(interactions(narrow, update, True, seed), 1):
-        messages = noisy_messages(trained, sent, sigma, [noise] * count, everywhere=False)
-        for theft, message in zip(thefts, messages, strict=True):
-            theft.add(message)
+    for t, (trained, sent, local) in enumerate(interactions(narrow, update, True, seed), 1):
+        sources = [noise] * count
+        messages = noisy_messages({"items": trained}, {"items": sent[None]}, nobody, sigma, sources, everywhere=False)
+        for estimate, message in zip(estimates, messages["items"], strict=True):
+            estimate.add(message)
         due = bounds == t
         if due.any() or checkpoint(t):
-            errors = people.errors(thefts, users)
+            errors = clients.errors(estimates, local)
             at_bound[due] = errors[due]
             if checkpoint(t):
                 times.append(t)
@@ -228,9 +234,9 @@ def _noisy_errors(
     return _NoisyErrors(at_bound, times[_suffices(failures) - 1])
 
 
-def _theorem_2(people: Trials, p: float, sigma: float) -> NDArray[np.int64]:
+def _theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     """Return each client's bound on T, least over beta (Theorem 2)."""
-    longest, tau = _geometry(people)
+    longest, tau = _geometry(clients)
     beta = np.linspace(0, 1 - 2 * p, 1002)[1:-1, None]
     first = 2 * math.log(2 / DELTA) / (BATCH * (1 - 2 * p - beta) ** 2)
     second = 2 * (sigma * longest) ** 2 * math.log(4 * ITEMS / DELTA) / (BATCH * (STEP * beta * SLOPE * tau) ** 2)
@@ -238,9 +244,9 @@ def _theorem_2(people: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     return least
 
 
-def _theorem_3(people: Trials, p: float, sigma: float) -> NDArray[np.int64]:
+def _theorem_3(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     """Return each client's bound on T (Theorem 3, Eq. 4)."""
-    longest, tau = _geometry(people)
+    longest, tau = _geometry(clients)
     signal = STEP * (1 - 2 * p) * SLOPE * tau
     bound: NDArray[np.int64] = np.ceil(
         2 * (sigma * longest) ** 2 * math.log(2 * ITEMS / DELTA) / (LABELLED * signal**2)
@@ -248,31 +254,31 @@ def _theorem_3(people: Trials, p: float, sigma: float) -> NDArray[np.int64]:
     return np.maximum(bound, 1)
 
 
-def _geometry(people: Trials) -> tuple[float, Matrix]:
+def _geometry(clients: Trials) -> tuple[float, Matrix]:
     """Return M, the largest norm of an item, and tau_c(epsilon) of each client, an order statistic."""
-    scores = np.sort(np.abs(people.users @ people.items.T), axis=1)
+    scores = np.sort(np.abs(clients.local @ clients.items.T), axis=1)
     # The largest tau below which lie at most a share epsilon of the items.
-    return float(np.linalg.norm(people.items, axis=1).max()), scores[:, int(EPSILON * ITEMS)]
+    return float(np.linalg.norm(clients.items, axis=1).max()), scores[:, int(EPSILON * ITEMS)]
 
 
 def _laplace(trials: int, seed: int, folder: Path) -> Part:
     """Return what the Laplace release costs an attacker, by attack, way of noise and nu."""
-    people = _fitted(trials, seed)
+    clients = _fitted(trials, seed)
     cells = [(zero, unit, nu) for zero in (True, False) for unit in ("row", "vector") for nu in MULTIPLIERS]
     rows: list[dict[str, Value]] = []
     for zero, unit, nu in track(cells, "Laplace release", transient=True):
-        found = _laplace_cell(people, zero, unit, nu, seed)
+        found = _laplace_cell(clients, zero, unit, nu, seed)
         rows.append(
             {"table": "laplace", "attack": "zero" if zero else "spectral", "noise_per": unit, "nu": nu,
              "trials": trials, **found}
         )  # fmt: skip
     text = (
-        f"The gate's Laplace release instead, p = {_RATE:g}, B = {BATCH}: interactions until half of the local models, "
-        f"and until 9 of 10, are stolen but for {ERROR:.0%} of what they predict. Noise per row is each item's own, "
-        "within the norm of its own change; noise per vector is within the norm of the whole update. A participation "
-        f"costs n/ν, with n = {ITEMS * FACTORS:,}. The spectral attack sends honest items, from which clients go on "
-        "learning: their local models move on while it averages, so that more than some dozens of interactions make it "
-        "worse."
+        f"The gate's Laplace release instead, p = {_RATE:g}, B = {BATCH}: interactions until half of the clients' "
+        f"vectors, and until 9 of 10, are stolen but for {ERROR:.0%} of what they predict. Noise per row is each "
+        "item's own, within the norm of its own change; noise per vector is within the norm of the whole update. A "
+        f"participation costs n/ν, with n = {ITEMS * FACTORS:,}. The spectral attack sends honest items, from which "
+        "clients go on learning: their vectors move on while it averages, so that more than some dozens of "
+        "interactions make it worse."
     )
     columns = ("attack", "noise per", "ν", "T, half", "T, 9 of 10", "T/ν², half", "lowest median error")
     lines = [
@@ -291,27 +297,27 @@ def _or_never(value: Value) -> str:
     return f"{value:,}" if isinstance(value, int) else "never"
 
 
-def _laplace_cell(people: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
+def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
     """Attack until 9 of 10 are stolen, or it makes no sense to go on."""
-    trials = len(people.users)
+    trials = len(clients.local)
     # With noise on an item's own change alone, items that nobody changed come back as they were.
-    narrow = people.narrowed() if zero and unit == "row" else people
-    thefts = [Theft(FACTORS, spectral=not zero) for _ in range(trials)]
+    narrow = clients.narrowed() if zero and unit == "row" else clients
+    estimates = [Estimate(FACTORS, spectral=not zero) for _ in range(trials)]
     noise = np.random.default_rng([seed, _NOISE])
     found: dict[str, Value] = {"half": None, "most": None, "lowest": math.inf, "lowest_at": 0}
     steps = interactions(narrow, LocalUpdate(0, STEP, BATCH, 1), zero, seed)
-    for t, (trained, sent, users) in enumerate(steps, 1):
+    for t, (trained, sent, local) in enumerate(steps, 1):
         updates = trained - sent
         if unit == "row":
             released = _rows(updates, nu, noise)
         else:
-            flat = updates.reshape(trials, -1)
-            released = sanitise(flat, nu, _FLOOR, "update", [noise] * trials).reshape(updates.shape)
-        for theft, release in zip(thefts, released, strict=True):
-            theft.add(release)
+            flat = updates.reshape(trials, -1).astype(np.float64)
+            released = sanitise(flat, nu, _FLOOR, RadiusMode.UPDATE, [noise] * trials).reshape(updates.shape)
+        for estimate, release in zip(estimates, released, strict=True):
+            estimate.add(release)
         if not checkpoint(t):
             continue
-        errors = people.errors(thefts, users)
+        errors = clients.errors(estimates, local)
         median = float(np.median(errors))
         if median < float(found["lowest"] or 0):
             found |= {"lowest": median, "lowest_at": t}
@@ -320,59 +326,59 @@ def _laplace_cell(people: Trials, zero: bool, unit: str, nu: float, seed: int) -
         if found["most"] is None and (errors > ERROR).mean() <= DELTA:
             found["most"] = t
             return found
-        if t >= (MOST if zero else _MOST_SPECTRAL):
+        if t >= (MAX_INTERACTIONS if zero else _MAX_SPECTRAL):
             return found
     raise AssertionError("interactions never end")
 
 
 def _fitted(trials: int, seed: int) -> Trials:
-    """Return clients whose local models have learnt from honest items."""
-    people = Trials.draw(trials, _RATE, seed)
-    # An epoch an interaction: within one, items move as well, and a local model fits those.
-    honest = interactions(people, LocalUpdate(1, STEP, BATCH), False, seed)
-    *_, (_, _, users) = islice(honest, _EPOCHS)
-    return Trials(people.items, users, people.cohort)
+    """Return clients whose local parameters have learnt from honest items."""
+    clients = Trials.draw(trials, _RATE, seed)
+    # An epoch an interaction: within one, items move as well, and a client's vector fits those.
+    honest = interactions(clients, LocalUpdate(1, STEP, BATCH), False, seed)
+    *_, (_, _, local) = islice(honest, _EPOCHS)
+    return Trials(clients.items, local, clients.cohort)
 
 
-def _rows(updates: Matrix, nu: float, noise: np.random.Generator) -> Matrix:
+def _rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
     """Sanitise each changed item by itself; the others stay as they are."""
     rows = updates.reshape(-1, FACTORS).astype(np.float64)
     changed = rows.any(axis=1)
-    rows[changed] = sanitise(rows[changed], nu, _FLOOR, "update", [noise] * int(changed.sum()))
+    rows[changed] = sanitise(rows[changed], nu, _FLOOR, RadiusMode.UPDATE, [noise] * int(changed.sum()))
     return rows.reshape(updates.shape)
 
 
 def _proposition_1(trials: int, seed: int) -> Part:
-    """What the theft of a local model that fits its labels tells about the labels."""
-    people = _fitted(trials, seed)
-    users = people.users
-    labelled = people.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
-    labels = people.cohort.targets.numpy().reshape(trials, LABELLED)
+    """What a stolen vector, that fits its client's labels, tells about the labels."""
+    clients = _fitted(trials, seed)
+    local = clients.local
+    labelled = clients.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
+    labels = clients.cohort.targets.numpy().reshape(trials, LABELLED)
 
-    def wrong(models: NDArray[Any], truth: NDArray[Any]) -> Matrix:
-        scores = np.einsum("cnk,ck->cn", people.items[labelled], models)
+    def wrong(vectors: NDArray[Any], truth: NDArray[Any]) -> Matrix:
+        scores = np.einsum("cnk,ck->cn", clients.items[labelled], vectors)
         return np.asarray((np.sign(scores) != truth).mean(axis=1))
 
-    own = np.sign(np.einsum("cnk,ck->cn", people.items[labelled], users))
+    own = np.sign(np.einsum("cnk,ck->cn", clients.items[labelled], local))
     rows: list[dict[str, Value]] = []
     noise = np.random.default_rng([seed, _NOISE])
     for nu in (0.0, *MULTIPLIERS):
-        thefts = [Theft(FACTORS, spectral=False) for _ in range(trials)]
-        steps = interactions(people.narrowed(), LocalUpdate(0, STEP, BATCH, 1), True, seed)
+        estimates = [Estimate(FACTORS, spectral=False) for _ in range(trials)]
+        steps = interactions(clients.narrowed(), LocalUpdate(0, STEP, BATCH, 1), True, seed)
         for _, (trained, _, _) in zip(range(_ASKED), steps, strict=False):
-            for theft, update in zip(thefts, _rows(trained, nu, noise) if nu else trained, strict=True):
-                theft.add(update)
-        stolen = np.stack([theft.local_model for theft in thefts])
-        eta, epsilon, error = wrong(users, labels), wrong(stolen, own), wrong(stolen, labels)
+            for estimate, update in zip(estimates, _rows(trained, nu, noise) if nu else trained, strict=True):
+                estimate.add(update)
+        found = _vectors(estimates)
+        eta, epsilon, error = wrong(local, labels), wrong(found, own), wrong(found, labels)
         rows.append(
             {"table": "proposition 1", "nu": nu, "trials": trials, "eta": float(eta.mean()),
              "epsilon": float(epsilon.mean()), "error": float(error.mean()),
              "holds": float((error <= epsilon + eta + 1e-12).mean())}
         )  # fmt: skip
     text = (
-        f"Clients whose local model was fitted to their {LABELLED} labels, p = {_RATE:g}, {_ASKED} interactions of the "
-        "zeroing attack with noise per row: eta is the share of their labels that their own model gets wrong, epsilon "
-        "the share on which the stolen model differs from it, error the share of labels that the server gets wrong; "
+        f"Clients whose vector was fitted to their {LABELLED} labels, p = {_RATE:g}, {_ASKED} interactions of the "
+        "zeroing attack with noise per row: eta is the share of their labels that their own vector gets wrong, epsilon "
+        "the share on which the stolen one differs from it, error the share of labels that the server gets wrong; "
         f"means over clients. Guessing that everything is disliked errs on {_RATE:g}."
     )
     columns = ("ν", "eta", "epsilon", "error", "error ≤ epsilon + eta")
@@ -384,7 +390,7 @@ def _proposition_1(trials: int, seed: int) -> Part:
 
 
 def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
-    """Draw how many interactions a theft takes by noise multiplier."""
+    """Draw how many interactions it takes to steal a vector by noise multiplier."""
     with figure(folder, "interactions", size=(6, 4)) as axes:
         ax = axes[0, 0]
         for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
@@ -401,3 +407,8 @@ def _suffices(failures: Sequence[float]) -> int:
     """Return from which place on, counted from 1, failures stay at delta or below."""
     bad = [i for i, rate in enumerate(failures, 1) if rate > DELTA]
     return min((bad[-1] if bad else 0) + 1, len(failures))
+
+
+def _vectors(estimates: Sequence[Estimate]) -> Matrix:
+    """Return the server's estimate of each client's vector, (m, k)."""
+    return np.stack([estimate.vector for estimate in estimates])

@@ -18,10 +18,13 @@ import typer
 from numpy.typing import NDArray
 
 import models
-from client.cohort import Cohort, best_hypothesis, choose_engine, pick_device, score
+from client.cohort import Cohort
+from client.learner import best_hypothesis, learner_for
 from federation import Federation, find_federation, open_federation
-from models.base import Model
+from models.fit import misfit
+from models.model import Model
 from protocol.arrays import Arrays
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import write_atomically
 
@@ -66,10 +69,11 @@ def predictions(
     features : ndarray, shape (rows, \\*feature shape), optional
         Rows without labels to predict for, scaled as the federation's; by default the clients' own.
     """
-    device = pick_device("auto")
+    learner = learner_for(model)
+    device = learner.device
     for client in clients:
         cohort = Cohort.gather(federation, [client], device)
-        losses, metrics = score(model, hypotheses, cohort, choose_engine("auto", model, device))
+        losses, metrics = learner.score(hypotheses, cohort)
         chosen = int(best_hypothesis(losses)[0])
         inputs = cohort.features
         if features is not None:
@@ -94,7 +98,7 @@ def predict(
     out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="standard output")] = None,
 ) -> None:
     """Let clients that took no part in a run pick their best hypothesis and predict with it."""
-    try:
+    with errors_in_one_line(ValueError, safetensors.SafetensorError):
         data = open_federation(
             find_federation(str(Path(federation).absolute()) if Path(federation).exists() else federation)
         )
@@ -107,9 +111,6 @@ def predict(
         if out is not None and not out.expanduser().absolute().parent.is_dir():
             raise FederationError(f"{out} cannot be written: its folder is missing; make it first")
         made = list(predictions(model, hypotheses, data, clients, rows))
-    except (FederationError, OSError, ValueError, safetensors.SafetensorError) as error:
-        typer.echo(f"predict: {error}", err=True)
-        raise typer.Exit(1) from None
     table = _table(made, data, with_targets=rows is None)
     if out is None:
         typer.echo(table, nl=False)
@@ -137,16 +138,25 @@ def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
     # A run that names no model took that of its federation, which a newcomer need not have: then
     # the newcomer's own data name it, and the shapes tell whether it is the same.
     manifest = data.manifest
-    model = models.load_for(str(config["model"]), str(config["loss"]), manifest.model, manifest.loss)
+    model = models.load_for(
+        str(config["model"]),
+        str(config["loss"]),
+        manifest.model,
+        manifest.loss,
+        config.get("frozen") or manifest.frozen,
+        config.get("local") or manifest.local,
+    )
     # In the order of the model's state dict, which a file does not keep.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:
         raise FederationError(f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}")
-    try:
-        with torch.inference_mode():
-            model.module(torch.zeros(1, *data.features.shape[1:]))
-    except RuntimeError as error:
-        raise FederationError(f"model {model.name!r} does not take features like {manifest.name}'s: {error}") from None
+    if reason := misfit(model, data):
+        raise FederationError(f"{manifest.name}: model {model.name!r} {reason}")
+    if model.local_shapes:
+        own = ", ".join(model.local_shapes)
+        raise FederationError(
+            f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any"
+        )
     return model, {name: hypotheses[name] for name in model.shapes}
 
 

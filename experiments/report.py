@@ -9,43 +9,46 @@ import numpy as np
 import safetensors
 import typer
 
-from protocol.errors import ConfigError, FederationError
-from protocol.messages import price
-from server.plane import Album
+from protocol.cli import errors_in_one_line
+from protocol.errors import ConfigError
 from server.report import render
-from server.rounds import reason
 from server.run_folder import RunFolder
-from server.settings import Settings
-from server.summary import Narrator
+from server.setup import Setup
+from server.snapshots import Snapshots
+from server.summary import Summary
 
 
 def report(run: Annotated[Path, typer.Argument(help="Folder of a run.", exists=True, file_okay=False)]) -> None:
     """Write the report.html of a run that has none: one of a sweep, or one that was interrupted."""
-    try:
-        path = write_report(run.absolute())
-    except (ConfigError, FederationError, OSError, KeyError, safetensors.SafetensorError) as error:
-        typer.echo(f"report: {run}: {error}; give the folder of one run", err=True)
-        raise typer.Exit(1) from None
-    typer.echo(path)
+    with errors_in_one_line():
+        typer.echo(write_report(run.absolute()))
 
 
 def write_report(run: Path) -> Path:
-    """Write the report of the run in a folder, from what it left behind, and return its path."""
+    """Write the report of the run in a folder, from what it left behind, and return its path.
+
+    Raises
+    ------
+    ConfigError
+        When the folder holds no run that has finished a round.
+    """
     folder = RunFolder(run)
-    saved, state, spent = folder.read()
-    config = saved["config"]
-    settings = Settings.parse(config)
-    # A file does not keep the order of the model's parameters.
-    names = list(settings.model.shapes)
-    state.best = {name: state.best[name] for name in names}
-    state.hypotheses = {name: state.hypotheses[name] for name in names}
-    state.stopped = state.stopped or reason(settings, state)
-    clients = settings.manifest.train if settings.manifest else max(spent, default=-1) + 1
+    try:
+        saved = folder.read_config()
+        config = saved["config"]
+        setup = Setup.parse(config)
+        state, spent, _ = folder.read(list(setup.model.shapes))
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{run} holds no run that finished a round: {error}; give the folder of one run") from error
+    state.stopped = state.stopped or "it was interrupted"
+    clients = setup.manifest.train if setup.manifest else max(spent, default=-1) + 1
     participations = np.zeros(clients, np.int64)
     participations[list(spent)] = list(spent.values())
     releases = run / "releases.safetensors"
-    album = Album.of_bytes(state, releases.read_bytes()) if releases.exists() else Album(state)
-    cost = price(settings.model.num_parameters, float(config["noise-multiplier"]))
-    narrator = Narrator(settings.model, settings.manifest, cost, settings.strategy.radius.mode)
-    folder.write_report(render(run.name, narrator, state, participations, album, config, saved["versions"]))
+    snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
+    summary = Summary(setup.model, setup.manifest, setup.release)
+    page = render(
+        run.name, summary, state, participations, snapshots, config, saved["versions"], folder.read_sections()
+    )
+    folder.write_report(page)
     return run / "report.html"

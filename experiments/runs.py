@@ -1,29 +1,27 @@
-"""One run of an experiment, in this process."""
+"""One run of an experiment, in this process, and what is measured of it."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from fractions import Fraction
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-import client.app
-from experiments.personal import local_only, measure
-from federation import find_federation, open_federation
-from protocol.messages import price
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.run_folder import spend
-from server.settings import Settings
-from simulation.grid import InProcessGrid
+from experiments.baselines import local_only, measure
+from federation import Federation
+from protocol.arrays import Arrays
+from protocol.errors import ConfigError
+from protocol.release import Release
+from server.history import State
+from server.observer import Observer, Section
+from server.rounds import Run
+from server.setup import Setup
+from simulation.in_process import play
 from strategies.base import Outcome
 
-ROOT = Path(__file__).resolve().parents[1]
 LOCAL_ONLY = "local-only"
 """Stands for a strategy where validation clients train by themselves, for comparison."""
 
@@ -45,91 +43,91 @@ class Spec:
 
 
 @dataclass(frozen=True)
-class Played:
+class Finished:
     """What came out of a run.
 
     Attributes
     ----------
     measures : dict
-        Numbers by name, as JSON takes them (see `play`).
+        Numbers by name, as JSON takes them (see `finish`).
     state : State or None
         As the run left it; None for clients that train by themselves.
     participations : ndarray of int, shape (training clients,)
-    cost : Fraction or None
-        What a participation costs; None when nothing bounds it.
-    trace : list of Outcome
+    release : Release or None
+        What a client gives away each time that it takes part.
+    kept : dict of ndarray
+        What the strategy keeps from round to round.
+    trace : tuple of Outcome
         The releases of each round, for models of two parameters.
+    sections : tuple of Section
+        What observers add to the report.
     """
 
     measures: dict[str, Any]
     state: State | None = None
-    participations: NDArray[np.int64] | None = None
-    cost: Fraction | None = None
+    participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    release: Release | None = None
+    kept: Arrays = field(default_factory=dict)
     trace: tuple[Outcome, ...] = ()
+    sections: tuple[Section, ...] = ()
 
 
-def run_config(name: str, **changes: Any) -> dict[str, Any]:
-    """Return the app's defaults with ``configs/NAME.toml`` and then `changes` over them.
+class Trace(Observer):
+    """Keeps the releases of each round, for models of two parameters."""
 
-    In the names of `changes` an underscore stands for a hyphen.
-    """
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    config: dict[str, Any] = dict(project["tool"]["flwr"]["app"]["config"])
-    config |= tomllib.loads((ROOT / "configs" / f"{name}.toml").read_text(encoding="utf-8"))
-    changes = {key.replace("_", "-"): value for key, value in changes.items()}
-    if unknown := sorted(set(changes) - set(config)):
-        raise KeyError(f"{unknown} are no keys of the run config")
-    return config | changes
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[Outcome] = []
+
+    def after_round(self, run: Run) -> None:
+        """Keep what the round released, if it trained."""
+        outcome = run.strategy.outcome
+        if run.state.history[-1].asked and outcome is not None and outcome.releases is not None:
+            self.outcomes.append(outcome)
 
 
-def play(config: Mapping[str, Any]) -> Played:
-    """Do a run, from its configuration to what it measured.
+def finish(config: Mapping[str, Any]) -> Finished:
+    """Do a run, from its configuration to what is measured of it.
 
     One thread computes, so that the digits do not depend on the number of cores.
 
     Returns
     -------
-    Played
+    Finished
         Its `measures` are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest
         validation loss), ``median_budget`` and ``max_budget`` (over training clients; None when
         nothing bounds them), and for the ``best`` and the ``last`` hypotheses what
-        `experiments.personal.measure` says.
+        `experiments.baselines.measure` says.
 
     Raises
     ------
-    RuntimeError
+    FleetError
         When the node of the simulation refuses; its reason is in the log.
     """
     torch.set_num_threads(1)
-    federation = open_federation(find_federation(str(config["federation"])))
     if config["strategy"] == LOCAL_ONLY:
-        settings = Settings.parse({**config, "strategy": "fedavg"})
-        return Played({"held_out": local_only(settings, federation)})
-    settings = Settings.parse(config)
-    strategy = settings.strategy
-    grid = InProcessGrid(client.app.app, config)
-    start = initial_hypotheses(settings, grid)
-    state = State(hypotheses=start, best=start)
-    trace: list[Outcome] = []
-
-    def after_round(state: State) -> None:
-        entry, outcome = state.history[-1], strategy.outcome
-        if entry.lost_nodes:
-            raise RuntimeError(f"the simulated node refused in round {entry.number}; the log says why")
-        if entry.asked and outcome is not None and outcome.releases is not None:
-            trace.append(outcome)
-
-    run_rounds(settings, grid, state, after_round)
-    spent = strategy.participations
-    cost = price(settings.model.num_parameters, float(config["noise-multiplier"]))
+        setup = Setup.parse({**config, "strategy": "fedavg"})
+        return Finished({"held_out": local_only(setup.model, _federation(setup), setup.run)})
+    trace = Trace()
+    run = play(config, observers=[trace])
+    setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
+    model, federation, release = setup.model, _federation(setup), setup.release
+    bounded = release.cost is not None
     measures = {
         "rounds": sum(1 for entry in state.history if entry.asked),
         "stopped": state.stopped,
         "best_round": state.best_round,
         "best_loss": state.best_loss,
-        "median_budget": None if cost is None else spend(float(np.median(spent)), cost),
-        "max_budget": None if cost is None else spend(int(spent.max()), cost),
-        "best": measure(settings.model, federation, state.best),
-        "last": measure(settings.model, federation, state.hypotheses),
+        "median_budget": release.spend(float(np.median(spent))) if bounded else None,
+        "max_budget": release.spend(int(spent.max())) if bounded else None,
+        "best": measure(model, federation, state.best, setup.run.step_size),
+        "last": measure(model, federation, state.hypotheses, setup.run.step_size),
     }
-    return Played(measures, state, spent, cost, tuple(trace))
+    sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
+    return Finished(measures, state, spent, release, run.strategy.state, tuple(trace.outcomes), sections)
+
+
+def _federation(setup: Setup) -> Federation:
+    if setup.federation is None:
+        raise ConfigError("an experiment measures on the validation clients of a federation; name one in federation")
+    return setup.federation

@@ -29,19 +29,21 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from experiments.runs import ROOT, Played, Spec, play
+from experiments.runs import Finished, Spec, finish
 from federation import find_federation, read_manifest
 from protocol.arrays import Arrays
 from protocol.errors import SweepError
 from protocol.home import write_atomically
 from server.run_folder import RunFolder, versions
+from simulation.in_process import ROOT
 
-Task = Callable[[Mapping[str, Any]], Played]
+Task = Callable[[Mapping[str, Any]], Finished]
 
 # What a result depends on besides its configuration.
 _CODE = (
-    "protocol", "federation", "fleet", "client", "models", "privacy", "strategies", "server/settings.py",
-    "server/rounds.py", "server/run_folder.py", "simulation/grid.py", "experiments/runs.py", "experiments/personal.py",
+    "protocol", "federation", "fleet", "client", "models", "privacy", "strategies", "server/setup.py",
+    "server/rounds.py", "server/history.py", "server/observer.py", "server/observers.py", "server/run_folder.py",
+    "simulation/grid.py", "simulation/in_process.py", "experiments/runs.py", "experiments/baselines.py",
 )  # fmt: skip
 PACKAGES = ("umbel", "flwr", "numpy", "torch", "scikit-learn", "ray")
 # One thread a worker. And workers keep the memory that they free: to give it back and take it again
@@ -64,7 +66,7 @@ class Result:
     ----------
     spec : Spec
     measures : dict
-        See `experiments.runs.play`; empty for a run that failed.
+        See `experiments.runs.finish`; empty for a run that failed.
     folder : Path
         What the run left behind.
     error : str
@@ -94,7 +96,7 @@ class Result:
             return dict(arrays)
 
 
-def sweep(specs: Sequence[Spec], folder: Path, task: Task = play) -> list[Result]:
+def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Result]:
     """Do all runs that are not done yet, and return the results of all in the order of `specs`.
 
     A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made
@@ -125,15 +127,15 @@ def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
-        for spec, played, error in _each(missing, task) if missing else ():
-            results[spec.name] = _save(spec, played, error, folder)
+        for spec, finished, error in _each(missing, task) if missing else ():
+            results[spec.name] = _save(spec, finished, error, folder)
             progress.advance(bar)
             if error:
                 progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
     return [results[spec.name] for spec in specs]
 
 
-def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Played | None, str]]:
+def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Finished | None, str]]:
     """Yield each run with what came out or why it failed, in the order in which they end."""
     with _cluster() as remote:
         data: dict[str, Any] = dict.fromkeys(spec.config["federation"] for spec in specs)
@@ -142,16 +144,16 @@ def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Played | No
         there = ray.cluster_resources()
         # As many runs share a GPU as there are cores for each.
         gpus = there.get("GPU", 0) / there["CPU"]
-        run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_play)
+        run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_work)
         pending = {run.remote(task, spec.config, data[spec.config["federation"]]): spec for spec in specs}
         while pending:
             (done,), _ = ray.wait(list(pending), num_returns=1)
             spec = pending.pop(done)
             try:
-                played, error = ray.get(done)
+                finished, error = ray.get(done)
             except ray.exceptions.RayError as lost:  # the worker itself died
-                played, error = None, str(lost)
-            yield spec, played, error
+                finished, error = None, str(lost)
+            yield spec, finished, error
 
 
 @contextmanager
@@ -187,13 +189,13 @@ def _probe(address: str) -> None:
         raise SweepError(f"RAY_ADDRESS={address}: {error}; start the cluster, or unset RAY_ADDRESS") from None
 
 
-def _play(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Played | None, str]:
+def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
     """Do a run in a worker, where Flower's log of it would be lost."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     return _attempt(task, config, data)
 
 
-def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Played | None, str]:
+def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
     """Do a run; return what came out, or why it failed."""
     try:
         return task(config if data is None else {**config, "federation": str(_unpack(data))}), ""
@@ -225,32 +227,33 @@ def _unpack(data: bytes) -> Path:
     return folder if len(files) > 1 else files[0]
 
 
-def _save(spec: Spec, played: Played | None, error: str, folder: Path) -> Result:
+def _save(spec: Spec, finished: Finished | None, error: str, folder: Path) -> Result:
     """Save a run, its result last, which marks it as done."""
     path = folder / "runs" / spec.name
-    if played is None:
+    if finished is None:
         failure = _failure(spec, folder)
         failure.parent.mkdir(exist_ok=True)
         write_atomically(failure, error.encode())
         return Result(spec, {}, path, error)
     run = RunFolder(path)
     run.write_config(spec.config)
-    if played.state is not None and played.participations is not None:
-        run.write_round(played.state, played.participations, played.cost)
-    if played.trace:
+    if finished.state is not None and finished.release is not None:
+        run.write_round(finished.state, finished.participations, finished.release, finished.kept)
+        run.write_sections(finished.sections)
+    if finished.trace:
         buffer = io.BytesIO()
         np.savez_compressed(
             buffer,
-            rounds=np.repeat([one.round for one in played.trace], [len(one.clients) for one in played.trace]),
-            clients=np.concatenate([one.clients for one in played.trace]),
-            groups=np.concatenate([one.groups for one in played.trace]),
-            releases=np.concatenate([one.releases for one in played.trace if one.releases is not None]),
+            rounds=np.repeat([one.round for one in finished.trace], [len(one.clients) for one in finished.trace]),
+            clients=np.concatenate([one.clients for one in finished.trace]),
+            groups=np.concatenate([one.groups for one in finished.trace]),
+            releases=np.concatenate([one.releases for one in finished.trace if one.releases is not None]),
         )
         write_atomically(path / _TRACE, buffer.getvalue())
-    document = {"made_by": _maker(spec.config), "config": spec.config, "measures": played.measures}
+    document = {"made_by": _maker(spec.config), "config": spec.config, "measures": finished.measures}
     write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
     _failure(spec, folder).unlink(missing_ok=True)
-    return Result(spec, played.measures, path)
+    return Result(spec, finished.measures, path)
 
 
 def _failure(spec: Spec, folder: Path) -> Path:
@@ -271,10 +274,10 @@ def _read(spec: Spec, folder: Path) -> Result | None:
 
 
 def _maker(config: Mapping[str, Any]) -> dict[str, str]:
-    """Return what else a result depends on: versions, data, and code, with the user's own strategy and model."""
+    """Return what else a result depends on: versions, data, and code, with what of it is the user's own."""
     path = find_federation(config["federation"])
-    names = (config["strategy"], config["model"] or _model_of(path))
-    own = tuple(name.partition(":")[0] for name in names if ":" in name)
+    names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
+    own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
     return {**versions(PACKAGES), "code": _digest(own), "data": _fingerprint(path)}
 
 

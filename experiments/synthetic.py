@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from experiments.figures import COLOURS, MARKERS, figure
-from experiments.runs import LOCAL_ONLY, ROOT, Spec, run_config
+from experiments.runs import LOCAL_ONLY, Spec
 from experiments.sweep import Result
 from experiments.tables import Section, Value, alone, average, good, plus_minus, rate, what_a_client_gets, write
 from federation import write_leaf
 from protocol.arrays import flatten
+from simulation.in_process import ROOT, run_config
 
 SEEDS = 100
 NEAR = 1.0

@@ -125,7 +125,7 @@ def what_a_client_gets(
     digits: int,
     scale: float = 1.0,
 ) -> Section:
-    """Compare runs by what `experiments.personal` measured on validation clients.
+    """Compare runs by what `experiments.baselines` measured on validation clients.
 
     Parameters
     ----------

@@ -15,32 +15,35 @@ import torch
 from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
-from client.cohort import Cohort, LocalUpdate, best_hypothesis, choose_engine, pick_device, score, train
+from client.cohort import Cohort, LocalUpdate
+from client.learner import Learner, best_hypothesis, learner_for
 from federation import Federation
-from models.base import Model
+from models.model import Model
 from privacy.randomness import streams
 from protocol.arrays import Arrays, flatten
+from protocol.run_config import RunConfig
 from server.rounds import draw_hypotheses
-from server.settings import Settings
 
 LOCAL_EPOCHS = 50
 """How often a client that trains by itself goes through its rows."""
+_FRESH_SEED = 0  # of the local parameters that validation clients start from
 
 
 def serve(
-    model: Model, hypotheses: Arrays, chooses: Cohort, measured: Cohort
+    learner: Learner, hypotheses: Arrays, chooses: Cohort, measured: Cohort
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return what each client picks on one cohort's rows and its metric on the other's, each (clients,)."""
-    engine = choose_engine("auto", model, chooses.features.device)
-    losses, metrics = score(model, hypotheses, chooses, engine)
-    chosen = best_hypothesis(losses)
+    losses, metrics = learner.score(hypotheses, chooses)
     if measured is not chooses:
-        _, metrics = score(model, hypotheses, measured, engine)
-    return chosen, np.take_along_axis(metrics, chosen[None], 0)[0]
+        _, metrics = learner.score(hypotheses, measured)
+    return _pick(losses, metrics)
 
 
-def measure(model: Model, federation: Federation, hypotheses: Arrays) -> dict[str, Any]:
+def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size: float) -> dict[str, Any]:
     """Measure hypotheses on all validation clients of a federation.
+
+    Of a model with local parameters each client fits its own first, with steps of `step_size`, and is
+    measured on rows that it did not fit; ``held_out`` then counts nobody.
 
     Returns
     -------
@@ -51,11 +54,16 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays) -> dict[st
         ``to_truth``, the distance from each true parameter vector to the nearest hypothesis,
         empty where it is unknown.
     """
-    manifest = federation.manifest
-    cohort = _validation(federation)
-    chosen, metrics = serve(model, hypotheses, cohort, cohort)
-    support, query = halves(cohort)
-    held_out = serve(model, hypotheses, support, query)[1] if len(query) else np.zeros(0)
+    manifest, learner = federation.manifest, learner_for(model)
+    cohort, held_out = _validation(federation, learner), np.zeros(0)
+    if model.local_shapes:
+        fresh = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort))))
+        chosen, metrics = _pick(*learner.score_newcomers(hypotheses, cohort, fresh, step_size))
+    else:
+        chosen, metrics = serve(learner, hypotheses, cohort, cohort)
+        support, query = halves(cohort)
+        if len(query):
+            held_out = serve(learner, hypotheses, support, query)[1]
     vectors = flatten(hypotheses)
     truth = [np.asarray(vector) for vector in manifest.truth if len(vector) == vectors.shape[1]]
     groups = manifest.groups[manifest.train :]
@@ -68,23 +76,22 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays) -> dict[st
     }
 
 
-def local_only(settings: Settings, federation: Federation) -> dict[str, float]:
+def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train by themselves, from a run's first hypothesis."""
-    model = settings.model
-    support, query = halves(_validation(federation))
+    learner = learner_for(model)
+    support, query = halves(_validation(federation, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
-    start = draw_hypotheses(model, 1, settings.seed, 0)
-    nobody = np.zeros(len(support), np.int64)
-    config = settings.train_config
-    update = LocalUpdate(LOCAL_EPOCHS, float(config["step_size"]), int(config["batch_size"]))  # type: ignore[arg-type]
-    engine = choose_engine("auto", model, support.features.device)
-    shuffles = streams(settings.seed, "shuffle", 0, range(len(support)))
-    trained = train(model, start, nobody, support, update, shuffles, engine)
+    start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
+    update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size)
+    clients = range(len(support))
+    fresh = model.initial_local(streams(run.seed, "local", 0, clients))
+    shuffles = streams(run.seed, "shuffle", 0, clients)
+    trained, local = learner.train(start, nobody, support, update, shuffles, fresh)
     metrics = np.empty(len(query))
-    for c in range(len(query)):
-        own = {name: value[c : c + 1] for name, value in trained.items()}
-        metrics[c] = score(model, own, query.part(slice(c, c + 1)), engine)[1][0, 0]
+    for c in clients:
+        one, own = ({name: value[c : c + 1] for name, value in arrays.items()} for arrays in (trained, local))
+        metrics[c] = learner.score(one, query.part(slice(c, c + 1)), own)[1][0, 0]
     return _summary(model, metrics)
 
 
@@ -107,9 +114,15 @@ def worst_decile(values: NDArray[np.float64], higher_is_better: bool) -> float:
     return float(ordered[: math.ceil(len(values) / 10)].mean())
 
 
-def _validation(federation: Federation) -> Cohort:
+def _validation(federation: Federation, learner: Learner) -> Cohort:
     manifest = federation.manifest
-    return Cohort.gather(federation, range(manifest.train, manifest.clients), pick_device("auto"))
+    return Cohort.gather(federation, range(manifest.train, manifest.clients), learner.device)
+
+
+def _pick(losses: NDArray[np.float64], metrics: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Return the hypothesis that suits each client best, and the client's metric under it."""
+    chosen = best_hypothesis(losses)
+    return chosen, np.take_along_axis(metrics, chosen[None], 0)[0]
 
 
 def _summary(model: Model, metrics: NDArray[np.float64]) -> dict[str, float]:
