@@ -56,7 +56,7 @@ class Manifest(Settings):
     frozen: str = ""
     local: str = ""
     units: dict[str, Any] = Field(default_factory=dict)
-    feature_scale: float = 1.0
+    feature_scale: float = Field(1.0, allow_inf_nan=False)
     truth: list[list[float]] = Field(default_factory=list)
     groups: list[int] = Field(default_factory=list)
     provenance: str = ""

@@ -20,6 +20,16 @@ from pydantic.fields import FieldInfo
 from protocol.errors import UmbelError
 
 
+# What pydantic's types of error begin with, in our words.
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+}
+
+
 class Settings(BaseModel):
     """Base of all settings: immutable, in kebab-case outside, with no entry that nobody knows.
 
@@ -84,6 +94,8 @@ class Settings(BaseModel):
         key = str(first["loc"][0])
         if first["type"] == "missing":
             return f"{cls.source} lacks {key}"
+        if len(first["loc"]) > 1:
+            return f"{'.'.join(map(str, first['loc']))} {told(first)}, got {first['input']!r}"
         field = next(field for name, field in cls.model_fields.items() if key in (field.alias, name))
         return f"{key} must be {rule(field)}, got {first['input']!r}"
 
@@ -153,7 +165,9 @@ def told(fault: Any) -> str:
     }
     if fault["type"] in bounds:
         return "must be " + bounds[fault["type"]].format(**fault["ctx"])
-    for kind, words in (("int", "a whole number"), ("float", "a number"), ("bool", "true or false")):
+    if fault["type"] in ("enum", "literal_error"):
+        return f"must be {fault['ctx']['expected']}"
+    for kind, words in _KINDS.items():
         if fault["type"].startswith(kind):
             return f"must be {words}"
     if fault["type"] in ("literal_error", "enum"):
