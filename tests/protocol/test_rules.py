@@ -83,6 +83,8 @@ def test_settings_do_not_change() -> None:
         ({"name": 3}, "name must be text, got 3"),
         ({"paths": "a"}, "paths must be a list, got 'a'"),
         ({"beds": []}, "beds must be an object, got []"),
+        ({"beds": {"a": 1, "b": 2.0}}, "beds.b must be a whole number, got 2.0"),
+        ({"paths": ["a", 3]}, "paths.1 must be text, got 3"),
         ({"fence": "high"}, "fence must be a whole number, got 'high'"),
         ({"min-roses": 6, "kind": "kitchen"}, "min-roses > 5 goes with a rose garden alone"),
     ],
