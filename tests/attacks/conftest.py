@@ -1,12 +1,19 @@
-"""What the tests of attacks share: networks small enough to check by hand, and true gradients."""
+"""What the tests of attacks share: networks small enough to check by hand, true gradients, and a grid elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
 from torch import Tensor, nn
 
-from models.base import LOSSES, METRICS, Model, Parameters
+from models.losses import LOSSES, METRICS
+from models.model import Model, Parameters
+from simulation.grid import InProcessGrid
 
 SHAPE = (4, 4)
 
@@ -50,3 +57,34 @@ def image() -> Tensor:
     cross = torch.zeros(SHAPE, dtype=torch.float64)
     cross[1], cross[:, 2] = 0.75, 1.0
     return cross
+
+
+class RelayGrid(Grid):
+    """Stands in front of the in-process grid as a SuperLink does: messages go through, nodes' state is out of sight."""
+
+    in_process = True
+
+    def __init__(self, grid: InProcessGrid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self._grid.send_and_receive(messages, timeout=timeout)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from attacks.dlg import deep_leakage
 from attacks.quality import psnr
-from models.base import Model
+from models.model import Model
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from attacks.label import bias_label, label_given_image
-from models.base import Model
+from models.model import Model
 from protocol.errors import NotApplicableError
 
 from .conftest import SHAPE, chain, drawn, gradient_of, noisy

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from attacks.layers import dense_layers, inputs_of_layers, parameter
-from models.base import LOSSES, METRICS, Model
+from models.losses import LOSSES, METRICS
+from models.model import Model
 from protocol.errors import NotApplicableError
 
 from .conftest import SHAPE, chain, drawn
