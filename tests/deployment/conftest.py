@@ -31,7 +31,13 @@ def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
     generator = np.random.default_rng(round(1000 * abs(slope)))
     features = generator.uniform(-1, 1, (10 * clients, 2)).astype(np.float32)
     targets = (slope * features[:, 0] + features[:, 1]).astype(np.float32)
-    manifest = Manifest(folder.name, clients, {"train": clients - 1, "validation": 1}, "linear", "mse")
+    manifest = Manifest(
+        name=folder.name,
+        clients=clients,
+        split={"train": clients - 1, "validation": 1},
+        model="linear",
+        loss="mse",
+    )
     write_federation(folder, manifest, features, targets, offsets_of([10] * clients))
     return str(folder)
 

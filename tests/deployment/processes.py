@@ -47,7 +47,7 @@ TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
 START_S, RUN_S, RETURN_S, STOP_S = 900.0, 1500.0, 900.0, 300.0
 """How long something may take before it counts as hung: a busy machine is ten times slower than an idle one."""
-LOOK_S = 10.0
+LOOK_S = 60.0
 
 T = TypeVar("T")
 
@@ -214,14 +214,17 @@ class Deployment:
         An empty folder that it may fill.
     host : str
         The address of this machine at which the SuperLink listens.
+    server_path : Path, optional
+        A folder from which the ServerApp can import.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1", server_path: Path | None = None) -> None:
         self.folder = folder
         self.nodes: dict[str, Member] = {}
         self.runs: list[Run] = []
         self._home = folder / "user"
         self._host, self._port = host, free_port()
+        self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
@@ -258,7 +261,7 @@ class Deployment:
         command += ["--enable-supernode-auth", "--database", str(folder / "state.db")]
         command += ["--ssl-ca-certfile", str(self.folder / "ca.crt")]
         command += ["--ssl-certfile", str(self.folder / "server.pem"), "--ssl-keyfile", str(self.folder / "server.key")]
-        self._superlink = self._start("superlink", command, {})
+        self._superlink = self._start("superlink", command, self._server_environment)
         trusted = ssl.create_default_context(cafile=self.folder / "ca.crt")
 
         def healthy() -> bool:

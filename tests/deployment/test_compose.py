@@ -18,9 +18,8 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 
 from deployment.demo import CONFIG, POLICY, SITES
-from privacy.policy import Policy
 from privacy.site import Site
-from server.settings import Settings
+from server.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
@@ -137,7 +136,7 @@ def test_the_site_reads_its_policy(policy: str) -> None:
     node_config = parse_config_args([vars(supernode().parse_args(service["command"][1:]))["node_config"]])
     site = Site.of(node_config)
     assert str(site.data_path) == "/data"
-    limits = Policy.of(site, node_config).limits
+    limits = site.limits
     # A site that says nothing has a limit all the same.
     assert (limits.budget, limits.participations) == ((40, None) if policy else (None, 30))
 
@@ -177,9 +176,9 @@ def test_the_image_holds_the_code_and_nothing_else() -> None:
 def test_the_demo_configuration_is_a_run_of_the_app(run_config: dict[str, Any]) -> None:
     values = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
     assert set(values) <= set(run_config)
-    settings = Settings.parse(run_config | values)
-    assert settings.manifest is None
-    assert settings.strategy.min_nodes == len(SITES)
+    setup = Setup.parse(run_config | values)
+    assert setup.manifest is None
+    assert setup.strategy.fleet.min_nodes == len(SITES)
 
 
 def test_help_lists_the_targets() -> None:

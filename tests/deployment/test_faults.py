@@ -19,13 +19,15 @@ from tests.deployment.tampered.sitecustomize import HOLD
 
 pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
 
+OWN = Path(__file__).parents[1] / "helpers" / "own"
+"""Where a strategy of one's own lies."""
 ROUND_S = 900.0
 """How long the server would wait for a round's replies; Flower notices in one minute or two that a process is gone."""
 
 
 @pytest.fixture(scope="module")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with Deployment(tmp_path_factory.mktemp("deployment")) as deployment:
+    with Deployment(tmp_path_factory.mktemp("deployment"), server_path=OWN) as deployment:
         for name in ("steady", "struck", "lost"):
             start_site(deployment, name)
         deployment.wait_until_online()
@@ -138,7 +140,8 @@ def test_only_a_site_itself_reads_what_is_wrong_with_its_data(deployment: Deploy
 @pytest.mark.parametrize("victim", ["ServerApp", "SuperLink"])
 def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Deployment, victim: str) -> None:
     """The SuperLink takes its ServerApp along; its nodes wait and come back by themselves."""
-    config = SHORT | {"rounds": 2, "clients_per_round": 3 * CLIENTS}
+    own = {"strategy": "momentum:Momentum", "strategy_options": "momentum=0.5"}
+    config = SHORT | own | {"rounds": 2, "clients_per_round": 3 * CLIENTS}
     run = deployment.submit(**config)
     wait_until("end of round 1", lambda: run.rounds, RUN_S)
     if victim == "ServerApp":
@@ -156,3 +159,4 @@ def test_a_run_whose_server_dies_keeps_its_rounds_and_can_go_on(deployment: Depl
     assert deployment.wait(run) == "finished:completed"
     assert run.history[: len(kept)] == kept
     assert [entry["releases"] for entry in run.history] == [3 * CLIENTS] * 2
+    assert {"strategy/step-0", "strategy/step-1"} & set(run.hypotheses()), "what the strategy keeps is there as well"

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-import protocol
 from client.app import app
 from client.node import Node
 from protocol.errors import FederationError, SiteError
-from protocol.messages import COUNTS, Hosting
+from protocol.messages import Hosting, hosting_in, query
+from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 
 CSV = """\
@@ -25,7 +25,7 @@ DRG Definition,Provider Id,Provider Name,Provider Zip Code,Average Total Payment
 """
 PLACES = "US\t02115\tBoston\tMassachusetts\tMA\tSuffolk\t25\t\t\t42.5\t-75\t4\n"
 
-SITE = {"role": "train", "model": "", "loss": "", "device": "cpu", "engine": "auto"}
+RUN = RunConfig(federation="", device="cpu").entries()
 
 
 @pytest.fixture
@@ -33,20 +33,24 @@ def site(tmp_path: Path) -> dict[str, str]:
     """The node configuration of a hospital with one table."""
     (tmp_path / "charges.csv").write_text(CSV)
     (tmp_path / "US.txt").write_text(PLACES)
-    entries = {"data-path": "charges.csv", "geonames-path": "US.txt", "ledger-path": "ledger.sqlite"}
-    return {name: str(tmp_path / file) for name, file in entries.items()}
+    return {
+        "data-path": str(tmp_path / "charges.csv"),
+        "reader": "deployment.hospital_table:read",
+        "reader-options": f"geonames={tmp_path / 'US.txt'}",
+        "ledger-path": str(tmp_path / "ledger.sqlite"),
+    }
 
 
 def ask(site: dict[str, str], run_config: dict[str, Any]) -> Message:
     """Ask the site what it hosts."""
     grid = InProcessGrid(app, run_config, node_configs=[site])
     (node,) = grid.get_node_ids()
-    (reply,) = grid.send_and_receive([Message(protocol.query(), node, "query", group_id="query")])
+    (reply,) = grid.send_and_receive([Message(query(), node, "query", group_id="query")])
     return reply
 
 
 def test_its_rows_are_those_of_the_recipe_in_the_same_units(site: dict[str, str]) -> None:
-    federation = Node.of(site, SITE).federation
+    federation = Node.of(site, RUN).federation
     # By hand: service index / 4, (longitude + 100) / 50, (latitude - 40) / 50; dollars / 10,000. The ZIP code has
     # lost its zero, and DRG 39 is none of the four services.
     np.testing.assert_array_equal(federation.features, np.array([[0, 0.5, 0.05], [0.75, 0.5, 0.05]], np.float32))
@@ -56,7 +60,7 @@ def test_its_rows_are_those_of_the_recipe_in_the_same_units(site: dict[str, str]
 
 def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config: dict[str, Any]) -> None:
     reply = ask(site, run_config | {"model": "", "loss": ""})
-    assert Hosting.from_record(reply.content.metric_records[COUNTS]) == Hosting(1, 0, -1, -1)
+    assert hosting_in(reply.content) == Hosting(1, 0, -1, -1)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +92,7 @@ def providers(*numbers: int) -> str:
 
 def paid(site: dict[str, str]) -> list[int]:
     """Which provider each client is, told by its payment."""
-    return np.rint(1e4 * Node.of(site, SITE).federation.targets - 1000).astype(int).tolist()
+    return np.rint(1e4 * Node.of(site, RUN).federation.targets - 1000).astype(int).tolist()
 
 
 def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None:
@@ -106,7 +110,7 @@ def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None
 def test_a_register_that_is_none_is_refused(site: dict[str, str]) -> None:
     Path(f"{site['ledger-path']}.clients.json").write_text("[1, ")
     with pytest.raises(FederationError, match="is no list of providers; restore it from the backup"):
-        Node.of(site, SITE)
+        Node.of(site, RUN)
 
 
 def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
@@ -114,32 +118,35 @@ def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
 ) -> None:
     table = Path(site["data-path"])
     table.write_text(f"{CSV}194 - PNEUMONIA,20017,B,99999,7000\n")
-    assert len(Node.of(site, SITE).training) == 1
+    assert len(Node.of(site, RUN).training) == 1
     assert "providers [20017]" in caplog.text
 
 
 def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> None:
-    assert len(Node.of({**site, "role": "validation"}, SITE).validation) == 1
+    assert len(Node.of({**site, "role": "validation"}, RUN).validation) == 1
     with pytest.raises(SiteError, match="set role to one of them"):
-        Node.of({**site, "role": "split"}, SITE)
+        Node.of({**site, "role": "split"}, RUN)
 
 
 def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
-    assert ask({**site, "geonames-path": ""}, run_config).error.reason == "refused"
-    assert "set geonames-path to US.txt in its node config" in caplog.text
+    assert ask({**site, "reader-options": ""}, run_config).error.reason == "refused"
+    assert 'set reader-options to "geonames=/path/to/US.txt" in its node configuration' in caplog.text
     with pytest.raises(FederationError, match="is not a GeoNames postal code file"):
-        Node.of({**site, "geonames-path": "/nowhere/US.txt"}, SITE)
+        Node.of({**site, "reader-options": "geonames=/nowhere/US.txt"}, RUN)
 
 
 def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:
     path = Path(site["data-path"])
-    assert len(Node.of(site, SITE).federation.targets) == 2
+    assert len(Node.of(site, RUN).federation.targets) == 2
     path.write_text("\n".join(CSV.splitlines()[:2]))
     os.utime(path, (0, 0))
-    assert len(Node.of(site, SITE).federation.targets) == 1
+    assert len(Node.of(site, RUN).federation.targets) == 1
 
 
 @pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.csv.gz", "table.csv.zip"])
-def test_a_table_is_known_by_its_name(site: dict[str, str], name: str) -> None:
+def test_a_table_that_nothing_is_named_to_read_is_known_by_its_name(site: dict[str, str], name: str) -> None:
+    path = Path(site["data-path"]).with_name(name)
+    with pytest.raises(SiteError, match=f"{name} is a table: name what reads it"):
+        Node.of({**site, "reader": "", "data-path": str(path)}, RUN)
     with pytest.raises(FederationError, match="cannot be read as CSV"):
-        Node.of({**site, "data-path": str(Path(site["data-path"]).with_name(name))}, SITE)
+        Node.of({**site, "data-path": str(path)}, RUN)

@@ -32,7 +32,7 @@ def _with_arrays(change: Callable[[Any], Any]) -> Callable[[Any], None]:
 
 
 def _add_client(content: Any) -> None:
-    content["counts"]["released"] = [*content["counts"]["released"], 1]
+    content["released"]["clients"] = [*content["released"]["clients"], 1]
     _with_arrays(lambda value: value[[*range(len(value)), 0]])(content)
 
 
