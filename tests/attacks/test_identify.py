@@ -11,23 +11,30 @@ from typer.testing import CliRunner
 from attacks.__main__ import app
 from attacks.identify import Defence, Stolen, attack, audit, cell, defences, summary, write
 from attacks.pac_attack import theorem_1
+from privacy.site import Policy
 from protocol.errors import FederationError
 
-FEW: dict[str, Any] = {"attack_victims": 6, "attack_after": 5, "attack_interactions": 48}
+FEW: dict[str, Any] = {"victims": 6, "after": 5, "interactions": 48}
 
 
-def behind(name: str, **changes: Any) -> list[Stolen]:
+def without(multipliers: str) -> list[Stolen]:
+    """What is stolen without any defence."""
+    return attack("preferences", {}, FEW | {"multipliers": multipliers})
+
+
+def behind(name: str, **options: Any) -> list[Stolen]:
     """What is stolen at nu = 1 behind the defence whose name begins like this."""
     defence = next(defence for defence in defences(5) if defence.name.startswith(name))
-    return attack("preferences", defence.policy, **({"attack_multipliers": "1"} | FEW | defence.run | changes))
+    own = {"multipliers": "1"} | FEW | dict(defence.options) | options
+    return attack("preferences", defence.policy, own, **defence.run)
 
 
 def stolen(found: list[Stolen]) -> int:
     return sum(one.enough is not None for one in found)
 
 
-def test_without_noise_every_local_model_is_stolen_within_the_bound_of_theorem_1_or_two() -> None:
-    found = attack("preferences", {}, attack_multipliers="0", **FEW)
+def test_without_noise_all_local_parameters_are_stolen_within_the_bound_of_theorem_1_or_two() -> None:
+    found = without("0")
     assert stolen(found) == 6
     # A bound that holds with probability .9: of six clients, three or more beyond it have a chance below .02.
     assert sum((one.enough or 0) > (one.bound or 0) for one in found) <= 2
@@ -37,7 +44,7 @@ def test_without_noise_every_local_model_is_stolen_within_the_bound_of_theorem_1
 def test_noise_makes_a_theft_take_longer_and_each_interaction_costs_n_by_nu() -> None:
     found = behind("none")
     assert all(one.spent == one.interactions * 800 / 1.0 for one in found)
-    assert summary(found)["enough"] > summary(attack("preferences", {}, attack_multipliers="0", **FEW))["enough"]
+    assert summary(found)["enough"] > summary(without("0"))["enough"]
 
 
 def test_the_bound_of_theorem_1_is_that_of_the_paper() -> None:
@@ -50,7 +57,7 @@ def test_the_bound_of_theorem_1_is_that_of_the_paper() -> None:
 
 def test_a_budget_caps_the_interactions() -> None:
     # Whoever sat out an honest round has one more left.
-    found = behind("budget", attack_multipliers="3")
+    found = behind("budget", multipliers="3")
     assert max(one.interactions for one in found) <= 8 + 5
     assert stolen(found) < 6
 
@@ -78,7 +85,8 @@ def test_a_public_radius_larger_than_updates_are_makes_a_theft_take_longer() -> 
 
 def test_every_defence_is_a_policy_that_a_site_can_set() -> None:
     named = {key for defence in defences(5) for key in defence.policy}
-    assert named == {"most-participations", "radius-mode", "noise-all-items", "tripwire", "balanced-batches"}
+    assert named == {"max-participations", "radius-mode", "noise-all-items", "tripwire", "balanced-batches"}
+    assert named <= set(Policy.names())
     assert isinstance(defences(5)[0], Defence)
 
 
@@ -131,8 +139,8 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
     [
         (["--federation", "nowhere"], "no federation 'nowhere'"),
         (["--federation", "synthetic"], "identify attacks preferences"),
-        (["--attack", "steal"], "attack must be one of zero, jitter, spectral"),
-        (["--noise-multiplier", "-1"], "attack-multipliers must be different numbers of at least 0"),
+        (["--attack", "steal"], "attack must be 'zero', 'jitter' or 'spectral', got 'steal'"),
+        (["--noise-multiplier", "-1"], "multipliers must be different numbers of at least 0"),
         (["--noise-per", "item"], "noise-per must be one of vector, layer, row"),
     ],
 )
@@ -144,4 +152,4 @@ def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, argument
 
 def test_only_preferences_are_attacked() -> None:
     with pytest.raises(FederationError, match="build some"):
-        attack("synthetic", {})
+        attack("synthetic", {}, {})

@@ -23,7 +23,7 @@ def squares(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     images = np.zeros((3, 28, 28), np.uint8)
     for i, image in enumerate(images):
         image[4 + 4 * i : 12 + 4 * i, 10:20] = 255
-    manifest = Manifest("squares", 3, {"train": 2, "validation": 1}, feature_scale=1 / 255)
+    manifest = Manifest(name="squares", clients=3, split={"train": 2, "validation": 1}, feature_scale=1 / 255)
     write_federation(umbel_home / "data" / "squares", manifest, images, np.arange(3), offsets_of([1] * 3))
     (tmp_path / "shed.py").write_text(
         "from torch import nn\n"

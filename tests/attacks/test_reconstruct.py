@@ -16,10 +16,11 @@ from attacks import reconstruct
 from attacks.quality import psnr, verdict
 from attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Audit, Setting, audit
 from federation import Manifest, offsets_of, write_federation
+from protocol.errors import FleetError, UmbelError
 
 from .conftest import gradient_of
 
-PROJECT = Path(__file__).parents[3]
+PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 REAL = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"
 needs_data = pytest.mark.skipif(
@@ -45,7 +46,7 @@ def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     for image in images:
         row, column = rng.integers(4, 16, 2)
         image[row : row + 8, column : column + 8] = 255
-    manifest = Manifest("blobs", 6, {"train": 4, "validation": 2}, feature_scale=1 / 255)
+    manifest = Manifest(name="blobs", clients=6, split={"train": 4, "validation": 2}, feature_scale=1 / 255)
     write_federation(tmp_path / "blobs", manifest, images, np.arange(12) % 10, offsets_of([2] * 6))
     (tmp_path / "greenhouse.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(tmp_path)
@@ -137,7 +138,7 @@ def test_what_cannot_be_is_told_before_any_work(
     blobs: Setting, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], reason: str
 ) -> None:
     monkeypatch.setattr(reconstruct, "_probe", lambda *_: pytest.fail("work was begun"))
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(UmbelError, match=reason):
         audit(replace(blobs, **changes))
 
 
@@ -149,7 +150,7 @@ def other(blobs: Setting, tmp_path: Path) -> Write:
     """A function that writes another federation of four clients and returns its setting."""
 
     def write(features: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> Setting:
-        manifest = Manifest("other", 4, {"train": 4, "validation": 0}, feature_scale=scale)
+        manifest = Manifest(name="other", clients=4, split={"train": 4, "validation": 0}, feature_scale=scale)
         write_federation(tmp_path / "other", manifest, features, targets, offsets_of([1] * 4))
         return replace(blobs, federation=str(tmp_path / "other"))
 
@@ -158,19 +159,19 @@ def other(blobs: Setting, tmp_path: Path) -> Write:
 
 def test_data_that_are_no_images_of_classes_are_told(other: Write) -> None:
     images = np.zeros((4, 28, 28), np.float32)
-    with pytest.raises(ValueError, match=r"its features are of shape \(3,\); give one of \(28, 28\) images"):
+    with pytest.raises(UmbelError, match=r"its features are of shape \(3,\); give one of \(28, 28\) images"):
         audit(other(np.zeros((4, 3)), np.zeros(4, int)))
-    with pytest.raises(ValueError, match=r"its targets are float32 of shape \(\), no classes"):
+    with pytest.raises(UmbelError, match=r"its targets are float32 of shape \(\), no classes"):
         audit(other(images, np.zeros(4, np.float32)))
-    with pytest.raises(ValueError, match=r"'greenhouse:dense' knows the classes 0 to 9, .* has 0 to 10"):
+    with pytest.raises(UmbelError, match=r"'greenhouse:dense' knows the classes 0 to 9, .* has 0 to 10"):
         audit(other(images, np.array([0, 1, 2, 10])))
-    with pytest.raises(ValueError, match="pixels lie between 0 and 255; set feature_scale in its manifest"):
+    with pytest.raises(UmbelError, match="pixels lie between 0 and 255; set feature_scale in its manifest"):
         audit(replace(other(images + np.array([0, 255, 0, 255])[:, None, None], np.zeros(4, int)), images=4))
 
 
 def test_a_refusal_of_the_gate_is_told(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UMBEL_LEAST_NOISE_MULTIPLIER", "1")
-    with pytest.raises(RuntimeError, match="the gate refused; its reason is in the log above"):
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "1")
+    with pytest.raises(FleetError, match="the gate refused; its reason is in the log above"):
         audit(blobs)
 
 
