@@ -188,7 +188,10 @@ def check(model: Model) -> None:
     if both := [key for key in state if _matches(key, model.frozen) and _matches(key, model.local)]:
         raise ModelError(f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one")
     if not model.shapes:
-        raise ModelError(f"model {name!r} has no shared parameters left: nothing would be learnt together")
+        raise ModelError(
+            f"model {name!r} has no shared parameters left, and nothing would be learnt together; "
+            f"let frozen and local match fewer of {', '.join(state)}"
+        )
 
 
 def _matches(name: str, patterns: Sequence[str]) -> bool:
