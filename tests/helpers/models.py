@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 from models import LOSSES, METRICS, Loss, Model, Score
 from protocol.arrays import Arrays
@@ -43,3 +43,32 @@ def draw_hypotheses(model: Model, k: int, seed: int = 0) -> Arrays:
     """Draw k hypotheses of a model."""
     drawn = [model.initial(seed + j) for j in range(k)]
     return {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
+
+
+class Headed(nn.Module):
+    """A body and a head, for rows of two numbers and one target: a head of one's own is ``local="head.*"``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.body(rows).tanh())
+        return outputs
+
+
+def headed(frozen: str = "", local: str = "head.*", loss: str = "mse") -> Model:
+    """Return the model of a body and a head, of which the head stays with each client."""
+    return Model("headed", Headed, LOSSES[loss], METRICS["rmse"], tuple(frozen.split()), tuple(local.split()))
+
+
+ADAPTED = """
+class Adapted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Linear(8, 3).requires_grad_(False)
+        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 3, bias=False)
+    def forward(self, rows):
+        return self.backbone(rows) + self.up(self.down(rows))
+"""
+"""What one writes for a low-rank adapter (LoRA) on a backbone that is frozen: four lines say it all."""

@@ -1,0 +1,103 @@
+"""A model that does not take a federation's data says so, for all clients alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from torch import nn
+
+import models
+from federation import Federation, offsets_of
+from models import LOSSES, METRICS, Model
+from models.fit import misfit
+from tests.helpers.federations import manifest
+
+
+def federation(features: Any, targets: Any, lengths: Any = (2, 1), **entries: Any) -> Federation:
+    """Return the rows of clients as a federation."""
+    return Federation(manifest(len(lengths), **entries), np.asarray(features), np.asarray(targets), offsets_of(lengths))
+
+
+def classifier(loss: str = "cross-entropy") -> Model:
+    """Return a model of three outputs for rows of two numbers."""
+    return Model("own", lambda: nn.Linear(2, 3), LOSSES[loss], METRICS["accuracy" if "entropy" in loss else "rmse"])
+
+
+ROWS = np.zeros((3, 2), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        (models.load("linear"), [0.5, 1.0, 2.0]),
+        (models.load("linear"), [[0.5], [1.0], [2.0]]),
+        (models.load("linear"), [1, 2, -3]),
+        (models.load("linear", "hinge"), [1, -1, 1]),
+        (models.load("linear", "log"), [1.0, -1.0, 1.0]),
+        (classifier(), [0, 1, 2]),
+        (classifier("mse"), [0, 1, 2]),
+        (classifier("mse"), np.zeros((3, 3))),
+        (models.load("mlp"), [0.5, 1.0, 2.0]),
+    ],
+)
+def test_data_that_fit(model: Model, targets: Any) -> None:
+    rows = np.zeros((3, 3), np.float32) if model.name == "mlp" else ROWS
+    assert misfit(model, federation(rows, targets)) == ""
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "reason"),
+    [
+        (models.load("mlp"), [0.5, 1.0, 2.0], "does not take features of shape (2,): "),
+        (models.load("linear", "cross-entropy"), [0.5, 1.0, 2.0], "needs classes, whole numbers, as targets"),
+        (classifier(), [0, 3, 2], "knows the classes 0 to 2 alone"),
+        (classifier(), [0, -1, 2], "knows the classes 0 to 2 alone"),
+        (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
+        (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
+        (models.load("linear", "log"), [0.5, -1, 1], "with loss 'log' needs one output, and labels of -1 and 1"),
+        (models.load("linear", "hinge"), [[1], [-1], [1]], "with loss 'hinge' needs one output, and labels of -1"),
+        (classifier("margin"), [1, -1, 1], "with loss 'margin' needs one output, and labels of -1 and 1"),
+    ],
+)
+def test_data_that_do_not_fit_are_told(model: Model, targets: Any, reason: str) -> None:
+    assert misfit(model, federation(ROWS, targets)).startswith(reason)
+
+
+def test_all_clients_are_looked_at() -> None:
+    """If training failed at some clients and not at others, that would tell about their data."""
+    targets = np.zeros(10_000, np.int64)
+    targets[-1] = 3
+    assert misfit(classifier(), federation(np.zeros((10_000, 2), np.float32), targets, (9_999, 1)))
+
+
+# --- a network that looks for itself
+
+
+@pytest.mark.parametrize("labels", [np.array([1, -1, 1], kind) for kind in (np.int8, np.int64, np.float32)])
+def test_preferences_fit_the_factors(labels: Any) -> None:
+    # Two clients may label the same item.
+    assert misfit(models.load("factors-3x2"), federation([[0], [2], [2]], labels)) == ""
+
+
+@pytest.mark.parametrize(
+    ("numbers", "labels", "reason"),
+    [
+        ([[0], [1], [2]], [1, 0, 1], "needs labels of -1 and 1"),
+        ([[0], [1], [2]], [1.0, -0.5, 1.0], "needs labels of -1 and 1"),
+        ([[0], [3], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
+        ([[0], [-1], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
+        ([[0], [1.5], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
+        ([[1], [1], [2]], [1, -1, 1], "takes an item once at most from each client"),
+        ([[0, 1], [1, 2], [2, 0]], [1, -1, 1], "needs rows of one feature, an item's number, and one label"),
+        ([[0], [1], [2]], [[1], [-1], [1]], "needs rows of one feature, an item's number, and one label"),
+    ],
+)  # fmt: skip
+def test_preferences_that_do_not_fit_the_factors_are_told(numbers: Any, labels: Any, reason: str) -> None:
+    assert misfit(models.load("factors-3x2"), federation(numbers, labels)) == reason
+
+
+def test_numbers_of_items_are_no_quantities_to_scale() -> None:
+    scaled = federation([[0], [2], [1]], [1, -1, 1], feature_scale=0.5)
+    assert misfit(models.load("factors-3x2"), scaled) == "needs items' numbers as they are, and feature_scale = 1"

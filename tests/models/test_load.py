@@ -1,0 +1,225 @@
+"""Models are found by name, each with its loss; what cannot be trained is refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from torch import nn
+
+import models
+from protocol.errors import ConfigError, ModelError
+from tests.helpers.models import write_module
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """A function that writes a module next to the user's own code and returns its name."""
+    return partial(write_module, tmp_path, monkeypatch)
+
+
+# --- by name
+
+
+def test_a_loss_may_be_asked_for() -> None:
+    model = models.load("cnn", "rmse")
+    assert (model.loss.name, model.metric.name) == ("rmse", "accuracy")
+    assert models.load("cnn").loss.name == "cross-entropy", "the model's own is left as it is"
+
+
+@pytest.mark.parametrize(("loss", "metric"), [("mse", "rmse"), ("rmse", "rmse"), ("cross-entropy", "accuracy")])
+def test_a_factory_may_return_a_network(write: Write, loss: str, metric: str) -> None:
+    name = write("def narrow():\n    return nn.Linear(3, 2)") + ":narrow"
+    model = models.load(name, loss)
+    assert (model.name, model.loss.name, model.metric.name) == (name, loss, metric)
+    assert model.shapes == {"weight": (2, 3), "bias": (2,)}
+    assert (model.initial(0)["weight"] != model.initial(1)["weight"]).any(), "each draw builds the network anew"
+
+
+def test_a_class_of_networks_is_a_factory(write: Write) -> None:
+    name = write("class Narrow(nn.Linear):\n    def __init__(self):\n        super().__init__(3, 1)") + ":Narrow"
+    assert models.load(name, "mse").num_parameters == 4
+
+
+def test_a_factory_may_return_a_model_with_its_own_loss(write: Write) -> None:
+    source = (
+        "def odd():\n"
+        "    return models.Model('inner', lambda: nn.Linear(3, 1), models.LOSSES['rmse'], models.METRICS['rmse'])"
+    )
+    name = write(source) + ":odd"
+    assert (models.load(name).name, models.load(name).loss.name) == (name, "rmse")
+    assert models.load(name, "mse").loss.name == "mse"
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "chosen"),
+    [
+        ("", "", ("mlp", "cross-entropy")),  # both of the federation
+        ("", "mse", ("mlp", "mse")),  # its model under the run's loss
+        ("linear", "", ("linear", "mse")),  # the run's model brings its own loss, not the federation's
+        ("linear", "rmse", ("linear", "rmse")),  # both of the run
+    ],
+)
+def test_the_run_chooses_before_the_federation(model: str, loss: str, chosen: tuple[str, str]) -> None:
+    loaded = models.load_for(model, loss, default_model="mlp", default_loss="cross-entropy")
+    assert (loaded.name, loaded.loss.name) == chosen
+
+
+def test_a_federation_without_a_loss_takes_its_models() -> None:
+    assert models.load_for("", "", "mlp", "").loss.name == "rmse"
+
+
+def test_without_any_name_the_models_are_listed() -> None:
+    with pytest.raises(ModelError, match="neither run config nor federation name a model; set model to one of linear,"):
+        models.load_for("", "mse", "", "mse")
+
+
+# --- what cannot be trained
+
+
+def test_an_unknown_model_lists_those_there_are() -> None:
+    known = "linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxK or give package.module:factory"
+    with pytest.raises(ModelError, match=f"unknown model 'rose'; choose from {known}"):
+        models.load("rose")
+
+
+def test_an_unknown_loss_lists_those_there_are() -> None:
+    with pytest.raises(ModelError, match="unknown loss 'regret'; choose from mse, rmse, cross-entropy"):
+        models.load("linear", "regret")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("garden.roses:factory", "cannot import 'garden.roses' of 'garden.roses:factory': No module named 'garden'"),
+        ("models:rose", r"'models' has no 'rose' \(asked for 'models:rose'\)"),
+    ],
+)
+def test_a_factory_that_is_not_there_is_told(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        models.load(name, "mse")
+
+
+def test_a_factory_whose_module_lacks_a_package_is_told(write: Write) -> None:
+    name = write("import petals_of_no_package") + ":factory"
+    with pytest.raises(ConfigError, match=f"cannot import '{name[:-8]}' .*No module named 'petals_of_no_package'"):
+        models.load(name, "mse")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        (
+            "def factory():\n    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))",
+            r"has buffers \['1.running_mean', '1.running_var', '1.num_batches_tracked'\]; .* GroupNorm instead",
+        ),
+        (
+            # Such a buffer is not even in the state dict.
+            "def factory():\n    net = nn.Linear(3, 2)\n"
+            "    net.register_buffer('seen', torch.zeros(1), persistent=False)\n    return net",
+            r"has buffers \['seen'\]",
+        ),
+        (
+            "def factory():\n    net = nn.Linear(3, 2)\n"
+            "    net.steps = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)\n    return net",
+            r"has parameters that are not floating point: \['steps'\]",
+        ),
+        ("factory = nn.ReLU", "has no parameters"),
+        ("def factory():\n    return 'a rose'", "gave a str; return a torch.nn.Module or a models.Model"),
+        ("def factory():\n    return nn.Linear", "gave a type; return a torch.nn.Module or a models.Model"),
+        ("def factory():\n    pass", "gave a NoneType; return"),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_named_with_the_reason(write: Write, source: str, reason: str) -> None:
+    name = write(source) + ":factory"
+    with pytest.raises(ModelError, match=f"model '{name}' {reason}"):
+        models.load(name, "mse")
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("def factory():\n    return nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))", r"drop out at random: \['1'\]"),
+        ("def factory():\n    return nn.Linear(3, 2).double()", r"not float32: \['weight', 'bias'\]"),
+    ],
+)
+def test_a_network_that_the_engines_cannot_compute_is_named(write: Write, source: str, reason: str) -> None:
+    name = write(source) + ":factory"
+    with pytest.raises(ModelError, match=f"model '{name}' .*{reason}"):
+        models.load(name, "mse")
+
+
+def test_a_model_of_ones_own_is_checked_too(write: Write) -> None:
+    source = (
+        "def odd():\n"
+        "    network = lambda: nn.BatchNorm1d(2)\n"
+        "    return models.Model('inner', network, models.LOSSES['rmse'], models.METRICS['rmse'])"
+    )
+    name = write(source) + ":odd"
+    with pytest.raises(ModelError, match=f"model '{name}' has buffers"):
+        models.load(name)
+
+
+def test_a_network_without_a_loss_lists_the_losses(write: Write) -> None:
+    name = write("def narrow():\n    return nn.Linear(3, 1)") + ":narrow"
+    with pytest.raises(ModelError, match=f"model '{name}' has no loss of its own; set loss to one of mse, rmse, cross"):
+        models.load(name)
+
+
+def test_normalisation_without_running_statistics_is_welcome(write: Write) -> None:
+    name = write("def factory():\n    return nn.Sequential(nn.Linear(3, 2), nn.GroupNorm(1, 2))") + ":factory"
+    assert models.load(name, "mse").num_parameters == 8 + 4
+
+
+def test_every_model_that_comes_with_the_app_passes_its_own_checks() -> None:
+    for name in models.MODELS:
+        assert isinstance(models.load(name).module, nn.Module)
+
+
+# --- which parameters are frozen or local
+
+
+def test_patterns_are_separated_by_spaces() -> None:
+    model = models.load("mlp", frozen="0.bias  2.bias", local="2.weight")
+    assert model.shapes == {"0.weight": (2, 3)}
+    assert set(model.frozen_values) == {"0.bias", "2.bias"}
+    assert model.local_shapes == {"2.weight": (1, 2)}
+    assert models.load("mlp").num_parameters == 11, "the model by its name is left as it is"
+
+
+def test_a_model_of_ones_own_may_have_patterns_and_the_run_more(write: Write) -> None:
+    source = (
+        "def own():\n"
+        "    network = lambda: nn.Linear(3, 2)\n"
+        "    return models.Model('', network, models.LOSSES['mse'], models.METRICS['rmse'], local=('bias',))"
+    )
+    name = write(source) + ":own"
+    assert models.load(name).local_shapes == {"bias": (2,)}
+    with pytest.raises(ModelError, match="no shared parameters left"):
+        models.load(name, frozen="weight")
+
+
+def test_a_run_asks_for_patterns_on_the_federations_model() -> None:
+    model = models.load_for("", "", "mlp", "", frozen="0.*", local="2.bias")
+    assert (model.shapes, model.local_shapes) == ({"2.weight": (1, 2)}, {"2.bias": (1,)})
+
+
+@pytest.mark.parametrize(
+    ("patterns", "reason"),
+    [
+        ({"frozen": "conv*"}, r"frozen = 'conv\*' matches no parameter of model 'mlp'; it has 0.weight, 0.bias, 2"),
+        ({"local": "head.*"}, r"local = 'head\.\*' matches no parameter of model 'mlp'; it has 0.weight, 0.bias, 2"),
+        ({"frozen": "0.*", "local": "*.bias"}, r"\['0.bias'\] of model 'mlp' are asked for as frozen and as local"),
+        (
+            {"frozen": "0.*", "local": "2.*"},
+            "no shared parameters left.*; let frozen and local match fewer of 0.weight",
+        ),
+    ],
+)
+def test_patterns_that_cannot_be_used_are_refused(patterns: dict[str, str], reason: str) -> None:
+    with pytest.raises(ModelError, match=reason):
+        models.load("mlp", **patterns)

@@ -1,0 +1,194 @@
+"""Losses and metrics are what can be computed by hand, and what PyTorch computes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from torch import Tensor
+from torch.nn import functional
+
+from models.losses import LOSSES, METRICS, SLOPES, Score
+
+# --- by hand
+
+
+def per_sample(loss: str, outputs: list[list[float]], targets: Tensor) -> list[float]:
+    values: list[float] = LOSSES[loss].per_sample(torch.tensor(outputs), targets).tolist()
+    return values
+
+
+@pytest.mark.parametrize("loss", ["mse", "rmse"])
+def test_squared_error_is_summed_over_outputs(loss: str) -> None:
+    assert per_sample(loss, [[1, 2], [0, 0]], torch.tensor([[0.0, 4.0], [3.0, -4.0]])) == [1 + 4, 9 + 16]
+
+
+def test_squared_error_of_one_output_takes_targets_without_an_axis_for_it() -> None:
+    assert per_sample("mse", [[1], [5]], torch.tensor([3.0, 3.0])) == [4, 4]
+
+
+def test_squared_error_takes_classes_as_one_hot() -> None:
+    # Against (0, 0, 1) and (1, 0, 0).
+    assert per_sample("mse", [[0, 0, 1], [0, 2, 1]], torch.tensor([2, 0])) == [0, 1 + 4 + 1]
+
+
+def test_squared_error_of_one_output_takes_whole_numbers_as_numbers() -> None:
+    assert per_sample("mse", [[1], [5]], torch.tensor([3, -3])) == [4, 64]
+
+
+def test_cross_entropy_of_even_odds_is_the_logarithm_of_the_number_of_classes() -> None:
+    assert per_sample("cross-entropy", [[7.0] * 4], torch.tensor([2])) == pytest.approx([np.log(4)])
+
+
+def test_cross_entropy_of_odds_of_three_to_one() -> None:
+    log3 = float(np.log(3))
+    values = per_sample("cross-entropy", [[log3, 0], [log3, 0]], torch.tensor([0, 1]))
+    assert values == pytest.approx([np.log(4 / 3), np.log(4)])
+
+
+def test_cross_entropy_does_not_overflow() -> None:
+    assert per_sample("cross-entropy", [[1e30, 0.0], [-1e30, 0.0]], torch.tensor([0, 0])) == pytest.approx([0, 1e30])
+
+
+def test_accuracy_counts_where_the_largest_output_is_the_class() -> None:
+    outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+    hits = METRICS["accuracy"].per_sample(outputs, torch.tensor([1, 1, 1]))
+    assert hits.tolist() == [1, 0, 1]
+    assert METRICS["accuracy"].report(hits.mean()).item() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("score", [LOSSES["mse"], LOSSES["rmse"], METRICS["rmse"]])
+def test_squared_error_is_reported_as_its_root(score: Score) -> None:
+    assert score.report(torch.tensor([0.0, 4.0, 6.25])).tolist() == [0, 2, 2.5]
+
+
+def test_what_is_descended_is_the_mean_square_its_root_or_the_cross_entropy() -> None:
+    mean = torch.tensor([4.0, 6.25])
+    assert LOSSES["mse"].objective(mean).tolist() == [4, 6.25]
+    assert LOSSES["rmse"].objective(mean).tolist() == [2, 2.5]
+    assert LOSSES["cross-entropy"].objective(mean).tolist() == [4, 6.25]
+
+
+@pytest.mark.parametrize(("loss", "gradient"), [("mse", [1, -7]), ("rmse", [0.1, -0.7])])
+def test_gradients_of_both_squared_losses(loss: str, gradient: list[float]) -> None:
+    # Two samples with residuals r = 1 and -7. The mean square m = (1 + 49) / 2 = 25 has the
+    # gradient 2 r / 2 = r, and its root 5 has r / (2 * 5).
+    outputs = torch.tensor([[1.0], [-7.0]], requires_grad=True)
+    LOSSES[loss].objective(LOSSES[loss].per_sample(outputs, torch.zeros(2)).mean()).backward()
+    assert outputs.grad is not None
+    assert outputs.grad.flatten().tolist() == pytest.approx(gradient)
+
+
+@pytest.mark.parametrize("loss", list(LOSSES))
+def test_the_gradient_at_a_perfect_fit_is_finite(loss: str) -> None:
+    theta = torch.tensor([[1.0, 0.0]], requires_grad=True)
+    mean = LOSSES[loss].per_sample(theta, torch.tensor([0])).mean()
+    LOSSES[loss].objective(mean).backward()
+    assert theta.grad is not None
+    assert torch.isfinite(theta.grad).all()
+    if loss != "cross-entropy":
+        assert theta.grad.tolist() == [[0, 0]]
+
+
+# --- against PyTorch
+
+logit = st.floats(-50, 50, width=32)
+
+
+@st.composite
+def classified(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
+    """Draw logits (*batch, classes) and classes (*batch,), with one or two axes in front."""
+    batch = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=2)))
+    classes = draw(st.integers(2, 6))
+    outputs = draw(hnp.arrays(np.float32, (*batch, classes), elements=logit))
+    targets = draw(hnp.arrays(np.int64, batch, elements=st.integers(0, classes - 1)))
+    return torch.from_numpy(outputs), torch.from_numpy(targets)
+
+
+@settings(max_examples=50)
+@given(classified())
+def test_cross_entropy_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = case
+    expected = functional.cross_entropy(outputs.flatten(0, -2), targets.flatten(), reduction="none")
+    values = LOSSES["cross-entropy"].per_sample(outputs, targets)
+    torch.testing.assert_close(values.flatten(), expected, rtol=1e-5, atol=1e-5)
+
+
+@settings(max_examples=50)
+@given(classified())
+def test_squared_error_of_classes_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = case
+    one_hot = functional.one_hot(targets, outputs.shape[-1]).float()
+    expected = functional.mse_loss(outputs, one_hot, reduction="none").sum(-1)
+    torch.testing.assert_close(LOSSES["mse"].per_sample(outputs, targets), expected)
+
+
+@settings(max_examples=50)
+@given(classified())
+def test_squared_error_of_numbers_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = case[0], case[0].flip(-1)
+    expected = functional.mse_loss(outputs, targets, reduction="none").sum(-1)
+    torch.testing.assert_close(LOSSES["rmse"].per_sample(outputs, targets), expected)
+
+
+@settings(max_examples=50)
+@given(classified())
+def test_accuracy_is_the_share_of_equal_labels(case: tuple[Tensor, Tensor]) -> None:
+    outputs, targets = case
+    expected = np.mean(outputs.numpy().argmax(-1) == targets.numpy())
+    assert METRICS["accuracy"].per_sample(outputs, targets).mean().item() == pytest.approx(expected)
+
+
+# --- losses of the margin
+
+losses = pytest.mark.parametrize("loss", list(SLOPES))
+
+
+def loss_of(name: str, margin: float, label: int = 1) -> float:
+    """Return the loss of a score that has the given margin for a label."""
+    score, target = torch.tensor([[margin * label]], dtype=torch.float64), torch.tensor([label])
+    (value,) = LOSSES[name].per_sample(score, target).tolist()
+    return float(value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "at_minus_one", "at_zero", "at_two"),
+    [
+        ("log", math.log(1 + math.e), math.log(2), math.log(1 + math.exp(-2))),
+        ("hinge", 2, 1, 0),
+        ("margin", 1, 0, -2),
+    ],
+)
+@pytest.mark.parametrize("label", [-1, 1])
+def test_losses_by_hand(loss: str, at_minus_one: float, at_zero: float, at_two: float, label: int) -> None:
+    found = [loss_of(loss, margin, label) for margin in (-1.0, 0.0, 2.0)]
+    assert found == pytest.approx([at_minus_one, at_zero, at_two], rel=1e-12)
+
+
+@losses
+@given(margin=st.floats(-30, 30).filter(lambda z: abs(z - 1) > 1e-3))
+def test_a_slope_is_the_derivative_of_its_loss(loss: str, margin: float) -> None:
+    step = 1e-4  # the hinge has its kink at 1, where it has no derivative
+    numeric = (loss_of(loss, margin + step) - loss_of(loss, margin - step)) / (2 * step)
+    assert SLOPES[loss](np.array([margin]))[0] == pytest.approx(numeric, abs=1e-6)
+
+
+@pytest.mark.parametrize(("loss", "slope"), [("log", -0.5), ("hinge", -1), ("margin", -1)])
+def test_the_slope_at_zero_is_not_zero(loss: str, slope: float) -> None:
+    """Assumption 2 of the paper."""
+    assert SLOPES[loss](np.zeros(1, np.float32)).tolist() == [slope]
+
+
+def test_the_slope_of_the_log_loss_does_not_overflow() -> None:
+    with np.errstate(all="raise", under="ignore"):
+        assert SLOPES["log"](np.array([-1e4, 1e4], np.float32)).tolist() == [-1, 0]
+
+
+def test_a_sign_is_right_where_score_and_label_agree_and_no_score_is_wrong() -> None:
+    scores, labels = torch.tensor([[2.0], [2.0], [-2.0], [-2.0], [0.0]]), torch.tensor([1, -1, 1, -1, 1])
+    assert METRICS["right-sign"].per_sample(scores, labels).tolist() == [1, 0, 0, 1, 0]

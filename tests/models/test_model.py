@@ -1,0 +1,314 @@
+"""A model's parameters are of three kinds: frozen, shared and local; only the shared ones are what a hypothesis is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import models
+from models import LOSSES, METRICS, Model
+from models.model import Kind, check
+from protocol.errors import ModelError
+from tests.helpers.models import ADAPTED, Headed, headed, write_module
+
+HEAD = {"head.weight": (1, 3), "head.bias": (1,)}
+BODY = {"body.weight": (3, 2), "body.bias": (3,)}
+
+
+def of(network: Callable[[], nn.Module], frozen: str = "", local: str = "") -> Model:
+    """Return the model of a network."""
+    return Model("own", network, LOSSES["mse"], METRICS["rmse"], tuple(frozen.split()), tuple(local.split()))
+
+
+def frozen_head() -> nn.Module:
+    """Return a network that freezes its head itself."""
+    network = Headed()
+    network.head.requires_grad_(False)
+    return network
+
+
+class Owned(Headed):
+    """A network that says itself that its head is each client's own."""
+
+    local_parameters = ("head.*",)
+
+
+# --- three kinds
+
+
+def test_without_a_word_all_parameters_are_shared() -> None:
+    model = headed(local="")
+    assert set(model.kinds.values()) == {Kind.SHARED}
+    assert model.shapes == BODY | HEAD
+    assert (model.local_shapes, model.frozen_values, model.frozen_digest) == ({}, {}, "")
+    assert model.num_parameters == 6 + 3 + 3 + 1
+
+
+@pytest.mark.parametrize("model", [of(frozen_head), of(Headed, frozen="head.*")], ids=["by itself", "by pattern"])
+def test_a_frozen_parameter_is_neither_counted_nor_drawn(model: Model) -> None:
+    assert {name for name, kind in model.kinds.items() if kind is Kind.FROZEN} == set(HEAD)
+    assert model.shapes == BODY
+    assert model.num_parameters == 9
+    assert list(model.initial(3)) == list(BODY)
+    assert model.local_shapes == {}
+    assert {name: tuple(value.shape) for name, value in model.frozen_values.items()} == HEAD
+
+
+def test_a_local_parameter_is_neither_counted_nor_drawn_with_the_others() -> None:
+    model = headed()
+    assert {name for name, kind in model.kinds.items() if kind is Kind.LOCAL} == set(HEAD)
+    assert (model.shapes, model.local_shapes) == (BODY, HEAD)
+    assert model.num_parameters == 9
+    assert list(model.initial(3)) == list(BODY)
+    assert model.frozen_values == {}
+
+
+def test_what_is_shared_starts_the_same_whatever_the_others_are() -> None:
+    """A pattern in the run config changes no draw."""
+    whole = of(Headed).initial(5)
+    for model in (of(Headed, local="head.*"), of(Headed, frozen="head.*"), of(Headed, "head.bias", "head.weight")):
+        for name, value in model.initial(5).items():
+            np.testing.assert_array_equal(value, whole[name])
+
+
+def test_all_three_kinds_in_one_model() -> None:
+    model = of(Headed, frozen="body.bias", local="head.*")
+    assert model.kinds == {
+        "body.weight": Kind.SHARED,
+        "body.bias": Kind.FROZEN,
+        "head.weight": Kind.LOCAL,
+        "head.bias": Kind.LOCAL,
+    }
+    assert model.num_parameters == 6
+
+
+def test_patterns_are_of_whole_names_in_their_own_case() -> None:
+    assert of(Headed, frozen="body").shapes == BODY | HEAD
+    assert of(Headed, frozen="BODY.*").shapes == BODY | HEAD
+    assert of(Headed, frozen="*.bias").shapes == {"body.weight": (3, 2), "head.weight": (1, 3)}
+    assert of(Headed, frozen="body.bias head.*").shapes == {"body.weight": (3, 2)}
+
+
+def test_convolutions_are_frozen_by_their_name() -> None:
+    model = models.load("cnn", frozen="conv*")
+    assert {name for name, kind in model.kinds.items() if kind is Kind.FROZEN} == {
+        "conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias",
+    }  # fmt: skip
+    assert model.num_parameters == 1_206_590 - (32 * 9 + 32) - (64 * 32 * 9 + 64)
+
+
+@pytest.mark.parametrize("asked", [{"frozen": "head.*"}, {"frozen": "*.bias"}, {"local": "head.weight"}])
+def test_a_networks_own_local_parameters_stay_local_whatever_is_asked(asked: dict[str, str]) -> None:
+    """What a site's clients keep is not a server's to freeze, nor to share."""
+    model = of(Owned, **asked)
+    check(model)
+    assert model.local_shapes == HEAD
+    assert not set(HEAD) & {*model.shapes, *model.frozen_values}
+
+
+def test_a_users_vector_stays_local_whatever_is_asked() -> None:
+    for asked in ({"frozen": "user"}, {"frozen": "u*"}, {"local": "u*"}):
+        model = models.load("factors-3x2", **asked)
+        assert (model.shapes, model.local_shapes) == ({"items": (3, 2)}, {"user": (2,)})
+
+
+def test_what_a_network_freezes_is_frozen_even_where_it_is_asked_for_as_local() -> None:
+    model = of(frozen_head, local="head.* body.bias")
+    assert set(model.frozen_values) == set(HEAD)
+    assert set(model.local_shapes) == {"body.bias"}
+
+
+def test_an_adapter_on_a_frozen_backbone_is_all_that_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write_module(tmp_path, monkeypatch, ADAPTED) + ":Adapted"
+    model = models.load(name, "mse")
+    assert model.shapes == {"down.weight": (2, 8), "up.weight": (3, 2)}
+    assert model.num_parameters == 2 * 8 + 3 * 2
+    assert set(model.frozen_values) == {"backbone.weight", "backbone.bias"}
+
+
+# --- what cannot be
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            of(Headed, frozen="conv*"),
+            "frozen = 'conv*' matches no parameter of model 'own'; it has body.weight, body.bias, head.weight, "
+            "head.bias",
+        ),
+        (of(Headed, local="head"), "local = 'head' matches no parameter of model 'own'; it has body.weight,"),
+        (of(Headed, local="head.* tail.*"), "local = 'tail.*' matches no parameter"),
+        (
+            of(Headed, frozen="*.bias", local="head.*"),
+            "parameters ['head.bias'] of model 'own' are asked for as frozen and as local; choose one",
+        ),
+        (
+            of(Headed, frozen="body.*", local="head.*"),
+            "model 'own' has no shared parameters left, and nothing would be learnt together; "
+            "let frozen and local match fewer of body.weight, body.bias, head.weight, head.bias",
+        ),
+        (of(Headed, local="*"), "no shared parameters left"),
+        (of(Headed, frozen="*"), "no shared parameters left"),
+        (of(Owned, local="body.*"), "no shared parameters left"),
+    ],
+)
+def test_patterns_that_cannot_be_used_are_told_with_the_fix(model: Model, reason: str) -> None:
+    with pytest.raises(ModelError) as error:
+        check(model)
+    assert reason in str(error.value)
+
+
+# --- what both sides must have alike
+
+
+def with_head(value: float) -> Callable[[], nn.Module]:
+    """Return a network whose frozen head holds a value."""
+
+    def build() -> nn.Module:
+        network = frozen_head()
+        nn.init.constant_(network.head.weight, value)
+        return network
+
+    return build
+
+
+def test_the_digest_is_of_the_frozen_values_alone() -> None:
+    one, again, other = of(with_head(1.0)), of(with_head(1.0)), of(with_head(1.0 + 1e-7))
+    assert one.frozen_digest == again.frozen_digest
+    assert one.frozen_digest != other.frozen_digest
+    assert len(one.frozen_digest) == len(hashlib.sha256().hexdigest())
+
+
+def test_the_digest_does_not_hang_on_pytorchs_generator() -> None:
+    digests = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        digests.append(of(Headed, frozen="head.*").frozen_digest)
+    assert digests[0] == digests[1]
+
+
+def test_the_digest_tells_which_parameters_are_frozen() -> None:
+    def zeros() -> nn.Module:
+        network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        for parameter in network.parameters():
+            nn.init.zeros_(parameter)
+        return network
+
+    digests = {of(zeros, frozen=which).frozen_digest for which in ("0.weight", "1.weight", "0.bias", "1.bias")}
+    assert len(digests) == 4
+
+
+def test_frozen_parameters_may_be_left_out_where_the_network_is_applied() -> None:
+    model = of(Headed, frozen="head.*")
+    rows = torch.tensor([[1.0, 2.0]])
+    shared = {name: torch.from_numpy(value) for name, value in model.initial(1).items()}
+    hidden = torch.tanh(rows @ shared["body.weight"].T + shared["body.bias"])
+    expected = hidden @ model.frozen_values["head.weight"].T + model.frozen_values["head.bias"]
+    torch.testing.assert_close(model.apply(shared, rows), expected)
+
+
+# --- fresh local parameters
+
+
+def generators(*seeds: int) -> list[np.random.Generator]:
+    return [np.random.default_rng(seed) for seed in seeds]
+
+
+def test_each_client_starts_from_local_parameters_of_its_own() -> None:
+    drawn = headed().initial_local(generators(1, 2, 1))
+    assert {name: value.shape for name, value in drawn.items()} == {"head.weight": (3, 1, 3), "head.bias": (3, 1)}
+    for value in drawn.values():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value[0], value[2])
+        assert (value[0] != value[1]).all()
+
+
+def test_a_fresh_head_is_as_the_network_draws_it() -> None:
+    """A linear layer's weights are uniform within 1 / sqrt(inputs)."""
+    drawn = headed().initial_local(generators(*range(50)))["head.weight"]
+    assert np.abs(drawn).max() <= 3**-0.5
+    assert np.abs(drawn).max() > 0.9 * 3**-0.5
+
+
+def test_of_nobody_nothing_is_drawn() -> None:
+    assert {name: value.shape for name, value in headed().initial_local([]).items()} == {
+        "head.weight": (0, 1, 3), "head.bias": (0, 1),
+    }  # fmt: skip
+    assert models.load("linear").initial_local(generators(1)) == {}
+
+
+def test_a_network_may_draw_its_own() -> None:
+    class Counting(Headed):
+        def draw_local(self, generator: np.random.Generator) -> dict[str, np.ndarray]:
+            return {"head.weight": np.full((1, 3), generator.integers(1, 9)), "head.bias": np.zeros(1)}
+
+    drawn = of(Counting, local="head.*").initial_local(generators(1, 2))
+    assert [len(set(row.ravel())) for row in drawn["head.weight"]] == [1, 1]
+    assert drawn["head.weight"].dtype == np.float32
+    assert not drawn["head.bias"].any()
+
+
+def test_drawing_local_parameters_leaves_pytorchs_generator_alone() -> None:
+    before = torch.random.get_rng_state()
+    headed().initial_local(generators(1))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# --- shared parameters, and their beginning
+
+
+def test_shapes_are_those_of_the_state_dict() -> None:
+    assert models.load("linear").shapes == {"weight": (1, 2)}
+    assert models.load("mlp").shapes == {"0.weight": (2, 3), "0.bias": (2,), "2.weight": (1, 2), "2.bias": (1,)}
+
+
+def test_apply_leaves_the_models_own_network_out() -> None:
+    model = models.load("linear")
+    before = model.module.weight.detach().clone()
+    assert model.apply({"weight": torch.zeros(1, 2)}, torch.ones(1, 2)).item() == 0
+    assert torch.equal(model.module.weight, before)
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_initial_parameters_are_those_of_their_seed(name: str) -> None:
+    model = models.load(name)
+    first, again, other = model.initial(1), model.initial(1), model.initial(2)
+    assert {key: value.shape for key, value in first.items()} == model.shapes
+    for key, value in first.items():
+        assert value.dtype == np.float32
+        np.testing.assert_array_equal(value, again[key])
+        # The biases of the mlp start at 0.
+        assert (value != other[key]).any() != (name == "mlp" and key.endswith("bias") and not value.any())
+
+
+@pytest.mark.parametrize("name", list(models.MODELS))
+def test_drawing_initial_parameters_leaves_pytorchs_generator_alone(name: str) -> None:
+    model = models.load(name)
+    before = torch.random.get_rng_state()
+    model.initial(1)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_initial_parameters_do_not_depend_on_pytorchs_generator() -> None:
+    model = models.load("mlp")
+    first = model.initial(1)
+    torch.rand(1)
+    np.testing.assert_array_equal(first["0.weight"], model.initial(1)["0.weight"])
+
+
+def test_initial_parameters_are_the_callers_own() -> None:
+    model = models.load("linear")
+    model.initial(1)["weight"][:] = 99
+    assert (model.initial(1)["weight"] != 99).all()
+
+
+def test_seeds_may_have_64_bits() -> None:
+    model = models.load("linear")
+    assert (model.initial(2**64 - 1)["weight"] != model.initial(2**63)["weight"]).all()

@@ -1,0 +1,95 @@
+"""The networks of the papers have their sizes, and compute what the papers say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import models
+from models import LOSSES, METRICS
+from models.networks import CNN, LeNet, Linear
+
+
+@pytest.mark.parametrize(
+    # That for ten classes is ours: 52 classes less, each with 128 weights and a bias.
+    ("name", "parameters"),
+    [("linear", 2), ("mlp", 11), ("cnn", 1_206_590), ("cnn10", 1_199_882), ("lenet", 44_054), ("lenet10", 13_426)],
+)
+def test_networks_have_as_many_parameters_as_the_papers_say(name: str, parameters: int) -> None:
+    model = models.load(name)
+    assert model.num_parameters == parameters
+    assert sum(value.size for value in model.initial(0).values()) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "loss", "metric"),
+    [
+        ("linear", "mse", "rmse"),
+        ("mlp", "rmse", "rmse"),
+        ("cnn", "cross-entropy", "accuracy"),
+        ("cnn10", "cross-entropy", "accuracy"),
+        ("lenet", "cross-entropy", "accuracy"),
+        ("lenet10", "cross-entropy", "accuracy"),
+    ],
+)
+def test_networks_bring_the_papers_losses(name: str, loss: str, metric: str) -> None:
+    model = models.load(name)
+    assert (model.name, model.loss.name, model.metric.name) == (name, loss, metric)
+
+
+def test_the_linear_model_has_no_intercept() -> None:
+    theta = {"weight": torch.tensor([[5.0, 6.0]])}
+    inputs = torch.tensor([[0.0, 0.0], [1.0, -1.0], [0.5, 2.0]])
+    assert models.load("linear").apply(theta, inputs).tolist() == [[0], [-1], [14.5]]
+
+
+def test_the_hospital_network_is_two_rectified_units() -> None:
+    parameters = {
+        "0.weight": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 1.0]]),
+        "0.bias": torch.tensor([0.0, -1.0]),
+        "2.weight": torch.tensor([[2.0, 3.0]]),
+        "2.bias": torch.tensor([0.5]),
+    }
+    # Units relu(1), relu(2 + 3 - 1), then relu(-1), relu(0 + 0 - 1).
+    inputs = torch.tensor([[1.0, 2.0, 3.0], [-1.0, 0.0, 0.0]])
+    assert models.load("mlp").apply(parameters, inputs).tolist() == [[2 * 1 + 3 * 4 + 0.5], [0.5]]
+
+
+@pytest.mark.parametrize("kind", [CNN, LeNet])
+def test_the_image_networks_take_images_with_and_without_a_channel(kind: type[CNN | LeNet]) -> None:
+    network = kind(classes=10)
+    images = torch.rand(3, 28, 28)
+    with torch.inference_mode():
+        flat, channelled = network(images), network(images.unsqueeze(1))
+    assert flat.shape == (3, 10)
+    assert torch.equal(flat, channelled)
+
+
+@pytest.mark.parametrize(("name", "classes"), [("cnn", 62), ("cnn10", 10), ("lenet", 62), ("lenet10", 10)])
+def test_the_image_networks_have_an_output_for_each_class(name: str, classes: int) -> None:
+    with torch.inference_mode():
+        assert models.load(name).module(torch.rand(3, 28, 28)).shape == (3, classes)
+
+
+def test_the_network_that_leaks_is_twice_differentiable_and_starts_uniformly() -> None:
+    parameters = {name: torch.from_numpy(value) for name, value in models.load("lenet10").initial(0).items()}
+    drawn = torch.cat([value.flatten() for value in parameters.values()])
+    assert stats.kstest(drawn.numpy(), stats.uniform(-0.5, 1.0).cdf).pvalue > 1e-6
+    images = torch.rand(1, 28, 28, requires_grad=True)
+    (first,) = torch.autograd.grad(models.load("lenet10").apply(parameters, images).sum(), images, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), images)
+    assert (second != 0).all()
+
+
+def test_the_linear_model_starts_from_a_standard_normal() -> None:
+    one_of_many = models.Model("wide", lambda: Linear(100_000), LOSSES["mse"], METRICS["rmse"]).initial(0)
+    many = np.concatenate([models.load("linear").initial(seed)["weight"].ravel() for seed in range(200)])
+    for draws in (one_of_many["weight"].ravel(), many):
+        assert stats.kstest(draws, "norm").pvalue > 1e-6
+
+
+def test_a_wider_linear_model_is_still_linear() -> None:
+    assert Linear(5).weight.shape == (1, 5)
+    assert Linear(5).bias is None
