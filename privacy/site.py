@@ -276,7 +276,12 @@ class Site:
     def ledger_path(self) -> Path | None:
         """Where charges are kept; None, for the run's memory alone, in simulation."""
         if not self.policy.ledger_path:
-            return None if self.simulated else umbel_home() / "ledger.sqlite"
+            if self.simulated:
+                return None
+            if "ledger_path" in self.policy.model_fields_set:
+                # Written down as empty it may be a slip, and another ledger has forgotten what was spent.
+                raise SiteError("ledger-path must be an absolute path, got ''; leave it out for the default")
+            return umbel_home() / "ledger.sqlite"
         return _path("ledger-path", self.policy.ledger_path)
 
     @cached_property
