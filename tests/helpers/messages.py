@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
+from privacy.gate import Gate
+from privacy.site import in_process
 from protocol.arrays import Arrays
 from protocol.messages import Evaluation, Training, round_request
 from protocol.records import from_array_record, record_in, to_array_record
 
 Layout = Mapping[str, tuple[int, ...]]
+Handler = Callable[[Message, Context], Message]
+"""What stands behind the gate."""
+
+SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
+"""The configuration of the only node of a simulation."""
 
 
 def demanded(clients: tuple[int, ...] = (0,), **changes: Any) -> Training:
@@ -46,6 +53,17 @@ def stacked(matrix: NDArray[Any], layout: Layout) -> Arrays:
 def to_node(content: RecordDict, message_type: str = "train") -> Message:
     """Return a message as it arrives at a node."""
     return Message(content, 100, message_type, group_id="1")
+
+
+def of_node(node_config: dict[str, Any], **run_config: Any) -> Context:
+    """Return what a node keeps, at the start of a run whose seed is 3."""
+    return Context(1, 100, node_config, RecordDict(), {"seed": 3} | run_config)
+
+
+def through_gate(content: RecordDict, context: Context, handler: Handler, message_type: str = "train") -> Message:
+    """Return what the gate lets out, on a node of the in-process grid unless it has data of its own."""
+    with in_process():
+        return Gate()(to_node(content, message_type), context, handler)
 
 
 def asked(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,17 @@ from scipy import stats
 
 from privacy.accountant import Guarantee, formal, loss_cdf
 from privacy.laplace import sample
+from protocol.release import Kind, RadiusMode, Release
 
 LOSSES = 10_000
 
 
+def public(n: int, nu: float, **changes: Any) -> Release:
+    return Release(**{"kind": Kind.TRAIN, "n": n, "noise_multiplier": nu, "radius_mode": RadiusMode.PUBLIC} | changes)
+
+
 def one(n: int, nu: float, times: int, delta: float = 1e-5) -> Guarantee:
-    return formal({(n, nu): times}, delta)
+    return formal({public(n, nu): times}, delta)
 
 
 def test_the_figures_for_the_hospital_network() -> None:
@@ -86,7 +92,7 @@ def test_delta_is_what_simulated_losses_show(n: int) -> None:
 
 
 def test_releases_of_different_price_compose() -> None:
-    both = formal({(11, 3.0): 3, (2, 2.0): 2}, 1e-5)
+    both = formal({public(11, 3.0): 3, public(2, 2.0): 2}, 1e-5)
     first, second = one(11, 3.0, 3), one(2, 2.0, 2)
     assert both.pure == pytest.approx(first.pure + second.pure)
     assert max(first.epsilon, second.epsilon) < both.epsilon < both.pure
@@ -100,9 +106,20 @@ def test_more_participations_cost_more_and_never_more_than_pure() -> None:
 
 
 def test_two_radii_apart_costs_twice_as_much_pure() -> None:
-    assert formal({(11, 3.0): 4}, 1e-5, distance=2.0).pure == pytest.approx(2 * one(11, 3.0, 4).pure)
+    assert formal({public(11, 3.0): 4}, 1e-5, distance=2.0).pure == pytest.approx(2 * one(11, 3.0, 4).pure)
 
 
-def test_nothing_is_guaranteed_without_noise() -> None:
-    with pytest.raises(ValueError, match="without noise"):
-        one(11, 0.0, 1)
+def test_the_radius_and_what_was_released_play_no_part() -> None:
+    """A guarantee is in radii, and a report is a release like any other."""
+    releases = {public(11, 3.0, radius=0.5): 3, public(11, 3.0, radius=0.1): 2, public(11, 3.0, kind=Kind.REPORT): 1}
+    assert formal(releases, 1e-5) == one(11, 3.0, 6)
+
+
+def test_who_released_nothing_has_spent_nothing() -> None:
+    assert formal({}, 1e-5) == formal({public(11, 3.0): 0}, 1e-5) == Guarantee(0.0, 0.0, 1e-5)
+
+
+@pytest.mark.parametrize("release", [public(11, 0.0), public(11, 3.0, radius_mode=RadiusMode.UPDATE)])
+def test_nothing_is_guaranteed_without_noise_or_without_a_public_radius(release: Release) -> None:
+    with pytest.raises(ValueError, match="without noise, or without a public radius, has no guarantee"):
+        formal({public(11, 3.0): 1, release: 1}, 1e-5)

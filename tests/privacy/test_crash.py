@@ -31,23 +31,22 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 
     from client.app import app
     from privacy import gate
-    from protocol.messages import COUNTS, Demand, train_request
-    from protocol.records import to_array_record
+    from protocol.messages import Training
     from simulation.grid import InProcessGrid
+    from tests.helpers.messages import asked, released
 
     if die_before_noise:
         gate.sanitise = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
     grid = InProcessGrid(app, run_config, node_configs=[config])
     [node] = grid.get_node_ids()
-    hypotheses = to_array_record({"weight": np.ones((2, 1, 2), np.float32)})
-    demand = Demand(1, tuple(range(CLIENTS)), 1, 0.1, 10, 3.0)
+    hypotheses = {"weight": np.ones((2, 1, 2), np.float32)}
+    demand = Training(1, tuple(range(CLIENTS)), 1, 0.1, 10, 3.0)
     (folder / "ready").touch()
     sent = os.open(folder / "sent", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
-        [reply] = grid.send_and_receive([Message(train_request(hypotheses, demand), node, "train")])
-        released = reply.content.metric_records[COUNTS]["released"]
-        assert list(released) == [1] * CLIENTS  # type: ignore[arg-type]
+        [reply] = grid.send_and_receive([Message(asked(hypotheses, demand), node, "train")])
+        assert released(reply) == [1] * CLIENTS
         os.write(sent, ANSWER)
 
 
@@ -55,7 +54,9 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 def folder(tmp_path: Path) -> Path:
     generator = np.random.default_rng(0)
     features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
-    manifest = Manifest("own", CLIENTS, {"train": CLIENTS, "validation": 0}, "linear", "mse")
+    manifest = Manifest(
+        name="own", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="linear", loss="mse"
+    )
     write_federation(tmp_path / "own", manifest, features, features[:, 0], offsets_of([10] * CLIENTS))
     return tmp_path
 

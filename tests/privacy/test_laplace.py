@@ -376,7 +376,7 @@ def test_a_radius_that_is_no_number_above_zero_is_an_error(radius: float, mode: 
 
 
 def test_an_unknown_radius_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match="unknown radius mode 'private'"):
+    with pytest.raises(ValueError, match="'private' is not a valid RadiusMode"):
         sanitise(np.zeros((1, 2)), 5.0, 1.0, "private", generators(1))
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import math
 import multiprocessing
 import sqlite3
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
-from privacy.ledger import Charge, Ledger, Limits
+from privacy.ledger import Account, Charge, Ledger, Limits
 from protocol.errors import LedgerError
+from protocol.release import Kind, RadiusMode, Release
 
-TRAIN = Charge(run="7", round=1, kind="train", n=11, noise_multiplier=3.0, radius_mode="update")
+TRAIN = Charge(run="7", round=1, release=Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE))
+COST = TRAIN.release.cost
 
 
 @pytest.fixture
@@ -43,13 +46,13 @@ def test_sums_are_exact(path: Path) -> None:
     ledger = Ledger(path)
     for _ in range(30):
         ledger.charge(TRAIN, [0])
-    ledger.charge(Charge("7", 2, "train", 11, 0.1, "public", 0.5), [0])
+    ledger.charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.1, RadiusMode.PUBLIC, 0.5)), [0])
     assert ledger.spent(0) == Fraction(110) + 11 / Fraction(0.1)
     assert ledger.spent(1) == 0
 
 
 def test_every_charge_is_a_row(path: Path) -> None:
-    Ledger(path).charge(Charge("run", 3, "train", 11, 3.0, "public", 0.25), [4, 9])
+    Ledger(path).charge(Charge("run", 3, Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.25)), [4, 9])
     rows = list(Ledger(path).rows())
     assert [row["client"] for row in rows] == [4, 9]
     assert rows[0]["at"].startswith("20")  # type: ignore[attr-defined]
@@ -62,6 +65,22 @@ def test_the_norm_of_an_update_is_not_written_down(path: Path) -> None:
     assert next(Ledger(path).rows())["radius"] is None
 
 
+def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) -> None:
+    """Releases of one price are one account; the accountant takes them as they are."""
+    public = Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC)
+    report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
+    ledger = Ledger(path)
+    for radius in (0.25, 0.5):
+        ledger.charge(Charge("7", 1, replace(public, radius=radius)), [0])
+    ledger.charge(Charge("7", 1, report), [0, 1])
+    ledger.charge(TRAIN, [1])
+    accounts = ledger.accounts()
+    assert set(accounts) == {
+        Account(0, public, 2), Account(0, report, 1), Account(1, report, 1), Account(1, TRAIN.release, 1)
+    }  # fmt: skip
+    assert {account: account.spent for account in accounts}[Account(0, public, 2)] == Fraction(22, 3)
+
+
 def test_it_survives_being_closed_and_opened(path: Path) -> None:
     Ledger(path).charge(TRAIN, [0, 1])
     Ledger(path).charge(TRAIN, [1])
@@ -72,26 +91,26 @@ def test_a_client_pays_as_long_as_the_budget_lasts_and_to_the_last_penny(path: P
     """The budget of 11 is exactly three participations of 11/3."""
     ledger, limits = Ledger(path), Limits(Fraction(11))
     assert [ledger.charge(TRAIN, [0], limits) for _ in range(4)] == [[True], [True], [True], [False]]
-    assert ledger.affordable([0, 1], TRAIN.cost, limits) == [False, True]
+    assert ledger.affordable([0, 1], COST, limits) == [False, True]
     assert ledger.charge(TRAIN, [0, 1], limits) == [False, True]
     assert (ledger.spent(0), ledger.spent(1)) == (11, Fraction(11, 3))
 
 
 def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
     ledger = Ledger(path)
-    bare = Charge("7", 1, "train", 11, 0.0, "update")
+    bare = Charge("7", 1, Release(Kind.TRAIN, 11, 0.0, RadiusMode.UPDATE))
     assert ledger.charge(bare, [0], Limits(Fraction(10**9))) == [False]
     assert ledger.charge(bare, [0]) == [True]
     assert ledger.spent(0) == math.inf
-    assert ledger.affordable([0], TRAIN.cost, Limits(Fraction(10**9))) == [False]
+    assert ledger.affordable([0], COST, Limits(Fraction(10**9))) == [False]
 
 
 def test_a_client_releases_no_more_often_than_it_may_whatever_that_costs(path: Path) -> None:
     """With ever more noise a release costs ever less; it may still tell a little."""
     ledger, limits = Ledger(path), Limits(participations=2)
-    cheap = Charge("7", 1, "train", 11, 1e12, "public", 0.5)
+    cheap = Charge("7", 1, Release(Kind.TRAIN, 11, 1e12, RadiusMode.PUBLIC, 0.5))
     assert [ledger.charge(cheap, [0, 1], limits) for _ in range(3)] == [[True, True], [True, True], [False, False]]
-    assert ledger.affordable([0, 5], cheap.cost, limits) == [False, True]
+    assert ledger.affordable([0, 5], cheap.release.cost, limits) == [False, True]
 
 
 @pytest.mark.parametrize(

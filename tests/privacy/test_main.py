@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from privacy.__main__ import app
 from privacy.ledger import Charge, Ledger
+from protocol.release import Kind, RadiusMode, Release
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
 
@@ -23,8 +24,8 @@ def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path)
     for _ in range(11):
-        Ledger(path).charge(Charge("7", 1, "train", 11, 3.0, "public", 0.5), [0])
-    Ledger(path).charge(Charge("7", 1, "train", 11, 3.0, "update"), [1])
+        Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.5)), [0])
+    Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE)), [1])
     return path
 
 

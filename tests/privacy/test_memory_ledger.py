@@ -13,13 +13,17 @@ from hypothesis import strategies as st
 
 from privacy.ledger import Charge
 from privacy.memory_ledger import MemoryLedger
-from protocol.messages import price
+from protocol.release import Kind, RadiusMode, Release
 
 
 def of(cost: Fraction | None) -> Charge:
     """Return a charge of the given cost."""
     n, nu = (11, 0.0) if cost is None else (cost.numerator, float(cost.denominator))
-    return Charge("run", 1, "train", n, nu, "update")
+    return Charge("run", 1, Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE))
+
+
+def price(n: int, nu: float) -> Fraction | None:
+    return Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE).cost
 
 
 def test_nobody_has_spent_anything_at_first() -> None:
