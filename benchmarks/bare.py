@@ -40,7 +40,7 @@ SAME = 5  # later a client whose choice hangs on the last bit has chosen otherwi
 def main(
     rounds: Annotated[int, typer.Option(min=0, help="Of a go; 0 for the task's own number.")] = 0,
     times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 7,
-    task: Annotated[str, typer.Option(help="Tasks, apart by commas.")] = ",".join(TASKS),
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
 ) -> None:
     """Print a table for each task."""
     logging.getLogger("flwr").setLevel(logging.ERROR)

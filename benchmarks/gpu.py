@@ -24,13 +24,15 @@ from torch import nn
 from benchmarks import in_process
 from benchmarks.measure import Reading, console, interleave, machine, show
 from benchmarks.peers.tasks import write_images
-from client.cohort import Cohort, LocalUpdate, choose, train
+from client.cohort import Cohort, LocalUpdate
+from client.learner import learner_for
 from federation import Manifest, offsets_of, open_federation, write_federation
 from models import load
-from models.base import Model
+from models.model import Model
 from privacy.randomness import streams
 from protocol.arrays import Arrays
 from server.rounds import draw_hypotheses
+from simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
 UPDATE = LocalUpdate(local_epochs=1, step_size=0.1, batch_size=20)
@@ -62,9 +64,9 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     memory: dict[str, float] = {}
 
     def umbel(engine: str) -> Arrays:
-        cohort = Cohort.gather(federation, asked, device)
-        chosen = choose(model, hypotheses, cohort, engine)
-        return train(model, hypotheses, chosen, cohort, UPDATE, streams(0, "shuffle", 1, asked), engine)
+        learner, cohort = learner_for(model, device.type, engine), Cohort.gather(federation, asked, device)
+        chosen = learner.choose(hypotheses, cohort)
+        return learner.train(hypotheses, chosen, cohort, UPDATE, streams(0, "shuffle", 1, asked))[0]
 
     def contestant(name: str, compute: Callable[[], object]) -> Callable[[], Reading]:
         def go() -> Reading:
@@ -117,10 +119,9 @@ def plain(model: Model, hypotheses: Arrays, federation: Any, clients: range, dev
 
 def rounds_like_cifar(times: int, device: str, scratch: Path, clients: int = 1000, rounds: int = 10) -> None:
     """Time whole rounds of pfl-research's CIFAR10 benchmark, on noise in its shape."""
-    from experiments.runs import run_config  # it needs more than the rest of this benchmark
-
     rng, rows = np.random.default_rng(0), 50
-    manifest = Manifest("cifar", clients + 1, {"train": clients, "validation": 1}, NETWORK, "cross-entropy")
+    split = {"train": clients, "validation": 1}
+    manifest = Manifest(name="cifar", clients=clients + 1, split=split, model=NETWORK, loss="cross-entropy")
     images = rng.standard_normal(((clients + 1) * rows, 3, 32, 32), np.float32)
     labels = rng.integers(0, 10, len(images))
     write_federation(scratch / "cifar", manifest, images, labels, offsets_of([rows] * (clients + 1)))

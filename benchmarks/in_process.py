@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 import client.app
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
+from protocol.errors import FleetError
+from server.history import State
+from server.rounds import Run, initial_hypotheses, run_rounds
+from server.setup import Setup
 from simulation.grid import InProcessGrid
 
 
@@ -17,17 +19,18 @@ def prepare(config: Mapping[str, Any]) -> Callable[[], list[float]]:
     """Return what does the rounds of a run config and returns the validation loss of each, and after the last.
 
     What comes before the first round is done when it returns: data are open, the node has said what it
-    hosts.
+    hosts. All rounds are done, whatever the config's patience.
     """
-    settings, grid = Settings.parse(config), InProcessGrid(client.app.app, config)
-    start = initial_hypotheses(settings, grid)
-    settings.strategy.roster(grid)
-    state = State(hypotheses=start, best=start)
+    setup, grid = Setup.parse(config), InProcessGrid(client.app.app, config)
+    setup.strategy.fleet.roster(grid)
+    start = initial_hypotheses(setup, grid)
+    run = Run(setup, grid, State(hypotheses=start, best=start), setup.observers)
 
     def rounds() -> list[float]:
-        run_rounds(settings, grid, state, lambda state: None)
-        if any(entry.lost_nodes for entry in state.history):
-            raise RuntimeError("the simulated node refused; the log says why")
-        return [np.nan if entry.loss is None else entry.loss for entry in state.history]
+        run_rounds(run)
+        history = run.state.history
+        if any(entry.lost_nodes for entry in history):
+            raise FleetError("the simulated node refused; the log says why")
+        return [np.nan if entry.loss is None else entry.loss for entry in history]
 
     return rounds

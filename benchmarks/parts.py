@@ -23,8 +23,10 @@ import typer
 from rich.table import Table
 
 import client.app
-import client.cohort
+import fleet.fleet
+import fleet.replies
 import privacy.gate
+import protocol.messages
 import server.rounds
 import strategies.base
 import strategies.group_privacy
@@ -32,24 +34,34 @@ from benchmarks import in_process
 from benchmarks.bare import ROUNDS
 from benchmarks.measure import console, machine
 from benchmarks.peers.tasks import TASKS
+from client.cohort import Cohort
+from client.learner import Learner
 from client.node import Node
 from fleet.roster import Roster
 from privacy.memory_ledger import MemoryLedger
-from privacy.policy import Policy
+from privacy.site import Site
 
 Place = tuple[ModuleType | type, str]
 
 PARTS: dict[str, list[Place]] = {
-    "the node and its policy": [(Node, "of"), (Policy, "of")],
-    "reading rows": [(client.cohort.Cohort, "gather")],
-    "scoring, to choose and to evaluate": [(client.app, "score"), (client.cohort, "score")],
-    "training": [(client.app, "train")],
-    "ledger": [(MemoryLedger, "charge")],
+    "the node and its policy": [(Node, "of"), (Site, "of")],
+    "reading rows": [(Cohort, "gather")],
+    "scoring, to choose and to evaluate": [(Learner, "score")],
+    "training": [(Learner, "train")],
+    "ledger": [(MemoryLedger, "affordable"), (MemoryLedger, "charge")],
     "noise": [(privacy.gate, "sanitise"), (privacy.gate, "round_to_grid")],
     "arrays to records and back": [
         (module, name)
-        for module in (client.app, privacy.gate, strategies.base, server.rounds)
-        for name in ("to_array_record", "from_array_record", "flatten", "unflatten")
+        for module in (
+            client.app,
+            privacy.gate,
+            protocol.messages,
+            fleet.fleet,
+            fleet.replies,
+            strategies.base,
+            server.rounds,
+        )
+        for name in ("to_array_record", "from_array_record", "flatten", "unflatten", "unflatten_into")
         if hasattr(module, name)
     ],
     "sampling clients": [(Roster, "draw")],
@@ -99,7 +111,7 @@ class Stopwatch:
 
 
 def main(
-    task: Annotated[str, typer.Option(help="Tasks, apart by commas.")] = ",".join(TASKS),
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
     rounds: Annotated[int, typer.Option(min=0, help="0 for the task's own number.")] = 0,
 ) -> None:
     """Print a table for each task."""

@@ -24,7 +24,7 @@ import typer
 
 from benchmarks.measure import Reading, console, interleave, machine, show
 from federation import find_federation, read_manifest
-from protocol.errors import FederationError, LaunchError
+from protocol.cli import errors_in_one_line
 from simulation.launch import APP, submit, superlink
 
 PLAIN = Path(__file__).parent / "plain"
@@ -37,11 +37,8 @@ def main(
     times: Annotated[int, typer.Option(min=1, help="Runs of each, after one to warm up.")] = 2,
 ) -> None:
     """Print what a round takes, what was learnt, and how long each took to start."""
-    try:
+    with errors_in_one_line():
         compare(find_federation("hospital"), rounds, times)
-    except (FederationError, LaunchError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def compare(data: Path, rounds: int, times: int) -> None:

@@ -37,9 +37,9 @@ from rich.table import Table
 import client.app
 import server.app
 from benchmarks.measure import Reading, console, interleave, machine
-from experiments.runs import run_config
 from federation import Manifest, offsets_of, write_federation
 from simulation.grid import InProcessGrid
+from simulation.in_process import run_config
 
 _MIB = 1 << 20
 T = TypeVar("T")
@@ -154,7 +154,8 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
     """Write a federation of the hospital's shape: one to four rows a client, seven clients in ten train."""
     rng = np.random.default_rng(seed)
     train = clients * 7 // 10
-    manifest = Manifest("scale", clients, {"train": train, "validation": clients - train}, "mlp", "rmse")
+    split = {"train": train, "validation": clients - train}
+    manifest = Manifest(name="scale", clients=clients, split=split, model="mlp", loss="rmse")
     offsets = offsets_of(rng.choice(4, clients, p=[0.03, 0.03, 0.08, 0.86]) + 1)
     features = rng.standard_normal((int(offsets[-1]), 3), np.float32)
     # Two kinds of clients, so that there is something to learn.

@@ -28,8 +28,8 @@ from protocol.errors import ConfigError
 def main(
     rounds: Annotated[int, typer.Option(min=0, help="Of a go; 0 for the task's own number.")] = 0,
     times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
-    only: Annotated[str, typer.Option(help="Peers, apart by commas; none with 'umbel'.")] = ",".join(PEERS),
-    task: Annotated[str, typer.Option(help="Tasks, apart by commas.")] = ",".join(TASKS),
+    only: Annotated[str, typer.Option(help="Peers, separated by commas; none with 'umbel'.")] = ",".join(PEERS),
+    task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
     cores: Annotated[int, typer.Option(min=1, help="That each contestant may use.")] = 1,
 ) -> None:
     """Print a table for each task, and what each peer leaves out."""

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 import client.app
 from benchmarks.peers.brief import Brief, Settings
-from experiments.runs import run_config
-from federation import Manifest, find_federation, offsets_of, open_federation, write_federation
-from protocol.messages import CONFIG, Demand, asked_clients
+from federation import Manifest, offsets_of, write_federation
+from protocol.messages import evaluation_in, training_in
 from protocol.records import to_array_record
-from server import settings as server_settings
 from server.rounds import initial_hypotheses
+from server.setup import Setup
 from simulation.grid import InProcessGrid
+from simulation.in_process import run_config
 
 CLASSES = 62
 
@@ -54,32 +54,38 @@ def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: i
     images: NDArray[np.float32] = patterns[targets] + 0.5 * rng.standard_normal((len(targets), 28, 28), np.float32)
     turned = np.repeat(np.arange(clients) % 2 == 1, lengths)
     images[turned] = np.rot90(images[turned], axes=(1, 2))
-    manifest = Manifest("images", clients, {"train": clients - validation, "validation": validation}, model="cnn")
+    split = {"train": clients - validation, "validation": validation}
+    manifest = Manifest(name="images", clients=clients, split=split, model="cnn")
     write_federation(folder, manifest, images, targets, offsets_of(lengths))
 
 
 def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     """Return a run config's task as its peers get it: the clients that umbel draws, its initial hypotheses."""
-    settings, grid = server_settings.Settings.parse(config), InProcessGrid(client.app.app, config)
-    federation = open_federation(find_federation(str(config["federation"])))
-    hypotheses = initial_hypotheses(settings, grid)
-    arrays, strategy = to_array_record(hypotheses), settings.strategy
+    setup, grid = Setup.parse(config), InProcessGrid(client.app.app, config)
+    run, strategy, federation = setup.run, setup.strategy, setup.federation
+    assert federation is not None
+    hypotheses = initial_hypotheses(setup, grid)
+    arrays, demand = to_array_record(hypotheses), ConfigRecord(setup.demand())
     train, validate = [], []
-    for number in range(1, settings.rounds + 2):
+    for number in range(1, run.rounds + 2):
         # One node hosts all clients, so that it counts them as the federation does.
-        (message,) = strategy.configure_train(number, arrays, settings.train_config, grid)
-        train.append(list(Demand.from_record(message.content.config_records[CONFIG]).clients))
-        (message,) = strategy.configure_evaluate(number, arrays, ConfigRecord(), grid)
-        validate.append(list(asked_clients(message.content.config_records[CONFIG])))
+        (message,) = strategy.configure_train(number, arrays, demand, grid)
+        training = training_in(message.content)
+        (message,) = strategy.configure_evaluate(number, arrays, demand, grid)
+        evaluation = evaluation_in(message.content)
+        assert training is not None
+        assert evaluation is not None
+        train.append(list(training.clients))
+        validate.append(list(evaluation.clients))
     return Brief(
         Settings(
-            network=settings.model.name,
+            network=setup.model.name,
             train=train[:-1],
             validate=validate,
-            step_size=float(config["step-size"]),
-            batch_size=int(config["batch-size"]),
-            local_epochs=int(config["local-epochs"]),
-            noise_multiplier=float(config["noise-multiplier"]),
+            step_size=run.step_size,
+            batch_size=run.batch_size,
+            local_epochs=run.local_epochs,
+            noise_multiplier=run.noise_multiplier,
             cores=cores,
         ),
         np.array(federation.features, np.float32),

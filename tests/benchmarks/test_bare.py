@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-import client.app
 import privacy.gate
 from benchmarks import bare, in_process
 from benchmarks.parts import PARTS, Stopwatch
 from benchmarks.peers.tasks import cnn
-from experiments.runs import run_config
+from client.learner import Learner
 from federation import Manifest, offsets_of, write_federation
+from simulation.in_process import run_config
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,8 @@ def hospital(tmp_path: Path) -> dict[str, Any]:
     rng, lengths = np.random.default_rng(0), np.tile([1, 2, 3, 4], 10)
     features = rng.uniform(-1, 1, (lengths.sum(), 3)).astype(np.float32)
     targets = (features.sum(1) ** 2).astype(np.float32)
-    manifest = Manifest("charges", 40, {"train": 30, "validation": 10}, "mlp", "rmse")
+    split = {"train": 30, "validation": 10}
+    manifest = Manifest(name="charges", clients=40, split=split, model="mlp", loss="rmse")
     write_federation(tmp_path / "charges", manifest, features, targets, offsets_of(lengths))
     return run_config(
         "hospital",
@@ -82,7 +83,7 @@ def test_a_part_does_not_count_the_parts_inside_it(monkeypatch: pytest.MonkeyPat
 
 
 def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
-    before = client.app.score, privacy.gate.sanitise
+    before = Learner.score, privacy.gate.sanitise
     watch = Stopwatch()
     go = in_process.prepare(hospital)
     began = time.perf_counter()
@@ -90,4 +91,4 @@ def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict
         go()
     assert set(watch.seconds) == set(PARTS)
     assert sum(watch.seconds.values()) < time.perf_counter() - began
-    assert (client.app.score, privacy.gate.sanitise) == before
+    assert (Learner.score, privacy.gate.sanitise) == before

@@ -11,16 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-import client.app
 import models
 from benchmarks.peers import contest, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
-from experiments.runs import run_config
 from federation import Manifest, offsets_of, write_federation
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
-from simulation.grid import InProcessGrid
+from simulation.in_process import play, run_config
 
 
 @pytest.fixture
@@ -29,7 +25,7 @@ def config(tmp_path: Path) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     lengths = rng.integers(1, 5, 16)
     features = rng.random((lengths.sum(), 3), np.float32)
-    manifest = Manifest("small", 16, {"train": 10, "validation": 6}, model="mlp", loss="rmse")
+    manifest = Manifest(name="small", clients=16, split={"train": 10, "validation": 6}, model="mlp", loss="rmse")
     write_federation(tmp_path / "small", manifest, features, features.sum(1), offsets_of(lengths))
     return run_config(
         "hospital",
@@ -44,13 +40,10 @@ def config(tmp_path: Path) -> dict[str, Any]:
 def test_peers_get_the_clients_and_the_start_of_umbels_own_run(config: dict[str, Any], tmp_path: Path) -> None:
     tasks.brief_of(config).write(tmp_path)
     brief = Brief.read(tmp_path)
-    settings, grid = Settings.parse(config), InProcessGrid(client.app.app, config)
-    start = initial_hypotheses(settings, grid)
-    state = State(hypotheses=start, best=start)
-    run_rounds(settings, grid, state, lambda state: None)
+    run = play(config)
 
     trained = np.bincount(np.concatenate(brief.settings.train), minlength=10)
-    assert trained.tolist() == settings.strategy.participations.tolist()
+    assert trained.tolist() == run.strategy.fleet.participations.tolist()
     assert (brief.rounds, len(brief.settings.validate)) == (3, 4)
     loss, hypotheses = loss_of(brief), [network(brief, j) for j in range(5)]
     with torch.no_grad():
@@ -58,7 +51,7 @@ def test_peers_get_the_clients_and_the_start_of_umbels_own_run(config: dict[str,
             min(loss(hypothesis(torch.from_numpy(x)), torch.from_numpy(y)).item() for hypothesis in hypotheses)
             for x, y in map(brief.client, brief.settings.validate[0])
         ]
-    assert np.mean(best) == pytest.approx(state.history[0].loss, rel=1e-5)
+    assert np.mean(best) == pytest.approx(run.state.history[0].loss, rel=1e-5)
 
 
 def test_peers_get_umbels_network_for_images(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from simulation.grid import InProcessGrid
 def data(tmp_path: Path) -> Path:
     """Five training and three validation clients of two rows."""
     rng = np.random.default_rng(0)
-    manifest = Manifest("few", 8, {"train": 5, "validation": 3}, "mlp", "rmse")
+    manifest = Manifest(name="few", clients=8, split={"train": 5, "validation": 3}, model="mlp", loss="rmse")
     features, targets = rng.random((16, 3), np.float32), rng.random(16, np.float32)
     write_federation(tmp_path / "few", manifest, features, targets, offsets_of([2] * 8))
     return tmp_path / "few"

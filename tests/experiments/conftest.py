@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import experiments.sweep
-from experiments.runs import Played, Spec
+from experiments.runs import Finished, Spec
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Do the runs in this process instead of in Ray's; return the names of those that were done."""
     done: list[str] = []
 
-    def each(specs: Any, task: Callable[[Mapping[str, Any]], Played]) -> Iterator[tuple[Spec, Played | None, str]]:
+    def each(specs: Any, task: Callable[[Mapping[str, Any]], Finished]) -> Iterator[tuple[Spec, Finished | None, str]]:
         for spec in specs:
             done.append(spec.name)
             yield spec, *experiments.sweep._attempt(task, spec.config, None)

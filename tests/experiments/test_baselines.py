@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 import models
 from client.cohort import Cohort
-from experiments.personal import halves, local_only, measure, serve, worst_decile
-from experiments.runs import run_config
+from client.learner import learner_for
+from experiments.baselines import halves, local_only, measure, serve, worst_decile
 from federation import Federation, Manifest, offsets_of
-from server.settings import Settings
+from protocol.run_config import RunConfig
 
 LINEAR = models.load("linear")
+LEARNER = learner_for(LINEAR)
+STEP = 0.1
 
 
 def cohort(*clients: tuple[list[list[float]], list[float]]) -> Cohort:
@@ -38,7 +40,7 @@ SECOND = ([[1.0, 0.0], [3.0, 1.0]], [0.0, 1.0])
 
 def test_each_client_is_measured_under_the_hypothesis_that_fits_it() -> None:
     both = cohort(FIRST, SECOND)
-    chosen, metrics = serve(LINEAR, hypotheses((1, 0), (0, 1)), both, both)
+    chosen, metrics = serve(LEARNER, hypotheses((1, 0), (0, 1)), both, both)
     np.testing.assert_array_equal(chosen, [0, 1])
     np.testing.assert_allclose(metrics, 0, atol=1e-6)
 
@@ -46,7 +48,7 @@ def test_each_client_is_measured_under_the_hypothesis_that_fits_it() -> None:
 def test_what_is_chosen_on_some_rows_is_measured_on_others() -> None:
     # On its first row hypothesis 0 is right, on its second it is 3 off.
     client = ([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0])
-    chosen, metrics = serve(LINEAR, hypotheses((1, 0), (0, 1)), *halves(cohort(client)))
+    chosen, metrics = serve(LEARNER, hypotheses((1, 0), (0, 1)), *halves(cohort(client)))
     np.testing.assert_array_equal(chosen, [0])
     np.testing.assert_allclose(metrics, [3.0])
 
@@ -85,13 +87,15 @@ def federation(**entries: Any) -> Federation:
     clients = [FIRST, FIRST, FIRST, SECOND]
     x = np.array([row for rows, _ in clients for row in rows], np.float32)
     y = np.array([value for _, values in clients for value in values], np.float32)
-    manifest = Manifest("pair", 4, {"train": 2, "validation": 2}, model="linear", loss="mse", **entries)
+    manifest = Manifest(
+        name="pair", clients=4, split={"train": 2, "validation": 2}, model="linear", loss="mse", **entries
+    )
     return Federation(manifest, x, y, offsets_of(len(values) for _, values in clients))
 
 
 def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None:
     data = federation(groups=[0, 0, 0, 1], truth=[[1.0, 0.0], [0.0, 5.0]])
-    found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)))
+    found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)), STEP)
     assert found["chosen"] == [1, 1]
     assert found["rand_index"] == 1.0
     assert found["mean"] == pytest.approx(0, abs=1e-6)
@@ -100,37 +104,37 @@ def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    found = measure(LINEAR, federation(), hypotheses((0, 1), (1, 0)))
+    found = measure(LINEAR, federation(), hypotheses((0, 1), (1, 0)), STEP)
     assert found["rand_index"] is None
     assert found["to_truth"] == []
 
 
 def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
-    manifest = Manifest("single", 2, {"train": 0, "validation": 2}, model="linear", loss="mse")
+    manifest = Manifest(name="single", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
     data = Federation(manifest, np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
-    found = measure(LINEAR, data, hypotheses((1, 0)))
+    found = measure(LINEAR, data, hypotheses((1, 0)), STEP)
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     assert found["held_out"]["clients"] == 0
     with pytest.raises(ValueError, match="more than one row"):
-        local_only(Settings.parse(run_config("synthetic")), data)
+        local_only(LINEAR, data, RunConfig())
 
 
 def test_one_hypothesis_for_two_groups_has_a_rand_index_of_zero() -> None:
-    assert measure(LINEAR, federation(groups=[0, 0, 0, 1]), hypotheses((1, 0)))["rand_index"] == 0.0
+    assert measure(LINEAR, federation(groups=[0, 0, 0, 1]), hypotheses((1, 0)), STEP)["rand_index"] == 0.0
 
 
 def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
-    settings = Settings.parse(run_config("synthetic", step_size=0.05))
+    run = RunConfig(step_size=0.05)
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (40, 2)).astype(np.float32)
     y = (x @ np.array([[5.0, 6.0], [4.0, -4.5]], np.float32).T)[np.arange(40), np.arange(40) // 20]
-    manifest = Manifest("alone", 2, {"train": 0, "validation": 2}, model="linear", loss="mse")
+    manifest = Manifest(name="alone", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
     data = Federation(manifest, x, y.astype(np.float32), offsets_of([20, 20]))
-    alone = local_only(settings, data)
+    alone = local_only(LINEAR, data, run)
     # 50 epochs of ten rows take each client most of the way from about 7 to 0, whatever the other holds.
     assert alone["mean"] < 1.5
-    assert local_only(settings, data) == alone, "the same seed gives the same result"
+    assert local_only(LINEAR, data, run) == alone, "the same seed gives the same result"
     # Rows that are held out play no part in training: other targets there leave the support's fit as it is.
     held_out = np.arange(40) % 2 == 1
     shifted = Federation(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
-    assert local_only(settings, shifted)["mean"] == pytest.approx(100, rel=0.05)
+    assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)

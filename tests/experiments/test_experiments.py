@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from experiments import handwriting, hospital, synthetic
 from experiments.__main__ import app
-from experiments.runs import Spec, play
+from experiments.runs import Spec, finish
 from experiments.sweep import Result, _save
 from federation import Manifest, offsets_of, write_federation
 
@@ -50,7 +50,7 @@ def hospitals(umbel_home: Path) -> Path:
     y = generator.uniform(0.3, 1, 800).astype(np.float32)
     units = {"target": {"name": "payment", "unit": "dollars", "scale": 10_000.0}}
     split = {"train": 150, "validation": 250}
-    manifest = Manifest("hospital", 400, split, model="mlp", loss="rmse", units=units)
+    manifest = Manifest(name="hospital", clients=400, split=split, model="mlp", loss="rmse", units=units)
     write_federation(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([2] * 400))
     return umbel_home
 
@@ -176,7 +176,7 @@ def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) ->
 
 def test_the_synthetic_tables_and_figures(tmp_path: Path) -> None:
     specs = synthetic.specs(tmp_path, seeds=1, quick=True)
-    synthetic.tables([_save(spec, play(spec.config), "", tmp_path) for spec in specs], tmp_path)
+    synthetic.tables([_save(spec, finish(spec.config), "", tmp_path) for spec in specs], tmp_path)
     rows = {row["who"]: row for row in read_csv(tmp_path)}
     assert float(rows["FedAvg"]["rmse"]) > 3
     assert float(rows["IFCA"]["rmse"]) == pytest.approx(0.577, abs=0.02)
@@ -185,8 +185,8 @@ def test_the_synthetic_tables_and_figures(tmp_path: Path) -> None:
 
 def test_bad_runs_are_left_out_of_the_synthetic_tables(tmp_path: Path) -> None:
     specs = synthetic.specs(tmp_path, seeds=2, quick=True)
-    played = [play(spec.config) if spec.config["seed"] == 0 else None for spec in specs]
-    results = [_save(spec, one, "Boom: no", tmp_path) for spec, one in zip(specs, played, strict=True)]
+    finished = [finish(spec.config) if spec.config["seed"] == 0 else None for spec in specs]
+    results = [_save(spec, one, "Boom: no", tmp_path) for spec, one in zip(specs, finished, strict=True)]
     synthetic.tables(results, tmp_path)
     assert all(row["runs"] == "1" for row in read_csv(tmp_path))
     assert "4 of 8 runs failed or diverged" in (tmp_path / "table.md").read_text()
@@ -225,9 +225,8 @@ def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_the_qmnist_command(umbel_home: Path) -> None:
     generator = np.random.default_rng(0)
-    manifest = Manifest(
-        "qmnist", 8, {"train": 6, "validation": 2}, model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4
-    )
+    split = {"train": 6, "validation": 2}
+    manifest = Manifest(name="qmnist", clients=8, split=split, model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4)
     images = generator.integers(0, 256, (32, 28, 28), np.uint8)
     write_federation(umbel_home / "data" / "qmnist", manifest, images, np.arange(32) % 10, offsets_of([4] * 8))
     done = CliRunner().invoke(app, ["qmnist", "--quick"])

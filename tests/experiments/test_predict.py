@@ -13,10 +13,12 @@ from typer.testing import CliRunner
 
 from experiments.__main__ import app
 from federation import Manifest, offsets_of, write_federation
-from server.rounds import State
+from protocol.release import Kind, RadiusMode, Release
+from server.history import State
 from server.run_folder import RunFolder
 
 CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "federation": ""}
+RELEASE = Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
 
 
 @pytest.fixture
@@ -25,7 +27,7 @@ def run(tmp_path: Path) -> Path:
     best = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
     folder = RunFolder(tmp_path / "run")
     folder.write_config(CONFIG)
-    folder.write_round(State(best, best), np.array([1]), None)
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
     return folder.path
 
 
@@ -35,7 +37,9 @@ def newcomers(tmp_path: Path) -> Path:
     x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
     y = np.array([2, 4, 5], np.float32)
     units = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
-    manifest = Manifest("new", 2, {"train": 2, "validation": 0}, model="linear", loss="mse", units=units)
+    manifest = Manifest(
+        name="new", clients=2, split={"train": 2, "validation": 0}, model="linear", loss="mse", units=units
+    )
     write_federation(tmp_path / "new", manifest, x, y, offsets_of([2, 1]))
     return tmp_path / "new"
 
@@ -78,8 +82,10 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
     best["fc2.bias"][0, 3] = best["fc2.bias"][1, 7] = 1
     folder = RunFolder(tmp_path / "run")
     folder.write_config({"model": "cnn10", "loss": "", "federation": ""})
-    folder.write_round(State(best, best), np.array([1]), None)
-    manifest = Manifest("digits", 1, {"train": 1, "validation": 0}, model="cnn10", feature_scale=1 / 255)
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    manifest = Manifest(
+        name="digits", clients=1, split={"train": 1, "validation": 0}, model="cnn10", feature_scale=1 / 255
+    )
     images = np.zeros((2, 28, 28), np.uint8)
     write_federation(tmp_path / "digits", manifest, images, np.array([7, 7]), offsets_of([2]))
     done = predict(tmp_path / "run", tmp_path / "digits")
@@ -111,10 +117,10 @@ def test_a_newcomer_need_not_have_the_federation_of_the_run(run: Path, newcomers
 
 
 def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:
-    manifest = Manifest("wide", 1, {"train": 1, "validation": 0}, model="linear", loss="mse")
+    manifest = Manifest(name="wide", clients=1, split={"train": 1, "validation": 0}, model="linear", loss="mse")
     write_federation(
         tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1])
     )
     done = predict(run, tmp_path / "wide")
     assert done.exit_code == 1
-    assert "does not take features like wide's" in done.stderr
+    assert "wide: model 'linear' does not take features of shape (5,)" in done.stderr

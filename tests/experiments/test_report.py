@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 import client.app
 import server.app
 from experiments.__main__ import app
-from experiments.runs import Spec, play, run_config
+from experiments.runs import Spec, finish
 from experiments.sweep import _save
 from simulation.grid import InProcessGrid
+from simulation.in_process import run_config
 
 
 def report(run: Path) -> Any:
@@ -43,14 +44,14 @@ def test_it_is_the_report_that_the_run_itself_writes(run: Path) -> None:
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:
     lines = (run / "history.jsonl").read_text().splitlines(keepends=True)
     (run / "history.jsonl").write_text("".join(lines[:7]))
-    (run / "outcome.json").write_text(json.dumps({"stopped": "", "remarks": [], "leaks": []}))
+    (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
     assert "it was interrupted" in (run / "report.html").read_text()
 
 
 def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
     spec = Spec("one", run_config("synthetic", rounds=7, patience=2))
-    result = _save(spec, play(spec.config), "", tmp_path)
+    result = _save(spec, finish(spec.config), "", tmp_path)
     assert report(result.folder).exit_code == 0
     page = (result.folder / "report.html").read_text()
     assert "no better hypotheses in 2 validations" in page or "all 7 rounds done" in page

@@ -24,10 +24,11 @@ from typer.testing import CliRunner
 
 import experiments.sweep
 from experiments.__main__ import app
-from experiments.runs import ROOT, Played, Spec, play, run_config
+from experiments.runs import Finished, Spec, finish
 from experiments.sweep import _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
 from protocol.errors import SweepError
+from simulation.in_process import ROOT, run_config
 
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
 
@@ -44,13 +45,13 @@ def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp
         "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
         "result.json", "trace.npz",
     }  # fmt: skip
-    played = play(SPECS[0].config)
-    assert played.state is not None
-    np.testing.assert_array_equal(result.hypotheses["weight"], played.state.best["weight"])
-    assert [entry["loss"] for entry in result.history] == [entry.loss for entry in played.state.history]
+    finished = finish(SPECS[0].config)
+    assert finished.state is not None
+    np.testing.assert_array_equal(result.hypotheses["weight"], finished.state.best["weight"])
+    assert [entry["loss"] for entry in result.history] == [entry.loss for entry in finished.state.history]
     np.testing.assert_array_equal(result.trace["rounds"], [1] * 7 + [2] * 7)
-    np.testing.assert_array_equal(result.trace["clients"][:7], played.trace[0].clients)
-    np.testing.assert_array_equal(result.trace["releases"][7:], played.trace[1].releases)
+    np.testing.assert_array_equal(result.trace["clients"][:7], finished.trace[0].clients)
+    np.testing.assert_array_equal(result.trace["releases"][7:], finished.trace[1].releases)
 
 
 def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
@@ -115,11 +116,11 @@ def test_a_torn_result_is_done_again(in_process: list[str], tmp_path: Path) -> N
     assert in_process == ["seed0", "seed0"]
 
 
-def fragile(config: Mapping[str, Any]) -> Played:
+def fragile(config: Mapping[str, Any]) -> Finished:
     """Fail for seed 1."""
     if config["seed"] == 1:
         raise ValueError("no such luck")
-    return play(config)
+    return finish(config)
 
 
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str], tmp_path: Path) -> None:
@@ -154,11 +155,11 @@ def test_a_federation_travels_to_another_machine(kind: str, tmp_path: Path, monk
 # --- with Ray
 
 
-def die(config: Mapping[str, Any]) -> Played:
+def die(config: Mapping[str, Any]) -> Finished:
     """Kill the worker for seed 1, as running out of memory does."""
     if config["seed"] == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    return play(config)
+    return finish(config)
 
 
 @pytest.mark.slow
@@ -166,7 +167,7 @@ def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_
     results = sweep(SPECS, tmp_path, die)
     assert [bool(result.error) for result in results] == [False, True, False]
     for result in (results[0], results[2]):
-        assert result.measures == json.loads(json.dumps(play(result.spec.config).measures))
+        assert result.measures == json.loads(json.dumps(finish(result.spec.config).measures))
 
 
 @contextmanager
