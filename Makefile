@@ -19,10 +19,10 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 	$(BIN)/python -m simulation.launch --config $(CONFIG)
 
 test: $(READY) ## Run all tests, with coverage
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
 
 faults: $(READY) ## Run the tests in which processes die, lie or are cut off: minutes of waiting, mostly
-	$(BIN)/python -m pytest -m faults -n 3 --dist loadfile
+	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile
 
 quick: $(READY) ## Run the tests that take no longer than a few seconds each
 	$(BIN)/python -m pytest -m "not slow"

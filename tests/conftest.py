@@ -17,10 +17,9 @@ settings.load_profile("umbel")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, and the slow ones: those of deployments mostly wait, the others compute."""
+    """Keep the tests of a file together, and the slow ones: many start processes, which would starve each other."""
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        group = ("waits" if "deployment" in file else "computes") if item.get_closest_marker("slow") else file
+        group = "slow" if item.get_closest_marker("slow") else item.nodeid.partition("::")[0]
         item.add_marker(pytest.mark.xdist_group(group))
 
 

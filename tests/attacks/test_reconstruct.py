@@ -200,9 +200,8 @@ def psnrs(done: Audit, attack: str, noise_multiplier: float) -> np.ndarray:
 @needs_data
 @pytest.mark.slow
 def test_dlg_finds_real_digits_without_noise(digits: str) -> None:
-    done = audit(Setting(digits, "lenet10", (0.0,)))
-    assert (psnrs(done, DLG, 0.0) > 30).sum() >= 7
-    assert attempt(done, DLG).seconds < 15
+    done = audit(Setting(digits, "lenet10", (0.0,), images=4))
+    assert (psnrs(done, DLG, 0.0) > 30).all()
 
 
 @needs_data
