@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +22,15 @@ from client.app import app
 from federation import Manifest, offsets_of, write_federation
 from privacy import gate, randomness
 from privacy.ledger import Ledger
-from protocol.errors import FederationError
-from protocol.messages import (
-    ARRAYS,
-    CONFIG,
-    COUNTS,
-    HYPOTHESES,
-    MAX_HYPOTHESES,
-    SCORES,
-    Demand,
-    evaluate_request,
-    local_request,
-    train_request,
-)
-from protocol.records import from_array_record, to_array_record
+from protocol.messages import VERSION, Evaluation, Training
+from protocol.records import to_array_record
+from protocol.run_config import MAX_HYPOTHESES
 from simulation.grid import InProcessGrid
+from tests.helpers.messages import asked, refused, released, scores
+from tests.helpers.messages import releases as arrays_of
 
 CLIENTS = 4
-HONEST = Demand(
+HONEST = Training(
     round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, radius=0.01
 )
 PRICE = Fraction(2, 3)
@@ -52,11 +44,13 @@ class Site:
         generator = np.random.default_rng(0)
         features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
         targets = (features @ np.array([1.0, 2.0], np.float32)).astype(np.float32)
-        manifest = Manifest("own", CLIENTS, {"train": CLIENTS, "validation": 0}, "linear", "mse")
+        manifest = Manifest(
+            name="own", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="linear", loss="mse"
+        )
         write_federation(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
         self.ledger_path = folder / "ledger.sqlite"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
-        if {"budget", "most-participations"} & set(policy):
+        if {"budget", "max-participations"} & set(policy):
             Ledger.create(self.ledger_path)
         self.run_config = run_config
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
@@ -66,15 +60,18 @@ class Site:
         [reply] = self.grid.send_and_receive([Message(content, self.node, message_type)])
         return reply
 
-    def ask(self, demand: Demand = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
-        return self.send(train_request(to_array_record(THETA) if hypotheses is None else hypotheses, demand))
+    def ask(self, demand: Training = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
+        return self.send(asked(THETA if hypotheses is None else hypotheses, demand))
 
     def ask_raw(self, **changes: Any) -> Message:
-        """Send a demand that `Demand` itself would not let pass."""
+        """Send a demand that `Training` itself would not let pass."""
         record = HONEST.to_record()
         for key, value in changes.items():
             record[key] = value
-        return self.send(RecordDict({HYPOTHESES: to_array_record(THETA), CONFIG: record}))
+        return self.send(asked(THETA, record))
+
+    def evaluate(self, clients: tuple[int, ...], hypotheses: Any = THETA) -> Message:
+        return self.send(asked(hypotheses, None, Evaluation(1, clients)), "evaluate")
 
     def spent(self) -> list[Fraction | float]:
         if not self.ledger_path.exists():
@@ -92,17 +89,13 @@ def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
     return Site(tmp_path, run_config)
 
 
-def refused(reply: Message) -> bool:
-    return reply.has_error() and not reply.has_content() and reply.error.reason == "refused"
-
-
 def releases(reply: Message) -> np.ndarray[Any, Any]:
-    return from_array_record(reply.content.array_records[ARRAYS])["weight"].reshape(-1, 2)
+    return arrays_of(reply)["weight"].reshape(-1, 2)
 
 
 def test_an_honest_demand_is_charged_and_noised(site: Site) -> None:
     reply = site.ask()
-    assert reply.content.metric_records[COUNTS]["released"] == [1, 1]
+    assert released(reply) == [1, 1]
     assert site.spent() == [PRICE, PRICE, 0, 0]
 
 
@@ -145,9 +138,9 @@ def test_a_seed_that_the_server_knows_does_not_predict_the_noise(site: Site) -> 
     streams = randomness.noise(seed, HONEST.round, list(HONEST.clients))
     expected = [generator.standard_normal(2) for generator in streams]
     trained = THETA["weight"].reshape(2, 2)
-    for released, noise in zip(first, expected, strict=True):
+    for release, noise in zip(first, expected, strict=True):
         for start in trained:
-            left = released - start
+            left = release - start
             cosine = abs(left @ noise) / np.linalg.norm(left) / np.linalg.norm(noise)
             assert cosine < 1 - 1e-9
 
@@ -168,9 +161,11 @@ def test_a_run_config_that_names_a_federation_is_not_listened_to(
 
 def test_a_run_config_cannot_weaken_the_policy(tmp_path: Path, run_config: dict[str, Any]) -> None:
     """Neither can it claim a simulation."""
-    wishes = {"allow-unsanitised": "true", "least-noise-multiplier": 0.0, "partition-id": 0, "num-partitions": 1}
+    wishes = {"allow-unsanitised": "true", "min-noise-multiplier": 0.0, "partition-id": 0, "num-partitions": 1}
     site = Site(tmp_path, run_config | wishes)
     assert refused(site.ask(replace(HONEST, noise_multiplier=0.0)))
+    assert refused(site.ask()), "a run config with entries that there are not is not served at all"
+    assert site.spent() == [0, 0, 0, 0]
 
 
 def test_the_same_round_twice_is_paid_twice_and_noised_anew(site: Site) -> None:
@@ -187,15 +182,14 @@ def test_after_the_budget_is_gone_nothing_is_trained(
     for _ in range(2):
         assert not site.ask().has_error()
     reply = site.ask(replace(HONEST, clients=(1, 2)))
-    assert reply.content.metric_records[COUNTS]["released"] == [0, 1]
+    assert released(reply) == [0, 1]
     assert len(releases(reply)) == 1
     assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
 
-    def never(*_: Any) -> Any:
-        raise AssertionError("a client without budget was trained")
-
-    monkeypatch.setattr("client.app.train", never)
+    trained: list[Any] = []
+    monkeypatch.setattr("client.app._train", lambda *asked: trained.append(asked))
     assert refused(site.ask())
+    assert trained == []
     assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
 
 
@@ -241,8 +235,6 @@ def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> 
             return (Path.touch, (marker,))  # type: ignore[return-value]
 
     array = to_array_record(stacked(2))
-    from io import BytesIO
-
     buffer = BytesIO()
     np.save(buffer, np.array([[Payload()]], dtype=object), allow_pickle=True)
     array["weight"].data = buffer.getvalue()
@@ -255,7 +247,7 @@ def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> 
 def test_a_demand_with_one_entry_missing(site: Site, entry: str) -> None:
     record = HONEST.to_record()
     del record[entry]
-    assert refused(site.send(RecordDict({HYPOTHESES: to_array_record(THETA), CONFIG: record})))
+    assert refused(site.send(asked(THETA, record)))
     assert site.spent() == [0, 0, 0, 0]
     assert site.lives()
 
@@ -269,7 +261,7 @@ def test_clients_that_are_none(site: Site, clients: list[Any]) -> None:
     assert site.lives()
 
 
-@pytest.mark.parametrize("empty", [RecordDict(), RecordDict({CONFIG: ConfigRecord()})])
+@pytest.mark.parametrize("empty", [RecordDict(), RecordDict({"training": ConfigRecord()})])
 @pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
 def test_an_empty_message(site: Site, empty: RecordDict, kind: str) -> None:
     assert refused(site.send(empty, kind))
@@ -282,14 +274,14 @@ def test_a_choice_is_not_disclosed(site: Site) -> None:
 
 
 def test_training_clients_do_not_report(site: Site) -> None:
-    for clients in ([0], [CLIENTS], [0, 1, 2, 3]):
-        assert refused(site.send(evaluate_request(to_array_record(THETA), 1, clients), "evaluate"))
+    for clients in ((0,), (CLIENTS,), (0, 1, 2, 3)):
+        assert refused(site.evaluate(clients))
     assert site.lives()
 
 
 @pytest.mark.parametrize("kind", ["train.steal", "query.data", "evaluate.all"])
 def test_a_message_type_that_the_app_does_not_know(site: Site, kind: str) -> None:
-    reply = site.send(train_request(to_array_record(THETA), HONEST), kind)
+    reply = site.send(asked(THETA, HONEST), kind)
     assert reply.has_error()
     assert not reply.has_content()
     assert "own" not in reply.error.reason
@@ -297,10 +289,17 @@ def test_a_message_type_that_the_app_does_not_know(site: Site, kind: str) -> Non
     assert site.lives()
 
 
+def test_training_asked_for_by_another_type_of_message_is_charged_and_noised(site: Site) -> None:
+    content = asked(THETA, HONEST, Evaluation(1, (0, 1)))
+    first, second = (releases(site.send(content, "evaluate")) for _ in range(2))
+    assert (first != second).any(axis=1).all()
+    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
+
+
 def test_steps_that_blow_up_release_the_hypothesis_with_noise_and_cost_as_ever(site: Site) -> None:
     """A release that stayed away would tell the server something, for nothing."""
     reply = site.ask(replace(HONEST, step_size=1e38, local_epochs=50))
-    assert reply.content.metric_records[COUNTS]["released"] == [1, 1]
+    assert released(reply) == [1, 1]
     assert np.isfinite(releases(reply)).all()
     assert site.spent() == [PRICE, PRICE, 0, 0]
     assert site.lives()
@@ -317,9 +316,9 @@ def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dic
 @pytest.mark.parametrize(
     "slip",
     [
-        {"least-noise-multiplier": "three"},
-        {"least-noise-multiplier": 0.0},
-        {"least-noise-multiplier": math.nan},
+        {"min-noise-multiplier": "three"},
+        {"min-noise-multiplier": 0.0},
+        {"min-noise-multiplier": math.nan},
         {"radius-floor": -1.0},
         {"radius-floor": 0.0},
         {"budget": "lots"},
@@ -329,8 +328,8 @@ def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dic
         {"allow-unsanitised": True},
         {"allow-unsanitised": "maybe"},
         {"report-bound": 0.0},
-        {"most-hypotheses": 0},
-        {"least_noise_multiplier": 50.0},
+        {"max-hypotheses": 0},
+        {"min_noise_multiplier": 50.0},
         {"Budget": 1.0},
         {"ledger-path": ""},
         {"ledger-path": "ledger.sqlite"},
@@ -346,7 +345,7 @@ def test_a_slip_in_the_policy_closes_the_site(tmp_path: Path, run_config: dict[s
 def test_a_misspelt_variable_closes_the_site(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UMBEL_LEAST_NOISE", "50")
+    monkeypatch.setenv("UMBEL_MIN_NOISE", "50")
     assert refused(Site(tmp_path, run_config).ask())
 
 
@@ -362,13 +361,13 @@ def test_a_ledger_that_was_lost_is_not_made_anew_where_there_is_a_limit(
 
 def test_releases_are_counted_where_noise_makes_them_cheap(tmp_path: Path, run_config: dict[str, Any]) -> None:
     """At nu = 1e6 a release costs next to nothing, but the choice of a hypothesis shows through any noise."""
-    site = Site(tmp_path, run_config, **{"most-participations": 3})
+    site = Site(tmp_path, run_config, **{"max-participations": 3})
     cheap = replace(HONEST, noise_multiplier=1e6)
     assert [refused(site.ask(cheap)) for _ in range(4)] == [False, False, False, True]
 
 
 def test_a_site_may_accept_one_hypothesis_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config, **{"most-hypotheses": 1})
+    site = Site(tmp_path, run_config, **{"max-hypotheses": 1})
     assert refused(site.ask())
     assert not site.ask(hypotheses=to_array_record({"weight": THETA["weight"][:1]})).has_error()
 
@@ -377,12 +376,11 @@ def test_a_site_may_accept_one_hypothesis_alone(tmp_path: Path, run_config: dict
 def test_a_model_that_the_data_are_not_for_is_not_even_imported(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
-    def never(name: str) -> Any:
-        raise AssertionError(f"the node imported {name}")
-
-    monkeypatch.setattr("models.import_by_name", never)
+    imported: list[str] = []
+    monkeypatch.setattr("models.import_by_name", imported.append)
     site = Site(tmp_path, run_config | {"model": model})
     assert refused(site.ask())
+    assert imported == []
     assert site.spent() == [0, 0, 0, 0]
 
 
@@ -396,7 +394,8 @@ def test_evaluation_takes_no_other_hypotheses_than_training(
     tmp_path: Path, run_config: dict[str, Any], hypotheses: dict[str, Any]
 ) -> None:
     site = Site(tmp_path, run_config, role="validation")
-    assert refused(site.send(evaluate_request(to_array_record(hypotheses), 1, [0]), "evaluate"))
+    assert not refused(site.evaluate((0,)))
+    assert refused(site.evaluate((0,), hypotheses))
 
 
 def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config: dict[str, Any]) -> None:
@@ -420,25 +419,25 @@ def test_data_that_cannot_be_opened_say_so_at_the_site_alone(
     finally:
         logger.FLOWER_LOGGER.propagate = False
     assert "targets.npy is missing; write the federation again" in caplog.text
-    assert FederationError.__name__
 
 
 def test_the_policy_may_come_from_the_environment(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a container; the node's own configuration wins over it."""
-    monkeypatch.setenv("UMBEL_LEAST_NOISE_MULTIPLIER", "4")
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "4")
     assert refused(Site(tmp_path / "a", run_config).ask())
-    assert not Site(tmp_path / "b", run_config, **{"least-noise-multiplier": 2.0}).ask().has_error()
+    assert not Site(tmp_path / "b", run_config, **{"min-noise-multiplier": 2.0}).ask().has_error()
 
 
 class TestReports:
     """A site may let training clients report, with noise that is charged."""
 
-    def report(self, site: Site, clients: list[int]) -> Message:
+    def report(self, site: Site, *clients: int) -> tuple[list[float], list[float]]:
         """Evaluation counts the clients that report after those that train."""
-        asked = [CLIENTS + client for client in clients]
-        return site.send(evaluate_request(to_array_record(THETA), 1, asked), "evaluate")
+        reply = site.evaluate(tuple(CLIENTS + client for client in clients))
+        assert set(reply.content) == {"scores"}
+        return scores(reply)
 
     def test_reports_are_noised_clipped_and_charged(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
         """n = 2 numbers at nu = 4 cost 1/2.
@@ -447,13 +446,9 @@ class TestReports:
         number on the same step of the grid, 1/2, once in fifty times: all four, once in 10^6.
         """
         site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "report-bound": 3.0})
-        first, second = self.report(site, [0, 1]), self.report(site, [0, 1])
-        scores = [
-            [*record["loss"], *record["metric"]]  # type: ignore[misc]
-            for record in (reply.content.metric_records[SCORES] for reply in (first, second))
-        ]
-        assert len(scores[0]) == 4
-        assert scores[0] != scores[1]
+        first, second = ([*losses, *metrics] for losses, metrics in (self.report(site, 0, 1), self.report(site, 0, 1)))
+        assert len(first) == 4
+        assert first != second
         assert site.spent() == [1, 1, 0, 0]
 
     def test_the_noise_of_reports_is_that_of_the_mechanism(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
@@ -466,23 +461,20 @@ class TestReports:
         site = Site(tmp_path, run_config, **{"report-noise-multiplier": 1.0, "report-bound": 1.0})
         differences = []
         for _ in range(100):
-            scores = self.report(site, [0, 1, 2, 3]).content.metric_records[SCORES]
-            differences += np.subtract(scores["loss"], scores["metric"]).tolist()  # type: ignore[arg-type]
+            differences += np.subtract(*self.report(site, 0, 1, 2, 3)).tolist()
         assert 1.5 < np.var(differences) < 4.5
 
     def test_a_client_without_budget_reports_nothing(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
         site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "budget": 0.5})
-        assert np.isfinite(self.report(site, [0]).content.metric_records[SCORES]["loss"]).all()  # type: ignore[arg-type]
-        scores = self.report(site, [0, 1]).content.metric_records[SCORES]
-        assert np.isnan(scores["loss"]).tolist() == [True, False]  # type: ignore[arg-type]
-        assert np.isnan(scores["metric"]).tolist() == [True, False]  # type: ignore[arg-type]
+        assert np.isfinite(self.report(site, 0)).all()
+        assert np.isnan(self.report(site, 0, 1)).tolist() == [[True, False], [True, False]]
 
     def test_a_validation_site_reports_as_it_is_and_never_trains(
         self, tmp_path: Path, run_config: dict[str, Any]
     ) -> None:
         site = Site(tmp_path, run_config, role="validation")
-        reply = site.send(evaluate_request(to_array_record(THETA), 1, [0]), "evaluate")
-        assert set(reply.content) == {SCORES}
+        losses, metrics = scores(site.evaluate((0,)))
+        assert (len(losses), len(metrics)) == (1, 1)
         assert refused(site.ask())
         assert site.spent() == [0, 0, 0, 0]
 
@@ -514,7 +506,7 @@ def test_a_choice_shows_through_any_noise_and_costs_next_to_nothing(site: Site) 
     assert site.spent()[0] == Fraction(2, 1000) * 2
 
 
-# --- a recommender's local models
+# --- a recommender's local parameters
 
 
 class Preferences(Site):
@@ -524,7 +516,9 @@ class Preferences(Site):
         super().__init__(folder, run_config, **policy)
         items = np.array([[*range(10), 10 + 2 * client, 11 + 2 * client] for client in range(CLIENTS)])
         labels = np.tile([1, 1, -1, -1, -1, -1, -1, -1, -1, 1, -1, -1], CLIENTS).astype(np.int8)
-        manifest = Manifest("preferences", CLIENTS, {"train": CLIENTS, "validation": 0}, "factors-20x4")
+        manifest = Manifest(
+            name="preferences", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="factors-20x4"
+        )
         write_federation(folder / "preferences", manifest, items.reshape(-1, 1), labels, offsets_of([12] * CLIENTS))
         config = {"data-path": str(folder / "preferences"), "ledger-path": str(self.ledger_path)} | policy
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
@@ -534,7 +528,7 @@ class Preferences(Site):
         demand = replace(HONEST, **{"clients": (0,), "local_epochs": 0, "local_steps": 1, **changes})
         reply = self.ask(demand, to_array_record({"items": items[None].astype(np.float32)}))
         assert not reply.has_error()
-        released: np.ndarray[Any, Any] = from_array_record(reply.content.array_records[ARRAYS])["items"][0] - items
+        released: np.ndarray[Any, Any] = arrays_of(reply)["items"][0] - items
         return released
 
 
@@ -543,8 +537,14 @@ def preferences(tmp_path: Path, run_config: dict[str, Any]) -> Preferences:
     return Preferences(tmp_path, run_config)
 
 
-def test_a_site_tells_no_local_model(preferences: Preferences) -> None:
-    assert refused(preferences.send(local_request([0]), "query.local"))
+@pytest.mark.parametrize("kind", ["query.local", "query", "query.keep"])
+def test_a_site_tells_no_local_parameters(preferences: Preferences, kind: str) -> None:
+    """The door by which attacks on them were once judged is gone, and no other leads there."""
+    content = asked({"items": np.ones((1, 20, 4), np.float32)})
+    content["local"] = ConfigRecord({"clients": [0]})
+    content["version"] = ConfigRecord({"version": VERSION})
+    reply = preferences.send(content, kind)
+    assert not reply.has_content() or set(reply.content) <= {"hosting"}
     assert preferences.spent() == [0, 0, 0, 0]
 
 
