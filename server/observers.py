@@ -7,6 +7,7 @@ from logging import INFO
 from protocol.flower import log
 from server.observer import Observer
 from server.rounds import Run
+from server.run_folder import RunFolder
 from server.snapshots import Snapshots
 from server.summary import Summary
 
@@ -53,8 +54,16 @@ class Checkpoints(Observer):
         """Save where the run stands."""
         if run.folder is None:
             return
-        fleet = run.strategy.fleet
-        run.folder.write_nodes(fleet.roster(run.grid).nodes)
-        run.folder.write_round(run.state, fleet.participations, run.setup.release, run.strategy.state)
+        run.folder.write_nodes(run.strategy.fleet.roster(run.grid).nodes)
+        self._save(run, run.folder)
         if self._snapshots.add(run.state, run.strategy.outcome):
             run.folder.write_releases(self._snapshots.to_bytes())
+
+    def at_end(self, run: Run) -> None:
+        """Save why the run ended, which where nobody validates is known only now."""
+        if run.folder is not None:
+            self._save(run, run.folder)
+
+    @staticmethod
+    def _save(run: Run, folder: RunFolder) -> None:
+        folder.write_round(run.state, run.strategy.fleet.participations, run.setup.release, run.strategy.state)
