@@ -138,3 +138,34 @@ def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
     held_out = np.arange(40) % 2 == 1
     shifted = Federation(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
     assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)
+
+
+def likes(*clients: list[int]) -> Federation:
+    """Return validation clients who label the items 0 to 4, in this order."""
+    manifest = Manifest(
+        name="likes", clients=len(clients), split={"train": 0, "validation": len(clients)}, model="factors-5x2"
+    )
+    items = np.tile(np.arange(5, dtype=np.float32), len(clients))[:, None]
+    return Federation(manifest, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
+
+
+def test_of_a_model_with_local_parameters_clients_are_measured_on_rows_they_did_not_fit() -> None:
+    # Who likes items 0 and 1, and not 2 and 3, is predicted to like item 4.
+    items = np.array([[1, 0], [1, 0], [-1, 0], [-1, 0], [1, 0]], np.float32)
+    found = measure(models.load("factors-5x2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1]), {"items": items[None]}, 1)
+    assert (found["mean"], found["worst_decile"], found["clients"]) == (0.5, 0.0, 2)
+    assert found["held_out"]["clients"] == 0
+    assert found["chosen"] == [2]
+
+
+def test_a_client_that_trains_by_itself_trains_its_local_parameters_too() -> None:
+    # All that tells the two clients' rows apart is in the layer that each has of its own.
+    x = np.random.default_rng(1).uniform(0.5, 1, (40, 3)).astype(np.float32)
+    y = np.where(np.arange(40) < 20, 3, -3).astype(np.float32)
+    data = Federation(
+        Manifest(name="two", clients=2, split={"train": 0, "validation": 2}, model="mlp", loss="rmse"),
+        x, y, offsets_of([20, 20]),
+    )  # fmt: skip
+    model = models.load("mlp", local="2.*")
+    assert set(model.local_shapes) == {"2.weight", "2.bias"}
+    assert local_only(model, data, RunConfig(step_size=0.1))["mean"] < 0.5

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Context, RecordDict
 from typer.testing import CliRunner
@@ -15,6 +16,8 @@ import server.app
 from experiments.__main__ import app
 from experiments.runs import Spec, finish
 from experiments.sweep import _save
+from federation import Manifest, offsets_of, write_federation
+from server.observer import Observer, Section
 from simulation.grid import InProcessGrid
 from simulation.in_process import run_config
 
@@ -23,22 +26,48 @@ def report(run: Path) -> Any:
     return CliRunner().invoke(app, ["report", str(run)])
 
 
-@pytest.fixture
-def run(umbel_home: Path) -> Path:
-    """A run of the app."""
-    config = run_config("synthetic", rounds=12)
+def run_app(home: Path, **changes: Any) -> Path:
+    """Do a run of the app and return its folder."""
+    config = run_config("synthetic", **changes)
     server.app.app(InProcessGrid(client.app.app, config), Context(1, 1, {}, RecordDict(), config))
-    (folder,) = (umbel_home / "runs").iterdir()
+    (folder,) = (home / "runs").iterdir()
     return folder
 
 
-def test_it_is_the_report_that_the_run_itself_writes(run: Path) -> None:
+@pytest.fixture
+def run(umbel_home: Path) -> Path:
+    """A run of the app."""
+    return run_app(umbel_home, rounds=12, observers=f"{__name__}:Talkative")
+
+
+class Talkative(Observer):
+    """Has something for the report."""
+
+    def section(self) -> Section:
+        """Return it."""
+        return Section("What I saw", ("Little.",))
+
+
+@pytest.fixture
+def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
+    """A run of the app on a federation in which nobody validates."""
+    x = np.random.default_rng(0).uniform(-1, 1, (16, 2)).astype(np.float32)
+    split = {"train": 8, "validation": 0}
+    manifest = Manifest(name="few", clients=8, split=split, model="linear", loss="mse")
+    write_federation(tmp_path / "few", manifest, x, x.sum(1), offsets_of([2] * 8))
+    return run_app(umbel_home, federation=str(tmp_path / "few"), rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["run", "unvalidated"])
+def test_it_is_the_report_that_the_run_itself_writes(kind: str, request: pytest.FixtureRequest) -> None:
+    run = request.getfixturevalue(kind)
     written = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
     done = report(run)
     assert done.exit_code == 0, done.output
     assert done.stdout.strip() == str(run / "report.html")
     assert (run / "report.html").read_bytes() == written
+    assert ("What I saw" in written.decode()) == (kind == "run")
 
 
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:

@@ -97,15 +97,30 @@ def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: p
         sweep(SPECS, tmp_path)
 
 
-def test_a_strategy_of_the_users_own_is_part_of_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("strategy", "umbel_test_variant:Mine"),
+        ("model", "umbel_test_variant:network"),
+        ("observers", "attacks.leak_meter:LeakMeter every=5; umbel_test_variant:Watch"),
+    ],
+)
+def test_what_is_the_users_own_is_part_of_the_code(
+    key: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "umbel_test_variant.py").write_text("a = 1\n")
-    config = SPECS[0].config | {"strategy": "umbel_test_variant:Mine"}
+    config = SPECS[0].config | {key: value}
+    _digest.cache_clear()
     before = _maker(config)["code"]
     (tmp_path / "umbel_test_variant.py").write_text("a = 2\n")
     _digest.cache_clear()
     assert _maker(config)["code"] != before
     assert _maker(config)["code"] != _maker(SPECS[0].config)["code"]
+
+
+def test_the_code_that_makes_results_is_there() -> None:
+    assert all((ROOT / name).exists() for name in experiments.sweep._CODE)
 
 
 def test_a_torn_result_is_done_again(in_process: list[str], tmp_path: Path) -> None:
