@@ -1,0 +1,468 @@
+"""A cohort is scored and trained as its clients would be one by one, by either learner; the loop is the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import nn
+
+import client.learner
+import models
+from client.batched import BatchedLearner
+from client.cohort import Cohort, LocalUpdate
+from client.learner import Learner, best_hypothesis, learner_for
+from client.loop import LoopLearner
+from models import LOSSES, METRICS, Loss, Model
+from protocol.arrays import Arrays
+from protocol.errors import ConfigError
+from tests.helpers.cohorts import (
+    CLOSE,
+    InOrder,
+    Rows,
+    assert_close,
+    cohort_of,
+    draw_client,
+    engines,
+    generators,
+    learner_of,
+    linear,
+    score,
+    sgd,
+    thetas,
+    train,
+)
+from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
+
+# --- by hand
+
+# The residuals of theta (1, 2) are 1 - 3 = -2 and 4 - 2 = 2: mean square 4, root 2. The mean
+# square has the gradient (2 (-2) (1, 0) + 2 (2) (0, 2)) / 2 = (-2, 4), its root (-2, 4) / (2 * 2).
+TWO_ROWS: Rows = ([[1, 0], [0, 2]], [3.0, 2.0])
+
+
+@engines
+@pytest.mark.parametrize(("loss", "step_size", "theta"), [("mse", 0.25, [1.5, 1]), ("rmse", 0.5, [1.25, 1.5])])
+def test_one_step_of_one_client(engine: str, loss: str, step_size: float, theta: list[float]) -> None:
+    model = models.load("linear", loss)
+    update = LocalUpdate(local_epochs=1, step_size=step_size, batch_size=0)
+    trained = train(model, linear([1, 2]), np.array([0]), cohort_of(TWO_ROWS), update, generators(1), engine)
+    assert thetas(trained) == [theta]
+    assert trained["weight"].dtype == np.float32
+
+
+@engines
+def test_each_client_starts_from_the_hypothesis_it_chose(engine: str) -> None:
+    # A row of zeros has no gradient, so a client ends where it started.
+    still: Rows = ([[0, 0]], [0.0])
+    trained = train(
+        models.load("linear"),
+        linear([1, 2], [3, 4]),
+        np.array([1, 0, 1]),
+        cohort_of(still, still, still),
+        LocalUpdate(2, 0.1, 1),
+        generators(3),
+        engine,
+    )
+    assert thetas(trained) == [[3, 4], [1, 2], [3, 4]]
+
+
+@engines
+def test_hypotheses_are_left_as_they_are(engine: str) -> None:
+    hypotheses = linear([1, 2])
+    train(
+        models.load("linear"),
+        hypotheses,
+        np.array([0]),
+        cohort_of(TWO_ROWS),
+        LocalUpdate(2, 0.1, 1),
+        generators(1),
+        engine,
+    )
+    assert hypotheses["weight"].tolist() == [[[1, 2]]]
+
+
+@engines
+def test_scores_are_those_of_every_hypothesis_on_every_client(engine: str) -> None:
+    # (1, 2) leaves the residuals -2, 2 to the first client and 0 to the second; (3, 1) leaves 0, 0 and 1.
+    hypotheses = linear([1, 2], [3, 1])
+    cohort = cohort_of(TWO_ROWS, ([[1, 1]], [3.0]))
+    losses, metrics = score(models.load("linear"), hypotheses, cohort, engine)
+    assert losses.tolist() == [[2, 0], [0, 1]]
+    assert metrics.tolist() == [[2, 0], [0, 1]], "the linear model's loss and metric are both RMSE"
+    assert losses.dtype == np.float64
+
+
+def test_a_model_may_be_scored_before_anything_else_is_asked_of_it() -> None:
+    fresh = Model("fresh", lambda: nn.Linear(2, 1), LOSSES["mse"], METRICS["rmse"])
+    hypotheses = {"weight": np.ones((1, 1, 2), np.float32), "bias": np.zeros((1, 1), np.float32)}
+    losses, _ = score(fresh, hypotheses, cohort_of(([[1, 2]], [1.0])), "batched")
+    assert losses.tolist() == [[2]]
+
+
+@engines
+def test_loss_and_metric_may_differ(engine: str) -> None:
+    # Two classes from one feature; the logits of x are (w0 x, w1 x).
+    model = model_of("logistic", lambda: nn.Linear(1, 2, bias=False), LOSSES["cross-entropy"], METRICS["accuracy"])
+    log3 = float(np.log(3))
+    hypotheses = {"weight": np.array([[[log3], [0]], [[0], [0]]], np.float32)}
+    losses, metrics = score(model, hypotheses, cohort_of(([[1], [-1], [1], [1]], [0, 1, 0, 1])), engine)
+    # Odds of three to one: right three times, wrong once. Even odds: class 0, right twice.
+    np.testing.assert_allclose(losses, [[(3 * np.log(4 / 3) + np.log(4)) / 4], [np.log(2)]], rtol=1e-6)
+    assert metrics.tolist() == [[0.75], [0.5]]
+
+
+def test_the_lowest_loss_wins_and_ties_go_to_the_lowest_index() -> None:
+    losses = np.array([[3.0, 1, 2, np.inf], [1, 1, 2, np.inf], [2, 1, 1, np.inf]])
+    assert best_hypothesis(losses).tolist() == [1, 0, 2, 0]
+
+
+def test_a_loss_that_is_no_number_never_wins() -> None:
+    losses = np.array([[np.nan, 7, np.nan, np.nan], [9, np.nan, np.inf, np.nan]])
+    assert best_hypothesis(losses).tolist() == [1, 0, 0, 0]
+
+
+# --- both forms, and who else is there
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int]:
+    """Draw a ragged cohort and what it is asked.
+
+    Hypothesis draws the sizes and a seed the numbers: at numbers in general position no ReLU and
+    no root sits on its kink, where rounding alone decides which way the gradient goes.
+    """
+    seed = draw(st.integers(0, 2**32 - 1))
+    generator = np.random.default_rng(seed)
+    network = draw(st.sampled_from(["linear", "mlp", "tiny-cnn"]))
+    model = TINY_CNN if network == "tiny-cnn" else models.load(network, draw(st.sampled_from(["mse", "rmse"])))
+    lengths = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3 if model is TINY_CNN else 6))
+    k = draw(st.integers(1, 3))
+    chosen = generator.integers(0, k, len(lengths))
+    update = LocalUpdate(draw(st.integers(0, 3)), 0.05, draw(st.integers(0, 7)), draw(st.integers(0, 3)))
+    clients = [draw_client(model, rows, generator) for rows in lengths]
+    return model, draw_hypotheses(model, k, seed), chosen, clients, update, seed
+
+
+@settings(max_examples=100)
+@given(cohorts())
+def test_both_forms_give_the_same_numbers(
+    case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
+) -> None:
+    model, hypotheses, chosen, clients, update, seed = case
+    cohort = cohort_of(*clients)
+    for batched, loop in zip(
+        score(model, hypotheses, cohort, "batched"), score(model, hypotheses, cohort, "loop"), strict=True
+    ):
+        np.testing.assert_allclose(batched, loop, **CLOSE)
+    batched, loop = (
+        train(model, hypotheses, chosen, cohort, update, generators(len(clients), seed), engine)
+        for engine in ("batched", "loop")
+    )
+    assert_close(batched, loop)
+
+
+@settings(max_examples=50)
+@given(cohorts())
+def test_a_client_gets_the_same_result_alone(
+    case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
+) -> None:
+    model, hypotheses, chosen, clients, update, seed = case
+    cohort = cohort_of(*clients)
+    for engine in ("loop", "batched"):
+        together = train(model, hypotheses, chosen, cohort, update, generators(len(clients), seed), engine)
+        for c, rows in enumerate(clients):
+            own = [generators(len(clients), seed)[c]]
+            alone = train(model, hypotheses, chosen[c : c + 1], cohort_of(rows), update, own, engine)
+            mine = {name: value[c : c + 1] for name, value in together.items()}
+            if engine == "loop":
+                assert all(np.array_equal(mine[name], alone[name]) for name in alone), "bit by bit"
+            else:
+                assert_close(mine, alone)
+
+
+@engines
+def test_the_order_of_the_clients_is_of_no_consequence(engine: str) -> None:
+    model = models.load("mlp")
+    generator = np.random.default_rng(0)
+    clients = [draw_client(model, rows, generator) for rows in (4, 1, 6)]
+    hypotheses, chosen, update = draw_hypotheses(model, 2), np.array([1, 0, 1]), LocalUpdate(2, 0.1, 3)
+    forward = train(model, hypotheses, chosen, cohort_of(*clients), update, generators(3), engine)
+    backward = train(
+        model, hypotheses, chosen[::-1].copy(), cohort_of(*clients[::-1]), update, generators(3)[::-1], engine
+    )
+    assert_close({name: value[::-1] for name, value in backward.items()}, forward)
+
+
+@engines
+@pytest.mark.parametrize("huge", [1e30, np.inf, np.nan])
+@pytest.mark.parametrize("batch_size", [0, 2])
+def test_a_client_never_sees_the_rows_of_another(engine: str, huge: float, batch_size: int) -> None:
+    model = models.load("mlp")
+    few: Rows = ([[0.1, 0.2, 0.3]], [0.5])
+    many: Rows = (np.full((5, 3), huge), np.full(5, huge))
+    hypotheses, update = draw_hypotheses(model, 2), LocalUpdate(2, 0.1, batch_size)
+    alone = train(model, hypotheses, np.array([1]), cohort_of(few), update, generators(1), engine)
+    together = train(model, hypotheses, np.array([0, 1, 0]), cohort_of(many, few, many), update, generators(3), engine)
+    assert np.isfinite(alone["0.weight"]).all()
+    assert_close({name: value[1:2] for name, value in together.items()}, alone)
+
+    losses, metrics = score(model, hypotheses, cohort_of(many, few, many), engine)
+    expected = score(model, hypotheses, cohort_of(few), engine)
+    np.testing.assert_allclose(losses[:, 1:2], expected[0], **CLOSE)
+    np.testing.assert_allclose(metrics[:, 1:2], expected[1], **CLOSE)
+
+
+@pytest.mark.parametrize("batch_size", [0, 1, 2])
+def test_padding_of_a_client_whose_loss_overflows_changes_nothing(batch_size: int) -> None:
+    # The square of the first client's residual exceeds float32; its root then has no slope.
+    overflowing: Rows = ([[1, 0]], [3e19])
+    longer: Rows = ([[1, 0], [0, 1], [1, 1]], [3.0, 2.0, 1.0])
+    cohort, update = cohort_of(overflowing, longer), LocalUpdate(2, 0.1, batch_size)
+    loop, batched = (
+        train(models.load("linear", "rmse"), linear([1, 2]), np.array([0, 0]), cohort, update, generators(2), engine)
+        for engine in ("loop", "batched")
+    )
+    assert thetas(loop)[0] == [1, 2]
+    assert_close(batched, loop)
+
+
+# --- against plain PyTorch
+
+
+@engines
+@pytest.mark.parametrize("batch_size", [0, 1, 3, 7])
+@pytest.mark.parametrize(
+    "model", [models.load("linear", "mse"), models.load("mlp", "mse"), TINY_CNN], ids=lambda m: m.name
+)
+def test_two_epochs_are_those_of_plain_pytorch(engine: str, batch_size: int, model: Model) -> None:
+    rows = draw_client(model, 7, np.random.default_rng(0))
+    update = LocalUpdate(2, 0.1, batch_size)
+    hypotheses = draw_hypotheses(model, 1)
+    trained = train(model, hypotheses, np.array([0]), cohort_of(rows), update, [InOrder()], engine)
+    expected = sgd(model, {name: value[0] for name, value in hypotheses.items()}, rows, update)
+    assert_close(trained, {name: value[None] for name, value in expected.items()})
+    assert any((trained[name] != hypotheses[name]).any() for name in trained), "something was learnt"
+
+
+@engines
+def test_a_client_of_images_learns_its_classes(engine: str) -> None:
+    # Class c is a bright image in column c, which a tiny convolution can tell apart.
+    images = np.zeros((6, 1, 6, 6))
+    classes = np.array([0, 1, 2, 0, 1, 2])
+    images[np.arange(6), 0, :, 2 * classes] = 1
+    cohort = cohort_of((images, classes), (images[:2], classes[:2]))
+    hypotheses = draw_hypotheses(TINY_CNN, 1, seed=3)
+    trained = train(TINY_CNN, hypotheses, np.array([0, 0]), cohort, LocalUpdate(60, 0.3, 3), generators(2), engine)
+    before, _ = score(TINY_CNN, hypotheses, cohort, engine)
+    after, accuracy = score(TINY_CNN, trained, cohort, engine)
+    assert after[0, 0] < before[0, 0] / 10
+    assert accuracy[0, 0] == 1
+
+
+# --- minibatches
+
+# A linear model whose inputs are its rows, one-hot, and whose loss is its output: a step moves
+# theta_i by -s / b when row i is one of the b rows of the minibatch. So theta tells which
+# minibatches each row was in.
+WHICH_ROWS = Loss("output", lambda outputs, _targets: outputs.squeeze(-1), lambda mean: mean, lambda mean: mean)
+
+
+def shares(lengths: Sequence[int], update: LocalUpdate, engine: str, seed: int = 0) -> list[list[float]]:
+    """Return, for each client and each of its rows, the sum of the row's shares in all minibatches."""
+    widest = max(lengths)
+    model = model_of("which-rows", lambda: nn.Linear(widest, 1, bias=False), WHICH_ROWS, METRICS["rmse"])
+    cohort = cohort_of(*[(np.eye(rows, widest), np.zeros(rows)) for rows in lengths])
+    start = {"weight": np.zeros((1, 1, widest), np.float32)}
+    nowhere = np.zeros(len(lengths), np.int64)
+    moved = train(model, start, nowhere, cohort, update, generators(len(lengths), seed), engine)["weight"][:, 0]
+    np.testing.assert_array_equal([row[rows:].any() for row, rows in zip(moved, lengths, strict=True)], False)
+    return [(-row[:rows] / update.step_size).tolist() for row, rows in zip(moved, lengths, strict=True)]
+
+
+@engines
+def test_an_epoch_takes_every_row_once_and_the_last_minibatch_may_be_smaller(engine: str) -> None:
+    five, two, one = shares([5, 2, 1], LocalUpdate(1, 1.0, 2), engine)
+    assert sorted(five) == [0.5, 0.5, 0.5, 0.5, 1], "two pairs and a single row"
+    assert two == [0.5, 0.5]
+    assert one == [1]
+
+
+@engines
+def test_a_batch_size_of_zero_takes_all_rows_at_once(engine: str) -> None:
+    assert shares([4, 2, 1], LocalUpdate(1, 1.0, 0), engine) == [[0.25] * 4, [0.5] * 2, [1]]
+
+
+@engines
+def test_a_batch_larger_than_all_is_all_rows(engine: str) -> None:
+    assert shares([4, 2], LocalUpdate(1, 1.0, 99), engine) == [[0.25] * 4, [0.5] * 2]
+
+
+@engines
+@pytest.mark.parametrize("batch_size", range(8))
+def test_every_epoch_takes_every_row_once(engine: str, batch_size: int) -> None:
+    lengths, epochs = [7, 3, 1, 6], 3
+    for rows, mine in zip(lengths, shares(lengths, LocalUpdate(epochs, 1.0, batch_size), engine), strict=True):
+        size = min(batch_size or rows, rows)
+        smaller = rows % size
+        # Each epoch some rows, the last minibatch, count 1 / smaller, all others 1 / size.
+        total = epochs * (rows // size + bool(smaller))
+        assert sum(mine) == pytest.approx(total, rel=1e-5)
+        least = epochs / size
+        extra = (1 / smaller - 1 / size) if smaller else 1.0
+        times_last = (np.array(mine) - least) / extra
+        np.testing.assert_allclose(times_last, times_last.round(), atol=1e-4)
+        assert times_last.round().sum() == epochs * smaller
+
+
+@engines
+def test_any_row_may_be_the_last(engine: str) -> None:
+    last = {int(np.argmax(shares([5], LocalUpdate(1, 1.0, 2), engine, seed)[0])) for seed in range(60)}
+    assert last == {0, 1, 2, 3, 4}
+
+
+@engines
+def test_each_epoch_is_shuffled_anew(engine: str) -> None:
+    # Were one order kept, one row would be alone in its minibatch three times.
+    alone = [max(shares([5], LocalUpdate(3, 1.0, 2), engine, seed)[0]) for seed in range(20)]
+    assert min(alone) == pytest.approx(1 + 0.5 + 0.5)
+
+
+@engines
+@pytest.mark.parametrize(("steps", "size", "batch_size"), [(1, 3, 3), (4, 3, 3), (1, 7, 7), (3, 7, 0), (3, 7, 99)])
+def test_a_step_takes_one_minibatch_of_different_rows(engine: str, steps: int, size: int, batch_size: int) -> None:
+    """And however short a client is, it takes as many steps as the others."""
+    lengths = [7, 3, 1]
+    update = LocalUpdate(5, 1.0, batch_size, local_steps=steps)  # the epochs play no part
+    for rows, mine in zip(lengths, shares(lengths, update, engine), strict=True):
+        own = min(size, rows)
+        times = np.array(mine) * own
+        np.testing.assert_allclose(times, times.round(), atol=1e-4)
+        assert times.round().sum() == steps * own
+        assert times.round().max() <= steps, "no row twice in a minibatch"
+
+
+@engines
+def test_each_step_draws_from_all_rows_again(engine: str) -> None:
+    """In three epochs' worth of steps most rows come up more or less often than three times."""
+    often = [np.round(2 * np.array(shares([6], LocalUpdate(0, 1.0, 2, 9), engine, seed)[0])) for seed in range(40)]
+    assert any((times != 3).any() for times in often)
+    # Each row is in a minibatch of 2 out of 6 with probability 1/3: of 40 * 9 minibatches in 120, give or
+    # take sqrt(360 * 2 / 9) = 9. False-alarm rate below 6 * 6e-7, five deviations.
+    assert np.abs(np.sum(often, axis=0) - 120).max() < 45
+
+
+@engines
+def test_neither_steps_nor_epochs_leave_a_client_where_it_started(engine: str) -> None:
+    cohort = cohort_of(TWO_ROWS, ([[1, 1]], [9.0]))
+    for batch_size in (0, 1):
+        trained = train(
+            models.load("linear"),
+            linear([1, 2], [3, 4]),
+            np.array([1, 0]),
+            cohort,
+            LocalUpdate(0, 0.1, batch_size),
+            generators(2),
+            engine,
+        )
+        assert thetas(trained) == [[3, 4], [1, 2]]
+
+
+@engines
+def test_only_a_client_with_more_rows_than_a_batch_draws(engine: str) -> None:
+    lengths = [4, 3, 5, 1]
+    ours, fresh = generators(4), generators(4)
+    cohort = cohort_of(*[(np.ones((rows, 2)), np.ones(rows)) for rows in lengths])
+    chosen = np.zeros(4, np.int64)
+    model = models.load("linear")
+    train(model, linear([0, 0]), chosen, cohort, LocalUpdate(2, 0.1, 3), ours, engine)
+    drew = [mine.bit_generator.state != theirs.bit_generator.state for mine, theirs in zip(ours, fresh, strict=True)]
+    assert drew == [True, False, True, False]
+
+    ours = generators(4)
+    train(model, linear([0, 0]), chosen, cohort, LocalUpdate(2, 0.1, 0), ours, engine)
+    assert [generator.bit_generator.state for generator in ours] == [g.bit_generator.state for g in fresh]
+
+
+# --- chunks
+
+
+@engines
+@pytest.mark.parametrize(("chunk_bytes", "chunks"), [(1, 5), (900, 3)])
+def test_chunks_do_not_change_the_numbers(
+    engine: str, chunk_bytes: int, chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.load("mlp")
+    generator = np.random.default_rng(0)
+    cohort = cohort_of(*[draw_client(model, rows, generator) for rows in (8, 1, 9, 3, 5)])
+    hypotheses, chosen, update = draw_hypotheses(model, 2), np.array([0, 1, 1, 0, 1]), LocalUpdate(2, 0.1, 4)
+    whole_scores = score(model, hypotheses, cohort, engine)
+    whole = train(model, hypotheses, chosen, cohort, update, generators(5), engine)
+
+    parts: list[int] = []
+    kind = type(learner_of(engine, model))
+    original = kind._descend
+
+    def spy(self: Any, start: Any, part: Cohort, *rest: Any) -> Any:
+        parts.append(len(part))
+        return original(self, start, part, *rest)
+
+    monkeypatch.setattr(kind, "_descend", spy)
+    monkeypatch.setattr(client.learner, "CPU_CHUNK_BYTES", chunk_bytes)
+    assert_close(train(model, hypotheses, chosen, cohort, update, generators(5), engine), whole)
+    assert (len(parts), sum(parts)) == (chunks, 5)
+    for ours, theirs in zip(score(model, hypotheses, cohort, engine), whole_scores, strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+# --- which learner
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "picked"),
+    [("auto", True, "cuda"), ("auto", False, "cpu"), ("cpu", True, "cpu"), ("cuda", True, "cuda")],
+)
+def test_the_gpu_is_taken_if_there_is_one(name: str, there: bool, picked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    # Without frozen parameters nothing is sent to the device before there are rows.
+    assert learner_for(models.load("linear"), name).device == torch.device(picked)
+
+
+def test_a_gpu_that_is_not_there_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match='device = "cuda" but PyTorch sees no GPU here; set device = "auto"'):
+        learner_for(models.load("linear"), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("model", "device", "kind"),
+    [
+        (models.load("linear"), "cpu", BatchedLearner),
+        (models.load("mlp"), "cuda", BatchedLearner),
+        (models.load("cnn"), "cpu", LoopLearner),
+        (models.load("cnn"), "cuda", BatchedLearner),
+        (TINY_CNN, "cpu", LoopLearner),
+    ],
+)
+def test_only_convolutions_on_the_cpu_are_computed_one_by_one(
+    model: Model, device: str, kind: type[Learner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: device == "cuda")
+    assert type(learner_for(model, device)) is kind
+    assert type(learner_for(model, "auto", "auto")) is kind
+
+
+@pytest.mark.parametrize(("engine", "kind"), [("loop", LoopLearner), ("batched", BatchedLearner)])
+@pytest.mark.parametrize("model", [models.load("linear"), TINY_CNN])
+def test_an_engine_that_is_asked_for_is_taken(engine: str, kind: type[Learner], model: Model) -> None:
+    assert type(learner_for(model, "cpu", engine)) is kind
+
+
+def test_a_model_has_one_learner() -> None:
+    assert learner_for(models.load("linear"), "cpu") is learner_for(models.load("linear"), "cpu", "batched")

@@ -1,0 +1,525 @@
+"""Local parameters are trained beside the shared ones and frozen ones stay as they are, under both learners alike.
+
+The factor model's numbers are those of the PAC paper (PAC identifiability in federated personalization): Protocol 1
+takes steps, Protocol 3 epochs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+import models
+from client.cohort import Cohort, LocalUpdate, Schedule
+from federation import BUNDLED, open_federation
+from models import Model
+from models.factors import SLOPES
+from protocol.arrays import Arrays
+from tests.helpers.cohorts import (
+    CPU,
+    ENGINES,
+    InOrder,
+    Rows,
+    assert_close,
+    cohort_of,
+    draw_client,
+    engines,
+    generators,
+    learner_of,
+    sgd,
+)
+from tests.helpers.models import ADAPTED, draw_hypotheses, headed, write_module
+
+Matrix = NDArray[Any]
+
+PREFERENCES = open_federation(BUNDLED / "preferences.json")
+ITEMS = models.load("factors-100x8").initial(0)["items"]
+
+losses = pytest.mark.parametrize("loss", list(SLOPES))
+# float32 has 7 digits, of which a few dozen steps cost one or two.
+CLOSE = {"rtol": 1e-4, "atol": 1e-6}
+
+
+def labelled(*clients: tuple[list[int], list[int]]) -> Cohort:
+    """Return a cohort of clients, each given as items' numbers and their labels."""
+    return cohort_of(*[(np.array(items, np.float32)[:, None], labels) for items, labels in clients])
+
+
+def steps(count: int, batch_size: int = 0, step_size: float = 0.25) -> LocalUpdate:
+    """R minibatches (Protocol 1)."""
+    return LocalUpdate(0, step_size, batch_size, local_steps=count)
+
+
+def epochs(count: int, batch_size: int = 0, step_size: float = 0.25) -> LocalUpdate:
+    """E epochs (Protocol 3)."""
+    return LocalUpdate(count, step_size, batch_size)
+
+
+def train(
+    engine: str, items: Any, users: Any, cohort: Cohort, update: LocalUpdate, loss: str = "log", seed: int = 0,
+    balanced: bool = False,
+) -> tuple[Matrix, Matrix]:  # fmt: skip
+    """Return the items and the users' vectors that clients have trained."""
+    items, users = np.asarray(items, np.float32), np.asarray(users, np.float32)
+    learner = learner_of(engine, models.load(f"factors-{items.shape[0]}x{items.shape[1]}", loss))
+    chosen = np.zeros(len(users), np.int64)
+    shared, local = learner.train(
+        {"items": items[None]}, chosen, cohort, update, generators(len(users), seed), {"user": users}, balanced
+    )
+    assert (list(shared), list(local)) == (["items"], ["user"])
+    return shared["items"], local["user"]
+
+
+# --- one step of the factor model, by hand
+
+LIKES_ONE_OF_THREE = ([0, 2, 3], [-1, 1, -1])
+
+
+@engines
+@losses
+def test_the_update_of_items_of_zeros_is_the_users_vector_and_leaves_it_alone(engine: str, loss: str) -> None:
+    """What the attack lives on: Delta v_i = -alpha l'(0) y_i u, and by Eq. 1 no gradient for u."""
+    user = np.array([1.0, -2.0])
+    for update in (steps(1), epochs(1)):
+        items, users = train(engine, np.zeros((4, 2)), [user], labelled(LIKES_ONE_OF_THREE), update, loss)
+        labels = np.array([-1, 0, 1, -1])[:, None]
+        slope = {"log": -0.5, "hinge": -1.0, "margin": -1.0}[loss]
+        np.testing.assert_allclose(items, [-0.25 * slope * labels * user], rtol=1e-6)
+        np.testing.assert_array_equal(users, [user])
+
+
+@engines
+def test_with_a_second_step_the_users_vector_moves(engine: str) -> None:
+    _, users = train(engine, np.zeros((4, 2)), [[1.0, -2.0]], labelled(LIKES_ONE_OF_THREE), steps(2))
+    assert (users != [[1.0, -2.0]]).all()
+
+
+@engines
+def test_a_step_moves_items_by_the_sum_and_the_user_by_the_mean_both_from_where_they_were(engine: str) -> None:
+    # Loss -y u.v, alpha 1/4: an item moves by y u / 4, u by the mean of y v / 4.
+    items, users = train(engine, [[4, 0], [0, 8]], [[1, 2]], labelled(([0, 1], [1, -1])), steps(1), "margin")
+    assert items.tolist() == [[[4.25, 0.5], [-0.25, 7.5]]]
+    assert users.tolist() == [[1.5, 1]]
+
+
+@engines
+def test_a_client_of_fewer_rows_moves_by_the_sum_over_its_own(engine: str) -> None:
+    """Beside one of four rows, the padding of one of two counts for nothing."""
+    few, many = ([0, 1], [1, -1]), ([0, 1, 2, 3], [1, 1, 1, 1])
+    start = [[4, 0], [0, 8], [0, 0], [0, 0]]
+    items, users = train(engine, start, [[1, 2], [4, 4]], labelled(few, many), steps(1), "margin")
+    assert items[0].tolist() == [[4.25, 0.5], [-0.25, 7.5], [0, 0], [0, 0]]
+    assert users[0].tolist() == [1.5, 1]
+    assert items[1].tolist() == [[5, 1], [1, 9], [1, 1], [1, 1]]
+    assert users[1].tolist() == [4.25, 4.5]
+
+
+@engines
+@losses
+@pytest.mark.parametrize("update", [steps(0, 2), epochs(0, 2), steps(0), epochs(0)])
+@pytest.mark.parametrize("balanced", [False, True])
+def test_without_steps_and_epochs_nothing_changes(engine: str, loss: str, update: LocalUpdate, balanced: bool) -> None:
+    """R = 0 is how a server gives items to a client without an update."""
+    cohort = labelled(LIKES_ONE_OF_THREE, ([1], [1]))
+    items, users = train(engine, ITEMS[:4], ITEMS[:2], cohort, update, loss, balanced=balanced)
+    np.testing.assert_array_equal(items, [ITEMS[:4]] * 2)
+    np.testing.assert_array_equal(users, ITEMS[:2])
+
+
+# --- any steps, against the paper
+
+
+def hinge_slope(z: float) -> float:
+    """Of max(0, 1 - z); near its kink rounding alone would decide."""
+    assume(abs(z - 1) > 1e-4)
+    return -1.0 if z < 1 else 0.0
+
+
+def client_update(
+    items: Matrix, user: Matrix, rows: Rows, update: LocalUpdate, loss: str, generator: np.random.Generator
+) -> tuple[Matrix, Matrix]:
+    """CLIENTUPDATE as Protocols 1 and 3 have it, one item after the other, in float64."""
+    slope: dict[str, Callable[[float], float]] = {
+        "log": lambda z: -1 / (1 + np.exp(z)),
+        "hinge": hinge_slope,
+        "margin": lambda z: -1.0,
+    }
+    v, u = items.astype(float), user.astype(float)
+    numbers, labels = rows
+    size = min(update.batch_size or len(labels), len(labels))
+    for _ in range(update.local_steps or update.local_epochs):
+        order = np.arange(len(labels))
+        if size < len(labels):
+            order = generator.permutation(order)
+        split = [order[begin : begin + size].tolist() for begin in range(0, len(labels), size)]
+        for batch in split[:1] if update.local_steps else split:
+            s = {row: slope[loss](labels[row] * u @ v[numbers[row]]) * labels[row] for row in batch}
+            g = sum(s[row] * v[numbers[row]] for row in batch) / len(batch)
+            for row in batch:
+                v[numbers[row]] = v[numbers[row]] - update.step_size * s[row] * u
+            u = u - update.step_size * g
+    return v, u
+
+
+@st.composite
+def clients(draw: st.DrawFn, items: int = 12) -> list[Rows]:
+    """Draw clients that have labelled different numbers of items."""
+    generator = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    lengths = draw(st.lists(st.integers(1, items), min_size=1, max_size=5))
+    return [
+        (generator.choice(items, n, replace=False).tolist(), generator.choice([-1, 1], n).tolist()) for n in lengths
+    ]
+
+
+updates = st.builds(
+    LocalUpdate,
+    local_epochs=st.integers(0, 3),
+    step_size=st.just(0.3),
+    batch_size=st.integers(0, 13),
+    local_steps=st.integers(0, 4),
+)
+
+
+@settings(max_examples=60)
+@given(clients(), updates, st.sampled_from(list(SLOPES)), st.integers(1, 4), st.integers(0, 2**32 - 1))
+def test_training_is_the_papers_client_update(
+    asked: list[Rows], update: LocalUpdate, loss: str, factors: int, seed: int
+) -> None:
+    drawn = np.random.default_rng(seed)
+    items = drawn.standard_normal((12, factors)).astype(np.float32)
+    users = drawn.standard_normal((len(asked), factors)).astype(np.float32)
+    expected = [
+        client_update(items, users[c], rows, update, loss, generator)
+        for c, (rows, generator) in enumerate(zip(asked, generators(len(asked), seed), strict=True))
+    ]
+    for engine in ENGINES:
+        moved, local = train(engine, items, users, labelled(*asked), update, loss, seed)
+        for c, (v, u) in enumerate(expected):
+            np.testing.assert_allclose(moved[c], v, **CLOSE)
+            np.testing.assert_allclose(local[c], u, **CLOSE)
+
+
+@settings(max_examples=40)
+@given(clients(), updates, st.booleans())
+def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpdate, balanced: bool) -> None:
+    users = ITEMS[20 : 20 + len(asked)]
+    together = {
+        engine: train(engine, ITEMS[:12], users, labelled(*asked), update, balanced=balanced) for engine in ENGINES
+    }
+    for ours, theirs in zip(*together.values(), strict=True):
+        np.testing.assert_allclose(ours, theirs, **CLOSE)
+    for c, rows in enumerate(asked):
+        learner, own = learner_of("batched", models.load("factors-12x8")), [generators(len(asked))[c]]
+        shared, local = learner.train(
+            {"items": ITEMS[None, :12]}, np.zeros(1, np.int64), labelled(rows), update, own,
+            {"user": users[c : c + 1]}, balanced,
+        )  # fmt: skip
+        np.testing.assert_allclose(together["batched"][0][c], shared["items"][0], **CLOSE)
+        np.testing.assert_allclose(together["batched"][1][c], local["user"][0], **CLOSE)
+
+
+@settings(max_examples=40)
+@given(clients(), updates)
+def test_an_item_that_a_client_has_not_labelled_stays_as_it_was(asked: list[Rows], update: LocalUpdate) -> None:
+    for engine in ENGINES:
+        moved, _ = train(engine, ITEMS[:12], ITEMS[20 : 20 + len(asked)], labelled(*asked), update)
+        for (numbers, _), own in zip(asked, moved, strict=True):
+            others = np.setdiff1d(np.arange(12), numbers)
+            np.testing.assert_array_equal(own[others], ITEMS[:12][others])
+
+
+@engines
+def test_the_rows_of_one_client_do_not_reach_another_through_the_padding(engine: str) -> None:
+    """A client of one row beside one whose numbers are beyond all bounds."""
+    items = np.concatenate([ITEMS[:2], np.full((4, 8), 1e38, np.float32)])
+    few, many = ([1], [1]), ([2, 3, 4, 5], [1, -1, 1, -1])
+    alone = train(engine, items, ITEMS[3:4], labelled(few), steps(3), "margin")
+    together = train(engine, items, ITEMS[[9, 3, 9]], labelled(many, few, many), steps(3), "margin")
+    for ours, theirs in zip(together, alone, strict=True):
+        np.testing.assert_allclose(ours[1], theirs[0], **CLOSE)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
+    rows = ([7, 2, 9, 4, 0, 5], [-1, 1, -1, -1, 1, -1])
+    for engine in ENGINES:
+        moved, _ = train(engine, np.zeros((10, 2)), [[1, 1]], labelled(rows), steps(1, batch_size), seed=seed)
+        changed = np.flatnonzero(moved[0].any(axis=1))
+        assert set(changed) <= set(rows[0])
+        assert len(changed) == min(batch_size, 6), "an item taken twice would leave one out"
+
+
+@engines
+def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
+    # Scores u.v of the two items: 1 and -2 for the first client, 2 and 1 for the second.
+    learner = learner_of(engine, models.load("factors-2x2", "margin"))
+    items = np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)
+    users = np.array([[1, -2], [2, 1]], np.float32)
+    measured, metrics = learner.score({"items": items}, labelled(([0, 1], [1, 1]), ([1], [1])), {"user": users})
+    assert measured.tolist() == [[0.5, -1], [0, 0]]
+    assert metrics.tolist() == [[0.5, 1], [0, 0]]
+    chosen = learner.choose({"items": items}, labelled(([0, 1], [1, 1]), ([1], [1])), {"user": users})
+    assert chosen.tolist() == [1, 0]
+
+
+# --- minibatches of as many liked items as others
+
+
+@settings(max_examples=60)
+@given(clients(), updates, st.integers(0, 2**32 - 1))
+def test_labels_of_a_balanced_minibatch_add_up_to_nothing(asked: list[Rows], update: LocalUpdate, seed: int) -> None:
+    labels = np.concatenate([own for _, own in asked]).astype(np.float32)
+    schedule = Schedule.draw(labelled(*asked), update, generators(len(asked), seed), balanced=True)
+    for rows, share, _ in schedule.minibatches():
+        assert np.where(share > 0, labels[rows], 0).sum(axis=1).tolist() == [0] * len(asked)
+
+
+@engines
+@losses
+@pytest.mark.parametrize(("batch_size", "taken"), [(1, 2), (2, 2), (3, 2), (4, 4), (5, 4), (6, 4), (0, 4)])
+def test_what_balanced_minibatches_say_of_items_of_zeros_adds_up_to_nothing(
+    engine: str, loss: str, batch_size: int, taken: int
+) -> None:
+    """Two of seven items are liked, so that 4 at most take part. The zeroing attack reads the sum."""
+    cohort = labelled((list(range(7)), [-1, 1, -1, -1, 1, -1, -1]))
+    moved, users = train(engine, np.zeros((7, 2)), [[1, -2]], cohort, steps(1, batch_size), loss, balanced=True)
+    assert np.count_nonzero(moved[0].any(axis=1)) == taken
+    np.testing.assert_array_equal(moved.sum(axis=1), [[0, 0]])
+    assert users.tolist() == [[1, -2]]
+
+
+@engines
+def test_the_rest_waits_for_another_pass(engine: str) -> None:
+    cohort = labelled((list(range(7)), [1, -1, -1, -1, -1, -1, -1]))
+    moved, _ = train(engine, np.zeros((7, 2)), [[1, -2]], cohort, epochs(40, 2), balanced=True)
+    assert moved[0].any(axis=1).all()
+
+
+@engines
+def test_a_client_that_likes_all_or_nothing_has_no_balanced_update(engine: str) -> None:
+    cohort = labelled(([0, 1], [1, 1]), ([0, 1, 2], [1, -1, -1]), ([2], [-1]))
+    moved, users = train(engine, ITEMS[:3], ITEMS[5:8], cohort, steps(2, 2), balanced=True)
+    np.testing.assert_array_equal(moved[[0, 2]], [ITEMS[:3]] * 2)
+    np.testing.assert_array_equal(users[[0, 2]], ITEMS[[5, 7]])
+    assert (moved[1] != ITEMS[:3]).any()
+    nobody, _ = train(engine, ITEMS[:3], ITEMS[5:6], labelled(([0, 1], [1, 1])), steps(2, 2), balanced=True)
+    np.testing.assert_array_equal(nobody, [ITEMS[:3]])
+
+
+# --- clients without local parameters yet: the factors, which fit them their own way
+
+# Liked items have the vector (1, 0), others (-1, 0): who knows the first four knows the fifth.
+FIVE = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0], [1, 0]], np.float32)
+
+
+def newcomers(engine: str, items: Any, *asked: Rows, loss: str = "log") -> tuple[list[float], list[float]]:
+    """Return loss and metric of clients that have no vector yet."""
+    array = np.asarray(items, np.float32)
+    learner = learner_of(engine, models.load(f"factors-{len(array)}x{array.shape[1]}", loss))
+    fresh = learner.model.initial_local(generators(len(asked)))
+    measured, metrics = learner.score_newcomers({"items": array[None]}, labelled(*asked), fresh, 0.1)
+    assert measured.shape == metrics.shape == (1, len(asked))
+    return measured[0].tolist(), metrics[0].tolist()
+
+
+@engines
+@losses
+def test_a_newcomer_is_told_what_it_likes_by_what_it_liked(engine: str, loss: str) -> None:
+    labels = [1, -1, 1, -1, 1]
+    assert newcomers(engine, FIVE, (list(range(5)), labels), loss=loss)[1] == [1]
+    assert newcomers(engine, FIVE, (list(range(5)), [*labels[:4], -1]), loss=loss)[1] == [0]
+
+
+@engines
+def test_a_newcomer_is_scored_on_what_it_has_not_seen(engine: str) -> None:
+    """Whatever the fifth label is, the score z of its item is the same: log(1 + e^-z) or log(1 + e^z)."""
+    found = [newcomers(engine, FIVE, (list(range(5)), [1, -1, 1, -1, label]))[0][0] for label in (1, -1)]
+    z = found[1] - found[0]
+    assert z > 1
+    assert found == pytest.approx([np.log1p(np.exp(-z)), np.log1p(np.exp(z))])
+
+
+@engines
+def test_a_newcomer_of_few_rows_is_scored_on_its_last(engine: str) -> None:
+    assert newcomers(engine, FIVE, ([0, 1, 2], [1, -1, 1]))[1] == [1]
+    # Of a single row nothing is left to learn from: u = 0, and every score is 0.
+    assert newcomers(engine, FIVE, ([0], [1])) == ([pytest.approx(np.log(2))], [0])
+
+
+@settings(max_examples=25)
+@given(clients())
+def test_newcomers_are_scored_as_if_alone(asked: list[Rows]) -> None:
+    together = newcomers("batched", ITEMS[:12], *asked)
+    alone = [newcomers("loop", ITEMS[:12], rows) for rows in asked]
+    assert together[0] == pytest.approx([own[0][0] for own in alone], rel=1e-6)
+    assert together[1] == [own[1][0] for own in alone]
+
+
+# --- a network of one's own with a head of each client's, and frozen layers
+
+
+THREE_KINDS = pytest.mark.parametrize(
+    ("frozen", "local"), [("", "head.*"), ("body.bias", "head.*"), ("head.*", ""), ("body.*", "head.bias")]
+)
+
+
+@engines
+@THREE_KINDS
+def test_shared_and_local_parameters_move_as_in_plain_pytorch_and_frozen_ones_stay(
+    engine: str, frozen: str, local: str
+) -> None:
+    model = headed(frozen, local)
+    generator = np.random.default_rng(0)
+    rows = [draw_client(model, n, generator) for n in (7, 3, 4)]
+    hypotheses, own = draw_hypotheses(model, 2), model.initial_local(generators(3))
+    chosen, update = np.array([1, 0, 1]), LocalUpdate(2, 0.1, 3)
+    before = {name: value.clone() for name, value in model.frozen_values.items()}
+    shared, kept = learner_of(engine, model).train(hypotheses, chosen, cohort_of(*rows), update, [InOrder()] * 3, own)
+    assert (list(shared), list(kept)) == (list(model.shapes), list(model.local_shapes))
+    for c, j in enumerate(chosen):
+        start = {name: value[j] for name, value in hypotheses.items()} | {n: v[c] for n, v in own.items()}
+        expected = sgd(model, start, rows[c], update)
+        for name, value in (shared | kept).items():
+            np.testing.assert_allclose(value[c], expected[name], rtol=1e-5, atol=1e-6)
+            assert (value[c] != start[name]).any(), f"{name} has learnt something"
+    for name, value in model.frozen_values.items():
+        assert torch.equal(value, before[name])
+
+
+@engines
+def test_hypotheses_and_local_parameters_are_left_as_they_are(engine: str) -> None:
+    model = headed()
+    hypotheses, own = draw_hypotheses(model, 2), model.initial_local(generators(2))
+    copies = [{name: value.copy() for name, value in arrays.items()} for arrays in (hypotheses, own)]
+    cohort = cohort_of(*[draw_client(model, n, np.random.default_rng(n)) for n in (4, 6)])
+    learner = learner_of(engine, model)
+    learner.train(hypotheses, np.array([0, 1]), cohort, LocalUpdate(2, 0.1, 3), generators(2), own)
+    learner.score(hypotheses, cohort, own)
+    learner.score_newcomers(hypotheses, cohort, own, 0.1)
+    for arrays, copy in zip((hypotheses, own), copies, strict=True):
+        for name, value in arrays.items():
+            np.testing.assert_array_equal(value, copy[name])
+
+
+@st.composite
+def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int]:
+    """Draw a ragged cohort of a model of two or three kinds of parameters."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    generator = np.random.default_rng(seed)
+    frozen, local = draw(st.sampled_from([("", "head.*"), ("body.bias", "head.*"), ("body.*", "head.bias")]))
+    model = headed(frozen, local, draw(st.sampled_from(["mse", "rmse"])))
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    update = LocalUpdate(draw(st.integers(0, 2)), 0.05, draw(st.integers(0, 4)), draw(st.integers(0, 2)))
+    own = model.initial_local(generators(len(lengths), seed))
+    rows = [draw_client(model, n, generator) for n in lengths]
+    return model, draw_hypotheses(model, draw(st.integers(1, 3)), seed), own, rows, update, seed
+
+
+@settings(max_examples=20)
+@given(cohorts())
+def test_both_learners_give_the_same_numbers(
+    case: tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int],
+) -> None:
+    model, hypotheses, own, rows, update, seed = case
+    cohort = cohort_of(*rows)
+    found = []
+    for engine in ENGINES:
+        learner = learner_of(engine, model)
+        chosen = learner.choose(hypotheses, cohort, own)
+        shared, kept = learner.train(hypotheses, chosen, cohort, update, generators(len(rows), seed), own)
+        scores = learner.score(hypotheses, cohort, own) + learner.score_newcomers(hypotheses, cohort, own, 0.05)
+        found.append(shared | kept | {str(i): value for i, value in enumerate(scores)})
+    assert_close(*found, rtol=2e-5, atol=2e-6)
+
+
+@engines
+@pytest.mark.parametrize("frozen", ["", "body.bias"])
+def test_a_newcomer_fits_its_local_parameters_alone_and_is_scored_on_every_fifth_row(engine: str, frozen: str) -> None:
+    model = headed(frozen)
+    generator = np.random.default_rng(3)
+    rows = [draw_client(model, n, generator) for n in (11, 5, 3, 1)]
+    held_out = [[4, 9], [4], [2], [0]]
+    hypotheses, fresh = draw_hypotheses(model, 2), model.initial_local(generators(4))
+    measured, metrics = learner_of(engine, model).score_newcomers(hypotheses, cohort_of(*rows), fresh, 0.2)
+    assert measured.shape == metrics.shape == (2, 4)
+    for c, (x, y) in enumerate(rows):
+        seen = np.setdiff1d(np.arange(len(y)), held_out[c])
+        for j in range(2):
+            start = {name: value[j] for name, value in hypotheses.items()} | {n: v[c] for n, v in fresh.items()}
+            # Fifty passes over all rows at once; of a single row nothing is left to learn from.
+            fitted = sgd(model, start, (x[seen], y[seen]), LocalUpdate(50 if len(seen) else 0, 0.2, 0), "head")
+            parameters = {name: torch.from_numpy(value) for name, value in fitted.items()}
+            outputs = model.apply(parameters, torch.from_numpy(x[held_out[c]]).float()).detach().numpy()[:, 0]
+            rmse = np.sqrt(np.square(outputs - y[held_out[c]]).mean())
+            assert measured[j, c] == pytest.approx(rmse, rel=1e-4)
+            assert metrics[j, c] == pytest.approx(rmse, rel=1e-4)
+
+
+@engines
+def test_newcomers_of_one_row_each_are_scored_with_what_they_started_from(engine: str) -> None:
+    model = headed()
+    cohort = cohort_of(*[draw_client(model, 1, np.random.default_rng(n)) for n in (1, 2)])
+    hypotheses, fresh = draw_hypotheses(model, 2), model.initial_local(generators(2))
+    learner = learner_of(engine, model)
+    ours, theirs = learner.score_newcomers(hypotheses, cohort, fresh, 0.1), learner.score(hypotheses, cohort, fresh)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@engines
+def test_a_fitted_head_suits_a_newcomer_better_than_a_fresh_one(engine: str) -> None:
+    model = headed()
+    x = np.random.default_rng(0).uniform(-1, 1, (100, 2))
+    cohort = cohort_of((x, x @ [2.0, -1.0] + 5))
+    hypotheses, fresh = draw_hypotheses(model, 1), model.initial_local(generators(1))
+    learner = learner_of(engine, model)
+    assert learner.score_newcomers(hypotheses, cohort, fresh, 0.1)[0] < learner.score(hypotheses, cohort, fresh)[0] / 2
+
+
+def test_an_adapter_on_a_frozen_backbone_trains_its_own_numbers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = models.load(write_module(tmp_path, monkeypatch, ADAPTED) + ":Adapted", "cross-entropy")
+    generator = np.random.default_rng(0)
+    rows = [(generator.standard_normal((n, 8)), generator.integers(0, 3, n)) for n in (9, 4)]
+    backbone = {name: value.clone() for name, value in model.frozen_values.items()}
+    hypotheses, found = draw_hypotheses(model, 1), []
+    for engine in ENGINES:
+        learner = learner_of(engine, model)
+        shared, local = learner.train(
+            hypotheses, np.zeros(2, np.int64), cohort_of(*rows), LocalUpdate(5, 0.5, 3), generators(2)
+        )
+        assert local == {}
+        assert sum(value[0].size for value in shared.values()) == model.num_parameters == 2 * 8 + 3 * 2
+        assert all((value != hypotheses[name]).any(axis=(1, 2)).all() for name, value in shared.items())
+        before, after = learner.score(hypotheses, cohort_of(*rows)), learner.score(shared, cohort_of(*rows))
+        assert (np.diag(after[0]) < before[0][0]).all(), "each has learnt something"
+        found.append(shared)
+    assert_close(*found)
+    for name, value in model.frozen_values.items():
+        assert torch.equal(value, backbone[name])
+
+
+# --- on real rows
+
+
+@engines
+def test_a_gathered_client_trains_as_the_paper_says(engine: str) -> None:
+    cohort = Cohort.gather(PREFERENCES, [3, 17], CPU)
+    users = ITEMS[:2]
+    moved, local = train(engine, ITEMS, users, cohort, steps(1, 0, 0.1))
+    for position, client in enumerate((3, 17)):
+        x, y = PREFERENCES.client(client)
+        rows = (x[:, 0].astype(int).tolist(), y.tolist())
+        v, u = client_update(ITEMS, users[position], rows, steps(1, 0, 0.1), "log", np.random.default_rng())
+        np.testing.assert_allclose(moved[position], v, **CLOSE)
+        np.testing.assert_allclose(local[position], u, **CLOSE)

@@ -1,0 +1,136 @@
+"""Cohorts of made-up clients, and what both learners do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from client.cohort import Cohort, LocalUpdate
+from client.learner import Learner, Scores, learner_for
+from models import Model
+from protocol.arrays import Arrays
+
+CPU = torch.device("cpu")
+ENGINES = ("loop", "batched")
+engines = pytest.mark.parametrize("engine", ENGINES)
+# float32 has 7 digits, of which a few dozen steps and sums in another order cost one or two.
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+Rows = tuple[Any, Any]
+"""A client's features and targets."""
+
+
+def learner_of(engine: str, model: Model) -> Learner:
+    """Return one of the two learners of a model, on the CPU."""
+    return learner_for(model, "cpu", engine)
+
+
+def cohort_of(*clients: Rows) -> Cohort:
+    """Return a cohort of clients, each given as its features and targets."""
+    features = np.concatenate([np.asarray(x, np.float32) for x, _ in clients])
+    targets = np.concatenate([np.asarray(y) for _, y in clients])
+    targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64)
+    return Cohort(torch.from_numpy(features), torch.from_numpy(targets), np.array([len(y) for _, y in clients]))
+
+
+def linear(*thetas: Sequence[float]) -> Arrays:
+    """Return hypotheses of the linear model."""
+    return {"weight": np.array(thetas, np.float32)[:, None, :]}
+
+
+def thetas(trained: Arrays) -> list[list[float]]:
+    """Return what clients of the linear model have learnt."""
+    rows: list[list[float]] = trained["weight"][:, 0].tolist()
+    return rows
+
+
+def generators(count: int, seed: int = 0) -> list[np.random.Generator]:
+    """Return a generator for each client."""
+    return [np.random.default_rng([seed, c]) for c in range(count)]
+
+
+def draw_client(model: Model, rows: int, generator: np.random.Generator) -> Rows:
+    """Draw the rows of a client of the linear model, the mlp, the headed model or the tiny convolution."""
+    if model.loss.name == "cross-entropy":
+        return generator.standard_normal((rows, 1, 6, 6)), generator.integers(0, 3, rows)
+    inputs = 3 if model.name == "mlp" else 2
+    return generator.uniform(-1, 1, (rows, inputs)), generator.standard_normal(rows)
+
+
+def assert_close(ours: Arrays, theirs: Arrays, **tolerance: float) -> None:
+    """Check that named arrays are equal to rounding."""
+    assert list(ours) == list(theirs)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(ours[name], value, **(CLOSE | tolerance))
+
+
+def train(
+    model: Model,
+    hypotheses: Arrays,
+    chosen: Any,
+    cohort: Cohort,
+    update: LocalUpdate,
+    generators: Sequence[np.random.Generator],
+    engine: str,
+) -> Arrays:
+    """Return the shared parameters that clients have trained; the model has no local ones."""
+    shared, local = learner_of(engine, model).train(hypotheses, np.asarray(chosen), cohort, update, generators)
+    assert local == {}
+    return shared
+
+
+def score(model: Model, hypotheses: Arrays, cohort: Cohort, engine: str) -> Scores:
+    """Return loss and metric of every hypothesis on every client."""
+    return learner_of(engine, model).score(hypotheses, cohort)
+
+
+class InOrder(np.random.Generator):
+    """A generator that shuffles nothing."""
+
+    def __init__(self) -> None:
+        super().__init__(np.random.PCG64(0))
+
+    def permutation(self, x: Any, axis: int = 0) -> Any:
+        """Return `x` as it is."""
+        return x
+
+
+def sgd(model: Model, start: Arrays, rows: Rows, update: LocalUpdate, only: str = "") -> Arrays:
+    """Train one client as a PyTorch tutorial would, minibatches in the rows' own order.
+
+    Parameters
+    ----------
+    model : Model
+        With loss mse or cross-entropy.
+    start : dict of ndarray
+        All parameters that are not frozen; of these are trained those whose names begin with `only`.
+    rows : features and targets
+    update : LocalUpdate
+        Epochs, not steps.
+
+    Returns
+    -------
+    dict of ndarray
+        All of them.
+    """
+    criterion = {"mse": nn.MSELoss(), "cross-entropy": nn.CrossEntropyLoss()}[model.loss.name]
+    network = model.network()
+    network.load_state_dict(model.frozen_values | {name: torch.from_numpy(value) for name, value in start.items()})
+    trained = [value for name, value in network.named_parameters() if name in start and name.startswith(only)]
+    optimiser = torch.optim.SGD(trained, lr=update.step_size)
+    features, targets = torch.from_numpy(rows[0]).float(), torch.from_numpy(rows[1])
+    if targets.is_floating_point():
+        targets = targets.float().unsqueeze(1)
+    size = update.batch_size or len(targets)
+    for _ in range(update.local_epochs):
+        for x, y in zip(features.split(size), targets.split(size), strict=True):
+            optimiser.zero_grad()
+            criterion(network(x), y).backward()
+            optimiser.step()
+    state = network.state_dict()
+    return {name: state[name].numpy() for name in start}
