@@ -107,7 +107,7 @@ class LeakMeter(Observer):
         self.client = int(sample([run.setup.run.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
         factors = factors_of(run.setup.model)
         self._estimate = Estimate(factors, spectral=True) if factors and run.strategy.hypotheses == 1 else None
-        self._section: Section | None = None
+        self._run = run
         self.leaks: list[Leak] = []
         if run.folder is not None:
             done = len(run.state.history)
@@ -125,13 +125,9 @@ class LeakMeter(Observer):
             lines = "".join(json.dumps(asdict(one)) + "\n" for one in self.leaks)
             write_atomically(run.folder.path / _FILE, lines.encode())
 
-    def at_end(self, run: Run) -> None:
-        """Draw what was found."""
-        self._section = section_of(self.leaks, self.options.every, run)
-
     def section(self) -> Section | None:
         """Return what the attacks found, beside how good the model is and what it costs."""
-        return self._section
+        return section_of(self.leaks, self.options.every, self._run)
 
     def _attack(self, run: Run, number: int) -> Leak | None:
         """Attack the client in round `number`; None where it does not release, or does not say the truth."""
