@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from protocol.messages import CONFIG
+from fleet.fleet import Fleet
+from protocol.messages import training_in
 from protocol.records import from_array_record, to_array_record
 from strategies.fedavg import FedAvg
+from tests.helpers.grids import PaperGrid, stack, vectors
 
 TRAIN_CONFIG = ConfigRecord(
     {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "noise_per": "vector"}
@@ -28,18 +28,18 @@ def test_every_release_belongs_to_it() -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 3])
-def test_a_round_averages_the_releases_each_counting_once(paper: Any, nodes: int) -> None:
+def test_a_round_averages_the_releases_each_counting_once(nodes: int) -> None:
     release = {0: (1, 0, 3), 1: (2, 0, 3), 2: (6, 9, 3)}
-    grid = paper.Grid.simulated(train=3, nodes=nodes)
-    strategy = FedAvg(clients_per_round=3)
-    messages = strategy.configure_train(1, to_array_record(paper.stack([(7, 7, 7)])), TRAIN_CONFIG, grid)
+    grid = PaperGrid.simulated(train=3, nodes=nodes)
+    strategy = FedAvg(Fleet(clients_per_round=3))
+    messages = strategy.configure_train(1, to_array_record(stack([(7, 7, 7)])), TRAIN_CONFIG, grid)
     following, metrics = strategy.aggregate_train(1, grid.releases(messages, release.__getitem__))
-    assert paper.vectors(from_array_record(following)).tolist() == [[3, 3, 3]]
+    assert vectors(from_array_record(following)).tolist() == [[3, 3, 3]]
     assert metrics["groups"] == [3]
 
 
-def test_clients_are_not_asked_what_they_chose(paper: Any) -> None:
-    grid = paper.Grid.simulated(train=3)
-    arrays = to_array_record(paper.stack([(7, 7, 7)]))
-    (message,) = FedAvg(clients_per_round=3).configure_train(1, arrays, TRAIN_CONFIG, grid)
-    assert message.content.config_records[CONFIG]["disclose_choice"] is False
+def test_clients_are_not_asked_what_they_chose() -> None:
+    grid = PaperGrid.simulated(train=3)
+    arrays = to_array_record(stack([(7, 7, 7)]))
+    (message,) = FedAvg(Fleet(clients_per_round=3)).configure_train(1, arrays, TRAIN_CONFIG, grid)
+    assert training_in(message.content).disclose_choice is False

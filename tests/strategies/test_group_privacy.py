@@ -11,8 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from fleet.fleet import Fleet
 from protocol.records import from_array_record, to_array_record
 from strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
+from tests.helpers.grids import PaperGrid, stack, vectors
 
 TRAIN_CONFIG = ConfigRecord(
     {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
@@ -152,15 +154,15 @@ def test_the_order_of_the_centroids_only_renames_the_clusters(
 # --- a round of it
 
 
-def test_a_round_clusters_the_releases_and_averages_each_cluster(paper: Any) -> None:
+def test_a_round_clusters_the_releases_and_averages_each_cluster() -> None:
     # The example on a line from above, along the first of three parameters.
     release = {0: (0, 1, 1), 1: (2, 1, 3), 2: (3, 1, 5), 3: (10, 7, 9)}
-    grid = paper.Grid.simulated(train=4)
-    strategy = GroupPrivacy(hypotheses=3, clients_per_round=4)
+    grid = PaperGrid.simulated(train=4)
+    strategy = GroupPrivacy(Fleet(clients_per_round=4), hypotheses=3)
     hypotheses = [(0, 1, 3), (5, 1, 3), (-90, 0, 0)]
-    messages = strategy.configure_train(1, to_array_record(paper.stack(hypotheses)), TRAIN_CONFIG, grid)
+    messages = strategy.configure_train(1, to_array_record(stack(hypotheses)), TRAIN_CONFIG, grid)
     following, metrics = strategy.aggregate_train(1, grid.releases(messages, release.__getitem__))
     assert metrics["groups"] == [3, 1, 0]
     np.testing.assert_allclose(
-        paper.vectors(from_array_record(following)), [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6
+        vectors(from_array_record(following)), [(5 / 3, 1, 3), (10, 7, 9), (-90, 0, 0)], rtol=1e-6
     )

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import strategies
-from attacks.pac_attack import PacAttack
+from protocol.errors import ConfigError
+from protocol.run_config import RunConfig
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
@@ -28,7 +29,6 @@ instance = GroupPrivacy()
         ("fedavg", FedAvg),
         ("ifca", IFCA),
         ("recommender", Recommender),
-        ("pac-attack", PacAttack),
     ],
 )
 def test_the_built_in_strategies_have_names(name: str, strategy: type) -> None:
@@ -40,8 +40,8 @@ def test_any_other_is_given_as_module_and_class() -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    known = "group-privacy, fedavg, ifca, recommender, pac-attack or give package.module:Class"
-    with pytest.raises(ValueError, match=f"unknown strategy 'fedprox'; choose from {known}"):
+    known = "group-privacy, fedavg, ifca, recommender or give package.module:Class"
+    with pytest.raises(ConfigError, match=f"unknown strategy 'fedprox'; choose from {known}"):
         strategies.load("fedprox")
 
 
@@ -56,7 +56,7 @@ def test_an_unknown_name_lists_what_there_is() -> None:
     ],
 )
 def test_what_cannot_be_imported_is_named(name: str, reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
         strategies.load(name)
 
 
@@ -66,5 +66,25 @@ def test_a_strategy_of_flowers_own_or_an_instance_is_refused(
 ) -> None:
     (tmp_path / "umbel_test_not_strategies.py").write_text(NOT_STRATEGIES)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=f"{name}' is no class built on strategies.base.HypothesisStrategy"):
+    with pytest.raises(ConfigError, match=f"{name}' is no class built on strategies.base.HypothesisStrategy"):
         strategies.load(f"umbel_test_not_strategies:{name}")
+
+
+def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
+    run = RunConfig(
+        strategy="fedavg", hypotheses=5, clients_per_round=11, validation_clients_per_round=12, min_releases=4, seed=13,
+        min_nodes=3, node_wait=14.0, quorum=0.5,
+    )  # fmt: skip
+    strategy = strategies.make(run)
+    fleet = strategy.fleet
+    assert type(strategy) is FedAvg
+    assert (strategy.hypotheses, strategy.min_releases, strategy.radius) == (1, 4, run.schedule)
+    assert (fleet.clients_per_round, fleet.validation_clients_per_round, fleet.seed) == (11, 12, 13)
+    assert (fleet.min_nodes, fleet.node_wait, fleet.quorum) == (3, 14.0, 0.5)
+
+
+@pytest.mark.parametrize("name", strategies.STRATEGIES)
+def test_the_built_in_strategies_have_no_options(name: str) -> None:
+    strategies.make(RunConfig(strategy=name))
+    with pytest.raises(ConfigError, match="strategy-options: there is no option x; there are none"):
+        strategies.make(RunConfig(strategy=name, strategy_options="x=1"))

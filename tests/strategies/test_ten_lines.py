@@ -1,48 +1,52 @@
-"""A strategy of ten lines in a folder of the user's runs by its name, without a change to the app."""
+"""Strategies of one's own, in a folder of the user's, run by their names, without a change to the app.
+
+One is a file of ten lines with an option, the other a package with options and state.
+"""
 
 from __future__ import annotations
 
 import ast
 import shutil
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
-from flwr.app import Context, RecordDict
 
 import client.app
-import server.app
 import strategies
 from protocol.errors import ConfigError
+from server import run_folder
 from simulation.grid import InProcessGrid
-from strategies.options import ConfigError
+from tests.helpers.runs import AppRun, run_app
 
 FILE = Path(__file__).with_name("ten_lines.py")
-MINE: dict[str, Any] = {"strategy": "ten_lines:TrimmedMean", "rounds": 4, "noise-multiplier": 0.0, "restarts": 1}
+PACKAGE = Path(__file__).parents[1] / "helpers" / "own" / "momentum"
+TRIMMED: dict[str, Any] = {"strategy": "ten_lines:TrimmedMean", "rounds": 4, "noise-multiplier": 0.0, "restarts": 1}
+MOMENTUM: dict[str, Any] = {
+    "strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "rounds": 6, "restarts": 1,
+}  # fmt: skip
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 @pytest.fixture(autouse=True)
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of the user's on the path, with the strategy in it."""
+    """A folder of the user's on the path, with the strategies in it."""
     folder = tmp_path / "mine"
     folder.mkdir()
     shutil.copy(FILE, folder)
+    shutil.copytree(PACKAGE, folder / "momentum", ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.syspath_prepend(folder)
     return folder
 
 
-def in_process(config: dict[str, Any], home: Path) -> dict[str, Any]:
-    """Run the app and return what the last round left."""
-    server.app.app(InProcessGrid(client.app.app, config), Context(1, 1, {}, RecordDict(), config))
-    return left_in(home)
+def play(config: dict[str, Any]) -> AppRun:
+    return run_app(config, InProcessGrid(client.app.app, config))
 
 
-def left_in(home: Path) -> dict[str, Any]:
-    (folder,) = (home / "runs").iterdir()
-    assert (folder / "report.html").exists()
-    return safetensors.numpy.load_file(folder / "latest.safetensors")
+# --- ten lines
 
 
 def test_it_has_ten_lines() -> None:
@@ -52,24 +56,85 @@ def test_it_has_ten_lines() -> None:
 
 
 def test_it_combines_as_it_says() -> None:
-    strategy = strategies.load("ten_lines:TrimmedMean")()
-    strategy.trim = 1  # type: ignore[attr-defined]
+    kind = strategies.load("ten_lines:TrimmedMean")
+    strategy = kind(options=kind.Options(trim=1))
     group = np.array([[0.0, 9], [100, 1], [2, 2], [4, 3]])
-    assert strategy.combine(group, group[0]).tolist() == [3, 2.5]
-    assert strategy.combine(group[:2], group[0]).tolist() == [50, 5], "of two, none can be left out"
+    assert strategy.combine(group, group[0], 0).tolist() == [3, 2.5]
+    assert strategy.combine(group[:2], group[0], 0).tolist() == [50, 5], "of two, none can be left out"
 
 
-def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any], umbel_home: Path) -> None:
-    trimmed = in_process(run_config | MINE | {"trim": 2}, umbel_home)
+def test_it_runs_with_an_option_of_its_own(run_config: dict[str, Any]) -> None:
+    trimmed = play(run_config | TRIMMED | {"strategy-options": "trim=2"}).arrays("latest")
     assert np.isfinite(trimmed["weight"]).all()
-    shutil.rmtree(umbel_home)
-    mean = in_process(run_config | MINE | {"trim": 0}, umbel_home)
-    shutil.rmtree(umbel_home)
-    averaged = in_process(run_config | MINE | {"strategy": "fedavg"}, umbel_home)
+    mean = play(run_config | TRIMMED).arrays("latest")
+    averaged = play(run_config | TRIMMED | {"strategy": "fedavg"}).arrays("latest")
     np.testing.assert_allclose(mean["weight"], averaged["weight"], rtol=1e-6)
     assert (trimmed["weight"] != mean["weight"]).all()
 
 
-def test_an_option_that_the_run_config_lacks_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^the run config lacks trim; its default is in pyproject\.toml"):
-        in_process(run_config | MINE, umbel_home)
+def test_an_option_that_it_has_not_is_named(run_config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^strategy-options: there is no option trimm; did you mean trim"):
+        play(run_config | TRIMMED | {"strategy-options": "trimm=2"})
+
+
+# --- a package with state
+
+
+class Interrupted(Exception):
+    """Stands for whatever ends a process."""
+
+
+def steps(run: AppRun) -> dict[str, Any]:
+    """Return what the strategy keeps."""
+    return {name: value for name, value in run.arrays("latest").items() if name.startswith("strategy/")}
+
+
+def test_its_state_lies_beside_the_hypotheses(run_config: dict[str, Any]) -> None:
+    run = play(run_config | MOMENTUM)
+    assert {name: value.shape for name, value in run.arrays("latest").items()} == {
+        "weight": (2, 1, 2),
+        "strategy/step-0": (2,),
+        "strategy/step-1": (2,),
+    }
+    assert set(run.arrays("hypotheses")) == {"weight"}
+
+
+def test_its_options_change_what_it_does(run_config: dict[str, Any]) -> None:
+    one = play(run_config | MOMENTUM).arrays("latest")["weight"]
+    other = play(run_config | MOMENTUM | {"strategy-options": "momentum=0 rate=1"}).arrays("latest")["weight"]
+    plain = play(run_config | MOMENTUM | {"strategy": "group-privacy", "strategy-options": ""}).arrays("latest")
+    np.testing.assert_allclose(other, plain["weight"], rtol=1e-6)
+    assert (one != other).all()
+
+
+@pytest.mark.parametrize("file", ["hypotheses.safetensors", "history.jsonl", "ledger.csv", "latest.safetensors"])
+def test_it_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
+    run_config: dict[str, Any], file: str, monkeypatch: pytest.MonkeyPatch, umbel_home: Path
+) -> None:
+    """What it keeps and the hypotheses are of one round, whichever file was the last to be written."""
+    whole = play(run_config | MOMENTUM)
+    written, write = count(1), run_folder.write_atomically
+
+    def interrupt(path: Path, content: bytes) -> None:
+        if path.name == file and next(written) == 3:
+            raise Interrupted
+        write(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_folder, "write_atomically", interrupt)
+        with pytest.raises(Interrupted):
+            play(run_config | MOMENTUM)
+    (broken,) = set((umbel_home / "runs").iterdir()) - {whole.folder}
+    resumed = play(run_config | MOMENTUM | {"resume": broken.name})
+    for name in ("latest", "hypotheses"):
+        expected = whole.arrays(name)
+        assert {key: value.tobytes() for key, value in resumed.arrays(name).items()} == {
+            key: value.tobytes() for key, value in expected.items()
+        }
+
+
+def test_a_run_cannot_go_on_with_other_options(run_config: dict[str, Any]) -> None:
+    run = play(run_config | MOMENTUM | {"rounds": 2})
+    changes = {"strategy-options": "momentum=0.9", "resume": run.folder.name, "rounds": 4}
+    with pytest.raises(ConfigError, match=r"resume: strategy-options was 'momentum=0\.5 rate=0\.8' and is"):
+        play(run_config | MOMENTUM | changes)
