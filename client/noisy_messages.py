@@ -43,7 +43,7 @@ def noisy_messages(
     noisy = {name: value.copy() for name, value in trained.items()}
     for c, source in zip(range(len(chosen)), sources, strict=True):
         for name, value in noisy.items():
-            rows = value[c].reshape(len(value[c]), -1)
+            rows = value[c : c + 1].reshape(value.shape[1] if value.ndim > 1 else 1, -1)
             before = hypotheses[name][chosen[c]].reshape(rows.shape)
             changed = np.full(len(rows), True) if everywhere else (rows != before).any(axis=1)
             rows[changed] += sigma * source.standard_normal(int(changed.sum()) * rows.shape[1]).reshape(
