@@ -417,11 +417,11 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, Arrays, list[Rows], LocalUp
     generator = np.random.default_rng(seed)
     frozen, local = draw(st.sampled_from([("", "head.*"), ("body.bias", "head.*"), ("body.*", "head.bias")]))
     model = headed(frozen, local, draw(st.sampled_from(["mse", "rmse"])))
-    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=4))
+    lengths = draw(st.lists(st.integers(1, 7), min_size=1, max_size=3))
     update = LocalUpdate(draw(st.integers(0, 2)), 0.05, draw(st.integers(0, 4)), draw(st.integers(0, 2)))
     own = model.initial_local(generators(len(lengths), seed))
     rows = [draw_client(model, n, generator) for n in lengths]
-    return model, draw_hypotheses(model, draw(st.integers(1, 3)), seed), own, rows, update, seed
+    return model, draw_hypotheses(model, draw(st.integers(1, 2)), seed), own, rows, update, seed
 
 
 @settings(max_examples=20)

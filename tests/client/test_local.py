@@ -1,0 +1,203 @@
+"""A client's local parameters are kept from round to round, by its node alone, and outlive what goes wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+import models
+from client.local import LocalParameters
+from models import Model
+from privacy.site import Policy, Site
+from protocol.arrays import Arrays
+from tests.helpers.models import headed
+
+FACTORS = models.load("factors-9x2")
+SIMULATED = Site(Policy(), None)
+FINITE: Arrays = {"items": np.zeros((2, 9, 2), np.float32)}
+
+
+def site(folder: Path) -> Site:
+    """Return a site with data of its own and its ledger in a folder."""
+    return Site(Policy(ledger_path=str(folder / "ledger.sqlite")), folder / "data")
+
+
+def kept(
+    state: RecordDict | None = None,
+    where: Site = SIMULATED,
+    model: Model = FACTORS,
+    run: str = "",
+    seed: int | None = 3,
+) -> LocalParameters:
+    """Return the local parameters of a node."""
+    return LocalParameters(where, RecordDict() if state is None else state, model, run, seed)
+
+
+def users(*vectors: list[float]) -> Arrays:
+    """Return users' vectors as the model's local parameters."""
+    return {"user": np.array(vectors, np.float32)}
+
+
+def read(local: LocalParameters, *clients: int) -> NDArray[np.float32]:
+    """Return users' vectors."""
+    return local.read(clients)["user"]
+
+
+def shared(clients: int) -> Arrays:
+    """Return shared parameters with nothing wrong in them."""
+    return {"items": np.zeros((clients, 9, 2), np.float32)}
+
+
+# --- where they begin
+
+
+def test_a_seed_gives_a_client_the_same_beginning_wherever_it_is_asked() -> None:
+    np.testing.assert_array_equal(read(kept(), 5, 2), read(kept(), 2, 7, 5)[[2, 0]])
+    assert (read(kept(), 5) != read(kept(seed=4), 5)).all()
+
+
+def test_clients_begin_each_on_its_own() -> None:
+    first, second = read(kept(), 0, 1)
+    assert (first != second).all()
+
+
+def test_without_a_seed_nobody_can_tell_the_beginning() -> None:
+    assert (read(kept(seed=None), 5) != read(kept(seed=None), 5)).all()
+
+
+def test_a_newcomer_starts_afresh_even_where_something_is_kept() -> None:
+    state = RecordDict()
+    kept(state).write([4], users([1, 2]), shared(1))
+    local = kept(state)
+    np.testing.assert_array_equal(local.fresh([4])["user"], read(kept(), 4))
+    assert read(local, 4).tolist() == [[1, 2]]
+
+
+def test_several_local_parameters_are_kept_by_name() -> None:
+    state, model = RecordDict(), headed()
+    values = kept(model=model).read([3, 1])
+    assert {name: value.shape for name, value in values.items()} == {"head.weight": (2, 1, 3), "head.bias": (2, 1)}
+    values["head.bias"][:] = [[1], [2]]
+    kept(state, model=model).write([3, 1], values, {"body.bias": np.zeros((2, 3))})
+    again = kept(state, model=model).read([1, 3])
+    assert again["head.bias"].tolist() == [[2], [1]]
+    np.testing.assert_array_equal(again["head.weight"], values["head.weight"][::-1])
+
+
+# --- where they are kept
+
+
+def places(folder: Path) -> list[tuple[Site, RecordDict]]:
+    """Return a simulated node and a site."""
+    return [(SIMULATED, RecordDict()), (site(folder), RecordDict())]
+
+
+def test_what_is_kept_is_found_again(tmp_path: Path) -> None:
+    for where, state in places(tmp_path):
+        kept(state, where).write([4, 9], users([1, 2], [3, 4]), shared(2))
+        later = kept(state, where)
+        assert read(later, 9, 4).tolist() == [[3, 4], [1, 2]]
+        later.write([4], users([5, 6]), shared(1))
+        assert read(kept(state, where, seed=None), 4, 9).tolist() == [[5, 6], [3, 4]]
+
+
+def test_in_simulation_they_live_in_the_nodes_own_state(umbel_home: Path) -> None:
+    state = RecordDict()
+    kept(state).write([4], users([1, 2]), shared(1))
+    assert list(state) == ["umbel.local"]
+    assert not umbel_home.exists()
+    assert (read(kept(RecordDict()), 4) != [[1, 2]]).all(), "another node knows nothing of them"
+
+
+def test_at_a_site_they_lie_beside_its_ledger_and_a_new_process_goes_on_with_them(tmp_path: Path) -> None:
+    state = RecordDict()
+    kept(state, site(tmp_path), run="spring").write([4], users([1, 2]), shared(1))
+    assert not state
+    (file,) = tmp_path.rglob("*.safetensors")
+    assert file.parent == tmp_path / "ledger.sqlite.local"
+    assert safetensors.numpy.load_file(file)["user"].tolist() == [[1, 2]]
+    # Of a node that was restarted the state is empty.
+    assert read(kept(RecordDict(), site(tmp_path), run="spring", seed=None), 4).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("other", ["summer", "", "spring ", "../spring", "spring\n"])
+def test_another_run_does_not_see_them(other: str, tmp_path: Path) -> None:
+    kept(where=site(tmp_path), run="spring").write([4], users([1, 2]), shared(1))
+    local = kept(where=site(tmp_path), run=other)
+    np.testing.assert_array_equal(read(local, 4), read(kept(), 4))
+    local.write([4], users([7, 8]), shared(1))
+    assert read(kept(where=site(tmp_path), run="spring"), 4).tolist() == [[1, 2]]
+
+
+@pytest.mark.parametrize("run", ["../../up", "/etc/passwd", "a/b", ".", "\0", "ä" * 200])
+def test_a_runs_name_is_no_path(run: str, tmp_path: Path) -> None:
+    """It is the server's word."""
+    folder = tmp_path / "deep" / "site"
+    kept(where=site(folder), run=run).write([4], users([1, 2]), shared(1))
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    assert file.parent == folder / "ledger.sqlite.local"
+
+
+def test_another_model_does_not_see_them(tmp_path: Path) -> None:
+    def body(value: float) -> Model:
+        from torch import nn
+
+        from tests.helpers.models import Headed
+
+        def build() -> nn.Module:
+            network = Headed()
+            nn.init.constant_(network.body.bias, value)
+            return network
+
+        return Model("own", build, headed().loss, headed().metric, ("body.bias",), ("head.*",))
+
+    values = {"head.weight": np.ones((1, 1, 3), np.float32), "head.bias": np.ones((1, 1), np.float32)}
+    kept(where=site(tmp_path), model=body(1.0)).write([4], values, {"body.weight": np.zeros((1, 3, 2))})
+    assert kept(where=site(tmp_path), model=body(1.0)).read([4])["head.bias"].tolist() == [[1]]
+    # Of the same name and shapes, but on another frozen layer.
+    assert kept(where=site(tmp_path), model=body(2.0)).read([4])["head.bias"].tolist() != [[1]]
+    assert (read(kept(where=site(tmp_path)), 4) == read(kept(), 4)).all()
+
+
+def test_a_model_without_local_parameters_keeps_nothing(tmp_path: Path) -> None:
+    state, linear = RecordDict(), models.load("linear")
+    for where in (SIMULATED, site(tmp_path)):
+        local = kept(state, where, linear)
+        assert local.read([3]) == {}
+        assert local.fresh([3]) == {}
+        local.write([3], {}, {"weight": np.zeros((1, 1, 2), np.float32)})
+    assert not state
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- training that blew up counts as none
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_they_outlive_training_that_blew_up(broken: float, tmp_path: Path) -> None:
+    """Else a server could destroy them for good, with items or steps beyond all bounds."""
+    for where, state in places(tmp_path):
+        kept(state, where).write([4, 9], users([1, 2], [3, 4]), shared(2))
+        kept(state, where).write([4, 9], users([5, broken], [7, 8]), shared(2))
+        assert read(kept(state, where), 4, 9).tolist() == [[1, 2], [7, 8]]
+
+
+def test_they_stay_with_the_shared_ones_that_they_were_trained_with() -> None:
+    """The gate releases no update where these are not finite; neither kind has then one."""
+    state = RecordDict()
+    kept(state).write([4, 9], users([1, 2], [3, 4]), shared(2))
+    blown = shared(2)
+    blown["items"][1, 8, 1] = np.inf
+    kept(state).write([4, 9], users([5, 6], [7, 8]), blown)
+    assert read(kept(state), 4, 9).tolist() == [[5, 6], [3, 4]]
+
+
+def test_a_first_training_that_blew_up_leaves_the_beginning() -> None:
+    state = RecordDict()
+    kept(state).write([4], users([np.nan, 1]), shared(1))
+    np.testing.assert_array_equal(read(kept(state), 4), read(kept(), 4))

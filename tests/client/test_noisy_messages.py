@@ -1,0 +1,78 @@
+"""Noisy messages (PAC paper, Eq. 3): Gaussian noise on what a client changed, or on all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from scipy import stats
+
+from client.noisy_messages import noisy_messages
+from tests.helpers.cohorts import generators
+
+FALSE_ALARM = 1e-6
+
+
+def messages(everywhere: bool, sigma: float = 0.5, seed: int = 0, items: int = 400) -> NDArray[Any]:
+    """Return the noise in the messages of two clients; the first changed the even items, the second item 1."""
+    before = np.random.default_rng(9).standard_normal((items, 8)).astype(np.float32)
+    # The second client started from another hypothesis.
+    trained = np.stack([before, before + 7])
+    trained[0, ::2, 3] += 1
+    trained[1, 1] += 1
+    hypotheses = {"items": np.stack([before + 7, before])}
+    noisy = noisy_messages({"items": trained}, hypotheses, np.array([1, 0]), sigma, generators(2, seed), everywhere)
+    return noisy["items"] - trained
+
+
+def test_rows_that_did_not_change_get_no_noise() -> None:
+    noise = messages(everywhere=False)
+    assert np.flatnonzero(noise[0].any(axis=1)).tolist() == list(range(0, 400, 2))
+    assert np.flatnonzero(noise[1].any(axis=1)).tolist() == [1]
+    assert noise[0, ::2].all(), "every component of a row that changed is noised"
+
+
+def test_a_site_may_have_noise_on_all_rows() -> None:
+    assert messages(everywhere=True).all()
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_noise_is_normal_of_the_asked_deviation(everywhere: bool) -> None:
+    """N(0, .5^2) a component. False-alarm rate 1e-6 for each case."""
+    noise = messages(everywhere, items=2000)
+    noised = noise[noise != 0]
+    assert len(noised) >= 8_000
+    assert stats.kstest(noised, stats.norm(scale=0.5).cdf).pvalue > FALSE_ALARM
+
+
+def test_clients_draw_noise_of_their_own() -> None:
+    first, second = messages(everywhere=True)
+    assert (first != second).all()
+
+
+def test_messages_leave_what_was_trained_alone() -> None:
+    trained = np.zeros((1, 4, 2), np.float32)
+    noisy_messages({"items": trained}, {"items": trained + 1}, np.array([0]), 1.0, generators(1), everywhere=True)
+    assert not trained.any()
+
+
+def test_each_array_of_a_model_is_noised_by_its_own_rows() -> None:
+    """A bias is rows of one number, and a single number is a row."""
+    before = {
+        "weight": np.zeros((1, 3, 2, 2), np.float32),
+        "bias": np.zeros((1, 3), np.float32),
+        "scale": np.zeros(1, np.float32),
+    }
+    trained = {name: np.repeat(value, 2, axis=0) for name, value in before.items()}
+    trained["weight"][0, 1, 0, 0] = trained["bias"][0, 2] = trained["scale"][1] = 1
+    noisy = noisy_messages(trained, before, np.array([0, 0]), 0.5, generators(2), everywhere=False)
+    noise = {name: noisy[name] - value for name, value in trained.items()}
+    assert np.flatnonzero(noise["weight"][0].any(axis=(1, 2))).tolist() == [1]
+    assert noise["weight"][0, 1].all()
+    assert np.flatnonzero(noise["bias"][0]).tolist() == [2]
+    assert noise["scale"][0] == 0
+    assert noise["scale"][1] != 0
+    assert not noise["weight"][1].any()
+    assert not noise["bias"][1].any()
