@@ -12,10 +12,12 @@ import pytest
 
 import client.node
 from client.node import Node
-from federation import BUNDLED, Manifest, offsets_of, write_federation, write_leaf
+from federation import BUNDLED, offsets_of, write_federation, write_leaf
 from privacy.site import in_process
-from protocol.errors import FederationError, ProtocolError, SiteError
+from protocol.errors import ConfigError, FederationError, ProtocolError, SiteError
 from protocol.messages import Hosting
+from tests.helpers.federations import manifest, save_plane
+from tests.helpers.models import write_module
 
 Config = dict[str, Any]
 
@@ -55,9 +57,8 @@ def part(index: int, parts: int, run_config: Config) -> Node:
 def save(path: Path, train: int, validation: int, model: str = "linear", seconds: int = 0) -> Path:
     """Write clients of one row each; client i has the target i. `seconds` sets the time of writing."""
     clients = train + validation
-    manifest = Manifest("own", clients, {"train": train, "validation": validation}, model=model)
     features, targets = np.ones((clients, 2), np.float32), np.arange(clients, dtype=np.float32)
-    write_federation(path, manifest, features, targets, offsets_of([1] * clients))
+    write_federation(path, manifest(train, validation, model=model), features, targets, offsets_of([1] * clients))
     os.utime(path / "manifest.json", (seconds, seconds))
     return path
 
@@ -143,8 +144,8 @@ def test_data_that_a_model_does_not_fit_are_refused_for_all_clients_alike(
     """If training failed at some clients and not at others, that would tell about their data."""
     (tmp_path / "umbel_test_classes.py").write_text("from torch import nn\ndef factory(): return nn.Linear(2, 3)\n")
     monkeypatch.syspath_prepend(tmp_path)
-    manifest = Manifest("few", 2, {"train": 2, "validation": 0}, "linear")
-    write_leaf(tmp_path / "few.json", manifest, {"a": ([[1.0, 2.0]], [0]), "b": ([[1.0, 2.0]], targets)})
+    few = manifest(2, model="linear")
+    write_leaf(tmp_path / "few.json", few, {"a": ([[1.0, 2.0]], [0]), "b": ([[1.0, 2.0]], targets)})
     name = "umbel_test_classes:factory" if model == "classes" else model
     config = run_config | {"federation": str(tmp_path / "few.json"), "model": name, "loss": loss}
     with pytest.raises(FederationError, match=reason):
@@ -194,8 +195,11 @@ def test_a_site_never_opens_what_a_server_names(
 ) -> None:
     own, other = save(tmp_path / "own", train=3, validation=2), save(tmp_path / "other", train=1, validation=0)
     named = str(other) if named == "other" else named
-    node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"federation": named, "data-path": named})
+    node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"federation": named})
     assert node.hosting == Hosting(3, 2)
+    assert opened == [own]
+    with pytest.raises(ConfigError, match="there is no data-path"):
+        Node.of({"data-path": str(own), "role": "split"}, run_config | {"data-path": named})
     assert opened == [own]
 
 
@@ -232,8 +236,8 @@ def preferences(
     path: Path, numbers: Any, labels: Any, lengths: Any = (2, 1), model: str = "factors-3x2", **entries: Any
 ) -> Config:
     """Write what clients say of items; return the configuration of a node that serves it."""
-    manifest = Manifest("own", len(lengths), {"train": len(lengths), "validation": 0}, model=model, **entries)
-    write_federation(path, manifest, np.asarray(numbers), np.asarray(labels), offsets_of(lengths))
+    own = manifest(len(lengths), model=model, **entries)
+    write_federation(path, own, np.asarray(numbers), np.asarray(labels), offsets_of(lengths))
     return {"data-path": str(path)}
 
 
@@ -241,7 +245,7 @@ def test_preferences_are_served(tmp_path: Path, run_config: Config) -> None:
     # Two clients may label the same item.
     node = Node.of(preferences(tmp_path / "own", [[0], [2], [2]], [1, -1, 1]), run_config)
     assert node.hosting == Hosting(2, 0)
-    assert node.model.local_size == 2
+    assert node.model.local_shapes == {"user": (2,)}
 
 
 @pytest.mark.parametrize("kind", [np.int8, np.int64, np.float32])
@@ -293,13 +297,6 @@ def test_losses_of_the_margin_need_labels_whatever_the_model(
         Node.of(config, chosen)
 
 
-def test_a_local_part_leaves_one_hypothesis(tmp_path: Path, run_config: Config) -> None:
-    node = Node.of(preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1]), run_config)
-    node.check({"items": np.zeros((1, 3, 2), np.float32)})
-    with pytest.raises(ProtocolError, match="a model with a local part comes as one hypothesis"):
-        node.check({"items": np.zeros((2, 3, 2), np.float32)})
-
-
 # --- hypotheses
 
 
@@ -334,3 +331,122 @@ def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(
     node.check(hypotheses)
     with pytest.raises(ProtocolError, match="hypotheses"):
         node.check(hypotheses | {"0.bias": np.zeros((3, 2), np.float32)})
+
+
+def test_a_model_with_local_parameters_may_come_as_several_hypotheses(tmp_path: Path, run_config: Config) -> None:
+    node = Node.of(preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1]), run_config)
+    for k in (1, 3):
+        node.check({"items": np.zeros((k, 3, 2), np.float32)})
+    with pytest.raises(ProtocolError, match="do not fit model 'factors-3x2'"):
+        node.check({"items": np.zeros((1, 3, 2), np.float32), "user": np.zeros((1, 2), np.float32)})
+
+
+# --- frozen and local parameters
+
+HEADED = """
+class Headed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+    def forward(self, rows):
+        return self.head(self.body(rows).tanh())
+
+def of(value):
+    network = Headed()
+    nn.init.constant_(network.body.bias, value)
+    network.body.bias.requires_grad_(False)
+    return network
+
+one, other = (lambda: of(1.0)), (lambda: of(2.0))
+"""
+HEAD = {"head.weight": (1, 3), "head.bias": (1,)}
+BODY = {"body.weight": (3, 2), "body.bias": (3,)}
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a user's module of networks."""
+    return write_module(tmp_path, monkeypatch, HEADED)
+
+
+def own(folder: Path, module: str, **entries: Any) -> Config:
+    """Return the configuration of a node with data of its own for the network with a head."""
+    path = save_plane(folder / "own", 2, model=f"{module}:Headed", loss="mse", **entries)
+    return {"data-path": str(path), "role": "split"}
+
+
+def test_in_simulation_the_run_says_which_parameters_are_frozen_and_local(
+    tmp_path: Path, module: str, run_config: Config
+) -> None:
+    path = str(save_plane(tmp_path / "any", 2, model=f"{module}:Headed", loss="mse", local="body.*"))
+    node = part(0, 1, run_config | {"federation": path, "local": "head.*", "frozen": "body.bias"})
+    assert (node.model.shapes, node.model.local_shapes) == ({"body.weight": (3, 2)}, HEAD)
+
+
+def test_where_the_run_is_silent_the_manifest_says_so(tmp_path: Path, module: str, run_config: Config) -> None:
+    entries = {"local": "head.*", "frozen": "body.bias"}
+    path = str(save_plane(tmp_path / "any", 2, model=f"{module}:Headed", loss="mse", **entries))
+    simulated = part(0, 1, run_config | {"federation": path})
+    for node in (simulated, Node.of(own(tmp_path, module, **entries), run_config)):
+        assert (node.model.shapes, node.model.local_shapes) == ({"body.weight": (3, 2)}, HEAD)
+        assert set(node.model.frozen_values) == {"body.bias"}
+
+
+@pytest.mark.parametrize("entries", [{}, {"local": "head.*"}, {"frozen": "body.bias", "local": "head.*"}])
+def test_a_run_may_ask_a_site_for_what_its_manifest_says(
+    entries: Config, tmp_path: Path, module: str, run_config: Config
+) -> None:
+    asked = Node.of(own(tmp_path, module, **entries), run_config | entries).model
+    silent = Node.of(own(tmp_path, module, **entries), run_config).model
+    assert asked == silent
+    assert asked.shapes == {name: shape for name, shape in (BODY | HEAD).items() if name in asked.shapes}
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "reason"),
+    [
+        ({"local": "head.*"}, {"local": "body.*"}, "local parameters 'body.*'; .* allows 'head.*'"),
+        ({"frozen": "head.*"}, {"frozen": "body.*"}, "frozen parameters 'body.*'; .* allows 'head.*'"),
+        ({}, {"local": "head.*"}, "local parameters 'head.*'; .* allows ''"),
+        ({}, {"frozen": "body.*"}, "frozen parameters 'body.*'; .* allows ''"),
+        ({"local": "head.*"}, {"local": "head.*", "frozen": "body.bias"}, "frozen parameters 'body.bias'"),
+    ],
+)
+def test_a_sites_manifest_wins_over_another_wish_of_the_server(
+    said: Config, asked: Config, reason: str, tmp_path: Path, module: str, run_config: Config
+) -> None:
+    """What stays on the node, and what is part of the model, is the site's word."""
+    with pytest.raises(ProtocolError, match=f"the server asks for {reason}"):
+        Node.of(own(tmp_path, module, **said), run_config | asked)
+
+
+def test_a_head_that_a_sites_manifest_keeps_is_not_taken_from_a_server(
+    tmp_path: Path, module: str, run_config: Config
+) -> None:
+    """A server that does not know of it sends the whole network."""
+    node = Node.of(own(tmp_path, module, local="head.*"), run_config)
+    node.check({name: np.zeros((1, *shape), np.float32) for name, shape in BODY.items()})
+    with pytest.raises(ProtocolError, match="do not fit model"):
+        node.check({name: np.zeros((1, *shape), np.float32) for name, shape in (BODY | HEAD).items()})
+
+
+def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, module: str, run_config: Config) -> None:
+    digests = []
+    for name in ("one", "other"):
+        path = save_plane(tmp_path / name, 1, model=f"{module}:{name}", loss="mse")
+        node = part(0, 1, run_config | {"federation": str(path)})
+        digests.append(node.model.frozen_digest)
+        hypotheses = {key: np.zeros((1, *shape), np.float32) for key, shape in node.model.shapes.items()}
+        node.check(hypotheses)
+        node.check(hypotheses, node.model.frozen_digest)
+        for another in {"", "00", *digests} - {node.model.frozen_digest}:
+            with pytest.raises(ProtocolError, match=f"the server's frozen parameters of model '{module}:{name}' are"):
+                node.check(hypotheses, another)
+    assert len(set(digests)) == 2
+
+
+def test_a_server_with_frozen_parameters_does_not_suit_a_model_that_has_none(run_config: Config) -> None:
+    hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
+    part(0, 1, run_config).check(hypotheses, "")
+    with pytest.raises(ProtocolError, match="give both sides the same files"):
+        part(0, 1, run_config).check(hypotheses, "00")
