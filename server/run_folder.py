@@ -205,7 +205,8 @@ class RunFolder:
 
 
 def _to_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:
-    return safetensors.numpy.save({key: np.ascontiguousarray(value) for key, value in arrays.items()}, metadata)
+    # Unlike `ascontiguousarray`, which gives a number alone an axis.
+    return safetensors.numpy.save({key: np.asarray(value, order="C") for key, value in arrays.items()}, metadata)
 
 
 @lru_cache

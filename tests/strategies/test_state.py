@@ -1,0 +1,126 @@
+"""What a strategy keeps from round to round comes back when a run goes on, once a round and bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from pydantic import Field
+
+import client.app
+import strategies
+from server import run_folder
+from simulation.grid import InProcessGrid
+from strategies import GroupPrivacy
+from tests.helpers.runs import AppRun, run_app
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
+
+@dataclass(frozen=True)
+class AdamOptions:
+    """Of Reddi et al., 2021."""
+
+    rate: Annotated[float, Field(gt=0)] = 0.1
+    decay: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+
+class FedAdam(GroupPrivacy):
+    """Adam over the rounds, for each cluster by itself."""
+
+    Options: ClassVar[type] = AdamOptions
+
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        state, decay = self.state, self.options.decay
+        for name in ("first", "second"):
+            state.setdefault(name, np.zeros((self.hypotheses, len(hypothesis))))
+        change = group.mean(axis=0) - hypothesis
+        state["first"][index] = decay * state["first"][index] + (1 - decay) * change
+        state["second"][index] = 0.99 * state["second"][index] + 0.01 * change**2
+        # As many types and shapes as a strategy may think of.
+        state["times"] = np.add(state.get("times", np.zeros(self.hypotheses, np.int64)), np.arange(2) == index)
+        state["steps"] = np.asarray(state.get("steps", 0) + 1)
+        step: NDArray[np.float64] = self.options.rate * state["first"][index] / (np.sqrt(state["second"][index]) + 1e-3)
+        return hypothesis + step
+
+
+CONFIG: dict[str, Any] = {
+    "strategy": "adam", "strategy-options": "rate=0.3 decay=0.8", "rounds": 3, "restarts": 1, "clients-per-round": 20,
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.setitem(strategies.STRATEGIES, "adam", FedAdam)
+    return run_config | CONFIG
+
+
+class Killed(BaseException):
+    """Stands for whatever ends a process."""
+
+
+class Disk:
+    """Files are written until there were so many; then the process ends."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.written: list[str] = []
+        self.most = 10**9
+        self._write = run_folder.write_atomically
+        patch.setattr(run_folder, "write_atomically", self)
+
+    def __call__(self, path: Path, content: bytes) -> None:
+        if len(self.written) >= self.most:
+            raise Killed
+        self.written.append(path.name)
+        self._write(path, content)
+
+
+def play(config: dict[str, Any]) -> AppRun:
+    return run_app(config, InProcessGrid(client.app.app, config))
+
+
+def left(run: AppRun) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """Return every array that a run left, with its type and shape."""
+    arrays = {f"{file}:{name}": value for file in ("latest", "hypotheses") for name, value in run.arrays(file).items()}
+    return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in arrays.items()}
+
+
+def test_adam_a_cluster_steps_as_it_should_by_hand() -> None:
+    strategy = FedAdam(options=AdamOptions(rate=1.0, decay=0.5), hypotheses=2)
+    moved = strategy.combine(np.array([[3.0], [5.0]]), np.array([0.0]), 1)
+    # The mean change is 4: half of it over the root of a hundredth of its square.
+    assert moved.tolist() == [pytest.approx(2 / (0.4 + 1e-3))]
+    assert strategy.state["first"].tolist() == [[0.0], [2.0]]
+
+
+def test_a_run_that_was_killed_between_any_two_files_goes_on_bit_for_bit(
+    config: dict[str, Any], umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    whole = play(config)
+    files, expected = list(disk.written), left(whole)
+    assert expected["latest:strategy/steps"][:2] == ("int64", ()), "a number alone stays one"
+    assert int(whole.arrays("latest")["strategy/times"].sum()) == int(whole.arrays("latest")["strategy/steps"])
+    runs = umbel_home / "runs"
+    # From the end of the first round to that of the evaluation after the last, when all is said.
+    ends = [number for number, name in enumerate(files) if name == "latest.safetensors"]
+    for most in range(ends[0] + 1, ends[3] + 1):
+        disk.written, disk.most = [], most
+        before = set(runs.iterdir())
+        with pytest.raises(Killed):
+            play(config)
+        (broken,) = set(runs.iterdir()) - before
+        disk.most = 10**9
+        resumed = play(config | {"resume": broken.name})
+        assert left(resumed) == expected, f"killed before {files[most]}, the file number {most}"
+
+
+def test_a_run_that_takes_more_rounds_goes_on_from_what_was_kept(config: dict[str, Any]) -> None:
+    short = play(config | {"rounds": 2})
+    longer = play(config | {"resume": short.folder.name})
+    assert longer.folder == short.folder
+    assert left(longer) == left(play(config))
