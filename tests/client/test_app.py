@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,13 @@ from numpy.typing import NDArray
 
 import client.node
 from client.app import app
-from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation
+from federation import BUNDLED, offsets_of, open_federation, write_federation
 from protocol.arrays import Arrays
-from protocol.messages import (
-    ARRAYS,
-    CONFIG,
-    COUNTS,
-    SCORES,
-    VERSION,
-    Demand,
-    Hosting,
-    evaluate_request,
-    query,
-    train_request,
-)
-from protocol.records import from_array_record, to_array_record
+from protocol.messages import VERSION, Evaluation, Hosting, Training, hosting_in, query
 from simulation.grid import InProcessGrid
+from tests.helpers.federations import manifest, save_plane
+from tests.helpers.messages import asked, demanded, refused, released, releases, scores
+from tests.helpers.nodes import ask
 
 Config = dict[str, Any]
 
@@ -37,68 +27,36 @@ SYNTHETIC = open_federation(BUNDLED / "synthetic.json")
 HYPOTHESES = np.array([[5, 5], [4, -4], [0, 0]], np.float32)
 
 
-def ask(grid: InProcessGrid, kind: str, content: RecordDict, node: int = 0) -> Message:
-    """Return the reply of a grid's node to a message."""
-    ids = list(grid.get_node_ids())
-    (reply,) = grid.send_and_receive([Message(content, ids[node], kind, group_id="1")])
-    return reply
-
-
-def train(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, **changes: Any) -> Message:
+def train(
+    grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, node: int = 0, **changes: Any
+) -> Message:
     """Ask clients to train: one epoch in batches of 4 without noise, unless changed."""
-    asked: Config = {
-        "round": 1,
-        "local_epochs": 1,
-        "step_size": 0.1,
-        "batch_size": 4,
-        "noise_multiplier": 0.0,
-    } | changes
-    arrays = hypotheses or {"weight": HYPOTHESES[:, None]}
-    return ask(grid, "train", train_request(to_array_record(arrays), Demand(clients=clients, **asked)))
+    demand = demanded(clients, **({"batch_size": 4, "noise_multiplier": 0.0} | changes))
+    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, demand), node=node)
 
 
-def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None) -> Message:
+def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, **changes: Any) -> Message:
     """Ask clients to score hypotheses."""
-    arrays = hypotheses or {"weight": HYPOTHESES[:, None]}
-    return ask(grid, "evaluate", evaluate_request(to_array_record(arrays), 1, clients))
+    demand = Evaluation(1, clients, **changes)
+    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, evaluation=demand), "evaluate")
 
 
 def hosting(grid: InProcessGrid, node: int = 0) -> Hosting:
     """Return what a node says of itself."""
-    return Hosting.from_record(ask(grid, "query", query(), node).content.metric_records[COUNTS])
+    return hosting_in(ask(grid, query(), "query", node).content)
 
 
-def releases(reply: Message) -> NDArray[Any]:
+def rows(reply: Message) -> NDArray[Any]:
     """Return what clients of the linear model released, a row each."""
     assert not reply.has_error(), reply
-    weight: NDArray[Any] = from_array_record(reply.content.array_records[ARRAYS])["weight"][:, 0]
+    weight: NDArray[Any] = releases(reply)["weight"][:, 0]
     return weight
-
-
-def scores(reply: Message) -> tuple[list[float], list[float]]:
-    """Return the losses and the metrics of a reply."""
-    assert not reply.has_error(), reply
-    record: Any = reply.content.metric_records[SCORES]
-    return record["loss"], record["metric"]
 
 
 def assert_refused(reply: Message, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     """The server reads "refused" and nothing else; the reason is in the node's own log."""
-    assert reply.has_error()
-    assert not reply.has_content()
-    assert reply.error.reason == "refused"
+    assert refused(reply)
     assert reason in caplog.text
-
-
-def own_data(path: Path, train: int, validation: int, seconds: int = 0) -> Path:
-    """Write clients of the linear model; client i has i + 1 rows of the first truth's plane."""
-    clients = train + validation
-    lengths = range(1, clients + 1)
-    features = np.random.default_rng(0).uniform(-1, 1, (sum(lengths), 2)).astype(np.float32)
-    manifest = Manifest("own", clients, {"train": train, "validation": validation}, model="linear")
-    write_federation(path, manifest, features, features @ np.array([5, 6], np.float32), offsets_of(lengths))
-    os.utime(path / "manifest.json", (seconds, seconds))
-    return path
 
 
 def rmse(number: int) -> NDArray[np.float64]:
@@ -126,39 +84,39 @@ def test_a_server_of_another_version_is_refused(
     version: int | str, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = InProcessGrid(app, run_config)
-    reply = ask(grid, "query", RecordDict({CONFIG: ConfigRecord({"version": version})}))
+    reply = ask(grid, RecordDict({"version": ConfigRecord({"version": version})}), "query")
     assert_refused(reply, f"the server speaks protocol {version!r}, this node {VERSION}", caplog)
 
 
-@pytest.mark.parametrize("content", [RecordDict(), RecordDict({CONFIG: ConfigRecord()})])
+@pytest.mark.parametrize("content", [RecordDict(), RecordDict({"version": ConfigRecord()})])
 def test_a_server_without_a_version_is_refused(
     content: RecordDict, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_refused(ask(InProcessGrid(app, run_config), "query", content), "umbel refused a query message", caplog)
+    assert_refused(ask(InProcessGrid(app, run_config), content, "query"), "umbel refused a query message", caplog)
 
 
 # --- train
 
 
 def test_a_client_trains_the_hypothesis_that_fits_it_best(run_config: Config) -> None:
-    asked = (4, 3, 7)
-    best = [int(rmse(number).argmin()) for number in asked]
+    clients = (4, 3, 7)
+    best = [int(rmse(number).argmin()) for number in clients]
     assert best == [1, 0, 1], "both truths are among them"
     # One step on the mean square of all rows: theta - s * 2 mean(residual * x).
     expected = []
-    for number, j in zip(asked, best, strict=True):
+    for number, j in zip(clients, best, strict=True):
         x, y = SYNTHETIC.client(number)
         theta = HYPOTHESES[j].astype(float)
         expected.append(theta - 0.1 * 2 * ((x @ theta - y)[:, None] * x).mean(axis=0))
-    reply = train(InProcessGrid(app, run_config), *asked, batch_size=0)
-    assert reply.content.metric_records[COUNTS]["released"] == [1, 1, 1]
-    np.testing.assert_allclose(releases(reply), expected, rtol=1e-5)
+    reply = train(InProcessGrid(app, run_config), *clients, batch_size=0)
+    assert released(reply) == [1, 1, 1]
+    np.testing.assert_allclose(rows(reply), expected, rtol=1e-5)
 
 
 def test_both_engines_release_the_same(run_config: Config) -> None:
-    asked = {"local_epochs": 3, "batch_size": 3}
+    changes = {"local_epochs": 3, "batch_size": 3}
     loop, batched = (
-        releases(train(InProcessGrid(app, run_config | {"engine": engine}), *range(100), **asked))
+        rows(train(InProcessGrid(app, run_config | {"engine": engine}), *range(100), **changes))
         for engine in ("loop", "batched")
     )
     np.testing.assert_allclose(batched, loop, rtol=1e-5)
@@ -167,9 +125,9 @@ def test_both_engines_release_the_same(run_config: Config) -> None:
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_a_release_does_not_depend_on_the_node_that_computes_it(engine: str, run_config: Config) -> None:
     config = run_config | {"engine": engine}
-    asked = {"batch_size": 3, "noise_multiplier": 5.0}
-    whole = releases(train(InProcessGrid(app, config, nodes=1), *range(100), **asked))
-    half = releases(train(InProcessGrid(app, config, nodes=2), *range(50), **asked))
+    changes = {"batch_size": 3, "noise_multiplier": 5.0}
+    whole = rows(train(InProcessGrid(app, config, nodes=1), *range(100), **changes))
+    half = rows(train(InProcessGrid(app, config, nodes=2), *range(50), **changes))
     if engine == "loop":
         np.testing.assert_array_equal(half, whole[::2])
     else:
@@ -179,7 +137,7 @@ def test_a_release_does_not_depend_on_the_node_that_computes_it(engine: str, run
 def test_shuffles_and_noise_are_those_of_seed_and_round(run_config: Config) -> None:
     def once(seed: int, round: int) -> NDArray[Any]:
         grid = InProcessGrid(app, run_config | {"seed": seed})
-        return releases(train(grid, 0, 1, batch_size=3, round=round))
+        return rows(train(grid, 0, 1, batch_size=3, round=round))
 
     np.testing.assert_array_equal(once(0, 1), once(0, 1))
     assert (once(0, 1) != once(0, 2)).any()
@@ -199,8 +157,9 @@ def test_a_way_to_compute_that_does_not_exist_is_refused(
     name: str, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = InProcessGrid(app, run_config | {name: "steam"})
-    assert_refused(train(grid, 0), f"unknown {name} 'steam'", caplog)
-    assert_refused(evaluate(grid, 100), f"unknown {name} 'steam'", caplog)
+    for act, number in ((train, 0), (evaluate, 100)):
+        assert_refused(act(grid, number), f"{name} must be one of auto, ", caplog)
+        caplog.clear()
 
 
 @pytest.mark.parametrize(
@@ -223,11 +182,53 @@ def test_hypotheses_of_another_model_are_refused(
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("name", "demand"), [("training", demanded()), ("evaluation", Evaluation(1, (100,)))], ids=["train", "evaluate"]
+)
 def test_a_message_without_hypotheses_is_refused(
-    kind: str, run_config: Config, caplog: pytest.LogCaptureFixture
+    kind: str, name: str, demand: Training | Evaluation, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    demand = Demand(1, (0,), 1, 0.1, 10, 0.0).to_record()
-    assert_refused(ask(InProcessGrid(app, run_config), kind, RecordDict({CONFIG: demand})), "hypotheses", caplog)
+    content = RecordDict({name: demand.to_record()})
+    assert_refused(ask(InProcessGrid(app, run_config), content, kind), "there is no ArrayRecord 'hypotheses'", caplog)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_message_that_asks_for_nothing_is_refused(kind: str, run_config: Config) -> None:
+    assert refused(ask(InProcessGrid(app, run_config), asked({"weight": HYPOTHESES[:, None]}), kind))
+
+
+@pytest.mark.parametrize("kind", ["query.local", "query.something", "train.local", "evaluate.all"])
+def test_there_is_no_other_door(kind: str, run_config: Config) -> None:
+    reply = ask(InProcessGrid(app, run_config), RecordDict({"clients": ConfigRecord({"clients": [0]})}), kind)
+    assert reply.has_error()
+    assert not reply.has_content()
+
+
+# --- both at once
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_one_message_may_ask_for_both(kind: str, run_config: Config) -> None:
+    """And it is the records that say what is asked, not the type."""
+    grid = InProcessGrid(app, run_config)
+    demand = demanded((4, 3), batch_size=4, noise_multiplier=0.0)
+    both = ask(grid, asked({"weight": HYPOTHESES[:, None]}, demand, Evaluation(1, (100, 142))), kind)
+    np.testing.assert_array_equal(rows(both), rows(train(grid, 4, 3)))
+    assert scores(both) == scores(evaluate(grid, 100, 142))
+
+
+def test_what_goes_wrong_with_the_one_does_not_hold_up_the_other(
+    run_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = InProcessGrid(app, run_config)
+    arrays = {"weight": HYPOTHESES[:, None]}
+    stranger = ask(grid, asked(arrays, demanded((0, 150)), Evaluation(1, (100,))))
+    assert set(stranger.content) == {"scores"}
+    assert "clients [150] are no training clients" in caplog.text
+    other = ask(grid, asked(arrays, demanded((0,)), Evaluation(1, (0,))))
+    assert set(other.content) == {"arrays", "released"}
+    assert "clients [0] are no validation clients" in caplog.text
+    assert refused(ask(grid, asked(arrays, demanded((150,)), Evaluation(1, (0,)))))
 
 
 # --- evaluate
@@ -269,9 +270,9 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
     )
     (tmp_path / "logistic_of_the_test.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
-    manifest = Manifest("classes", 1, {"train": 0, "validation": 1}, model="logistic_of_the_test:logistic")
+    classes = manifest(0, 1, model="logistic_of_the_test:logistic")
     features = np.array([[1], [1], [-1]], np.float32)
-    write_federation(tmp_path / "classes", manifest, features, np.zeros(3, np.int64), offsets_of([3]))
+    write_federation(tmp_path / "classes", classes, features, np.zeros(3, np.int64), offsets_of([3]))
     by_a_hair, confident = [[-0.001], [0.001]], [[5], [-5]]
     grid = InProcessGrid(app, run_config | {"federation": str(tmp_path / "classes")})
     for hypotheses in ([by_a_hair, confident], [confident, by_a_hair]):
@@ -301,9 +302,10 @@ def test_training_clients_and_strangers_are_not_evaluated(
 def test_evaluation_of_impossible_clients_is_refused(
     clients: list[Any], reason: str, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    content = evaluate_request(to_array_record({"weight": HYPOTHESES[:, None]}), 1, [100])
-    content.config_records[CONFIG]["clients"] = clients
-    assert_refused(ask(InProcessGrid(app, run_config), "evaluate", content), reason, caplog)
+    demand = Evaluation(1, (100,)).to_record()
+    demand["clients"] = clients
+    content = asked({"weight": HYPOTHESES[:, None]}, evaluation=demand)
+    assert_refused(ask(InProcessGrid(app, run_config), content, "evaluate"), reason, caplog)
 
 
 # --- a site with data of its own
@@ -312,7 +314,7 @@ def test_evaluation_of_impossible_clients_is_refused(
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
     """A folder of three training and two validation clients."""
-    return own_data(tmp_path / "own", train=3, validation=2, seconds=1)
+    return save_plane(tmp_path / "own", 3, 2, seconds=1)
 
 
 def own_grid(run_config: Config, *paths: Path) -> InProcessGrid:
@@ -321,14 +323,14 @@ def own_grid(run_config: Config, *paths: Path) -> InProcessGrid:
 
 
 def test_a_site_tells_counts_and_nothing_of_its_place(site: Path, tmp_path: Path, run_config: Config) -> None:
-    other = own_data(tmp_path / "other", train=1, validation=4)
+    other = save_plane(tmp_path / "other", 1, 4)
     grid = own_grid(run_config, site, other)
     assert [hosting(grid, node) for node in (0, 1)] == [Hosting(3, 2, -1, -1), Hosting(1, 4, -1, -1)]
 
 
 def test_all_clients_of_a_site_train_and_validate(site: Path, run_config: Config) -> None:
     grid = own_grid(run_config, site)
-    assert releases(train(grid, 0, 1, 2, noise_multiplier=5.0)).shape == (3, 2)
+    assert rows(train(grid, 0, 1, 2, noise_multiplier=5.0)).shape == (3, 2)
     losses, _ = scores(evaluate(grid, 3, 4, hypotheses={"weight": np.array([[[5, 6]]], np.float32)}))
     assert losses == pytest.approx([0, 0], abs=1e-5)
 
@@ -337,13 +339,13 @@ def test_all_clients_of_a_site_train_and_validate(site: Path, run_config: Config
 def test_a_site_never_opens_what_a_server_names(
     named: str, site: Path, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = own_data(tmp_path / "other", train=5, validation=5)
+    other = save_plane(tmp_path / "other", 5, 5)
     looked: list[str] = []
     monkeypatch.setattr(client.node, "find_federation", looked.append)
     config = run_config | {"federation": str(other) if named == "another site" else named}
     grid = own_grid(config, site)
     assert hosting(grid) == Hosting(3, 2)
-    assert len(releases(train(grid, 2, noise_multiplier=5.0))) == 1
+    assert len(rows(train(grid, 2, noise_multiplier=5.0))) == 1
     assert len(scores(evaluate(grid, 4))[0]) == 1
     assert not looked
 
@@ -361,7 +363,7 @@ def test_in_simulation_the_federation_is_looked_up(run_config: Config, monkeypat
 
 
 def test_noise_at_a_site_does_not_follow_the_servers_seed(site: Path, run_config: Config) -> None:
-    first, second = (releases(train(own_grid(run_config, site), 0, 1, 2, noise_multiplier=5.0)) for _ in range(2))
+    first, second = (rows(train(own_grid(run_config, site), 0, 1, 2, noise_multiplier=5.0)) for _ in range(2))
     # Single numbers may coincide, on the grid that they are rounded to.
     assert (first != second).any()
 
@@ -369,12 +371,12 @@ def test_noise_at_a_site_does_not_follow_the_servers_seed(site: Path, run_config
 def test_data_that_change_are_read_again(site: Path, run_config: Config) -> None:
     grid = own_grid(run_config, site)
     assert hosting(grid) == Hosting(3, 2)
-    own_data(site, train=1, validation=1, seconds=2)
+    save_plane(site, 1, 1, seconds=2)
     assert hosting(grid) == Hosting(1, 1)
 
 
 def test_a_site_without_its_data_is_refused(
     tmp_path: Path, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reply = ask(own_grid(run_config, tmp_path / "gone"), "query", query())
+    reply = ask(own_grid(run_config, tmp_path / "gone"), query(), "query")
     assert_refused(reply, f"{tmp_path / 'gone'} is missing", caplog)

@@ -1,0 +1,400 @@
+"""A client's local parameters are trained on its node, are its own affair, and never leave; frozen ones stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+import client.app
+import models
+from client.app import app
+from client.cohort import Cohort
+from client.local import LocalParameters
+from federation import BUNDLED, Federation, open_federation, write_federation
+from models import Model
+from privacy.ledger import Ledger
+from privacy.site import Policy, Site
+from protocol.arrays import Arrays
+from protocol.messages import Evaluation, Training
+from protocol.records import from_array_record, to_array_record
+from simulation.grid import InProcessGrid
+from simulation.in_process import play
+from tests.helpers.cohorts import CPU, learner_of
+from tests.helpers.federations import manifest, save_plane
+from tests.helpers.messages import asked, demanded, refused, releases, scores, wire
+from tests.helpers.models import ADAPTED, draw_hypotheses, write_module
+from tests.helpers.nodes import ask
+
+Config = dict[str, Any]
+
+PREFERENCES = open_federation(BUNDLED / "preferences.json")
+FACTORS = models.load("factors-100x8")
+ITEMS = FACTORS.initial(0)
+SIMULATED = {"partition-id": 0, "num-partitions": 1}
+
+
+def step(*clients: int, **changes: Any) -> Training:
+    """Ask clients, counted in their node, for one step of a minibatch of ten without noise, unless changed."""
+    asks: Config = {"local_epochs": 0, "local_steps": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0}
+    return demanded(clients, **(asks | changes))
+
+
+def train(grid: InProcessGrid, *clients: int, items: Any = None, node: int = 0, **changes: Any) -> NDArray[Any]:
+    """Train clients of the factor model and return the items that they released, (clients, items, factors)."""
+    start = ITEMS["items"] if items is None else items
+    reply = ask(grid, asked({"items": start[None]}, step(*clients, **changes)), node=node)
+    assert not reply.has_error(), reply
+    return releases(reply)["items"]
+
+
+def kept(grid: InProcessGrid, clients: list[int], node: int = 0, model: Model = FACTORS, seed: int = 0) -> Arrays:
+    """Return the local parameters that a node has of clients, counted over the federation."""
+    context = list(grid.contexts.values())[node]
+    return LocalParameters(Site(Policy(), None), context.state, model, "", seed).read(clients)
+
+
+@pytest.fixture
+def factors_config(run_config: Config) -> Config:
+    """The run config of the recommender on the preferences that come with the app."""
+    return run_config | {"strategy": "recommender", "federation": "preferences", "hypotheses": 1}
+
+
+# --- the factor model
+
+
+def test_a_node_trains_items_and_users_on_its_clients_rows(factors_config: Config) -> None:
+    """One pass over all rows at once, in which no draw but that of the beginning has a part."""
+    grid = InProcessGrid(app, factors_config)
+    before = kept(grid, [3, 17])["user"]
+    moved = train(grid, 3, 17, batch_size=0)
+    after = kept(grid, [3, 17])["user"]
+    for position, number in enumerate((3, 17)):
+        x, y = PREFERENCES.client(number)
+        numbers, items, user = x[:, 0].astype(int), ITEMS["items"].astype(float), before[position].astype(float)
+        # Protocol 1 with l(z) = log(1 + exp(-z)): items move by the sum of samples' gradients, u by the mean.
+        slopes = -y / (1 + np.exp(y * (items[numbers] @ user)))
+        expected = items.copy()
+        expected[numbers] -= 0.1 * slopes[:, None] * user
+        np.testing.assert_allclose(moved[position], expected, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            after[position], user - 0.1 * (slopes[:, None] * items[numbers]).mean(axis=0), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_they_survive_the_rounds(factors_config: Config) -> None:
+    grid = InProcessGrid(app, factors_config)
+    trail = [kept(grid, [3])["user"]]
+    for number in (1, 2):
+        train(grid, 3, round=number)
+        trail.append(kept(grid, [3])["user"])
+    assert (trail[0] != trail[1]).all()
+    assert (trail[1] != trail[2]).all()
+    train(grid, 4, round=3)
+    np.testing.assert_array_equal(kept(grid, [3])["user"], trail[2])
+
+
+def test_what_a_client_answers_does_not_depend_on_the_number_of_nodes(factors_config: Config) -> None:
+    found: list[list[NDArray[Any]]] = []
+    for nodes in (1, 2, 7):
+        grid = InProcessGrid(app, factors_config, nodes)
+        mine: list[NDArray[Any]] = []
+        for number in (3, 17, 20):
+            changes = {"message_noise": 0.1, "noise_multiplier": 2.0}
+            mine.append(train(grid, number // nodes, node=number % nodes, **changes))
+            mine.append(kept(grid, [number], number % nodes)["user"])
+        found.append(mine)
+    for others in found[1:]:
+        for ours, theirs in zip(others, found[0], strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("noise", [{}, {"noise_multiplier": 3.0}, {"message_noise": 0.1}], ids=str)
+def test_no_reply_holds_a_users_vector(factors_config: Config, noise: Config) -> None:
+    """Not one number of it, in either precision, before training or after."""
+    grid, clients = InProcessGrid(app, factors_config), list(range(20))
+    hypotheses = {"items": ITEMS["items"][None]}
+    secrets = [kept(grid, clients)["user"]]
+    both = ask(grid, asked(hypotheses, step(*clients, **noise), Evaluation(1, (60, 61))))
+    secrets.append(kept(grid, clients)["user"])
+    replies = [both, ask(grid, asked(hypotheses, evaluation=Evaluation(1, (60, 61))), "evaluate")]
+    assert set(both.content) == {"arrays", "released", "scores"}
+    assert list(releases(both)) == ["items"]
+    for reply in replies:
+        sent = wire(reply)
+        for number in np.concatenate(secrets).ravel():
+            assert number.tobytes() not in sent
+            assert np.float64(number).tobytes() not in sent
+
+
+def test_the_search_above_finds_a_users_vector_where_there_is_one(factors_config: Config) -> None:
+    grid = InProcessGrid(app, factors_config)
+    train(grid, 3)
+    user = kept(grid, [3])["user"]
+    sent = wire(Message(RecordDict({"told": to_array_record({"user": user})}), 1, "train", group_id="1"))
+    assert all(number.tobytes() in sent for number in user.ravel())
+
+
+def test_a_server_cannot_destroy_a_users_vector(factors_config: Config) -> None:
+    grid = InProcessGrid(app, factors_config)
+    train(grid, 3)
+    before = kept(grid, [3])["user"]
+    items = train(grid, 3, items=np.full_like(ITEMS["items"], 3e38), step_size=1e30, round=2)
+    assert np.isfinite(items).all()
+    np.testing.assert_array_equal(kept(grid, [3])["user"], before)
+
+
+def test_a_site_with_balanced_minibatches_gives_the_zeroing_attack_a_sum_of_nothing(factors_config: Config) -> None:
+    sums = []
+    for policy in ({}, {"balanced-batches": True}):
+        grid = InProcessGrid(app, factors_config, node_configs=[SIMULATED | policy])
+        update = train(grid, 3, items=np.zeros_like(ITEMS["items"]))
+        sums.append(np.abs(update.sum(axis=1)).max())
+    assert sums[0] > 0.1
+    assert sums[1] < 1e-6
+
+
+def test_a_site_may_have_message_noise_on_items_that_its_clients_have_not_labelled(factors_config: Config) -> None:
+    changed = []
+    for policy in ({}, {"noise-all-items": True}):
+        grid = InProcessGrid(app, factors_config, node_configs=[SIMULATED | policy])
+        items = train(grid, 3, message_noise=0.1)
+        changed.append(int((items[0] != ITEMS["items"]).any(axis=1).sum()))
+    assert changed == [10, 100]
+
+
+def test_message_noise_is_added_whatever_the_model(run_config: Config) -> None:
+    """Else a server would count on noise that is not there."""
+    hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
+    quiet, noisy = (
+        releases(ask(InProcessGrid(app, run_config), asked(hypotheses, step(0, message_noise=sigma))))["weight"]
+        for sigma in (0.0, 1.0)
+    )
+    assert (quiet != noisy).all()
+
+
+def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -> None:
+    grid = InProcessGrid(app, factors_config)
+    hypotheses = {"items": np.stack([ITEMS["items"], FACTORS.initial(1)["items"]])}
+    reply = ask(grid, asked(hypotheses, evaluation=Evaluation(1, (60, 66))), "evaluate")
+    cohort = Cohort.gather(PREFERENCES, [60, 66], CPU)
+    losses, metrics = learner_of("batched", FACTORS).score_newcomers(hypotheses, cohort, kept(grid, [60, 66]), 0.1)
+    best = losses.argmin(axis=0)
+    assert scores(reply)[0] == pytest.approx(losses.min(axis=0).tolist())
+    assert scores(reply)[1] == pytest.approx(np.take_along_axis(metrics, best[None], 0)[0].tolist())
+    assert "umbel.local" not in next(iter(grid.contexts.values())).state, "nothing is kept of who only reports"
+
+
+# --- a head of one's own
+
+HEADED = """
+class Headed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(2, 3), nn.Linear(3, 1)
+    def forward(self, rows):
+        return self.head(self.body(rows).tanh())
+"""
+
+
+@pytest.fixture
+def headed_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_config: Config) -> Config:
+    """The run config of a network with a local head on the synthetic clients."""
+    model = write_module(tmp_path, monkeypatch, HEADED) + ":Headed"
+    return run_config | {"model": model, "loss": "mse", "local": "head.*"}
+
+
+def model_in(config: Config) -> Model:
+    """Return the model that a run config names."""
+    return models.load(config["model"], config["loss"], config["frozen"], config["local"])
+
+
+def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
+    headed_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handed: list[Arrays] = []
+    original = client.app.local_result
+
+    def spy(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
+        handed.append(trained)
+        return original(trained, chosen)
+
+    monkeypatch.setattr(client.app, "local_result", spy)
+    model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
+    fresh = kept(grid, [3, 4], model=model)
+    reply = ask(grid, asked(draw_hypotheses(model, 2), step(3, 4, 7)))
+    heads = kept(grid, [3, 4, 7], model=model)
+    for name, value in heads.items():
+        assert (value[0] != value[1]).any(), "each client has its own"
+        assert (value[:2] != fresh[name]).any(axis=tuple(range(1, value.ndim))).all(), "and has trained it"
+    (trained,) = handed
+    assert list(trained) == list(releases(reply)) == ["body.weight", "body.bias"]
+    sent = wire(reply)
+    for number in np.concatenate([value.ravel() for value in (*heads.values(), *fresh.values())]):
+        assert number.tobytes() not in sent
+        assert np.float64(number).tobytes() not in sent
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_in_simulation_heads_are_kept_in_the_nodes_state(engine: str, headed_config: Config) -> None:
+    model = model_in(headed_config)
+    found = []
+    for nodes in (1, 3):
+        grid = InProcessGrid(app, headed_config | {"engine": engine}, nodes)
+        for round in (1, 2):
+            content = asked(draw_hypotheses(model, 2), step(4 // nodes, round=round))
+            assert not ask(grid, content, node=4 % nodes).has_error()
+        states = [context.state for context in grid.contexts.values()]
+        assert ["umbel.local" in state for state in states] == [i == 4 % nodes for i in range(nodes)]
+        record = states[4 % nodes]["umbel.local"]
+        assert isinstance(record, ArrayRecord)
+        values = from_array_record(record)
+        assert values["clients"].tolist() == [4]
+        found.append(values)
+    np.testing.assert_allclose(found[0]["head.weight"], found[1]["head.weight"], rtol=1e-6)
+
+
+def test_newcomers_fit_a_head_to_each_hypothesis_and_report_the_best(headed_config: Config) -> None:
+    model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
+    hypotheses = draw_hypotheses(model, 2)
+    found = []
+    for engine in ("loop", "batched"):
+        grid = InProcessGrid(app, headed_config | {"engine": engine})
+        demand = Evaluation(1, (100, 142), step_size=0.2)
+        found.append(scores(ask(grid, asked(hypotheses, evaluation=demand), "evaluate")))
+    cohort = Cohort.gather(synthetic(), [100, 142], CPU)
+    fresh = kept(grid, [100, 142], model=model)
+    losses, _ = learner_of("loop", model).score_newcomers(hypotheses, cohort, fresh, 0.2)
+    for measured, _ in found:
+        assert measured == pytest.approx(losses.min(axis=0).tolist(), rel=1e-5)
+
+
+def test_a_whole_run_learns_the_body_together(headed_config: Config) -> None:
+    run = play(headed_config | {"rounds": 2, "restarts": 2, "noise-multiplier": 20.0}, nodes=3)
+    model = model_in(headed_config)
+    assert run.setup.release.n == model.num_parameters == 9
+    assert {name: value.shape for name, value in run.state.hypotheses.items()} == {
+        "body.weight": (2, 3, 2), "body.bias": (2, 3),
+    }  # fmt: skip
+    assert [entry.releases for entry in run.state.history if entry.asked] == [7, 7]
+
+
+def synthetic() -> Federation:
+    """Return the synthetic clients."""
+    return open_federation(BUNDLED / "synthetic.json")
+
+
+# --- at a site
+
+
+@pytest.fixture
+def site(tmp_path: Path, headed_config: Config) -> Config:
+    """The configuration of a site of three clients, whose manifest keeps the head at home."""
+    path = save_plane(tmp_path / "own", 3, model=headed_config["model"], loss="mse", local="head.*")
+    return {"data-path": str(path), "ledger-path": str(tmp_path / "site" / "ledger.sqlite")}
+
+
+def at_site(config: Config, site: Config, name: str = "", round: int = 1, **changes: Any) -> Message:
+    """Return what a site answers, whose node has just been started, to a server that asks two clients to train."""
+    Path(site["ledger-path"]).parent.mkdir(exist_ok=True)
+    grid = InProcessGrid(app, config | {"federation": "", "model": "", "loss": "", "local": ""}, node_configs=[site])
+    hypotheses = draw_hypotheses(model_in(config), 1)
+    demand = step(0, 2, round=round, run=name, **({"noise_multiplier": 5.0} | changes))
+    reply = ask(grid, asked(hypotheses, demand))
+    assert not next(iter(grid.contexts.values())).state
+    return reply
+
+
+def heads(config: Config, site: Config, name: str) -> NDArray[Any]:
+    """Return the heads that a site has on its disk of its clients in a run."""
+    where = Site(Policy(ledger_path=site["ledger-path"]), Path(site["data-path"]))
+    return LocalParameters(where, RecordDict(), model_in(config), name, 0).read([0, 2])["head.weight"]
+
+
+def test_heads_survive_a_nodes_restart_and_other_runs_do_not_see_them(headed_config: Config, site: Config) -> None:
+    assert not at_site(headed_config, site, "spring").has_error()
+    first = heads(headed_config, site, "spring")
+    assert not at_site(headed_config, site, "summer").has_error()
+    np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
+    assert (heads(headed_config, site, "summer") != first).all()
+    assert not at_site(headed_config, site, "spring", round=2, step_size=1e-6).has_error()
+    again = heads(headed_config, site, "spring")
+    assert (again != first).any()
+    np.testing.assert_allclose(again, first, atol=1e-3)  # on from there, not from a new beginning
+    folder = Path(site["ledger-path"] + ".local")
+    assert len(list(folder.iterdir())) == 2
+
+
+def test_heads_survive_training_that_blew_up(headed_config: Config, site: Config) -> None:
+    at_site(headed_config, site, "spring")
+    first = heads(headed_config, site, "spring")
+    reply = at_site(headed_config, site, "spring", round=2, step_size=1e38, local_steps=5)
+    assert all(np.isfinite(value).all() for value in releases(reply).values())
+    np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
+
+
+def test_a_server_that_wishes_otherwise_is_refused(
+    headed_config: Config, site: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = headed_config | {"local": "body.*"}
+    Path(site["ledger-path"]).parent.mkdir()
+    grid = InProcessGrid(app, config, node_configs=[site])
+    assert refused(ask(grid, asked(draw_hypotheses(model_in(config), 1), step(0, noise_multiplier=5.0))))
+    assert "the server asks for local parameters 'body.*'" in caplog.text
+    assert Ledger(Path(site["ledger-path"])).accounts() == []
+
+
+# --- frozen parameters
+
+
+def test_a_server_with_other_frozen_parameters_is_refused(
+    run_config: Config, headed_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = headed_config | {"local": "", "frozen": "body.*"}
+    model, grid = model_in(config), InProcessGrid(app, config)
+    hypotheses = draw_hypotheses(model, 1)
+    for digest, right in ((model.frozen_digest, True), ("", False), ("00" * 32, False)):
+        training = ask(grid, asked(hypotheses, step(0, frozen_digest=digest)))
+        evaluation = ask(grid, asked(hypotheses, None, Evaluation(1, (100,), frozen_digest=digest)), "evaluate")
+        assert training.has_error() == evaluation.has_error() == (not right)
+    assert f"the server's frozen parameters of model {model.name!r} are others than this node's" in caplog.text
+
+
+@pytest.mark.parametrize("engine", ["loop", "batched"])
+def test_a_frozen_body_does_not_move_and_is_not_paid_for(engine: str, headed_config: Config) -> None:
+    config = headed_config | {"local": "", "frozen": "body.*", "engine": engine}
+    model, grid = model_in(config), InProcessGrid(app, config)
+    before = {name: value.clone() for name, value in model.frozen_values.items()}
+    hypotheses = draw_hypotheses(model, 1)
+    reply = ask(grid, asked(hypotheses, step(0, 1, local_steps=3, frozen_digest=model.frozen_digest)))
+    assert list(releases(reply)) == ["head.weight", "head.bias"]
+    assert all((value != hypotheses[name]).all() for name, value in releases(reply).items())
+    assert all(torch.equal(value, before[name]) for name, value in model.frozen_values.items())
+
+
+def test_an_adapter_costs_a_site_its_own_numbers_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_config: Config
+) -> None:
+    """Four lines of a user's, and n is 22 of 49."""
+    name = write_module(tmp_path, monkeypatch, ADAPTED) + ":Adapted"
+    path, ledger = tmp_path / "own", tmp_path / "ledger.sqlite"
+    rows = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
+    own = manifest(2, model=name, loss="cross-entropy")
+    write_federation(path, own, rows, np.array([0, 1, 2, 0, 1, 2]), np.array([0, 3, 6]))
+    grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(path), "ledger-path": str(ledger)}])
+    model = models.load(name, "cross-entropy")
+    Ledger.create(ledger)
+    demand = step(0, 1, noise_multiplier=4.0, frozen_digest=model.frozen_digest)
+    reply = ask(grid, asked(draw_hypotheses(model, 1), demand))
+    assert {key: value.shape for key, value in releases(reply).items()} == {
+        "down.weight": (2, 2, 8),
+        "up.weight": (2, 3, 2),
+    }
+    assert [(account.client, account.release.n, account.spent) for account in Ledger(ledger).accounts()] == [
+        (0, 22, 5.5), (1, 22, 5.5),
+    ]  # fmt: skip
