@@ -106,6 +106,7 @@ def test_the_same_holds_when_settings_are_made_in_code() -> None:
         ({"least-roses": 4}, "least-roses is now called min-roses"),
         ({"zzz": 4, "hight": 2, "min-roses": 0}, "there is no hight; did you mean height?; there is no zzz"),
         ({"self": 4}, "there is no self"),
+        ({"min_roses": 4}, "there is no min_roses; did you mean min-roses?"),
         ({"error": 4}, "there is no error"),
     ],
 )
