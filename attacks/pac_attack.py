@@ -359,7 +359,10 @@ class PacAttack(Recommender, Observer):
         if not any(estimate.messages for estimate in phase.estimates.values()):
             remark += "no client released anything, so nothing was stolen."
         elif all(row["error"] is None for row in own):
-            remark += "nobody can read the clients' own local parameters here, so nobody knows what was stolen."
+            remark += (
+                f"clients released {max(row['interactions'] for row in own)} times at most. Nobody can read their own "
+                "local parameters here, so nobody knows what was stolen."
+            )
         else:
             first = needed(own, self.options.error)
             stolen = [times for times in first.values() if times is not None]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from models import load
 from privacy.memory_ledger import MemoryLedger
 from protocol.errors import ConfigError
 from protocol.messages import Training, hypotheses_in, training_in
+from protocol.plugins import parse_options
 from server.history import State
 from server.observer import Section
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.run_folder import RunFolder
 from server.setup import Setup
+from simulation.in_process import run_config
 from tests.helpers.grids import ListeningGrid
+from tests.helpers.sources import ROOT
 
 from .conftest import RelayGrid
 
@@ -288,7 +292,8 @@ def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) 
         assert played.last(client, 2.0) == here.last(client, 2.0) | {"error": None}, "which changes nothing else"
     (remark,) = played.remarks
     assert remark == (
-        "Attack zero, nu = 2: nobody can read the clients' own local parameters here, so nobody knows what was stolen."
+        "Attack zero, nu = 2: clients released 12 times at most. Nobody can read their own local parameters here, so "
+        "nobody knows what was stolen."
     )
 
 
@@ -403,5 +408,13 @@ def test_an_attack_that_cannot_be_run_says_why(attack_config: Config, changes: C
         Setup.parse(attack_config | changes)
 
 
-def test_its_defaults_are_the_runs_of_its_configuration() -> None:
+def test_the_documents_have_every_option_and_the_configuration_has_rounds_enough() -> None:
+    page = (ROOT / "docs" / "attacks.md").read_text(encoding="utf-8")
+    for field in fields(AttackOptions):
+        default = ",".join(f"{nu:g}" for nu in field.default) if field.name == "multipliers" else field.default
+        assert f"| `{field.name}` | {default} |" in page
+    config = run_config("pac-attack")
+    Setup.parse(config)
+    own = parse_options(AttackOptions, config["strategy-options"], "strategy-options")
+    assert own.rounds == config["rounds"]
     assert AttackOptions().rounds == 30 + 3 * 1000 + 1
