@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -17,14 +17,14 @@ def inputs_of_layers(model: Model) -> Iterator[dict[str, Tensor]]:
     """Give a dict in which each forward pass leaves what goes into each ``nn.Linear``, by its name, as they run."""
     seen: dict[str, Tensor] = {}
 
-    def record(name: str) -> object:
+    def record(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             seen[name] = inputs[0]
 
         return hook
 
     layers = [(name, layer) for name, layer in model.module.named_modules() if isinstance(layer, nn.Linear)]
-    hooks = [layer.register_forward_pre_hook(record(name)) for name, layer in layers]  # type: ignore[arg-type]
+    hooks = [layer.register_forward_pre_hook(record(name)) for name, layer in layers]
     try:
         yield seen
     finally:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
@@ -225,9 +226,9 @@ def draw(audit: Audit, image: int = 0) -> Figure:
     return figure
 
 
-def _show(place: object, image: NDArray[np.float64], name: str) -> None:
-    place.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")  # type: ignore[attr-defined]
-    place.set_title(name)  # type: ignore[attr-defined]
+def _show(place: Axes, image: NDArray[np.float64], name: str) -> None:
+    place.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    place.set_title(name)
 
 
 def _texts(numbers: Iterable[float | None], formats: Iterable[str]) -> list[str]:
