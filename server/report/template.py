@@ -201,7 +201,7 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 <section aria-labelledby="added-{{ loop.index }}">
 <h2 id="added-{{ loop.index }}">{{ added.title }}</h2>
 {% if added.picture %}
-<div class="scroll">{{ added.picture | safe }}</div>
+<div class="grid"><figure>{{ added.picture | safe }}</figure></div>
 {% endif %}
 {% for paragraph in added.paragraphs %}
 <p>{{ paragraph }}</p>
