@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,9 @@ import pytest
 import models
 from federation import Manifest
 from protocol.arrays import Arrays
-from server.rounds import Round, State
-from server.summary import Narrator
+from protocol.release import Kind, RadiusMode, Release
+from server.history import Round, State
+from server.summary import Summary
 
 HOSPITAL = Manifest(
     name="hospital",
@@ -21,13 +21,15 @@ HOSPITAL = Manifest(
     units={"target": {"name": "average total payment", "unit": "dollars", "scale": 10_000}},
 )
 SYNTHETIC = Manifest(name="synthetic", clients=2, split={"train": 1, "validation": 1}, truth=[[5.0, 6.0], [4.0, -4.5]])
-COST = Fraction(11, 3)
 
 
-def narrator(
-    model: str = "mlp", manifest: Manifest | None = HOSPITAL, cost: Fraction | None = COST, mode: str = "update"
-) -> Narrator:
-    return Narrator(models.load(model), manifest, cost, mode)
+def release(noise_multiplier: float = 3.0, mode: RadiusMode = RadiusMode.UPDATE) -> Release:
+    """One that costs 11 / 3, or as much as the noise multiplier says."""
+    return Release(Kind.TRAIN, 11, noise_multiplier, mode)
+
+
+def summary(model: str = "mlp", manifest: Manifest | None = HOSPITAL, loss: str = "", **changes: Any) -> Summary:
+    return Summary(models.load(model, loss), manifest, release(**changes))
 
 
 def entry(**changes: Any) -> Round:
@@ -82,53 +84,53 @@ def state(best: Arrays | None = None, **changes: Any) -> State:
 def test_a_loss_has_a_name_and_the_unit_of_the_target(
     model: str, manifest: Manifest | None, value: float, text: str
 ) -> None:
-    assert narrator(model, manifest).loss(value) == text
+    assert summary(model, manifest).loss(value) == text
 
 
 def test_the_root_of_a_mean_square_is_an_rmse_whichever_was_descended() -> None:
-    told = {Narrator(models.load("linear", loss), HOSPITAL, COST, "update").loss(0.1) for loss in ("mse", "rmse")}
+    told = {summary("linear", HOSPITAL, loss).loss(0.1) for loss in ("mse", "rmse")}
     assert told == {"RMSE 1,000.0 dollars"}
 
 
 def test_the_rmse_of_a_class_has_no_unit() -> None:
-    assert Narrator(models.load("cnn", "rmse"), HOSPITAL, COST, "update").loss(0.1) == "RMSE 0.1000"
+    assert summary("cnn", HOSPITAL, "rmse").loss(0.1) == "RMSE 0.1000"
 
 
 def test_a_target_may_have_a_scale_and_no_unit() -> None:
     bare = Manifest(name="bare", clients=1, split={"train": 1, "validation": 0}, units={"target": {"scale": 10}})
-    assert narrator(manifest=bare).loss(0.5) == "RMSE 5.0"
+    assert summary(manifest=bare).loss(0.5) == "RMSE 5.0"
 
 
 # --- a round
 
 
 def test_a_round_is_one_line() -> None:
-    assert narrator().round_line(entry(), rounds=100) == (
+    assert summary().round_line(entry(), rounds=100) == (
         "round   3/100  validation RMSE 900.0 dollars  best in round 2  releases 98/100 (60+38)  0.25 s"
     )
 
 
 def test_a_metric_that_is_not_the_loss_is_told_as_well() -> None:
-    line = narrator("cnn", None).round_line(entry(loss=0.5, metric=0.83), rounds=9)
+    line = summary("cnn", None).round_line(entry(loss=0.5, metric=0.83), rounds=9)
     assert line.startswith("round 3/9  validation cross-entropy 0.5000  accuracy 0.8300  best in round 2  releases")
 
 
 def test_a_round_without_validation_tells_no_loss() -> None:
-    line = narrator().round_line(entry(loss=None, metric=None), rounds=3)
+    line = summary().round_line(entry(loss=None, metric=None), rounds=3)
     assert line == "round 3/3  releases 98/100 (60+38)  0.25 s"
 
 
 def test_lost_nodes_are_told() -> None:
-    assert narrator().round_line(entry(lost_nodes=2), rounds=3).endswith("0.25 s  2 nodes lost")
+    assert summary().round_line(entry(lost_nodes=2), rounds=3).endswith("0.25 s  2 nodes lost")
 
 
 def test_a_round_with_too_few_releases_stands_out() -> None:
-    line = narrator().round_line(entry(releases=1, groups=[0, 0], moved=False), rounds=3)
+    line = summary().round_line(entry(releases=1, groups=[0, 0], moved=False), rounds=3)
     assert line.endswith("releases 1/100 (0+0)  0.25 s  TOO FEW RELEASES: hypotheses unchanged")
 
 
 def test_the_evaluation_at_the_end_is_no_round() -> None:
-    line = narrator().round_line(FINAL, rounds=3)
+    line = summary().round_line(FINAL, rounds=3)
     assert line == "after the last round  validation RMSE 900.0 dollars  best in round 2"
 
 
@@ -136,55 +138,55 @@ def test_the_evaluation_at_the_end_is_no_round() -> None:
 
 
 def test_the_closing_lines_tell_how_it_ended_and_what_is_best() -> None:
-    lines = narrator().closing_lines(state())
+    lines = summary().closing_lines(state())
     assert lines[0] == "The run is over after 3 rounds: all 3 rounds done."
     assert lines[1] == "Best hypotheses: after 1 rounds of training, validation RMSE 800.0 dollars."
 
 
 def test_without_validation_there_is_no_best() -> None:
-    lines = narrator().closing_lines(state(best_round=0))
+    lines = summary().closing_lines(state(best_round=0))
     assert not any("Best hypotheses" in line for line in lines)
 
 
 def test_small_hypotheses_are_printed_and_large_ones_are_not() -> None:
-    lines = narrator().closing_lines(state({"weight": np.ones((2, 3)) * [[0.5], [-1.25]]}))
+    lines = summary().closing_lines(state({"weight": np.ones((2, 3)) * [[0.5], [-1.25]]}))
     assert "  hypothesis 0: (0.500, 0.500, 0.500)" in lines
     assert "  hypothesis 1: (-1.250, -1.250, -1.250)" in lines
-    assert not any("hypothesis" in line for line in narrator().closing_lines(state({"weight": np.ones((2, 12))})))
+    assert not any("hypothesis" in line for line in summary().closing_lines(state({"weight": np.ones((2, 12))})))
 
 
 def test_where_the_truth_is_known_its_distance_is_told() -> None:
-    lines = narrator("linear", SYNTHETIC).closing_lines(state(linear((4, -4), (5, 7))))
+    lines = summary("linear", SYNTHETIC).closing_lines(state(linear((4, -4), (5, 7))))
     assert "  true parameters (5, 6): hypothesis 1 is 1.000 away" in lines
     assert "  true parameters (4, -4.5): hypothesis 0 is 0.500 away" in lines
 
 
 @pytest.mark.parametrize("manifest", [None, HOSPITAL])
 def test_where_no_truth_is_known_none_is_told(manifest: Manifest | None) -> None:
-    assert not any("true parameters" in line for line in narrator(manifest=manifest).closing_lines(state()))
+    assert not any("true parameters" in line for line in summary(manifest=manifest).closing_lines(state()))
 
 
 def test_another_model_than_the_true_one_cannot_be_compared() -> None:
     with_intercept = {"weight": np.ones((2, 1, 2)), "bias": np.ones((2, 1))}
-    lines = narrator("linear", SYNTHETIC).closing_lines(state(with_intercept))
+    lines = summary("linear", SYNTHETIC).closing_lines(state(with_intercept))
     assert not any("true parameters" in line for line in lines)
 
 
 @pytest.mark.parametrize(
     ("mode", "meaning"),
     [
-        ("update", "within the norm of the client's own update: a heuristic, no guarantee"),
-        ("public", "for updates one radius apart"),
+        (RadiusMode.UPDATE, "within the norm of the client's own update: a heuristic, no guarantee"),
+        (RadiusMode.PUBLIC, "for updates one radius apart"),
     ],
 )
-def test_what_was_spent_says_what_it_means(mode: str, meaning: str) -> None:
+def test_what_was_spent_says_what_it_means(mode: RadiusMode, meaning: str) -> None:
     # 1.5 and 3 participations of 11/3.
-    last = narrator(mode=mode).closing_lines(state())[-1]
+    last = summary(mode=mode).closing_lines(state())[-1]
     assert last == f"Privacy spent a client: median 5.5, most 11 (n/nu a participation, {meaning})."
 
 
 def test_without_noise_nothing_bounds_what_was_spent() -> None:
-    last = narrator(cost=None).closing_lines(state())[-1]
+    last = summary(noise_multiplier=0.0).closing_lines(state())[-1]
     assert last == "Privacy spent a client: median inf, most inf (unsanitised: nothing bounds it)."
 
 
@@ -195,4 +197,4 @@ def test_without_noise_nothing_bounds_what_was_spent() -> None:
 def test_only_an_rmse_of_a_scaled_target_has_a_scale(
     model: str, manifest: Manifest | None, scale: tuple[float, str]
 ) -> None:
-    assert narrator(model, manifest).scale == scale
+    assert summary(model, manifest).scale == scale

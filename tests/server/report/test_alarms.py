@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from server.history import Round
 from server.report.alarms import alarms, drifted, last_rounds, name_hypotheses
-from server.rounds import Round
 
 
 def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]:

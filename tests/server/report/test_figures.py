@@ -10,9 +10,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from server.plane import Plane
 from server.report import figures
 from server.report.figures import Bar, number, tally
+from server.snapshots import Snapshot
 
 SHOWN = [0, 1]
 SQUARE = ((-1.0, 1.0), (-1.0, 1.0))
@@ -74,9 +74,12 @@ FIGURES = {
     "curve": lambda name: figures.curve(name, "alt", [1, 2, 3], [3.0, 1.0, 2.0], "loss", 2),
     "releases": lambda name: figures.releases(name, "alt", [1, 2], np.array([[1, 2], [3, 0]]), SHOWN),
     "distances": lambda name: figures.distances(name, "alt", [1, 2], np.array([[1.0, 1.0], [3.0, 3.0]]), SHOWN),
+    "lines": lambda name: figures.lines(
+        name, "alt", [1, 2], {"a": [0.5, 1.0], "b": [float("nan"), 0.1]}, {"beside": ([1, 2, 3], [1, 2, 1])}, [0.4, 0.8]
+    ),
     "spending": lambda name: figures.spending(name, "alt", tally(np.array([1, 1, 2])), 0.4, [("median 0.4", 1.0)]),
     "plane": lambda name: figures.plane(
-        name, "alt", Plane(1, np.eye(2), np.array([0, 1]), -np.eye(2)), np.array([[0.5, 0.5]]), SHOWN, SQUARE
+        name, "alt", Snapshot(1, np.eye(2), np.array([0, 1]), -np.eye(2)), np.array([[0.5, 0.5]]), SHOWN, SQUARE
     ),
 }
 
@@ -145,13 +148,20 @@ def test_distances_may_be_undefined(bad: float) -> None:
     tree(figures.distances("x", "", [1, 2], np.array([[1.0, bad, 2.0], [bad, bad, bad]]), [0, 1, 2]))
 
 
+def test_lines_are_named_and_what_was_spent_has_a_scale_of_its_own() -> None:
+    labels = texts(FIGURES["lines"]("x"))
+    assert {"a", "b", "beside", "spent by who always took part"} <= set(labels)
+    bare = texts(figures.lines("x", "", [1, 2], {"a": [0.5, 1.0]}, {}, []))
+    assert "spent by who always took part" not in bare
+
+
 def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:
     rng = np.random.default_rng(0)
     rounds = range(1, 5001)
     assert len(figures.curve("x", "", rounds, rng.random(5000).tolist(), "loss", 77)) < 40_000
     assert len(figures.releases("x", "", rounds, rng.integers(0, 9, (5000, 1000)), list(range(8)))) < 250_000
     assert len(figures.distances("x", "", rounds, rng.random((5000, 1000)), list(range(8)))) < 250_000
-    drawn = Plane(1, rng.random((20_000, 2)), rng.integers(0, 1000, 20_000), rng.random((1000, 2)))
+    drawn = Snapshot(1, rng.random((20_000, 2)), rng.integers(0, 1000, 20_000), rng.random((1000, 2)))
     assert len(figures.plane("x", "", drawn, np.zeros((0, 2)), list(range(8)), SQUARE)) < 400_000
 
 
@@ -162,10 +172,10 @@ def test_a_mark_survives_when_rounds_are_drawn_as_means() -> None:
 
 
 def test_the_window_is_a_square_that_holds_everything() -> None:
-    one = Plane(1, np.array([[0.0, 0.0], [np.inf, 1.0]]), np.array([0, 0]), np.array([[1.0, 3.0]]))
+    one = Snapshot(1, np.array([[0.0, 0.0], [np.inf, 1.0]]), np.array([0, 0]), np.array([[1.0, 3.0]]))
     (left, right), (bottom, top) = figures.window([one], np.array([[10.0, 1.0]]))
     assert right - left == pytest.approx(top - bottom)
     assert left < 0 < 10 < right
     assert bottom < 0 < 3 < top
-    nothing = Plane(1, np.full((1, 2), np.nan), np.array([0]), np.full((1, 2), np.inf))
+    nothing = Snapshot(1, np.full((1, 2), np.nan), np.array([0]), np.full((1, 2), np.inf))
     assert figures.window([nothing], np.zeros((0, 2))) == ((-1, 1), (-1, 1))

@@ -8,6 +8,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
@@ -21,13 +22,13 @@ from PIL import Image
 from PIL.ImageStat import Stat
 
 import models
-from attacks.leak_meter import Leak
 from federation import Manifest
-from protocol.messages import price
-from server.plane import Album, Plane
-from server.report import render
-from server.rounds import Round, State
-from server.summary import Narrator
+from protocol.release import Kind, RadiusMode, Release
+from server.history import Round, State
+from server.observer import Section
+from server.report import figures, render
+from server.snapshots import Snapshot, Snapshots
+from server.summary import Summary
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
@@ -40,7 +41,6 @@ CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "vali
 VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
 # Four training clients, who took part so often: at 2/5 each, the median is .8 and the most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
-LEAKS = [Leak(t, 3, choice=True, norm=0.5 / t, update=0.1, labels=-0.5, predictions=0.7) for t in (1, 5, 9)]
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
 
@@ -116,8 +116,8 @@ def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
     return State(**values | changes)
 
 
-def album(first: Plane | None = None, best: Plane | None = None) -> Album:
-    kept = Album(state(0, final=False))
+def snapshots(first: Snapshot | None = None, best: Snapshot | None = None) -> Snapshots:
+    kept = Snapshots(state(0, final=False))
     kept.first, kept.best = first, best
     return kept
 
@@ -130,19 +130,28 @@ def report(
     noise: float = 5.0,
     mode: str = "update",
     participations: Any = PARTICIPATIONS,
-    kept: Album | None = None,
+    kept: Snapshots | None = None,
     config: dict[str, Any] = CONFIG,
     name: str = "a-run",
+    sections: Sequence[Section] = (),
 ) -> Page:
     network = models.load(model)
-    narrator = Narrator(network, manifest, price(network.num_parameters, noise), mode)
-    config = config | {"noise-multiplier": noise}
-    return Page(render(name, narrator, run or state(), np.asarray(participations), kept or album(), config, VERSIONS))
+    release = Release(Kind.TRAIN, network.num_parameters, noise, RadiusMode(mode))
+    told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
+    return Page(render(name, *told, config | {"noise-multiplier": noise}, VERSIONS, sections))
 
 
-def plane(round: int = 1, m: int = 6) -> Plane:
+def snapshot(round: int = 1, m: int = 6) -> Snapshot:
     rng = np.random.default_rng(round)
-    return Plane(round, rng.normal(size=(m, 2)), np.arange(m) % 2, rng.normal(size=(2, 2)))
+    return Snapshot(round, rng.normal(size=(m, 2)), np.arange(m) % 2, rng.normal(size=(2, 2)))
+
+
+@cache
+def watched() -> Section:
+    """What an observer adds."""
+    series = {"choice": [1.0, 1.0, 1.0], "norm": [0.5, 0.1, 0.06], "labels": [-0.5, math.nan, -0.5]}
+    picture = figures.lines("watched", "What somebody saw, over three rounds.", [1, 5, 9], series, {}, [0.4, 2.0, 3.6])
+    return Section("Watched by somebody", ("It saw all.", "Nothing was <b>hidden</b> from it."), str(picture))
 
 
 @cache
@@ -152,8 +161,7 @@ def plain() -> Page:
 
 @cache
 def full() -> Page:
-    config = CONFIG | {"leak-meter": 4}
-    return report(state(leaks=LEAKS, remarks=["All was stolen."]), kept=album(plane(1), plane(20)), config=config)
+    return report(kept=snapshots(snapshot(1), snapshot(20)), sections=[watched()])
 
 
 # --- what it says
@@ -320,49 +328,30 @@ def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> Non
     assert "No alarms." in report(run, manifest=None).text
 
 
+# --- what observers add
+
+
+def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> None:
+    page = full()
+    titles = [attrs["aria-labelledby"] for attrs in page.of("section")]
+    assert "added-1" in titles
+    assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. Privacy spent" in page.text
+    assert "<b>hidden" not in page.html, "all text is shown as text"
+    assert "What somebody saw, over three rounds." in [attrs.get("aria-label") for attrs in page.of("svg")]
+    assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
+
+
+def test_sections_come_in_order_and_a_picture_is_not_needed() -> None:
+    page = report(sections=[Section("First"), Section("Second", ("With words.",))])
+    assert page.text.index("First") < page.text.index("Second With words.")
+    assert [attrs["id"] for attrs in page.of("h2") if attrs["id"].startswith("added")] == ["added-1", "added-2"]
+
+
+def test_without_observers_there_is_nothing_of_theirs() -> None:
+    assert "added-" not in plain().html
+
+
 # --- any run can be told
-
-
-# --- what a strategy remarks, and what the leak meter found
-
-
-def test_remarks_stand_in_the_lead() -> None:
-    page = report(state(remarks=["Attack zero, no noise: 5 of 5 <local> models stolen.", "Another."]))
-    assert page.text.index("5 of 5 <local> models stolen. Another.") < page.text.index("Noise multiplier 5")
-    assert "<local>" not in page.html, "all text is shown as text"
-    assert "stolen" not in plain().text
-
-
-def test_there_is_a_section_of_leaks_only_if_there_are_leaks() -> None:
-    assert "Attacked in simulation" not in plain().text
-    assert 'id="leaks"' not in plain().html
-    page = report(state(leaks=[Leak(1, 17, choice=True)]), config=CONFIG | {"leak-meter": 4})
-    assert "Attacked in simulation" in page.text
-    assert [attrs for attrs in page.of("section") if attrs.get("aria-labelledby") == "leaks"]
-
-
-def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have() -> None:
-    leaks = [Leak(1, 17, choice=True, norm=0.5, update=None), Leak(5, 17, choice=False, norm=0.25, update=0.125)]
-    text = report(state(leaks=leaks), config=CONFIG | {"leak-meter": 4}).text
-    assert "Every 4 rounds the server attacked one consenting client (number 17)" in text
-    assert (
-        "On average: chosen hypothesis guessed 0.5, error in the guessed norm of the update 0.375, likeness of the "
-        "released update and the true one 0.125."
-    ) in text
-    assert "likeness of the guessed labels" not in text
-    # 2/5 a participation.
-    assert "A client that took part in all 5 rounds by then has spent 2." in text
-
-
-def test_where_nothing_bounds_the_spend_leaks_are_told_without_it() -> None:
-    text = report(state(leaks=[Leak(1, 17, predictions=0.96)]), noise=0.0, config=CONFIG | {"leak-meter": 4}).text
-    assert "stolen predictions 0.96" in text
-    assert "by then has spent" not in text
-
-
-def test_attacks_that_found_nothing_to_measure_are_told_as_that() -> None:
-    text = report(state(leaks=[Leak(1, 17), Leak(5, 17)]), config=CONFIG | {"leak-meter": 4}).text
-    assert "Attacked in simulation" not in text
 
 
 def without_validation() -> State:
@@ -449,9 +438,9 @@ def test_a_large_run_gives_a_page_of_reasonable_size() -> None:
               nearest=rng.random(7).tolist())
         for t in range(1, 501)
     ]  # fmt: skip
-    planes = [Plane(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
+    both = [Snapshot(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
     page = report(
-        state(best=best, hypotheses=best, history=history, best_round=9), kept=album(*planes),
+        state(best=best, hypotheses=best, history=history, best_round=9), kept=snapshots(*both),
         participations=rng.poisson(25, 2062),
     )  # fmt: skip
     assert len(page.html.encode()) < 1_000_000
@@ -477,19 +466,19 @@ def test_two_rounds_are_drawn_in_the_plane() -> None:
 
 
 def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
-    assert "Round 7, the best" in report(state(best_round=7), kept=album(plane(1), plane(7))).text
-    page = report(state(best_round=1), kept=album(plane(1), plane(1)))
+    assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
+    page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
     assert "Round 1, the first and the best" in page.text
     assert page.text.count("releases, each in colour and shape") == 1
 
 
 def test_releases_that_were_too_few_are_drawn_all_the_same() -> None:
-    few = Plane(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
-    text = report(kept=album(few, few)).text
+    few = Snapshot(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
+    text = report(kept=snapshots(few, few)).text
     assert "2 releases, each in colour" in text
     assert "Too few to move the hypotheses." in text
-    none = Plane(1, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
-    assert "0 releases" in report(kept=album(none, none)).text
+    none = Snapshot(1, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
+    assert "0 releases" in report(kept=snapshots(none, none)).text
 
 
 # --- one file, for everybody
@@ -512,10 +501,13 @@ def test_all_text_is_shown_as_text() -> None:
     units = {"target": {"name": evil, "unit": evil, "scale": 2}}
     manifest = Manifest(name=evil, clients=2, split={"train": 1, "validation": 1}, units=units)
     config = CONFIG | {evil: evil, "strategy": evil, "seed": evil}
-    page = report(state(stopped=evil), manifest=manifest, config=config, name=evil, kept=album(plane(), plane()))
+    page = report(
+        state(stopped=evil), manifest=manifest, config=config, name=evil, kept=snapshots(snapshot(), snapshot()),
+        sections=[Section(evil, (evil, evil))],
+    )  # fmt: skip
     assert not {"script", "b"} & {tag for tag, _ in page.tags}
     assert evil not in page.html
-    assert page.text.count(evil) >= 8, "name, data, strategy, seed, how it ended, unit, and in the config"
+    assert page.text.count(evil) >= 11, "name, data, strategy, seed, how it ended, unit, in the config, and added"
 
 
 def test_the_same_run_gives_the_same_file() -> None:
@@ -619,11 +611,11 @@ def wide() -> str:
               nearest=rng.random(7).tolist(), lost_nodes=int(t == 3))
         for t in range(1, 101)
     ]  # fmt: skip
-    planes = [Plane(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
+    both = [Snapshot(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
     return report(
-        state(best=best, hypotheses=best, history=history, best_round=9, leaks=LEAKS), kept=album(*planes),
+        state(best=best, hypotheses=best, history=history, best_round=9), sections=[watched()], kept=snapshots(*both),
         participations=rng.poisson(25, 500), name="20260101-000000-" + "long" * 20,
-        config=CONFIG | {"model": "a.long.package:" + "Name" * 20, "leak-meter": 4},
+        config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
     ).html  # fmt: skip
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from server.plane import Album
-from server.rounds import Round, State
+from server.history import Round, State
+from server.snapshots import Snapshot, Snapshots
 from strategies.base import Outcome
 
 
@@ -20,33 +20,35 @@ def entry(number: int, best_round: int) -> Round:
 def outcome(round: int, releases: Any = ((1, 1), (2, 2), (3, 3)), groups: Any = (0, 0, 1)) -> Outcome:
     """Three clients released, from round to round further out."""
     arrays = None if releases is None else np.array(releases, np.float64).reshape(-1, 2) * round
-    return Outcome(round, np.arange(len(releases or ())), np.array(groups, np.int64), arrays)
+    labels, m = np.array(groups, np.int64), len(releases or ())
+    counts = np.bincount(labels[labels >= 0], minlength=2)
+    return Outcome(round, np.arange(m), labels, counts, arrays, asked=m, lost_nodes=0, following=None)
 
 
-def play(best_rounds: list[int], last: int | None = None) -> Album:
-    """Return the album of a run in which theta(t) is t everywhere; round `last` + 1 only evaluates."""
+def play(best_rounds: list[int], last: int | None = None) -> Snapshots:
+    """Return what is kept of a run in which theta(t) is t everywhere; round `last` + 1 only evaluates."""
     state = State(hypotheses=theta(1), best=theta(1))
-    album = Album(state)
+    snapshots = Snapshots(state)
     for number, best in enumerate(best_rounds, 1):
         state.history.append(entry(number, best))
         state.best_round = best
         if last is None or number <= last:
             state.hypotheses = theta(number + 1)
-        album.add(state, outcome(min(number, last or number)))
-    return album
+        snapshots.add(state, outcome(min(number, last or number)))
+    return snapshots
 
 
 def theta(value: float) -> dict[str, Any]:
     return {"weight": np.full((2, 1, 2), value, np.float32)}
 
 
-def numbers(album: Album) -> tuple[int, int]:
-    assert album.first is not None
-    assert album.best is not None
-    for plane in (album.first, album.best):
-        assert (plane.hypotheses == plane.round).all(), "what the round started from"
-        assert plane.releases[0].tolist() == [plane.round] * 2
-    return album.first.round, album.best.round
+def numbers(snapshots: Snapshots) -> tuple[int, int]:
+    assert snapshots.first is not None
+    assert snapshots.best is not None
+    for one in (snapshots.first, snapshots.best):
+        assert (one.hypotheses == one.round).all(), "what the round started from"
+        assert one.releases[0].tolist() == [one.round] * 2
+    return snapshots.first.round, snapshots.best.round
 
 
 @pytest.mark.parametrize(
@@ -73,21 +75,21 @@ def test_the_last_evaluation_does_not_replace_a_better_round() -> None:
 
 def test_it_tells_whether_there_is_something_new_to_save() -> None:
     state = State(hypotheses=theta(1), best=theta(1))
-    album = Album(state)
+    snapshots = Snapshots(state)
     told = []
     for number, best in enumerate([1, 2, 2, 4], 1):
         state.history.append(entry(number, best))
         state.best_round = best
-        told.append(album.add(state, outcome(number)))
+        told.append(snapshots.add(state, outcome(number)))
     assert told == [True, True, False, True]
 
 
 def test_other_models_have_no_plane() -> None:
     state = State(hypotheses=theta(1), best=theta(1), history=[entry(1, 1)], best_round=1)
-    album = Album(state)
-    assert not album.add(state, outcome(1, None, ()))
-    assert not album.add(state, None)
-    assert album.first is album.best is None
+    snapshots = Snapshots(state)
+    assert not snapshots.add(state, outcome(1, None, ()))
+    assert not snapshots.add(state, None)
+    assert snapshots.first is snapshots.best is None
 
 
 def test_both_rounds_survive_on_disk() -> None:
@@ -99,3 +101,29 @@ def test_both_rounds_survive_on_disk() -> None:
     assert read["best.releases"].tolist() == [[2, 2], [4, 4], [6, 6]]
     assert read["best.groups"].tolist() == [0, 0, 1]
     assert read["best.hypotheses"].tolist() == [[2, 2], [2, 2]]
+
+
+def test_a_run_that_goes_on_keeps_what_it_kept() -> None:
+    """The best round comes again only where it is bettered."""
+    before = play([1, 2, 2])
+    state = State(hypotheses=theta(4), best=theta(2), history=[entry(t, min(t, 2)) for t in (1, 2, 3)], best_round=2)
+    after = Snapshots.of_bytes(state, before.to_bytes())
+    assert numbers(after) == (1, 2)
+    for one, other in ((after.first, before.first), (after.best, before.best)):
+        assert one is not None
+        assert other is not None
+        for part in ("releases", "groups", "hypotheses"):
+            np.testing.assert_array_equal(getattr(one, part), getattr(other, part), strict=True)
+    for number, best, kept in ((4, 2, False), (5, 5, True)):
+        state.history.append(entry(number, best))
+        state.best_round = best
+        state.hypotheses = theta(number + 1)
+        assert after.add(state, outcome(number)) is kept
+    assert numbers(after) == (1, 5)
+
+
+def test_only_models_of_two_parameters_are_drawn() -> None:
+    assert Snapshot.of(outcome(1, None, ()), np.zeros((2, 3))) is None
+    drawn = Snapshot.of(outcome(3), np.zeros((2, 2)))
+    assert drawn is not None
+    assert (drawn.round, drawn.groups.tolist()) == (3, [0, 0, 1])

@@ -1,0 +1,352 @@
+"""A run config is checked before any work starts, and an error names the key."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strategies
+from federation import Manifest, write_federation, write_leaf
+from protocol.errors import ConfigError
+from protocol.messages import Training
+from protocol.release import Kind, RadiusMode, Release
+from protocol.run_config import RunConfig
+from server.observer import Observer
+from server.setup import Setup
+from strategies import IFCA, FedAvg, GroupPrivacy
+from strategies.base import RadiusSchedule
+
+NAN, INF = math.nan, math.inf
+
+# The smallest that each key accepts; what is below is refused.
+WHOLE = {
+    "hypotheses": 1,
+    "rounds": 1,
+    "patience": 0,
+    "clients-per-round": 1,
+    "validation-clients-per-round": 0,
+    "validate-every": 1,
+    "min-releases": 1,
+    "restarts": 1,
+    "seed": 0,
+    "local-epochs": 0,
+    "local-steps": 0,
+    "batch-size": 0,
+    "min-nodes": 1,
+}
+ABOVE_ZERO = ["step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum"]
+NOT_NEGATIVE = ["noise-multiplier", "message-noise"]
+CHOICES = {
+    "device": "auto, cpu, cuda",
+    "engine": "auto, loop, batched",
+    "radius": "update, public",
+    "noise-per": "vector, layer, row",
+}
+TEXTS = [
+    "strategy", "strategy-options", "federation", "model", "loss", "frozen", "local", "resume", "observers",
+]  # fmt: skip
+MOST = {"hypotheses": ", at most 1000", "quorum": ", at most 1"}
+
+FACTORS = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0}
+
+
+def test_every_key_is_tried_here() -> None:
+    assert sorted([*WHOLE, *ABOVE_ZERO, *NOT_NEGATIVE, *CHOICES, *TEXTS]) == sorted(RunConfig.names())
+
+
+# --- what is accepted
+
+
+def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: dict[str, Any]) -> None:
+    setup = Setup.parse(run_config)
+    strategy, fleet = setup.strategy, setup.strategy.fleet
+    assert type(strategy) is GroupPrivacy
+    assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (2, 7, 0)
+    assert (strategy.min_releases, fleet.min_nodes, fleet.node_wait) == (1, 1, 300.0)
+    assert strategy.radius == RadiusSchedule(RadiusMode.UPDATE, floor=0.01, start=1.0, decay=1.0)
+    assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
+    assert setup.manifest is not None
+    assert setup.manifest.name == "synthetic"
+    assert setup.observers == ()
+    assert (setup.run.rounds, setup.run.patience, setup.run.validate_every, setup.run.restarts) == (100, 0, 1, 5)
+    assert setup.release == Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
+    assert setup.demand("mine") == {
+        "local_epochs": 1,
+        "local_steps": 0,
+        "step_size": 0.1,
+        "batch_size": 10,
+        "noise_multiplier": 5.0,
+        "noise_per": "vector",
+        "message_noise": 0.0,
+        "run": "mine",
+        "frozen_digest": "",
+    }
+
+
+def test_nothing_at_all_is_the_defaults(run_config: dict[str, Any]) -> None:
+    assert Setup.parse({}).run == Setup.parse(run_config).run
+
+
+def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
+    # Values that tell the keys apart.
+    run_config |= {"hypotheses": 3, "clients-per-round": 11, "validation-clients-per-round": 12, "min-releases": 4}
+    run_config |= {"seed": 13, "min-nodes": 5, "node-wait": 14.0, "round-timeout": 15.0, "rounds": 16, "patience": 17}
+    run_config |= {"validate-every": 18, "restarts": 19, "local-epochs": 20, "step-size": 0.21, "batch-size": 22}
+    run_config |= {"noise-multiplier": 23.0, "local-steps": 27, "quorum": 0.28}
+    run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
+    setup = Setup.parse(run_config)
+    strategy, fleet, run = setup.strategy, setup.strategy.fleet, setup.run
+    assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (3, 11, 12)
+    assert (strategy.min_releases, fleet.seed, fleet.min_nodes, fleet.node_wait) == (4, 13, 5, 14.0)
+    assert fleet.quorum == 0.28
+    assert strategy.radius == RadiusSchedule(RadiusMode.PUBLIC, floor=0.24, start=25.0, decay=0.26)
+    assert (run.seed, run.round_timeout, run.rounds, run.patience) == (13, 15.0, 16, 17)
+    assert (run.validate_every, run.restarts) == (18, 19)
+    assert setup.release == Release(Kind.TRAIN, 2, 23.0, RadiusMode.PUBLIC)
+    assert setup.demand() == {
+        "local_epochs": 20,
+        "local_steps": 27,
+        "step_size": 0.21,
+        "batch_size": 22,
+        "noise_multiplier": 23.0,
+        "noise_per": "vector",
+        "message_noise": 0.0,
+        "run": "",
+        "frozen_digest": "",
+    }
+
+
+def test_what_every_message_has_in_common_is_a_part_of_a_demand(run_config: dict[str, Any]) -> None:
+    """As the strategy completes it."""
+    Training(round=1, clients=(0,), radius=0.1, **Setup.parse(run_config).demand("mine"))
+
+
+@pytest.mark.parametrize(
+    ("name", "strategy", "hypotheses"),
+    [
+        ("group-privacy", GroupPrivacy, 2),
+        ("fedavg", FedAvg, 1),
+        ("ifca", IFCA, 2),
+        ("strategies.fedavg:FedAvg", FedAvg, 1),
+    ],
+)
+def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, strategy: type, hypotheses: int) -> None:
+    chosen = Setup.parse(run_config | {"strategy": name}).strategy
+    assert type(chosen) is strategy
+    assert chosen.hypotheses == hypotheses
+
+
+def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[str, Any]) -> None:
+    noisy = run_config | {"message-noise": 0.5}
+    assert Setup.parse(noisy | FACTORS).demand()["message_noise"] == 0.5
+    with pytest.raises(ConfigError, match=r"^message-noise is for models with local parameters, not 'linear'; set it"):
+        Setup.parse(noisy)
+
+
+def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(
+    run_config: dict[str, Any], umbel_home: Path
+) -> None:
+    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="mlp", local="*.bias")
+    write_federation(umbel_home / "data" / "mine", manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
+    own = Setup.parse(run_config | {"federation": "mine"})
+    assert own.model.local_shapes
+    assert all(name.endswith(".bias") for name in own.model.local_shapes)
+    assert own.demand()["frozen_digest"] == ""
+    first = next(iter(own.model.shapes))
+    asked = Setup.parse(run_config | {"federation": "mine", "frozen": first})
+    assert first not in asked.model.shapes
+    assert asked.release.n == asked.model.num_parameters < own.release.n
+    assert asked.demand()["frozen_digest"] == asked.model.frozen_digest != ""
+    with pytest.raises(ConfigError, match="frozen = 'nothing' matches no parameter of model 'mlp'"):
+        Setup.parse(run_config | {"federation": "mine", "frozen": "nothing"})
+
+
+def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
+    run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Watching(FedAvg, Observer):
+        """Both at once."""
+
+    monkeypatch.setitem(strategies.STRATEGIES, "watching", Watching)
+    setup = Setup.parse(run_config | {"strategy": "watching", "observers": "server.observer:Observer"})
+    assert [type(observer) for observer in setup.observers] == [Observer, Watching]
+    assert setup.observers[-1] is setup.strategy
+
+
+def test_model_and_loss_of_the_run_config_come_before_the_federations(run_config: dict[str, Any]) -> None:
+    def names(**changes: str) -> tuple[str, str]:
+        model = Setup.parse(run_config | changes).model
+        return model.name, model.loss.name
+
+    assert names() == ("linear", "mse")
+    assert names(loss="rmse") == ("linear", "rmse")
+    assert names(model="cnn") == ("cnn", "cross-entropy")
+    assert names(model="mlp", loss="mse") == ("mlp", "mse")
+
+
+def test_without_a_federation_every_node_serves_its_own(run_config: dict[str, Any]) -> None:
+    setup = Setup.parse(run_config | {"federation": "", "model": "mlp"})
+    assert setup.manifest is None
+    assert setup.model.name == "mlp"
+
+
+def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
+    setup = Setup.parse(run_config | {"noise-multiplier": 0, "step-size": 1, "node-wait": 10})
+    assert setup.demand()["noise_multiplier"] == 0.0
+    assert setup.demand()["step_size"] == 1.0
+    assert isinstance(setup.demand()["step_size"], float)
+    assert setup.strategy.fleet.node_wait == 10.0
+
+
+def test_the_server_reads_what_a_federation_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
+    folder = umbel_home / "data" / "mine"
+    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="mlp")
+    write_federation(folder, manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
+    assert Setup.parse(run_config | {"federation": "mine"}).manifest == manifest
+
+
+def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any], umbel_home: Path) -> None:
+    """A simulation should not start its nodes first."""
+    path = umbel_home / "data" / "mine.json"
+    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="linear")
+    write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
+    path.write_text(path.read_text().replace("1.5", "NaN"))
+    with pytest.raises(ConfigError, match="features of client 0, row 0, are not finite"):
+        Setup.parse(run_config | {"federation": str(path)})
+
+
+@pytest.mark.parametrize("unit", ["layer", "row"])
+def test_parts_are_noised_by_themselves_only_where_the_radius_is_the_updates(
+    run_config: dict[str, Any], unit: str
+) -> None:
+    run_config["noise-per"] = unit
+    assert Setup.parse(run_config).demand()["noise_per"] == unit
+    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" goes with radius = "update" alone'):
+        Setup.parse(run_config | {"radius": "public"})
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("key", "reason"),
+    [
+        ("stepsize", "the run config: there is no stepsize; did you mean step-size?"),
+        ("leak-meter", "the run config: there is no leak-meter"),
+        ("attack-after", "the run config: there is no attack-after"),
+        ("step_size", "the run config: there is no step_size; did you mean step-size?"),
+    ],
+)
+def test_an_unknown_key_is_named(run_config: dict[str, Any], key: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Setup.parse(run_config | {key: 1})
+
+
+@pytest.mark.parametrize("key", WHOLE)
+@pytest.mark.parametrize("wrong", ["below", -1, 1.0, 2.5, True, "1", NAN])
+def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    least, most = WHOLE[key], MOST.get(key, "")
+    value = least - 1 if wrong == "below" else wrong
+    with pytest.raises(ConfigError, match=f"^{key} must be a whole number of at least {least}{most}, got {value!r}$"):
+        Setup.parse(run_config | {key: value})
+
+
+def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
+    setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
+    assert (setup.run.rounds, setup.strategy.fleet.clients_per_round, setup.demand()["batch_size"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("key", ABOVE_ZERO)
+@pytest.mark.parametrize("wrong", [0, 0.0, -0.1, NAN, INF, -INF, True, "0.1"])
+def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    # A whole number may come back as what it stands for.
+    got = re.escape(repr(float(wrong) if type(wrong) is int else wrong)).replace(r"0\.0", r"0(\.0)?")
+    rule = f"a finite number above 0{MOST.get(key, '')}"
+    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {got}$"):
+        Setup.parse(run_config | {key: wrong})
+
+
+@pytest.mark.parametrize("key", NOT_NEGATIVE)
+@pytest.mark.parametrize("wrong", [-0.1, -1.0, NAN, INF, -INF, False, "5"])
+def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    with pytest.raises(ConfigError, match=f"^{key} must be a finite number of at least 0, got {wrong!r}$"):
+        Setup.parse(run_config | {key: wrong})
+
+
+def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
+    assert Setup.parse(run_config | {"quorum": 0.8}).strategy.fleet.quorum == 0.8
+    with pytest.raises(ConfigError, match=r"quorum must be a finite number above 0, at most 1, got 1\.5"):
+        Setup.parse(run_config | {"quorum": 1.5})
+
+
+def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> None:
+    Setup.parse(run_config | {"local-epochs": 0, "local-steps": 1})
+    with pytest.raises(ConfigError, match="local-epochs = 0 and local-steps = 0 train nothing"):
+        Setup.parse(run_config | {"local-epochs": 0})
+
+
+@pytest.mark.parametrize("key", [*TEXTS, *CHOICES])
+@pytest.mark.parametrize("wrong", [1, 0.5, True])
+def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    rule = f"one of {CHOICES[key]}" if key in CHOICES else "text"
+    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}$"):
+        Setup.parse(run_config | {key: wrong})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"radius": "private"}, "radius must be one of update, public, got 'private'"),
+        ({"radius": ""}, "radius must be one of update, public, got ''"),
+        ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
+        ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
+        ({"strategy": "fedprox"}, "unknown strategy 'fedprox'; choose from group-privacy, fedavg, ifca"),
+        ({"strategy": ""}, "unknown strategy ''; choose from"),
+        ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
+        ({"strategy": "protocol.messages:Training"}, "strategy 'protocol.messages:Training' is no class built on"),
+        ({"strategy-options": "x=1"}, "strategy-options: there is no option x; there are none"),
+        ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
+        ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),
+        ({"loss": "absolute"}, "unknown loss 'absolute'; choose from mse, rmse, cross-entropy"),
+        ({"federation": "lilies"}, "no federation 'lilies': looked for .*; build it with its recipe"),
+        ({"federation": ""}, "neither run config nor federation name a model; set model to one of linear, mlp, cnn"),
+    ],
+)
+def test_what_is_not_there_is_named_with_what_is(
+    run_config: dict[str, Any], changes: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Setup.parse(run_config | changes)
+
+
+def test_a_federation_without_a_model_needs_one(run_config: dict[str, Any], umbel_home: Path) -> None:
+    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0})
+    write_leaf(umbel_home / "data" / "mine.json", manifest, {"a": ([[1.0, 2.0]], [0.5])})
+    changes = {"federation": str(umbel_home / "data" / "mine.json")}
+    with pytest.raises(ConfigError, match="neither run config nor federation name a model"):
+        Setup.parse(run_config | changes)
+    assert Setup.parse(run_config | changes | {"model": "linear"}).model.name == "linear"
+
+
+def test_a_federation_that_cannot_be_read_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
+    folder = umbel_home / "data" / "empty"
+    folder.mkdir(parents=True)
+    with pytest.raises(ConfigError, match=f"{folder}/manifest.json is missing"):
+        Setup.parse(run_config | {"federation": "empty"})
+
+
+def test_more_releases_than_clients_are_asked_can_never_come(run_config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"min-releases = 8 .* clients-per-round = 7"):
+        Setup.parse(run_config | {"min-releases": 8})
+
+
+def test_a_radius_that_grows_out_of_all_bounds_is_found_before_the_last_round(run_config: dict[str, Any]) -> None:
+    growing = {"radius": "public", "radius-decay": 2.0}
+    Setup.parse(run_config | growing | {"rounds": 1000})
+    with pytest.raises(ConfigError, match="radius-decay"):
+        Setup.parse(run_config | growing | {"rounds": 1100})
