@@ -81,11 +81,12 @@ def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Pat
     items = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0], [1, 0]], np.float32)
     # Of the first hypothesis nothing can be learnt: it says the same of all items.
     hypotheses = {"items": np.stack([np.ones((5, 2), np.float32), items])}
-    own = manifest(2, model="factors-5x2")
-    rows = np.tile(np.arange(5, dtype=np.float32), 2)[:, None]
-    write_federation(tmp_path / "own", own, rows, np.array([1, -1, 1, -1, 1, -1, 1, -1, 1, -1]), offsets_of([5, 5]))
+    clients = 20  # by a vector drawn at random some would find the first to fit better
+    own, rows = manifest(clients, model="factors-5x2"), np.tile(np.arange(5, dtype=np.float32), clients)[:, None]
+    labels = np.tile([1, -1, 1, -1, 1], clients)
+    write_federation(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
     keep(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")}, hypotheses)
     found = models_in(tmp_path / "models")
-    assert [list(arrays) for arrays in found.values()] == [["items"], ["items"]]
+    assert [list(arrays) for arrays in found.values()] == [["items"]] * clients
     for arrays in found.values():
         np.testing.assert_array_equal(arrays["items"], items)
