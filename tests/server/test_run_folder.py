@@ -9,7 +9,6 @@ import os
 import platform
 import tomllib
 from collections.abc import Callable
-from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,24 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from attacks.leak_meter import Leak
 from protocol.home import write_atomically
 from protocol.messages import Hosting
-from server.rounds import Round, State
-from server.run_folder import RunFolder, spend
+from protocol.release import Kind, RadiusMode, Release
+from server.history import Round, State
+from server.observer import Section
+from server.run_folder import RunFolder
 
 LATEST = {"fc.weight": np.arange(4, dtype=np.float32).reshape(2, 1, 2), "fc.bias": np.zeros((2, 1), np.float32)}
 BEST = {name: value + 10 for name, value in LATEST.items()}
+NAMES = list(LATEST)
+
+
+def costing(n: int, noise_multiplier: float) -> Release:
+    """A release at n / nu."""
+    return Release(Kind.TRAIN, n, noise_multiplier, RadiusMode.UPDATE)
+
+
+ELEVEN_THIRDS, ONE, BARE = costing(11, 3.0), costing(1, 1.0), costing(1, 0.0)
 
 
 def entry(number: int, **changes: Any) -> Round:
@@ -62,15 +71,6 @@ def contents(path: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-# --- one file
-
-
-def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
-    write_atomically(tmp_path / "file", b"old")
-    write_atomically(tmp_path / "file", b"new and longer")
-    assert contents(tmp_path) == {"file": b"new and longer"}
-
-
 def fail(*_: Any) -> None:
     raise OSError("no space left on device")
 
@@ -79,6 +79,9 @@ FAILURES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "while writing": lambda patch: patch.setattr(os, "fsync", fail),
     "while replacing": lambda patch: patch.setattr(Path, "replace", fail),
 }
+
+
+# --- one file, of which `tests/protocol/test_home.py` knows the rest
 
 
 @pytest.mark.parametrize("prepare", FAILURES.values(), ids=FAILURES.keys())
@@ -129,7 +132,7 @@ def test_the_folder_is_made_with_its_parents_and_may_be_there(tmp_path: Path) ->
 
 
 def test_a_round_leaves_arrays_history_and_ledger(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([0, 2, 0, 3]), Fraction(11, 3))
+    folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
     assert sorted(contents(folder.path)) == [
         "history.jsonl",
         "hypotheses.safetensors",
@@ -140,7 +143,7 @@ def test_a_round_leaves_arrays_history_and_ledger(folder: RunFolder, state: Stat
 
 
 def test_hypotheses_are_the_best_and_latest_are_the_next(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([1]), Fraction(1))
+    folder.write_round(state, np.array([1]), ONE, {})
     for name, arrays in (("hypotheses", BEST), ("latest", LATEST)):
         read = safetensors.numpy.load_file(folder.path / f"{name}.safetensors")
         assert set(read) == set(arrays)
@@ -151,13 +154,13 @@ def test_hypotheses_are_the_best_and_latest_are_the_next(folder: RunFolder, stat
 
 def test_arrays_need_not_lie_in_a_row_in_memory(folder: RunFolder) -> None:
     turned = {"weight": np.arange(6, dtype=np.float32).reshape(2, 3).T}
-    folder.write_round(State(hypotheses=turned, best=turned), np.array([1]), None)
+    folder.write_round(State(hypotheses=turned, best=turned), np.array([1]), BARE, {})
     read = safetensors.numpy.load_file(folder.path / "latest.safetensors")
     assert read["weight"].tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
 def test_history_has_a_line_a_round(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([1]), Fraction(1))
+    folder.write_round(state, np.array([1]), ONE, {})
     lines = (folder.path / "history.jsonl").read_text().splitlines()
     rounds = [Round(**json.loads(line)) for line in lines]
     assert rounds == state.history
@@ -165,7 +168,7 @@ def test_history_has_a_line_a_round(folder: RunFolder, state: State) -> None:
 
 
 def test_the_ledger_lists_the_clients_that_released_and_what_they_spent(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([0, 2, 0, 3]), Fraction(11, 3))
+    folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
     rows = list(csv.DictReader((folder.path / "ledger.csv").open()))
     assert rows == [
         {"client": "1", "participations": "2", "spent": "7.333333333"},
@@ -174,17 +177,17 @@ def test_the_ledger_lists_the_clients_that_released_and_what_they_spent(folder: 
 
 
 def test_without_noise_nothing_bounds_what_was_spent(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([0, 1]), None)
+    folder.write_round(state, np.array([0, 1]), BARE, {})
     (row,) = csv.DictReader((folder.path / "ledger.csv").open())
     assert float(row["spent"]) == math.inf
     assert row["client"] == "1"
 
 
 def test_every_round_replaces_the_last(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([1]), Fraction(1))
+    folder.write_round(state, np.array([1]), ONE, {})
     state.history.append(entry(3))
     state.best = LATEST
-    folder.write_round(state, np.array([2]), Fraction(1))
+    folder.write_round(state, np.array([2]), ONE, {})
     assert len((folder.path / "history.jsonl").read_text().splitlines()) == 3
     assert (folder.path / "ledger.csv").read_text() == "client,participations,spent\n0,2,2\n"
     best, latest = (
@@ -198,71 +201,126 @@ def test_what_stays_as_it_was_is_not_written_again(folder: RunFolder, state: Sta
 
     def written() -> set[str]:
         folder.write_nodes([(7, Hosting(1, 0))])
-        folder.write_round(state, np.array([1]), Fraction(1))
+        folder.write_round(state, np.array([1]), ONE, {})
         files = {file.name for file in folder.path.iterdir() if file.stat().st_mtime > 0}
         for file in folder.path.iterdir():
             os.utime(file, (0, 0))
         return files
 
-    always = {"history.jsonl", "outcome.json", "ledger.csv", "latest.safetensors"}
-    sometimes = {"hypotheses.safetensors", "nodes.json"}
+    always = {"history.jsonl", "ledger.csv", "latest.safetensors"}
+    sometimes = {"hypotheses.safetensors", "nodes.json", "outcome.json"}
     assert written() == always | sometimes
     assert written() == always
     state.best = LATEST
     assert written() == always | {"hypotheses.safetensors"}
+    state.stopped = "it knows enough"
+    assert written() == always | {"outcome.json"}
 
 
 @pytest.mark.parametrize("prepare", FAILURES.values(), ids=FAILURES.keys())
 def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
     folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
-    folder.write_round(state, np.array([1]), Fraction(1))
+    folder.write_round(state, np.array([1]), ONE, {})
     before = contents(folder.path)
     state.history.append(entry(3))
     state.hypotheses = BEST
     with monkeypatch.context() as patch:
         prepare(patch)
         with pytest.raises(OSError, match="no space left"):
-            folder.write_round(state, np.array([2]), Fraction(1))
+            folder.write_round(state, np.array([2]), ONE, {})
     assert contents(folder.path) == before
 
 
-LEAKS = [
-    Leak(1, 7, choice=True, norm=0.25, update=0.5),
-    Leak(1, 7, labels=-0.125),
-    Leak(2, 7, predictions=0.96),
-    Leak(2, 7),
-]
-
-
 def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, run_config: dict[str, Any]) -> None:
-    state.stopped, state.remarks, state.leaks = "it knows enough", ["It stole all.", "Größe ν = 3"], LEAKS
+    state.stopped = "Größe ν = 3 is enough"
     state.best_round, state.best_loss, state.stale = 1, 0.5, 0
     folder.write_config(run_config)
-    folder.write_round(state, np.array([0, 2, 0, 3]), Fraction(11, 3))
-    saved, read, spent = RunFolder(folder.path).read()
-    assert saved["config"] == run_config
+    folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
+    again = RunFolder(folder.path)
+    read, spent, kept = again.read(NAMES)
+    assert again.read_config()["config"] == run_config
     assert spent == {1: 2, 3: 3}
-    for name in ("stopped", "remarks", "leaks", "history", "best_round", "best_loss", "stale"):
+    assert kept == {}
+    for name in ("stopped", "history", "best_round", "best_loss", "stale"):
         assert getattr(read, name) == getattr(state, name), name
     for ours, theirs in ((read.hypotheses, LATEST), (read.best, BEST)):
-        assert ours.keys() == theirs.keys()
+        assert list(ours) == list(theirs), "in the model's order"
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_what_a_strategy_keeps_lies_in_one_file_with_the_hypotheses(folder: RunFolder, state: State) -> None:
+    """So that both are of one round, whenever the process ends. Of any type and shape, and free to be changed."""
+    keeps: dict[str, Any] = {
+        "moments": np.arange(6.0).reshape(2, 3).T,
+        "steps": np.array(7),
+        "flags": np.array([True, False]),
+        "fc.weight": np.float32([1, 2]),
+        "none": np.zeros((0, 3), np.float32),
+    }
+    folder.write_round(state, np.array([1]), ONE, keeps)
+    assert set(safetensors.numpy.load_file(folder.path / "latest.safetensors")) == {
+        *LATEST, *(f"strategy/{name}" for name in keeps)
+    }  # fmt: skip
+    read, _, kept = RunFolder(folder.path).read(NAMES)
+    assert set(kept) == set(keeps)
+    for name, value in keeps.items():
+        np.testing.assert_array_equal(kept[name], value, strict=True)
+        assert kept[name].flags.writeable
+    assert list(read.hypotheses) == NAMES
+    assert read.hypotheses["fc.weight"].shape == (2, 1, 2), "names of its own are no parameters"
+
+
+def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, state: State) -> None:
+    """The run was killed between the files of a round: it does that round again."""
+    state.best_round, state.best_loss = 1, 0.5
+    folder.write_round(state, np.array([1]), ONE, {"steps": np.array(2)})
+    latest = (folder.path / "latest.safetensors").read_bytes()
+    state.history.append(entry(3, best_round=3))
+    state.best, state.best_round = LATEST, 3
+    folder.write_round(state, np.array([2]), ONE, {"steps": np.array(3)})
+    (folder.path / "latest.safetensors").write_bytes(latest)
+    read, spent, kept = RunFolder(folder.path).read(NAMES)
+    assert [one.number for one in read.history] == [1, 2]
+    assert (read.best_round, read.best_loss, read.stale) == (1, 0.5, 0)
+    assert int(kept["steps"]) == 2
+    assert spent == {0: 2}, "what was charged stays charged"
+
+
+@pytest.mark.parametrize("missing", ["latest.safetensors", "hypotheses.safetensors", "history.jsonl", "ledger.csv"])
+def test_a_folder_without_a_round_is_no_run(folder: RunFolder, state: State, missing: str) -> None:
+    folder.write_round(state, np.array([1]), ONE, {})
+    (folder.path / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=missing):
+        folder.read(NAMES)
+
+
 def test_the_outcome_is_for_machines_too(folder: RunFolder, state: State) -> None:
-    state.leaks = LEAKS[:1]
-    folder.write_round(state, np.array([1]), Fraction(1))
-    outcome = json.loads((folder.path / "outcome.json").read_text())
-    assert (outcome["stopped"], outcome["remarks"]) == ("", [])
-    assert outcome["leaks"] == [
-        {"round": 1, "client": 7, "choice": True, "norm": 0.25, "update": 0.5, "labels": None, "predictions": None}
-    ]
+    folder.write_round(state, np.array([1]), ONE, {})
+    assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": ""}
+    state.stopped = "it knows enough"
+    folder.write_round(state, np.array([1]), ONE, {})
+    assert json.loads((folder.path / "outcome.json").read_text()) == {"stopped": "it knows enough"}
 
 
-def test_findings_are_a_table_with_the_strategys_own_columns(folder: RunFolder) -> None:
-    folder.write_findings([{"client": 3, "error": 0.5}, {"client": 4, "error": None}])
-    assert contents(folder.path) == {"findings.csv": b"client,error\n3,0.5\n4,\n"}
+def test_the_nodes_are_read_again_in_their_order(folder: RunFolder) -> None:
+    nodes = [(2**63, Hosting(3, 1)), (5, Hosting(0, 2))]
+    folder.write_nodes(nodes)
+    assert RunFolder(folder.path).read_nodes() == nodes
+
+
+def test_sections_are_saved_if_there_are_any_and_read_again(folder: RunFolder) -> None:
+    folder.write_sections([])
+    assert contents(folder.path) == {}
+    assert folder.read_sections() == []
+    sections = [Section("Größe", ("one <b>", "two"), "<svg/>"), Section("Bare")]
+    folder.write_sections(sections)
+    assert RunFolder(folder.path).read_sections() == sections
+
+
+def test_no_other_run_has_the_folder(tmp_path: Path) -> None:
+    made = [RunFolder.make(tmp_path / "runs", "name").path for _ in range(3)]
+    assert [path.name for path in made] == ["name", "name-2", "name-3"]
 
 
 def test_the_config_is_saved_with_the_versions_it_ran_with(folder: RunFolder, run_config: dict[str, Any]) -> None:
@@ -284,21 +342,3 @@ def test_the_releases_are_saved_as_they_are(folder: RunFolder) -> None:
 def test_the_report_is_saved_as_it_is(folder: RunFolder) -> None:
     folder.write_report("<p>1 000 €</p>")
     assert (folder.path / "report.html").read_text(encoding="utf-8") == "<p>1 000 €</p>"
-
-
-# --- what it costs
-
-
-@pytest.mark.parametrize(
-    ("participations", "cost", "spent"),
-    [
-        (0, Fraction(11, 3), 0.0),
-        (3, Fraction(11, 3), 11.0),
-        (1.5, Fraction(1, 3), 0.5),
-        (10, Fraction(2, 5), 4.0),
-        (0, None, 0.0),
-        (1, None, math.inf),
-    ],
-)
-def test_spending_is_participations_times_cost(participations: float, cost: Fraction | None, spent: float) -> None:
-    assert spend(participations, cost) == spent
