@@ -19,7 +19,6 @@ from pydantic.fields import FieldInfo
 
 from protocol.errors import UmbelError
 
-
 # What pydantic's types of error begin with, in our words.
 _KINDS = {
     "int": "a whole number",
