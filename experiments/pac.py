@@ -213,14 +213,12 @@ def _noisy_errors(
     count = len(bounds)
     narrow = clients.narrowed()
     estimates = [Estimate(FACTORS, spectral=False) for _ in range(count)]
-    noise, nobody = np.random.default_rng([seed, _NOISE]), np.zeros(count, np.int64)
+    noise = np.random.default_rng([seed, _NOISE])
     at_bound = np.full(count, np.nan)
     times: list[int] = []
     failures: list[float] = []
     for t, (trained, sent, local) in enumerate(interactions(narrow, update, True, seed), 1):
-        sources = [noise] * count
-        messages = noisy_messages({"items": trained}, {"items": sent[None]}, nobody, sigma, sources, everywhere=False)
-        for estimate, message in zip(estimates, messages["items"], strict=True):
+        for estimate, message in zip(estimates, _messages(trained, sent, sigma, noise), strict=True):
             estimate.add(message)
         due = bounds == t
         if due.any() or checkpoint(t):
@@ -232,6 +230,16 @@ def _noisy_errors(
         if t == bounds.max():
             break
     return _NoisyErrors(at_bound, times[_suffices(failures) - 1])
+
+
+def _messages(
+    trained: NDArray[np.float32], sent: NDArray[np.float32], sigma: float, noise: np.random.Generator
+) -> NDArray[np.float32]:
+    """Return noisy messages (m, I, k) of clients who trained from the same items."""
+    # As one client with all their items: their noise comes from the same source, one after the other.
+    items, before = trained.reshape(1, -1, FACTORS), np.tile(sent, (len(trained), 1))[None]
+    noisy = noisy_messages({"items": items}, {"items": before}, np.zeros(1, np.int64), sigma, [noise], everywhere=False)
+    return noisy["items"].reshape(trained.shape)
 
 
 def _theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
