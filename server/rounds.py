@@ -55,8 +55,9 @@ class Run:
         return self.setup.strategy
 
     def stop(self, reason: str) -> None:
-        """Have this round be the last."""
-        self.state.stopped = reason
+        """Have this round be the last; in the evaluation after all rounds there is nothing left to stop."""
+        if not self.state.history or self.state.history[-1].asked:
+            self.state.stopped = reason
 
 
 def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
