@@ -3,128 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-import models
-from protocol.arrays import Arrays, flatten
-from protocol.messages import CONFIG, COUNTS, HYPOTHESES, Hosting, evaluate_reply
-from protocol.records import from_array_record, to_array_record
-from server.rounds import Round, State, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds
-from server.settings import Settings
-from simulation.grid import InProcessGrid
+from protocol.arrays import flatten
+from protocol.messages import Hosting, evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
+from server.history import Round, State
+from server.observer import Observer
+from server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds
 from strategies import GroupPrivacy
-from strategies.base import HypothesisStrategy
-
-LINEAR = models.load("linear")
+from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, value_of
 
 
-def theta(value: float) -> Arrays:
-    """Two hypotheses of which every number is the same."""
-    return {"weight": np.full((2, 1, 2), value, np.float32)}
-
-
-def value_of(arrays: Arrays) -> float:
-    (value,) = np.unique(arrays["weight"])
-    return float(value)
-
-
-class Scripted(HypothesisStrategy):
-    """Training takes theta to theta + 1, and validating theta = 0, 1, 2, ... costs the losses given.
-
-    Parameters
-    ----------
-    losses : sequence of float or None
-        None where no validation client answers; none at all where there is no validation client.
-    stuck : collection of int
-        Rounds with too few releases.
-    """
-
-    def __init__(self, losses: Sequence[float | None] = (), stuck: Iterable[int] = ()) -> None:
-        super().__init__()
-        self.losses, self.stuck = losses, set(stuck)
-        self.participations = np.array([0, 0, 0])
-        self.trained: list[tuple[int, float, ConfigRecord]] = []
-        self.validated: list[tuple[int, float]] = []
-
-    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
-        self.now = value_of(from_array_record(arrays))
-        self.trained.append((server_round, self.now, config))
-        return [Message(RecordDict(), 100, "train", group_id=str(server_round))]
-
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        assert [reply.metadata.message_type for reply in replies] == ["train"]
-        self.participations[:2] += 1
-        counts = {"asked": 3, "releases": 2, "lost-nodes": 1, "groups": [2, 0]}
-        moved = None if server_round in self.stuck else to_array_record(theta(self.now + 1))
-        return moved, MetricRecord(counts)
-
-    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
-        if not self.losses:
-            return []
-        self.validated.append((server_round, value_of(from_array_record(arrays))))
-        return [Message(RecordDict(), 100, "evaluate", group_id=str(server_round))]
-
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
-        if not self.losses:
-            assert list(replies) == []
-            return None
-        assert [reply.metadata.message_type for reply in replies] == ["evaluate"]
-        loss = self.losses[int(self.validated[-1][1])]
-        return None if loss is None else MetricRecord({"loss": loss, "metric": 2 * loss, "clients": 1})
-
-
-class SpyGrid(InProcessGrid):
-    """The in-process grid; keeps what goes through it and gives replies back in another order."""
-
-    def __init__(self, app: Any, run_config: Any = {}) -> None:  # noqa: B006
-        super().__init__(app, run_config)
-        self.exchanges: list[list[str]] = []
-        self.lifetimes: list[float] = []
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        self.exchanges.append([message.metadata.message_type for message in messages])
-        self.lifetimes.append(max(message.metadata.ttl for message in messages))
-        return super().push_messages(messages)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        return list(super().pull_messages(message_ids))[::-1]
-
-
-def echo(message: Message, context: Context) -> Message:
-    return Message(message.content, reply_to=message)
-
-
-def settings(strategy: HypothesisStrategy, **changes: Any) -> Settings:
-    """Return the settings of a run of five rounds that validates in each."""
-    plain = Settings(
-        strategy=strategy,
-        model=LINEAR,
-        manifest=None,
-        seed=0,
-        rounds=5,
-        patience=0,
-        validate_every=1,
-        restarts=1,
-        round_timeout=12.0,
-        train_config=ConfigRecord({"step_size": 0.5}),
-    )
-    return replace(plain, **changes)
-
-
-def play(strategy: Scripted, **changes: Any) -> tuple[State, SpyGrid]:
+def play(strategy: Scripted, *observers: Observer, **changes: Any) -> tuple[State, SpyGrid]:
     """Run the rounds from theta(1) = 0."""
-    state = State(hypotheses=theta(0), best=theta(0))
-    grid = SpyGrid(echo)
-    run_rounds(settings(strategy, **changes), grid, state, lambda _: None)
-    return state, grid
+    run = run_of(strategy, *observers, **changes)
+    run_rounds(run)
+    assert isinstance(run.grid, SpyGrid)
+    return run.state, run.grid
 
 
 # --- a round
@@ -132,7 +34,7 @@ def play(strategy: Scripted, **changes: Any) -> tuple[State, SpyGrid]:
 
 def test_a_round_trains_and_validates_in_one_exchange() -> None:
     _, grid = play(Scripted([9, 8, 7, 6, 5, 4]))
-    assert grid.exchanges == [["train", "evaluate"]] * 5 + [["evaluate"]]
+    assert grid.exchanges == [[["evaluation", "training"]]] * 5 + [[["evaluation"]]], "in one message to the node"
 
 
 def test_what_is_validated_is_what_the_round_starts_from() -> None:
@@ -148,7 +50,9 @@ def test_what_is_validated_is_what_the_round_starts_from() -> None:
 def test_a_round_is_told_what_the_demands_have_in_common() -> None:
     strategy = Scripted()
     play(strategy, rounds=1)
-    assert strategy.trained[0][2] == {"step_size": 0.5}
+    assert dict(strategy.trained[0][2]) == setup(Scripted(), rounds=1).demand("mine")
+    assert strategy.trained[0][2]["step_size"] == 0.5
+    assert strategy.trained[0][2]["run"] == "mine"
 
 
 def test_the_history_holds_what_came_out() -> None:
@@ -174,75 +78,86 @@ def test_the_history_holds_what_came_out() -> None:
     assert all(entry.seconds >= 0 for entry in state.history)
 
 
-def test_each_round_is_reported_when_it_is_over() -> None:
-    state = State(hypotheses=theta(0), best=theta(0))
+def test_each_round_is_told_when_it_is_over() -> None:
     seen: list[Any] = []
-    run_rounds(
-        settings(Scripted([9, 8, 7]), rounds=2),
-        SpyGrid(echo),
-        state,
-        lambda s: seen.append((len(s.history), value_of(s.hypotheses), s.stopped)),
+    play(
+        Scripted([9, 8, 7]),
+        After(lambda s: seen.append((len(s.history), value_of(s.hypotheses), s.stopped))),
+        rounds=2,
     )
     assert seen == [(1, 1, ""), (2, 2, ""), (3, 2, "all 2 rounds done")]
 
 
-def test_without_validation_the_last_round_is_reported_once_too() -> None:
-    state = State(hypotheses=theta(0), best=theta(0))
+def test_without_validation_the_last_round_is_told_once_too() -> None:
     seen: list[int] = []
-    run_rounds(settings(Scripted(), rounds=3), SpyGrid(echo), state, lambda s: seen.append(len(s.history)))
+    state, _ = play(Scripted(), After(lambda s: seen.append(len(s.history))), rounds=3)
     assert seen == [1, 2, 3]
     assert state.stopped == "all 3 rounds done"
 
 
 def test_a_run_goes_on_where_it_was_broken_off() -> None:
     strategy = Scripted([9, 8, 7, 6, 5, 4])
-    state = State(hypotheses=theta(0), best=theta(0))
 
     def pull_the_plug(state: State) -> None:
         if len(state.history) == 2:
             raise KeyboardInterrupt
 
+    run = run_of(strategy, After(pull_the_plug))
     with pytest.raises(KeyboardInterrupt):
-        run_rounds(settings(strategy), SpyGrid(echo), state, pull_the_plug)
-    run_rounds(settings(strategy), SpyGrid(echo), state, lambda _: None)
-    assert [entry.number for entry in state.history] == [1, 2, 3, 4, 5, 6]
+        run_rounds(run)
+    run.observers = ()
+    run_rounds(run)
+    assert [entry.number for entry in run.state.history] == [1, 2, 3, 4, 5, 6]
     assert [(round, value) for round, value, _ in strategy.trained] == [(t, t - 1) for t in range(1, 6)]
 
 
-# --- a strategy that is done
+# --- a run that is stopped
 
 
-class Done(Scripted):
-    """Has learnt what it wanted after two rounds."""
+class Done(Observer):
+    """Has seen what it wanted after two rounds."""
 
-    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        self.remarks.append(f"remark {server_round}")
-        if server_round == 2:
-            self.finished = "it knows enough"
-        return super().aggregate_train(server_round, replies)
+    def after_round(self, run: Run) -> None:
+        if len(run.state.history) == 2:
+            run.stop("it knows enough")
 
 
 @pytest.mark.parametrize("losses", [(), (9, 8, 7, 6, 5, 4)])
-def test_a_strategy_that_is_finished_ends_the_run_and_says_why(losses: Sequence[float]) -> None:
-    state = State(hypotheses=theta(0), best=theta(0))
-    seen: list[tuple[int, str, list[str]]] = []
-    run_rounds(
-        settings(Done(losses)),
-        SpyGrid(echo),
-        state,
-        lambda s: seen.append((len(s.history), s.stopped, list(s.remarks))),
-    )
-    assert seen == [(1, "", ["remark 1"]), (2, "it knows enough", ["remark 1", "remark 2"])]
+def test_an_observer_ends_the_run_after_the_round_and_says_why(losses: Sequence[float]) -> None:
+    seen: list[tuple[int, str]] = []
+    state, grid = play(Scripted(losses), Done(), After(lambda s: seen.append((len(s.history), s.stopped))))
+    assert seen == [(1, ""), (2, "it knows enough")]
+    assert state.stopped == "it knows enough"
+    assert len(grid.exchanges) == 2, "and there is no evaluation afterwards"
 
 
-def test_why_it_is_finished_comes_before_patience() -> None:
-    state, _ = play(Done([1, 2, 3, 4, 5, 6]), patience=1)
+def test_who_stops_last_says_why() -> None:
+    """umbel's own patience comes first, so that a run's own observers have the last word."""
+    state, _ = play(Scripted([1, 2, 3, 4, 5, 6]), Done(), patience=1)
     assert len(state.history) == 2
     assert state.stopped == "it knows enough"
 
 
-def test_a_run_without_a_leak_meter_finds_no_leaks() -> None:
-    assert play(Scripted())[0].leaks == []
+def test_a_run_that_is_stopped_before_a_round_does_that_round() -> None:
+    class Early(Observer):
+        def before_round(self, run: Run, number: int) -> None:
+            if number == 3:
+                run.stop("seen from afar")
+
+    state, _ = play(Scripted([9, 8, 7, 6, 5, 4]), Early())
+    assert [entry.number for entry in state.history] == [1, 2, 3]
+    assert state.stopped == "seen from afar"
+
+
+def test_a_run_that_is_stopped_after_its_last_round_tells_that() -> None:
+    class Late(Observer):
+        def after_round(self, run: Run) -> None:
+            if len(run.state.history) == 5:
+                run.stop("just in time")
+
+    state, _ = play(Scripted([9, 8, 7, 6, 5, 4]), Late())
+    assert len(state.history) == 5
+    assert state.stopped == "just in time"
 
 
 # --- too few releases
@@ -279,15 +194,14 @@ def test_of_two_as_good_the_first_is_the_best() -> None:
 
 
 def test_the_best_at_any_time_is_the_best_so_far() -> None:
-    state = State(hypotheses=theta(0), best=theta(0))
     seen: list[float] = []
-    run_rounds(settings(Scripted([5, 9, 4, 8, 3, 7])), SpyGrid(echo), state, lambda s: seen.append(value_of(s.best)))
+    play(Scripted([5, 9, 4, 8, 3, 7]), After(lambda s: seen.append(value_of(s.best))))
     assert seen == [0, 0, 2, 2, 4, 4]
 
 
 def test_without_validation_clients_all_rounds_run_and_the_newest_are_kept() -> None:
     state, grid = play(Scripted(), patience=1)
-    assert grid.exchanges == [["train"]] * 5
+    assert grid.exchanges == [[["training"]]] * 5
     assert state.stopped == "all 5 rounds done"
     assert value_of(state.best) == value_of(state.hypotheses) == 5
     assert state.best_round == 0
@@ -347,9 +261,9 @@ def test_a_validation_that_nobody_answers_is_none() -> None:
 )
 def test_rounds_in_between_train_alone(every: int, validated: list[int]) -> None:
     state, grid = play(Scripted([9, 8, 7, 6, 5, 4]), validate_every=every)
-    assert [number for number, kinds in enumerate(grid.exchanges, 1) if "evaluate" in kinds] == validated
+    assert [number for number, (asks,) in enumerate(grid.exchanges, 1) if "evaluation" in asks] == validated
     assert [entry.number for entry in state.history if entry.loss is not None] == validated
-    assert all("train" in kinds for kinds in grid.exchanges[:5])
+    assert all("training" in asks for (asks,) in grid.exchanges[:5])
 
 
 # --- initial hypotheses
@@ -388,21 +302,21 @@ class Judge:
 
         @self.app.query()
         def query(message: Message, context: Context) -> Message:
-            return Message(RecordDict({COUNTS: Hosting(7, validation, 0, 1).to_record()}), reply_to=message)
+            return Message(hosting_reply(Hosting(7, validation, 0, 1)), reply_to=message)
 
         @self.app.evaluate()
         def evaluate(message: Message, context: Context) -> Message:
             if fails:
                 raise RuntimeError("cannot")
-            self.rounds.append(message.content.config_records[CONFIG]["clients"])
-            first = flatten(from_array_record(message.content.array_records[HYPOTHESES]))[0, 0]
-            return Message(evaluate_reply(np.array([first]), np.array([0.0])), reply_to=message)
+            self.rounds.append(evaluation_in(message.content))
+            first = flatten(hypotheses_in(message.content))[0, 0]
+            return Message(evaluation_reply(np.array([first]), np.array([0.0])), reply_to=message)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken(seed: int) -> None:
     grid = SpyGrid(Judge().app)
-    chosen = initial_hypotheses(settings(GroupPrivacy(), seed=seed, restarts=5), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(), seed=seed, restarts=5), grid)
     sets = [draw_hypotheses(LINEAR, 2, seed, restart)["weight"] for restart in range(5)]
     np.testing.assert_array_equal(chosen["weight"], min(sets, key=lambda weights: weights[0, 0, 0]))
 
@@ -414,21 +328,21 @@ def test_the_seeds_above_do_not_all_choose_the_same_restart() -> None:
 
 def test_all_initial_sets_are_scored_in_one_exchange() -> None:
     grid = SpyGrid(Judge().app)
-    initial_hypotheses(settings(GroupPrivacy(), restarts=3), grid)
-    assert grid.exchanges == [["query"], ["evaluate"] * 3]
+    initial_hypotheses(setup(GroupPrivacy(), restarts=3), grid)
+    assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 3]
     assert grid.lifetimes[1] == 12.0
 
 
 def test_one_initial_set_is_taken_as_it_is() -> None:
     grid = SpyGrid(Judge().app)
-    chosen = initial_hypotheses(settings(GroupPrivacy(), seed=3), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(), seed=3), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 3, 0)["weight"])
     assert grid.exchanges == []
 
 
 @pytest.mark.parametrize("judge", [Judge(validation=0), Judge(fails=True)], ids=["nobody validates", "nobody answers"])
 def test_where_no_set_is_scored_the_first_is_taken(judge: Judge) -> None:
-    chosen = initial_hypotheses(settings(GroupPrivacy(), restarts=4), SpyGrid(judge.app))
+    chosen = initial_hypotheses(setup(GroupPrivacy(), restarts=4), SpyGrid(judge.app))
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
 
 

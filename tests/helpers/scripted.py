@@ -1,0 +1,134 @@
+"""A strategy whose every number is written down beforehand, and a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+import models
+from fleet.fleet import Fleet
+from fleet.replies import Scores
+from protocol.arrays import Arrays
+from protocol.records import from_array_record
+from protocol.run_config import RunConfig
+from server.history import State
+from server.observer import Observer
+from server.observers import Patience
+from server.rounds import Run
+from server.setup import Setup
+from simulation.grid import InProcessGrid
+from strategies.base import HypothesisStrategy, Outcome
+
+LINEAR = models.load("linear")
+
+
+def theta(value: float) -> Arrays:
+    """Two hypotheses of which every number is the same."""
+    return {"weight": np.full((2, 1, 2), value, np.float32)}
+
+
+def value_of(arrays: Arrays) -> float:
+    (value,) = np.unique(arrays["weight"])
+    return float(value)
+
+
+class Scripted(HypothesisStrategy):
+    """Training takes theta to theta + 1, and validating theta = 0, 1, 2, ... costs the losses given.
+
+    Parameters
+    ----------
+    losses : sequence of float or None
+        None where no validation client answers; none at all where there is no validation client.
+    stuck : collection of int
+        Rounds with too few releases.
+    """
+
+    def __init__(self, losses: Sequence[float | None] = (), stuck: Iterable[int] = ()) -> None:
+        super().__init__(ScriptedFleet(self))
+        self.losses, self.stuck = losses, set(stuck)
+        self.trained: list[tuple[int, float, ConfigRecord]] = []
+        self.validated: list[tuple[int, float]] = []
+
+    def configure_train(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+        self.now = value_of(from_array_record(arrays))
+        self.trained.append((server_round, self.now, config))
+        return [Message(RecordDict({"training": ConfigRecord()}), 100, "train", group_id=str(server_round))]
+
+    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
+        assert ["training" in reply.content for reply in replies] == [True]
+        self.fleet.participations[:2] += 1
+        moved = None if round in self.stuck else theta(self.now + 1)
+        released = np.array([0, 1])
+        return Outcome(round, released, np.zeros(2, np.int64), np.array([2, 0]), None, 3, 1, moved)
+
+    def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
+        if not self.losses:
+            return []
+        self.validated.append((server_round, value_of(from_array_record(arrays))))
+        return [Message(RecordDict({"evaluation": ConfigRecord()}), 100, "evaluate", group_id=str(server_round))]
+
+
+class ScriptedFleet(Fleet):
+    """The clients of a scripted strategy: what they say is written down."""
+
+    def __init__(self, strategy: Scripted) -> None:
+        super().__init__()
+        self.participations = np.array([0, 0, 0])
+        self._strategy = strategy
+
+    def scores(self, replies: Iterable[Message]) -> Scores | None:
+        strategy = self._strategy
+        if not strategy.losses:
+            return None
+        assert ["evaluation" in reply.content for reply in replies] == [True]
+        loss = strategy.losses[int(strategy.validated[-1][1])]
+        return None if loss is None else Scores(loss, 2 * loss, 1)
+
+
+class SpyGrid(InProcessGrid):
+    """The in-process grid; keeps what goes through it and gives replies back in another order."""
+
+    def __init__(self, app: Any, run_config: Any = {}) -> None:  # noqa: B006
+        super().__init__(app, run_config)
+        self.exchanges: list[list[list[str]]] = []
+        self.lifetimes: list[float] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        messages = list(messages)
+        self.exchanges.append([sorted(message.content) or [message.metadata.message_type] for message in messages])
+        self.lifetimes.append(max(message.metadata.ttl for message in messages))
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return list(super().pull_messages(message_ids))[::-1]
+
+
+def echo(message: Message, context: Context) -> Message:
+    return Message(message.content, reply_to=message)
+
+
+def setup(strategy: HypothesisStrategy, **changes: Any) -> Setup:
+    """Return a run of five rounds that validates in each."""
+    plain: dict[str, Any] = {"rounds": 5, "restarts": 1, "round_timeout": 12.0, "step_size": 0.5}
+    return Setup(RunConfig(**plain | changes), strategy, LINEAR, None)
+
+
+class After(Observer):
+    """Calls a function after each round."""
+
+    def __init__(self, call: Callable[[State], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def after_round(self, run: Run) -> None:
+        self._call(run.state)
+
+
+def run_of(strategy: HypothesisStrategy, *observers: Observer, **changes: Any) -> Run:
+    """Return a run that will begin at theta(1) = 0."""
+    asked = setup(strategy, **changes)
+    watching = [Patience(asked.run.patience), *observers]
+    return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), watching, "mine")

@@ -1,0 +1,50 @@
+"""Where a run stands: a round is a line of JSON, and comes back from it."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+
+from server.history import Round, State
+
+ROUND = Round(
+    number=3, loss=0.1, metric=None, asked=7, releases=6, lost_nodes=1, groups=[4, 2], nearest=[0.5, 1e-30],
+    moved=True, best_round=2, median_participations=1.5, max_participations=3, seconds=0.125, dropped=2,
+)  # fmt: skip
+
+
+def test_a_round_comes_back_from_its_line() -> None:
+    assert "\n" not in ROUND.line
+    assert json.loads(ROUND.line) == asdict(ROUND)
+    assert Round(**json.loads(ROUND.line)) == ROUND
+
+
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_numbers_that_are_none_come_back_too(odd: float) -> None:
+    again = Round(**json.loads(replace(ROUND, loss=odd, nearest=[odd]).line))
+    np.testing.assert_array_equal([again.loss, *again.nearest], [odd, odd])
+
+
+def test_the_line_is_made_once_and_rounds_that_are_alike_are_equal() -> None:
+    """A line is written with every later round."""
+    first, second = replace(ROUND), replace(ROUND)
+    assert first.line is first.line
+    assert first == second
+    assert replace(ROUND, dropped=0) != ROUND
+
+
+def test_a_line_of_a_run_that_dropped_nothing_needs_not_say_so() -> None:
+    entries = asdict(ROUND)
+    del entries["dropped"]
+    assert Round(**entries).dropped == 0
+
+
+def test_a_run_begins_without_a_best_round() -> None:
+    theta = {"weight": np.zeros((2, 1, 2), np.float32)}
+    state = State(hypotheses=theta, best=theta)
+    assert (state.best_loss, state.best_round, state.stale, state.history, state.stopped) == (math.inf, 0, 0, [], "")
+    assert State(hypotheses=theta, best=theta).history is not state.history

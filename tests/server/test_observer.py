@@ -1,0 +1,209 @@
+"""What watches a run: when it is called, how it is named, and what it adds to the report."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import pytest
+from pydantic import Field
+
+import client.app
+from protocol.errors import ConfigError
+from server.observer import NoOptions, Observer, Section, load_observers
+from server.rounds import Run
+from server.run_folder import RunFolder
+from server.setup import Setup
+from simulation.grid import InProcessGrid
+from simulation.in_process import play
+from tests.helpers.runs import run_app
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
+told: list[tuple[Any, ...]] = []
+"""What the observers of this file have seen, each under its name."""
+
+
+@dataclass(frozen=True)
+class TellerOptions:
+    """Two of them, each with a default."""
+
+    name: str = "teller"
+    stop_after: Annotated[int, Field(ge=0)] = 0
+
+
+class Teller(Observer):
+    """Tells when it is called."""
+
+    Options: ClassVar[type] = TellerOptions
+
+    def begin(self, run: Run) -> None:
+        told.append((self.options.name, "begin", len(run.state.history)))
+
+    def before_round(self, run: Run, number: int) -> None:
+        told.append((self.options.name, "before", number, len(run.state.history)))
+
+    def after_round(self, run: Run) -> None:
+        entry = run.state.history[-1]
+        told.append((self.options.name, "after", entry.number, entry.asked))
+        if entry.number == self.options.stop_after:
+            run.stop(f"{self.options.name} has seen enough")
+
+    def at_end(self, run: Run) -> None:
+        told.append((self.options.name, "end", run.state.stopped))
+
+    def section(self) -> Section:
+        return Section(f"What {self.options.name} saw", (f"<script>{len(told)}</script> & more",))
+
+
+class Quiet(Observer):
+    """Does nothing at all."""
+
+
+class Picky(Observer):
+    """Is not for every run."""
+
+    def begin(self, run: Run) -> None:
+        raise ConfigError("this run is not worth watching")
+
+
+class Fragile(Observer):
+    """Dies in round 3, once."""
+
+    dead: ClassVar[bool] = False
+
+    def after_round(self, run: Run) -> None:
+        if run.state.history[-1].number == 3 and not Fragile.dead:
+            Fragile.dead = True
+            raise RuntimeError("the power went")
+
+
+@pytest.fixture(autouse=True)
+def begin() -> None:
+    told.clear()
+    Fragile.dead = False
+
+
+TELLER, QUIET, PICKY, FRAGILE = (f"{__name__}:{kind}" for kind in ("Teller", "Quiet", "Picky", "Fragile"))
+
+
+# --- by name
+
+
+def test_observers_are_named_one_after_the_other_each_with_its_options() -> None:
+    observers = load_observers(f" {TELLER} name=one stop-after=3 ;{QUIET};  {TELLER} ; ")
+    assert [type(observer).__name__ for observer in observers] == ["Teller", "Quiet", "Teller"]
+    assert [observer.options for observer in observers] == [TellerOptions("one", 3), NoOptions(), TellerOptions()]
+    assert load_observers("") == load_observers(" ; ") == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("nowhere:Mine", "cannot import 'nowhere' of 'nowhere:Mine'"),
+        ("server.observer:Missing", "'server.observer' has no 'Missing'"),
+        ("Teller", "cannot import 'Teller' of 'Teller'"),
+        ("server.history:Round", "observers: 'server.history:Round' is no class built on server.observer.Observer"),
+        ("server.observer:load_observers", "is no class built on server.observer.Observer"),
+        (f"{QUIET} x=1", f"observers, {QUIET}: there is no option x; there are none"),
+        (f"{TELLER} nam=x", f"observers, {TELLER}: there is no option nam; did you mean name"),
+        (f"{TELLER} stop-after=-1", f"observers, {TELLER}: stop_after must be at least 0, got '-1'"),
+        (f"{TELLER} stop-after=soon", f"observers, {TELLER}: stop_after must be a whole number, got 'soon'"),
+        (f"{TELLER} stop-after", f'observers, {TELLER} must be "name=value name=value", each name once'),
+        (f"{QUIET}, {TELLER}", "'tests.server.test_observer' has no 'Quiet,'"),
+    ],
+)
+def test_what_cannot_watch_is_named(text: str, reason: str) -> None:
+    for load in (load_observers, lambda text: Setup.parse({"observers": text})):
+        with pytest.raises(ConfigError, match=f"^{re.escape(reason)}|{re.escape(reason)}$"):
+            load(text)
+
+
+# --- when
+
+
+def test_every_observer_is_told_in_order(run_config: dict[str, Any]) -> None:
+    play(run_config | {"rounds": 2, "restarts": 1, "observers": f"{TELLER} name=a; {TELLER} name=b"})
+    each = [("begin", 0), ("before", 1, 0), ("after", 1, 7), ("before", 2, 1), ("after", 2, 7), ("after", 3, 0)]
+    each.append(("end", "all 2 rounds done"))
+    assert told == [(name, *call) for call in each for name in ("a", "b")]
+
+
+def test_without_validation_nothing_comes_after_the_last_round(run_config: dict[str, Any]) -> None:
+    """What a round is told of is what came out of it; where nobody validates there is no evaluation at the end."""
+    config = run_config | {"rounds": 2, "restarts": 1, "observers": TELLER}
+    nobody = [{"partition-id": 0, "num-partitions": 1, "role": "train"}]
+    play(config, node_configs=nobody)
+    assert [call[1:3] for call in told if call[1] == "after"] == [("after", 1), ("after", 2)]
+    assert told[-1] == ("teller", "end", "all 2 rounds done")
+
+
+def test_one_that_stops_the_run_ends_it_after_that_round_with_its_reason(run_config: dict[str, Any]) -> None:
+    config = run_config | {"rounds": 9, "restarts": 1, "observers": f"{TELLER} name=first stop-after=2; {TELLER}"}
+    run = run_app(config, InProcessGrid(client.app.app, config))
+    assert len(run.history) == 2
+    assert run.stopped == "first has seen enough"
+    assert [call for call in told if call[1] == "end"] == [
+        ("first", "end", "first has seen enough"),
+        ("teller", "end", "first has seen enough"),
+    ]
+    report = (run.folder / "report.html").read_text()
+    assert "first has seen enough" in report
+
+
+def test_one_that_does_not_fit_says_so_before_the_first_round(run_config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="this run is not worth watching"):
+        play(run_config | {"rounds": 2, "restarts": 1, "observers": f"{PICKY}; {TELLER}"})
+    assert told == []
+
+
+# --- the report
+
+
+def test_what_it_adds_stands_in_the_report_as_text(run_config: dict[str, Any]) -> None:
+    config = run_config | {"rounds": 1, "restarts": 1, "observers": f"{TELLER} name=<b>; {QUIET}"}
+    run = run_app(config, InProcessGrid(client.app.app, config))
+    page = (run.folder / "report.html").read_text()
+    assert "What &lt;b&gt; saw</h2>" in page
+    assert "<p>&lt;script&gt;5&lt;/script&gt; &amp; more</p>" in page
+    assert "<script" not in page
+    assert RunFolder(run.folder).read_sections() == [Section("What <b> saw", ("<script>5</script> & more",))]
+
+
+def test_a_run_without_observers_has_no_sections(run_config: dict[str, Any]) -> None:
+    config = run_config | {"rounds": 1, "restarts": 1, "observers": QUIET}
+    run = run_app(config, InProcessGrid(client.app.app, config))
+    assert not (run.folder / "sections.json").exists()
+    assert "added-1" not in (run.folder / "report.html").read_text()
+
+
+# --- a run that goes on
+
+
+def test_after_a_crash_it_is_told_of_the_rounds_that_are_left(run_config: dict[str, Any], umbel_home: Path) -> None:
+    """A round that was not saved comes again, and its end is told once."""
+    config = run_config | {"rounds": 4, "restarts": 1, "observers": f"{FRAGILE}; {TELLER}"}
+    with pytest.raises(RuntimeError, match="the power went"):
+        run_app(config, InProcessGrid(client.app.app, config))
+    (folder,) = (umbel_home / "runs").iterdir()
+    assert told[-1] == ("teller", "before", 3, 2)
+    told.clear()
+    config |= {"resume": folder.name}
+    run = run_app(config, InProcessGrid(client.app.app, config))
+    assert told[:3] == [("teller", "begin", 2), ("teller", "before", 3, 2), ("teller", "after", 3, 7)]
+    assert [call[1:3] for call in told if call[1] == "after"] == [("after", 3), ("after", 4), ("after", 5)]
+    assert [entry["number"] for entry in run.history] == [1, 2, 3, 4, 5]
+    whole = run_config | {"rounds": 4, "restarts": 1}
+    expected = run_app(whole, InProcessGrid(client.app.app, whole)).arrays("latest")["weight"]
+    assert run.arrays("latest")["weight"].tobytes() == expected.tobytes(), "who watches changes nothing"
+    assert "What teller saw" in (run.folder / "report.html").read_text()
+
+
+def test_a_run_may_go_on_with_other_observers(run_config: dict[str, Any]) -> None:
+    config = run_config | {"rounds": 2, "restarts": 1}
+    run = run_app(config, InProcessGrid(client.app.app, config))
+    longer = config | {"rounds": 3, "resume": run.folder.name, "observers": TELLER}
+    run_app(longer, InProcessGrid(client.app.app, longer))
+    assert told[0] == ("teller", "begin", 2)

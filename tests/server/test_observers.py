@@ -1,0 +1,129 @@
+"""umbel's own observers: patience, the log, and what is saved after each round."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from server.history import State
+from server.observer import Observer
+from server.observers import Checkpoints, Log, Patience
+from server.rounds import Run, run_rounds
+from server.run_folder import RunFolder
+from server.setup import Setup
+from server.snapshots import Snapshots
+from server.summary import Summary
+from simulation.in_process import play
+from tests.helpers.scripted import Scripted, run_of, theta
+
+
+def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -> State:
+    """Return how a run of written down losses ended."""
+    run = run_of(Scripted(losses), *observers, **changes)
+    run_rounds(run)
+    return run.state
+
+
+# --- patience
+
+
+@pytest.mark.parametrize(
+    ("losses", "validations", "rounds", "reason"),
+    [
+        ([9, 5, 6, 5, 7, 1], 3, 5, "no better hypotheses in 3 validations"),
+        ([9, 9, 9, 9, 9, 9], 1, 2, "no better hypotheses in 1 validations"),
+        ([9, 8, 7, 6, 5, 4], 1, 6, "all 5 rounds done"),
+        ([9, 9, 9, 9, 9, 9], 0, 6, "all 5 rounds done"),
+        ([9, 8, 7, 6, 5, 5], 1, 6, "all 5 rounds done"),
+        ([None] * 6, 1, 5, "all 5 rounds done"),
+    ],
+)
+def test_patience_ends_a_run_that_gets_no_better(
+    losses: list[float | None], validations: int, rounds: int, reason: str
+) -> None:
+    state = scripted(losses, Patience(validations))
+    assert len(state.history) == rounds
+    assert state.stopped == reason
+
+
+def test_the_run_config_says_how_much_there_is(run_config: dict[str, Any]) -> None:
+    run = play(run_config | {"rounds": 50, "restarts": 1, "patience": 2, "step-size": 1e-12, "noise-multiplier": 0.0})
+    assert run.state.stopped == "no better hypotheses in 2 validations"
+
+
+# --- the log
+
+
+def test_a_line_a_round_is_logged(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    setup = Setup.parse(run_config)
+    log = Log(Summary(setup.model, setup.manifest, setup.release))
+    with caplog.at_level(logging.INFO, "flwr"):
+        scripted([9, 8, 7], log, rounds=2)
+    assert [line.split("  ")[0] for line in caplog.messages] == ["round 1/2", "round 2/2", "after the last round"]
+    assert "validation RMSE 9.0000" in caplog.messages[0]
+
+
+# --- what is saved
+
+
+class Looking(Observer):
+    """Looks into the folder after each round."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        super().__init__()
+        self.seen: list[tuple[int, float, str]] = []
+        self.folder = folder
+
+    def after_round(self, run: Run) -> None:
+        state, _, _ = self.folder.read(["weight"])
+        self.seen.append((len(state.history), float(state.hypotheses["weight"][0, 0, 0]), state.stopped))
+
+
+def test_a_run_is_saved_after_each_round_and_at_its_end(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = RunFolder(tmp_path / "run")
+    strategy = Scripted([9, 8, 7])
+    strategy.state = {"steps": np.array(3)}
+    monkeypatch.setattr(strategy.fleet, "roster", lambda grid: type("Nobody", (), {"nodes": []}))
+    looking = Looking(folder)
+    run = run_of(strategy, rounds=2)
+    run.observers = [Checkpoints(Snapshots(run.state)), looking]
+    run.folder = folder
+    run_rounds(run)
+    assert looking.seen == [(1, 1.0, ""), (2, 2.0, ""), (3, 2.0, "all 2 rounds done")]
+    state, spent, kept = folder.read(["weight"])
+    assert state.stopped == "all 2 rounds done"
+    assert spent == {0: 2, 1: 2}
+    assert int(kept["steps"]) == 3
+    assert not (tmp_path / "run" / "releases.safetensors").exists(), "this strategy draws nothing"
+
+
+def test_why_a_run_ended_is_saved_where_nobody_validates_too(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    strategy = Scripted()
+    monkeypatch.setattr(strategy.fleet, "roster", lambda grid: type("Nobody", (), {"nodes": []}))
+    run = run_of(strategy, rounds=2)
+    run.observers, run.folder = [Checkpoints(Snapshots(run.state))], RunFolder(tmp_path / "run")
+    run_rounds(run)
+    assert run.folder.read(["weight"])[0].stopped == "all 2 rounds done"
+
+
+def test_a_run_without_a_folder_saves_nothing(umbel_home: Any) -> None:
+    scripted([9, 8, 7], Checkpoints(Snapshots(State(theta(0), theta(0)))), rounds=2)
+    assert not umbel_home.exists()
+
+
+def test_releases_of_two_parameters_are_saved(tmp_path: Any, run_config: dict[str, Any]) -> None:
+    class Foldered(Observer):
+        """Gives the run a folder, as the app does."""
+
+        def begin(self, run: Run) -> None:
+            run.folder = RunFolder(tmp_path / "run")
+
+    start = theta(0)
+    state = State(hypotheses=start, best=start)
+    play(run_config | {"rounds": 1, "restarts": 1}, observers=[Foldered(), Checkpoints(Snapshots(state))])
+    kept = safetensors.numpy.load_file(tmp_path / "run" / "releases.safetensors")
+    assert kept["first.releases"].shape == (7, 2)
