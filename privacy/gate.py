@@ -112,7 +112,7 @@ def _explain(what: str, error: Exception) -> None:
     """Write the reason to the node's own log; an error in doing so must not leave either."""
     with suppress(Exception):
         reason = None if isinstance(error, UmbelError) else error
-        log(ERROR, "umbel refused a %s message: %s", what, error, exc_info=reason)
+        log(ERROR, "umbel refused to answer (%s): %s", what, error, exc_info=reason)
 
 
 class Gate:

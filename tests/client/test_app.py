@@ -92,7 +92,7 @@ def test_a_server_of_another_version_is_refused(
 def test_a_server_without_a_version_is_refused(
     content: RecordDict, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert_refused(ask(InProcessGrid(app, run_config), content, "query"), "umbel refused a query message", caplog)
+    assert_refused(ask(InProcessGrid(app, run_config), content, "query"), "umbel refused to answer (query)", caplog)
 
 
 # --- train

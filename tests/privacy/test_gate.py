@@ -485,7 +485,7 @@ def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
 
     reply = through_gate(SMALL, of_node(OWN), handler)
     assert what_left(reply, 2) is None
-    assert f"umbel refused a train message: {SECRET}" in node_log.getvalue()
+    assert f"umbel refused to answer (train): {SECRET}" in node_log.getvalue()
 
 
 # --- numbers to check by hand: one hypothesis of zeros, two clients

@@ -172,7 +172,7 @@ def test_a_broken_handler_reports_nothing(fault: Fault, trains: bool) -> None:
 
 def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
     assert what_left(through_gate(request((4, 7)), of_node(OWN), with_fault(raises))) is None
-    assert f"umbel refused a evaluate message: {SECRET}" in node_log.getvalue()
+    assert f"umbel refused to answer (evaluate): {SECRET}" in node_log.getvalue()
 
 
 # --- training clients that report
@@ -377,7 +377,7 @@ def test_a_node_whose_training_is_refused_reports_all_the_same(
     content = asked({"items": np.zeros((1, 3, 2), np.float32)}, demanded((0, 1), **changes), Evaluation(1, (4, 7, 5)))
     assert left(through_gate(content, context, node)) == {"scores"}
     assert node.seen == [("evaluation", (4, 7, 5))], "nothing was trained"
-    assert "umbel refused a train message: " in node_log.getvalue()
+    assert "umbel refused to answer (train): " in node_log.getvalue()
 
 
 def test_a_node_whose_clients_have_no_budget_left_reports_all_the_same() -> None:
