@@ -2,37 +2,37 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 import re
 import tomllib
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
-from flwr.app import Context, Message, RecordDict
-from numpy.typing import NDArray
+from flwr.app import Context, Message
 from safetensors import safe_open
 
 import client.app
-import server.app
 from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from protocol.arrays import flatten
 from protocol.errors import ConfigError, FleetError
-from protocol.messages import keep_request
+from protocol.messages import asks, keep_request
 from protocol.records import to_array_record
 from server import run_folder
 from server.rounds import draw_hypotheses
-from server.settings import Settings
+from server.setup import Setup
 from simulation.grid import InProcessGrid
+from tests.helpers.grids import ListeningGrid, failing
+from tests.helpers.messages import scores
+from tests.helpers.runs import AppRun, run_app
 
 # What is drawn `tests/server/report` looks at.
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -50,67 +50,22 @@ FILES = [
     "report.html",
 ]
 SYNTHETIC = BUNDLED / "synthetic.json"
-_run_ids = count(1)
 
-
-class Run(NamedTuple):
-    """A run that is over: what it left behind, and the nodes it ran on."""
-
-    folder: Path
-    grid: InProcessGrid
-
-    def arrays(self, name: str) -> dict[str, NDArray[Any]]:
-        return safetensors.numpy.load_file(self.folder / f"{name}.safetensors")
-
-    @property
-    def history(self) -> list[dict[str, Any]]:
-        """The rounds, without the time they took."""
-        rounds = [json.loads(line) for line in (self.folder / "history.jsonl").read_text().splitlines()]
-        return [{key: value for key, value in entry.items() if key != "seconds"} for entry in rounds]
-
-    @property
-    def trained(self) -> list[dict[str, Any]]:
-        """The rounds that trained."""
-        return [entry for entry in self.history if entry["asked"]]
-
-    @property
-    def ledger(self) -> dict[int, tuple[int, float]]:
-        """Participations and spending, by client."""
-        rows = csv.DictReader((self.folder / "ledger.csv").read_text().splitlines())
-        return {int(row["client"]): (int(row["participations"]), float(row["spent"])) for row in rows}
-
-
-Play = Callable[..., Run]
+Play = Callable[..., AppRun]
 
 
 @pytest.fixture
-def play(run_config: dict[str, Any], umbel_home: Path) -> Play:
+def play(run_config: dict[str, Any]) -> Play:
     """Run the app on the default run config with some changes; without any it is six rounds of training."""
 
-    def run(app: Any = client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> Run:
+    def run(app: Any = client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
         config = run_config | {"rounds": 6} | {key.replace("_", "-"): value for key, value in changes.items()}
-        grid = InProcessGrid(app, config, nodes, sites)
-        before = set((umbel_home / "runs").glob("*"))
-        server.app.app(grid, Context(next(_run_ids), 1, {}, RecordDict(), config))
-        new = set((umbel_home / "runs").glob("*")) - before
-        (folder,) = new or {umbel_home / "runs" / config["resume"]}
-        return Run(folder, grid)
+        return run_app(config, ListeningGrid(app, config, nodes, sites))
 
     return run
 
 
-def failing(partitions: Collection[int], kinds: Collection[str] = ("train", "evaluate")) -> Any:
-    """Return the ClientApp, of which some nodes fail whenever they are asked one of some kinds of message."""
-
-    def app(message: Message, context: Context) -> Message:
-        if message.metadata.message_type in kinds and context.node_config["partition-id"] in partitions:
-            raise RuntimeError("the power went")
-        return client.app.app(message, context)
-
-    return app
-
-
-def distances(run: Run) -> list[float]:
+def distances(run: AppRun) -> list[float]:
     """Return how far the best hypotheses are from each of the synthetic data's optima."""
     found = flatten(run.arrays("hypotheses"))
     return [float(np.linalg.norm(found - optimum, axis=1).min()) for optimum in OPTIMA]
@@ -126,28 +81,6 @@ def test_a_run_leaves_its_files_and_says_last_where(play: Play, caplog: pytest.L
     assert run.folder.is_absolute()
     assert [record.name for record in caplog.records[-1:]] == ["flwr"]
     assert caplog.messages[-1] == str(run.folder)
-
-
-ATTACK = {
-    "strategy": "pac-attack", "federation": "preferences", "noise_multiplier": 0.0, "restarts": 1, "local_epochs": 0,
-    "local_steps": 1, "rounds": 60, "attack_after": 4, "attack_victims": 3, "attack_interactions": 20,
-    "attack_multipliers": "0 3", "radius_floor": 1e-6,
-}  # fmt: skip
-
-
-def test_an_attack_leaves_its_findings_and_the_report_tells_them(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, "flwr"):
-        run = play(nodes=2, leak_meter=2, **ATTACK)
-    rows = list(csv.DictReader((run.folder / "findings.csv").read_text().splitlines()))
-    assert {row["noise_multiplier"] for row in rows} == {"0.0", "3.0"}
-    assert len({row["client"] for row in rows}) == 3
-    outcome = json.loads((run.folder / "outcome.json").read_text())
-    assert outcome["stopped"] == "the attack is over"
-    assert [remark.split(":")[0] for remark in outcome["remarks"]] == ["Attack zero, no noise", "Attack zero, nu = 3"]
-    assert outcome["leaks"][0]["predictions"] is not None
-    page = (run.folder / "report.html").read_text()
-    assert "Attacked in simulation" in page
-    assert all(remark in page and remark in caplog.text for remark in outcome["remarks"])
 
 
 def test_the_folder_is_named_by_time_data_strategy_and_run(play: Play, umbel_home: Path) -> None:
@@ -236,9 +169,9 @@ def test_a_run_that_is_killed_leaves_its_last_round(run_config: dict[str, Any], 
 
     config = run_config | {"rounds": 5}
     with pytest.raises(KeyboardInterrupt):
-        server.app.app(InProcessGrid(pull_the_plug, config), Context(1, 1, {}, RecordDict(), config))
+        run_app(config, InProcessGrid(pull_the_plug, config))
     (folder,) = (umbel_home / "runs").iterdir()
-    run = Run(folder, InProcessGrid(client.app.app, config))
+    run = AppRun(folder, InProcessGrid(client.app.app, config))
     assert [entry["number"] for entry in run.history] == [1, 2]
     assert sum(times for times, _ in run.ledger.values()) == 14
     assert run.arrays("latest")["weight"].shape == (2, 1, 2)
@@ -303,8 +236,8 @@ def test_a_seed_gives_the_same_again_and_another_seed_does_not(play: Play) -> No
 
 
 def test_the_run_starts_from_the_hypotheses_that_its_seed_draws(play: Play, run_config: dict[str, Any]) -> None:
-    run = play(app=failing({0}, kinds=["train"]), restarts=1, seed=9)
-    drawn = draw_hypotheses(Settings.parse(run_config).model, 2, seed=9, restart=0)
+    run = play(app=failing({0}, parts=["training"]), restarts=1, seed=9)
+    drawn = draw_hypotheses(Setup.parse(run_config).model, 2, seed=9, restart=0)
     np.testing.assert_array_equal(run.arrays("latest")["weight"], drawn["weight"])
 
 
@@ -354,14 +287,14 @@ def test_a_run_goes_on_without_a_node_that_always_fails(play: Play) -> None:
 
 
 def test_validation_goes_on_over_the_clients_that_answer(play: Play) -> None:
-    run = play(app=failing({1}, kinds=["evaluate"]), nodes=3)
+    run = play(app=failing({1}, parts=["evaluation"]), nodes=3)
     assert [entry["lost_nodes"] for entry in run.trained] == [0] * 6
     assert all(entry["loss"] > 0 for entry in run.history)
     assert run.history != play(nodes=3).history
 
 
 def test_when_all_nodes_fail_the_hypotheses_stay_as_they_were(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    run = play(app=failing({0, 1, 2}, kinds=["train"]), nodes=3)
+    run = play(app=failing({0, 1, 2}, parts=["training"]), nodes=3)
     assert [entry["moved"] for entry in run.trained] == [False] * 6
     assert [entry["releases"] for entry in run.trained] == [0] * 6
     assert len({entry["loss"] for entry in run.history}) == 1, "they are validated all the same"
@@ -371,10 +304,88 @@ def test_when_all_nodes_fail_the_hypotheses_stay_as_they_were(play: Play, caplog
 
 
 def test_a_round_with_fewer_releases_than_the_least_changes_nothing_but_the_ledger(play: Play) -> None:
-    run = play(app=failing({1}, kinds=["train"]), nodes=2, clients_per_round=40, min_releases=39)
+    run = play(app=failing({1}, parts=["training"]), nodes=2, clients_per_round=40, min_releases=39)
     assert [entry["moved"] for entry in run.trained] == [False] * 6
     assert all(0 < entry["releases"] < 39 for entry in run.trained)
     assert sum(times for times, _ in run.ledger.values()) == sum(entry["releases"] for entry in run.trained)
+
+
+def test_a_node_whose_policy_refuses_training_reports_all_the_same(play: Play) -> None:
+    """Its training clients are asked in vain, its validation clients count like any others."""
+    nodes = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
+    nodes[1]["min-noise-multiplier"] = 100
+    run = play(sites=nodes, clients_per_round=30)
+    assert [entry["lost_nodes"] for entry in run.trained] == [1] * 6
+    assert all(number % 3 != 1 for number in run.ledger)
+    assert_all_reported(run)
+
+
+def test_a_node_whose_clients_have_spent_their_budget_reports_all_the_same(play: Play) -> None:
+    """A participation costs 2/5; with a budget of 2/5 each client of the second node releases once."""
+    nodes = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
+    nodes[1]["budget"] = 0.4
+    run = play(sites=nodes, clients_per_round=100)
+    assert [entry["releases"] for entry in run.trained] == [100] + [67] * 5
+    assert {times for number, (times, _) in run.ledger.items() if number % 3 == 1} == {1}
+    assert {times for number, (times, _) in run.ledger.items() if number % 3 != 1} == {6}
+    assert_all_reported(run)
+
+
+def assert_all_reported(run: AppRun) -> None:
+    """Check that in each round all hundred validation clients have said how good the hypotheses are."""
+    assert isinstance(run.grid, ListeningGrid)
+    for number in range(1, 8):
+        replies = [reply for _, reply in run.grid.exchanged(str(number))]
+        reported = [len(scores(reply)[0]) for reply in replies if "scores" in reply.content]
+        assert sum(reported) == 100
+    assert all(entry["loss"] > 0 for entry in run.history)
+
+
+# --- what travels
+
+
+def test_every_node_gets_one_message_a_round_and_its_reply_holds_what_is_allowed_alone(play: Play) -> None:
+    run = play(nodes=3, clients_per_round=30, restarts=2)
+    grid = run.grid
+    assert isinstance(grid, ListeningGrid)
+    once = Counter({100: 1, 101: 1, 102: 1})
+    assert {group: count for group, count in grid.rounds.items() if not group.startswith("restart")} == {
+        str(number): once for number in range(1, 8)
+    }
+    for number in range(1, 7):
+        for message, reply in grid.exchanged(str(number)):
+            assert message.metadata.message_type == "train"
+            assert set(message.content) == {"hypotheses", "training", "evaluation"}
+            assert set(reply.content) == {"arrays", "released", "scores"}
+            assert set(reply.content.metric_records["released"]) == {"clients"}
+            assert set(reply.content.metric_records["scores"]) == {"loss", "metric"}
+            assert set(reply.content.array_records["arrays"]) == {"weight"}
+            assert not reply.content.config_records
+    for message, reply in grid.exchanged("7"):
+        assert message.metadata.message_type == "evaluate"
+        assert asks(message.content) == (False, True)
+        assert set(reply.content) == {"scores"}
+    # Before the first round: who hosts what, once, and each set of hypotheses scored; afterwards what was found.
+    kinds = Counter(message.metadata.message_type for message in grid.sent)
+    assert kinds == {"query": 3, "evaluate": 3 * 2 + 3, "train": 3 * 6, "query.keep": 3}
+
+
+def test_a_round_that_does_not_validate_asks_for_training_alone(play: Play) -> None:
+    run = play(nodes=2, validate_every=3)
+    assert isinstance(run.grid, ListeningGrid)
+    for number, entry in enumerate(run.trained, 1):
+        asked = {asks(message.content) for message, _ in run.grid.exchanged(str(number))}
+        assert asked == ({(True, True)} if number in (1, 4) else {(True, False)})
+        assert (entry["loss"] is None) == (number not in (1, 4))
+    assert max(max(nodes.values()) for group, nodes in run.grid.rounds.items() if group.isdigit()) == 1
+
+
+def test_a_node_without_sampled_training_clients_is_asked_to_report_alone(play: Play) -> None:
+    run = play(nodes=20, clients_per_round=2, rounds=2)
+    assert isinstance(run.grid, ListeningGrid)
+    for number in ("1", "2"):
+        kinds = Counter(message.metadata.message_type for message, _ in run.grid.exchanged(number))
+        assert kinds == {"train": 2, "evaluate": 18} or kinds == {"train": 1, "evaluate": 19}
 
 
 # --- errors before any work
@@ -387,18 +398,18 @@ def refused(play: Play, umbel_home: Path, error: type[Exception], reason: str, *
 
 
 def test_a_config_that_cannot_be_run_is_an_error(play: Play, umbel_home: Path) -> None:
-    refused(play, umbel_home, ConfigError, "step-size must be a finite number above 0", step_size=0.0)
+    refused(play, umbel_home, ConfigError, "step-size must be a finite number above 0, got 0.0", step_size=0.0)
 
 
 @pytest.mark.parametrize("key", ["clients-per-round", "validation-clients-per-round"])
 def test_more_clients_than_there_are_is_an_error(play: Play, umbel_home: Path, key: str) -> None:
     reason = f"{key} = 101, but the nodes host only 100 such clients; lower it"
-    refused(play, umbel_home, ValueError, reason, **{key: 101})
+    refused(play, umbel_home, ConfigError, reason, **{key: 101})
 
 
 def test_a_node_that_says_no_in_a_simulation_is_an_error(play: Play, umbel_home: Path) -> None:
     reason = "1 of the simulated nodes refused to take part"
-    refused(play, umbel_home, FleetError, reason, app=failing({1}, kinds=["query"]), nodes=2)
+    refused(play, umbel_home, FleetError, reason, app=failing({1}, parts=["query"]), nodes=2)
 
 
 def test_data_that_are_not_finite_are_an_error_before_any_node_is_asked(play: Play, umbel_home: Path) -> None:
@@ -449,7 +460,7 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
 def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: Path) -> None:
     # The run config names the bundled federation; the site has other data, and fewer clients.
     site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
-    with pytest.raises(ValueError, match="clients-per-round = 7, but the nodes host only 3 such clients"):
+    with pytest.raises(ConfigError, match="clients-per-round = 7, but the nodes host only 3 such clients"):
         play(sites=[site])
 
 
@@ -492,7 +503,7 @@ def interrupted(play: Play, monkeypatch: pytest.MonkeyPatch, umbel_home: Path) -
     [
         ("hypotheses.safetensors", 4),
         ("history.jsonl", 4),
-        ("outcome.json", 4),
+        ("outcome.json", 2),
         ("ledger.csv", 4),
         ("latest.safetensors", 4),
         ("history.jsonl", LAST),
@@ -506,10 +517,9 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     resumed = play(resume=name, nodes=3)
     (umbel_home / "runs" / name).rename(umbel_home / "runs" / "resumed")
     whole = play()
+    again = AppRun(umbel_home / "runs" / "resumed", resumed.grid)
     for arrays in ("hypotheses", "latest"):
-        resumed_arrays = safetensors.numpy.load_file(umbel_home / "runs" / "resumed" / f"{arrays}.safetensors")
-        np.testing.assert_array_equal(resumed_arrays["weight"], whole.arrays(arrays)["weight"], strict=True)
-    again = Run(umbel_home / "runs" / "resumed", resumed.grid)
+        np.testing.assert_array_equal(again.arrays(arrays)["weight"], whole.arrays(arrays)["weight"], strict=True)
     assert [entry | {"max_participations": 0, "median_participations": 0} for entry in again.history] == [
         entry | {"max_participations": 0, "median_participations": 0} for entry in whole.history
     ]
@@ -522,12 +532,10 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
 def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play) -> None:
     short = play(rounds=3)
     longer = play(rounds=6, resume=str(short.folder))
-    assert longer.folder == short.folder or longer.folder.name == short.folder.name
+    assert longer.folder == short.folder
     whole = play(rounds=6)
-    np.testing.assert_array_equal(
-        safetensors.numpy.load_file(short.folder / "latest.safetensors")["weight"], whole.arrays("latest")["weight"]
-    )
-    assert [entry["number"] for entry in Run(short.folder, short.grid).history] == [1, 2, 3, 4, 5, 6, 7]
+    np.testing.assert_array_equal(short.arrays("latest")["weight"], whole.arrays("latest")["weight"])
+    assert [entry["number"] for entry in short.history] == [1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize(
@@ -563,6 +571,18 @@ def test_sites_that_allow_the_runs_seed_give_what_a_simulation_gives(play: Play,
     for name in ("hypotheses", "latest"):
         np.testing.assert_array_equal(deployed.arrays(name)["weight"], simulated.arrays(name)["weight"], strict=True)
     assert deployed.history == simulated.history
+
+
+def test_a_site_may_be_set_up_by_its_environment(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ROLE", "split"), ("INSECURE_SEED", "true"), ("KEEP_MODEL", str(tmp_path / "own"))):
+        monkeypatch.setenv(f"UMBEL_{name}", value)
+    deployed = play(sites=[{"data-path": str(SYNTHETIC)}], rounds=2)
+    assert len(list((tmp_path / "own").iterdir())) == 200
+    for name in ("ROLE", "INSECURE_SEED", "KEEP_MODEL"):
+        monkeypatch.delenv(f"UMBEL_{name}")
+    monkeypatch.setenv("UMBEL_ANYTHING", "is nothing to a simulation")
+    simulated = play(rounds=2)
+    assert deployed.arrays("latest")["weight"].tobytes() == simulated.arrays("latest")["weight"].tobytes()
 
 
 def test_sites_that_do_not_draw_noise_that_nobody_knows(play: Play, tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ import numpy as np
 import psutil
 import pytest
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 
 import client.app
 from privacy.memory_ledger import MemoryLedger
-from protocol.messages import COUNTS
-from server.rounds import State, initial_hypotheses, run_rounds
-from server.settings import Settings
+from protocol.flower import ErrorCode
+from server.history import State
+from server.rounds import Run, initial_hypotheses, run_rounds
+from server.setup import Setup
 from simulation.grid import InProcessGrid
+from tests.helpers.scripted import After
 
 ROUNDS = 200
 NODES = 5
@@ -50,7 +51,7 @@ class FaultyGrid(InProcessGrid):
         if fault == "error":
             reply = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "it died"), reply_to=message)
         if fault == "garbage" and message.metadata.message_type == "train" and not reply.has_error():
-            reply.content.metric_records[COUNTS]["released"] = [7]
+            reply.content.metric_records["released"]["clients"] = [7]
         return reply
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -61,17 +62,17 @@ class FaultyGrid(InProcessGrid):
 @pytest.mark.slow
 def test_two_hundred_rounds_of_faults(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": ROUNDS, "clients-per-round": 20, "round-timeout": 0.02, "restarts": 1}
-    grid, settings = FaultyGrid(config, seed=1), Settings.parse(config)
-    start = initial_hypotheses(settings, grid)
+    grid, setup = FaultyGrid(config, seed=1), Setup.parse(config)
+    start = initial_hypotheses(setup, grid)
     state = State(hypotheses=start, best=start)
     memory: list[int] = []
 
-    def after_round(state: State) -> None:
+    def weigh(state: State) -> None:
         if len(state.history) in (50, ROUNDS):
             gc.collect()
             memory.append(psutil.Process().memory_info().rss)
 
-    run_rounds(settings, grid, state, after_round)
+    run_rounds(Run(setup, grid, state, [After(weigh)]))
 
     assert min(grid.faults.values()) > 5, "every kind of fault has happened"
     trained = [entry for entry in state.history if entry.asked]
@@ -79,16 +80,16 @@ def test_two_hundred_rounds_of_faults(run_config: dict[str, Any]) -> None:
     assert sum(entry.dropped for entry in state.history) > 5
     assert sum(entry.lost_nodes for entry in trained) > 20
     # What the server counts was charged at the node, and what was charged and got lost is not used.
-    strategy = settings.strategy
+    fleet = setup.strategy.fleet
     charged = np.zeros(100, np.int64)
     for context in grid.contexts.values():
         ledger = MemoryLedger(context.state)
         first = int(context.node_config["partition-id"])
         for local in range(100 // NODES):
             charged[first + NODES * local] = ledger.participations(local)
-    assert (charged >= strategy.participations).all()
-    assert strategy.participations.sum() == sum(entry.releases for entry in trained)
-    assert charged.sum() > strategy.participations.sum()
+    assert (charged >= fleet.participations).all()
+    assert fleet.participations.sum() == sum(entry.releases for entry in trained)
+    assert charged.sum() > fleet.participations.sum()
     # It learns all the same.
     assert state.best_loss < 0.8
     # Replies that never come are not kept by the hundred: 150 rounds of them take next to nothing.
