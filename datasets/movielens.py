@@ -160,7 +160,7 @@ def build(
     if len(users) < 2:
         raise FederationError(
             f"{len(users)} users rated at least {least} items, and at least 2 are needed to train and validate; "
-            "lower --least-ratings, or give a file with more ratings"
+            "lower --min-ratings, or give a file with more ratings"
         )
     client = np.random.default_rng(seed).permutation(len(users))[user]
     order = np.lexsort((item, client))
@@ -195,7 +195,7 @@ def main(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the federation.")] = "movielens",
     factors: Annotated[int, typer.Option(min=1, help="Latent factors of its model.")] = 8,
-    least_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
+    min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
 ) -> None:
@@ -207,14 +207,14 @@ def main(
         check_out(folder)
         file = ratings or download()
         table = read_ratings(file)
-        manifest, features, targets, offsets = build(table, file.name, name, factors, least_ratings, seed)
+        manifest, features, targets, offsets = build(table, file.name, name, factors, min_ratings, seed)
         write_federation(folder, manifest, features, targets, offsets)
     likes = np.add.reduceat(targets > 0, offsets[:-1], dtype=np.int64)
     typer.echo(
         f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
         f"{manifest.units['items']} items, {len(targets)} rows, {likes.sum() / len(targets):.1%} of them likes"
     )
-    typer.echo(f"users left out, with fewer than {least_ratings} ratings: {table['user'].nunique() - manifest.clients}")
+    typer.echo(f"users left out, with fewer than {min_ratings} ratings: {table['user'].nunique() - manifest.clients}")
     typer.echo(f"users who like half or more of what they rated: {(2 * likes >= np.diff(offsets)).sum()}")
     typer.echo(folder)
 

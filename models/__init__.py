@@ -38,7 +38,7 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
     Parameters
     ----------
     name : str
-        A key of `MODELS`, ``factors-IxK`` for I items with vectors of length K, or
+        A key of `MODELS`, ``factors-IxD`` for I items with vectors of length D, or
         ``package.module:factory``.
     loss : str
         A key of `LOSSES`; empty for the model's own.
@@ -66,7 +66,7 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
             )
     else:
         raise ModelError(
-            f"unknown model {name!r}; choose from {', '.join(MODELS)}, factors-IxK or give package.module:factory"
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, factors-IxD or give package.module:factory"
         )
     if loss:
         model = replace(model, loss=LOSSES[loss])

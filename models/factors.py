@@ -35,7 +35,7 @@ class Factors(nn.Module):
     items : int
         I, the number of items.
     factors : int
-        k, the length of the vectors.
+        d, the length of the vectors (the PAC paper's k).
     """
 
     local_parameters = ("user",)
@@ -52,7 +52,7 @@ class Factors(nn.Module):
         return scores[:, None]
 
     def draw_local(self, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
-        """Return a fresh user's vector, from N(0, I/k)."""
+        """Return a fresh user's vector, from N(0, I/d)."""
         size = len(self.user)
         return {"user": generator.standard_normal(size) / np.sqrt(size)}
 
@@ -64,12 +64,12 @@ class Factors(nn.Module):
         lengths: NDArray[np.int64],
         loss: str,
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the vectors (clients, k) that suit newcomers' rows best, items being as they are.
+        """Return the vectors (clients, d) that suit newcomers' rows best, items being as they are.
 
         Parameters
         ----------
         shared : dict of ndarray
-            One hypothesis: ``items`` (I, k).
+            One hypothesis: ``items`` (I, d).
         features : ndarray, shape (rows, 1)
             Items' numbers, the rows of a client together.
         targets : ndarray, shape (rows,)
@@ -91,8 +91,8 @@ class Factors(nn.Module):
             size = np.square(vectors).sum(axis=2)
             step = 1 / (np.where(real, size, 0).sum(axis=1, keepdims=True) / count / 4 + _DECAY)
             for _ in range(_NEWCOMER_STEPS):
-                slopes = np.where(real, slope(y * np.einsum("mbk,mk->mb", vectors, users)) * y, 0)
-                users -= step * (np.einsum("mb,mbk->mk", slopes, vectors) / count + _DECAY * users)
+                slopes = np.where(real, slope(y * np.einsum("mbd,md->mb", vectors, users)) * y, 0)
+                users -= step * (np.einsum("mb,mbd->md", slopes, vectors) / count + _DECAY * users)
         return {"user": users.astype(np.float32)}
 
     def misfit(self, federation: Federation) -> str:

@@ -46,25 +46,25 @@ def plan_command(
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     add("cost a participation", f"{figures.cost:.4g}", "n/nu, within one radius")
-    add("participations", f"median {figures.median}, most {figures.most}", "expected, over all clients")
+    add("participations", f"median {figures.median_participations}, most {figures.max_participations}", "expected, over all clients")
     add(
         "heuristic spend",
-        f"median {figures.median * figures.cost:.4g}, most {figures.most * figures.cost:.4g}",
+        f"median {figures.median_participations * figures.cost:.4g}, most {figures.max_participations * figures.cost:.4g}",
         "radius update: the paper's figure, no guarantee",
     )
     add(
         "pure epsilon",
-        f"median {figures.formal_median.pure:.4g}, most {figures.formal_most.pure:.4g}",
+        f"median {figures.formal_median.pure:.4g}, most {figures.formal_max.pure:.4g}",
         "radius public: formal, for updates one radius apart",
     )
     add(
         f"epsilon at delta {delta:g}",
-        f"median {figures.formal_median.epsilon:.4g}, most {figures.formal_most.epsilon:.4g}",
+        f"median {figures.formal_median.epsilon:.4g}, most {figures.formal_max.epsilon:.4g}",
         "radius public: formal, numerical composition or the pure one if smaller",
     )
     add(
         "for any two updates",
-        f"median {figures.any_median.epsilon:.4g}, most {figures.any_most.epsilon:.4g}",
+        f"median {figures.any_median.epsilon:.4g}, most {figures.any_max.epsilon:.4g}",
         f"epsilon at delta {delta:g}, radius public, from the same hypothesis",
     )
     add("noise against update", f"{figures.noise_to_update:.3g}", "left in a hypothesis after averaging, in radii")

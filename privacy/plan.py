@@ -23,11 +23,11 @@ class Plan:
     ----------
     cost : float
         Of one participation, n / nu, within one radius.
-    median, most : int
+    median_participations, max_participations : int
         Participations: of the median client, and expected of the busiest.
-    formal_median, formal_most : Guarantee
+    formal_median, formal_max : Guarantee
         What radius ``public`` guarantees them, one radius apart.
-    any_median, any_most : Guarantee
+    any_median, any_max : Guarantee
         The same for any two updates, which clipping keeps within two radii.
     noise_to_update : float
         Root mean square norm of the noise left in a hypothesis, in radii, after averaging.
@@ -36,12 +36,12 @@ class Plan:
     """
 
     cost: float
-    median: int
-    most: int
+    median_participations: int
+    max_participations: int
     formal_median: Guarantee
-    formal_most: Guarantee
+    formal_max: Guarantee
     any_median: Guarantee
-    any_most: Guarantee
+    any_max: Guarantee
     noise_to_update: float
     largest_curvature_step: float
 
@@ -49,9 +49,9 @@ class Plan:
     def warnings(self) -> list[str]:
         """What the figures mean, where they mean trouble."""
         found = []
-        if self.formal_most.epsilon > MEANINGFUL_EPSILON:
+        if self.formal_max.epsilon > MEANINGFUL_EPSILON:
             found.append(
-                f"The busiest client spends epsilon {self.formal_most.epsilon:,.0f}. Above {MEANINGFUL_EPSILON:.0f} "
+                f"The busiest client spends epsilon {self.formal_max.epsilon:,.0f}. Above {MEANINGFUL_EPSILON:.0f} "
                 "a guarantee rules out nothing: the noise may stop particular attacks, but it proves nothing. "
                 "Use a smaller model, more noise, or fewer rounds."
             )
@@ -111,12 +111,12 @@ def plan(
     spread = noise_multiplier**2 * (n + 1) / n / averaged
     return Plan(
         cost=float(cost),
-        median=median,
-        most=most,
+        median_participations=median,
+        max_participations=most,
         formal_median=formal({release: median}, delta),
-        formal_most=formal({release: most}, delta),
+        formal_max=formal({release: most}, delta),
         any_median=formal({release: median}, delta, distance=2.0),
-        any_most=formal({release: most}, delta, distance=2.0),
+        any_max=formal({release: most}, delta, distance=2.0),
         noise_to_update=math.sqrt(spread),
         largest_curvature_step=2 / (1 + spread),
     )

@@ -42,7 +42,7 @@ class RunConfig(Settings):
     )
     model: str = Field(
         "",
-        description='linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxK, or package.module:factory; "" for the '
+        description='linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxD, or package.module:factory; "" for the '
         "federation's own",
     )
     loss: str = Field("", description='mse, rmse, cross-entropy, log, hinge, margin; "" for the model\'s own')

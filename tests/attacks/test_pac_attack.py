@@ -393,11 +393,11 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
         ({"resume": "yesterday"}, 'an attack cannot be resumed; set resume = "" and attack again'),
         (
             {"federation": "synthetic"},
-            "strategy 'attacks.pac_attack:PacAttack' is for models with local parameters, as factors-IxK, not 'linear'",
+            "strategy 'attacks.pac_attack:PacAttack' is for models with local parameters, as factors-IxD, not 'linear'",
         ),
         (
             {"federation": "synthetic", "model": "mlp", "local": "0.*"},
-            "strategy 'attacks.pac_attack:PacAttack' is for models factors-IxK, not 'mlp'",
+            "strategy 'attacks.pac_attack:PacAttack' is for models factors-IxD, not 'mlp'",
         ),
     ],
     ids=str,

@@ -33,7 +33,7 @@ ROWS = [
     (3, 8, 2, 70),
     (7, 1193, 4, 30),
 ]
-LEAST = ["--least-ratings", "2"]
+LEAST = ["--min-ratings", "2"]
 
 # By hand: items 8, 50, 1193 are 0, 1, 2; four stars and more are a like.
 CLIENTS = {
@@ -145,13 +145,13 @@ def test_the_output_counts_and_names_the_folder(ratings: Path, tmp_path: Path) -
 def test_a_second_rating_of_an_item_does_not_count_towards_the_least(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text(text("\t", [*ROWS, (3, 1193, 1, 1), (20, 50, 1, 1)]))
     # User 7 has three ratings, of two items.
-    federation = made(tmp_path / "out", "--ratings", ratings, "--least-ratings", "3")
+    federation = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "3")
     assert np.diff(federation.offsets).tolist() == [3, 3]
 
 
 def test_of_equal_times_the_later_line_counts(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text(text("\t", [(1, 1, 5, 9), (1, 1, 1, 9), (2, 1, 1, 9), (2, 1, 5, 9)]))
-    federation = made(tmp_path / "out", "--ratings", ratings, "--least-ratings", "1", "--seed", "3")
+    federation = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "1", "--seed", "3")
     assert np.random.default_rng(3).permutation(2).tolist() == [1, 0]
     assert federation.targets.tolist() == [1, -1]
 
@@ -170,7 +170,7 @@ def test_a_tenth_of_the_users_and_at_least_one_validate(
     ratings: Path, tmp_path: Path, users: int, validation: int
 ) -> None:
     ratings.write_text(text("\t", [(user, 1, 3, 0) for user in range(users)]))
-    split = made(tmp_path / "out", "--ratings", ratings, "--least-ratings", "1").manifest.split
+    split = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "1").manifest.split
     assert split == {"train": users - validation, "validation": validation}
 
 
@@ -328,7 +328,7 @@ def test_a_broken_archive_is_named(tmp_path: Path) -> None:
 
 def test_fewer_than_two_users_are_refused(ratings: Path, tmp_path: Path) -> None:
     refused = run(tmp_path / "out", "--ratings", ratings)
-    assert_refused(refused, tmp_path / "out", "0 users rated at least 10 items", "lower --least-ratings")
+    assert_refused(refused, tmp_path / "out", "0 users rated at least 10 items", "lower --min-ratings")
 
 
 def test_a_folder_of_something_else_is_refused_before_the_work(

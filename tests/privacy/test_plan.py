@@ -30,13 +30,13 @@ def test_expected_participations_are_those_of_simulated_runs() -> None:
         medians.append(np.median(counts))
         maxima.append(counts.max())
     figures = plan(**HOSPITAL)
-    assert figures.median == np.median(medians)
-    assert figures.most == pytest.approx(np.mean(maxima), abs=0.6)
+    assert figures.median_participations == np.median(medians)
+    assert figures.max_participations == pytest.approx(np.mean(maxima), abs=0.6)
 
 
 def test_if_all_are_asked_in_every_round_all_take_part_in_every_round() -> None:
     figures = plan(**HOSPITAL | {"clients": 100})
-    assert (figures.median, figures.most) == (100, 100)
+    assert (figures.median_participations, figures.max_participations) == (100, 100)
 
 
 def test_noise_after_averaging_by_hand() -> None:

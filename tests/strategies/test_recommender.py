@@ -39,7 +39,7 @@ def test_there_is_one_set_of_items() -> None:
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
     run = RunConfig(strategy="recommender")
     Recommender().check(run, models.load("factors-3x2"))
-    reason = "strategy 'recommender' is for models with local parameters, as factors-IxK, not 'mlp'; name a federation"
+    reason = "strategy 'recommender' is for models with local parameters, as factors-IxD, not 'mlp'; name a federation"
     with pytest.raises(ConfigError, match=reason):
         Recommender().check(run, models.load("mlp"))
     with pytest.raises(ConfigError, match=reason.replace("mlp", "linear")):
