@@ -29,8 +29,9 @@ from attacks.rank_one import invert_first_layer
 from federation import Federation, Manifest, find_federation, offsets_of, open_federation, write_federation
 from models.model import Model, Parameters
 from protocol.arrays import Arrays
+from protocol.demands import Training
 from protocol.errors import ConfigError, FederationError, FleetError, ModelError, NotApplicableError
-from protocol.messages import Training, released_in, round_request
+from protocol.messages import released_in, round_request
 from protocol.records import to_array_record
 from protocol.release import NoisePer
 from simulation.grid import InProcessGrid

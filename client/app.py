@@ -14,17 +14,9 @@ from client.node import Node
 from client.noisy_messages import noisy_messages
 from privacy.gate import Gate, guard, local_report, local_result
 from privacy.randomness import noise, streams
+from protocol.demands import VERSION, Evaluation, Training
 from protocol.errors import ProtocolError
-from protocol.messages import (
-    VERSION,
-    Evaluation,
-    Training,
-    evaluation_in,
-    hosting_reply,
-    hypotheses_in,
-    training_in,
-    version_in,
-)
+from protocol.messages import evaluation_in, hosting_reply, hypotheses_in, training_in, version_in
 
 app = ClientApp()
 

@@ -16,8 +16,8 @@ from models.fit import misfit
 from models.model import Model
 from privacy.site import Role, Site
 from protocol.arrays import Arrays
+from protocol.demands import Hosting
 from protocol.errors import FederationError, ProtocolError, SiteError
-from protocol.messages import Hosting
 from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 

@@ -16,12 +16,10 @@ from fleet.exchange import Answer, Exchange
 from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
 from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather
 from protocol.arrays import Arrays
+from protocol.demands import Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
 from protocol.flower import log
 from protocol.messages import (
-    Evaluation,
-    Hosting,
-    Training,
     answers_training,
     asks,
     hosting_in,
@@ -131,7 +129,7 @@ class Fleet:
         hypotheses : ArrayRecord
             What they start from.
         demand : mapping
-            The fields of `protocol.messages.Training` that all clients share; what else is in it
+            The fields of `protocol.demands.Training` that all clients share; what else is in it
             plays no part.
         grid : Grid
         clients : ndarray of int, optional

@@ -13,9 +13,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fleet.exchange import Exchange, pause
+from protocol.demands import Hosting
 from protocol.errors import ConfigError, FleetError, ProtocolError
 from protocol.flower import log
-from protocol.messages import Hosting, hosting_in, query
+from protocol.messages import hosting_in, query
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15

@@ -46,7 +46,11 @@ def plan_command(
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     add("cost a participation", f"{figures.cost:.4g}", "n/nu, within one radius")
-    add("participations", f"median {figures.median_participations}, most {figures.max_participations}", "expected, over all clients")
+    add(
+        "participations",
+        f"median {figures.median_participations}, most {figures.max_participations}",
+        "expected, over all clients",
+    )
     add(
         "heuristic spend",
         f"median {figures.median_participations * figures.cost:.4g}, most {figures.max_participations * figures.cost:.4g}",

@@ -31,12 +31,11 @@ from privacy.precision import least_radius, resolution, round_to_grid
 from privacy.site import Policy, Site
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
+from protocol.demands import Evaluation, Training
 from protocol.errors import Refused, UmbelError
 from protocol.flower import ErrorCode, log
 from protocol.home import umbel_home
 from protocol.messages import (
-    Evaluation,
-    Training,
     evaluation_in,
     evaluation_only,
     evaluation_reply,

@@ -24,9 +24,9 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from privacy.ledger import Limits
+from protocol.demands import Training
 from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home
-from protocol.messages import Training
 from protocol.release import RadiusMode
 from protocol.rules import Settings
 from protocol.run_config import MAX_HYPOTHESES

@@ -15,21 +15,17 @@ hypotheses in what the server sends, the clients that released in what a node se
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from protocol.arrays import Arrays
+from protocol.demands import VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
 from protocol.records import from_array_record, record_in, to_array_record
-from protocol.release import NoisePer, RadiusMode
-
-VERSION = 2
 
 _VERSION = "version"
 _HYPOTHESES = "hypotheses"
@@ -39,194 +35,6 @@ _ARRAYS = "arrays"
 _RELEASED = "released"
 _SCORES = "scores"
 _HOSTING = "hosting"
-_RUN_NAME = 200  # the longest name of a run
-
-# What each field of a message may come as; a bool is no number here.
-_KINDS: dict[str, tuple[type, ...]] = {
-    "int": (int,),
-    "float": (int, float),
-    "str": (str,),
-    "bool": (bool,),
-    "tuple[int, ...]": (list,),
-    "RadiusMode": (str,),
-    "NoisePer": (str,),
-}
-
-
-class _Asked:
-    """What is asked of some clients of a node, as a ConfigRecord."""
-
-    clients: tuple[int, ...]
-
-    def to_record(self) -> ConfigRecord:
-        """Return what is asked as a ConfigRecord."""
-        own: Any = self  # a dataclass, as all that is built on this
-        values = {entry.name: getattr(own, entry.name) for entry in fields(own)}
-        return ConfigRecord(
-            {
-                key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
-                for key, value in values.items()
-            }
-        )
-
-    @classmethod
-    def from_record(cls, record: ConfigRecord) -> Self:
-        """Check a ConfigRecord from the network and return what it asks."""
-        kind: Any = cls
-        values: dict[str, Any] = {}
-        for entry in fields(kind):
-            if entry.name not in record:
-                raise ProtocolError(f"the demand lacks {entry.name}")
-            value = record[entry.name]
-            if type(value) not in _KINDS[str(entry.type)]:
-                raise ProtocolError(f"{entry.name} of the demand is a {type(value).__name__}")
-            values[entry.name] = tuple(value) if isinstance(value, list) else value
-        return cls(**values)
-
-
-@dataclass(frozen=True)
-class Training(_Asked):
-    """What the server asks of the training clients of one node in a round.
-
-    Attributes
-    ----------
-    round : int
-        Round, from 1.
-    clients : tuple of int
-        The asked clients, counted within the node; each at most once.
-    local_epochs, batch_size : int
-        E and B of Algorithm 1; a batch size of 0 takes all of a client's rows at once.
-    step_size : float
-        s of Algorithm 1.
-    noise_multiplier : float
-        The paper's nu: noise per unit of radius; 0 asks for an unsanitised release.
-    radius_mode : RadiusMode
-        ``update``: the radius is the norm of the client's update, at least `radius`.
-        ``public``: the radius is `radius`, and the client clips its update to it.
-    radius : float
-        See `radius_mode`.
-    noise_per : NoisePer
-        What is noised by itself, within a radius of its own.
-    disclose_choice : bool
-        Ask clients for the hypothesis they chose (IFCA); refused by any site that sanitises.
-    local_steps : int
-        R of Protocol 1 (PAC paper): above 0, so many minibatches are each drawn from all of a
-        client's rows, in place of epochs. With neither steps nor epochs nothing is trained.
-    message_noise : float
-        sigma of the PAC paper's noisy messages (Eq. 3); it comes before the gate, which does not
-        count it.
-    run : str
-        Name of the run, the same when it goes on after an interruption: clients keep their local
-        parameters by it.
-    frozen_digest : str
-        Of the model's frozen parameters, which do not travel; empty if there are none.
-    """
-
-    round: int
-    clients: tuple[int, ...]
-    local_epochs: int
-    step_size: float
-    batch_size: int
-    noise_multiplier: float
-    radius_mode: RadiusMode = RadiusMode.UPDATE
-    radius: float = 0.01
-    noise_per: NoisePer = NoisePer.VECTOR
-    disclose_choice: bool = False
-    local_steps: int = 0
-    message_noise: float = 0.0
-    run: str = ""
-    frozen_digest: str = ""
-
-    def __post_init__(self) -> None:
-        _whole("round", self.round, 1)
-        _clients(self.clients)
-        _whole("local-epochs", self.local_epochs, 0)
-        _whole("local-steps", self.local_steps, 0)
-        _whole("batch-size", self.batch_size, 0)
-        _positive("step-size", self.step_size)
-        _not_negative("noise-multiplier", self.noise_multiplier)
-        _not_negative("message-noise", self.message_noise)
-        object.__setattr__(self, "radius_mode", _one_of("radius", RadiusMode, self.radius_mode))
-        _positive("the radius", self.radius)
-        object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
-        if self.noise_per is not NoisePer.VECTOR and self.radius_mode is RadiusMode.PUBLIC:
-            raise ProtocolError(
-                f"noise-per {self.noise_per} goes with radius update alone; a public one is of the whole vector"
-            )
-        _run_name(self.run)
-
-
-@dataclass(frozen=True)
-class Evaluation(_Asked):
-    """What the server asks of the validation clients of one node in a round.
-
-    Attributes
-    ----------
-    round : int
-        Round, from 1; 0 before the first.
-    clients : tuple of int
-        The asked clients, counted within the node; each at most once.
-    step_size : float
-        s of Algorithm 1, for the local parameters of clients that have none yet.
-    run, frozen_digest : str
-        As in `Training`.
-    """
-
-    round: int
-    clients: tuple[int, ...]
-    step_size: float = 0.1
-    run: str = ""
-    frozen_digest: str = ""
-
-    def __post_init__(self) -> None:
-        _whole("round", self.round, 0)
-        _clients(self.clients)
-        _positive("step-size", self.step_size)
-        _run_name(self.run)
-
-
-@dataclass(frozen=True)
-class Hosting:
-    """What a node says of itself when asked.
-
-    Attributes
-    ----------
-    train, validation : int
-        Number of clients of each kind; training clients are counted first.
-    first, step : int
-        In simulation, the node hosts the clients ``first, first + step, ...`` of the
-        federation; elsewhere both are -1.
-    """
-
-    train: int
-    validation: int
-    first: int = -1
-    step: int = -1
-
-    def to_record(self) -> MetricRecord:
-        """Return the reply's MetricRecord."""
-        return MetricRecord({_VERSION: VERSION, **asdict(self)})
-
-    @classmethod
-    def from_record(cls, record: MetricRecord) -> Hosting:
-        """Check a node's reply and return what it says.
-
-        Raises
-        ------
-        ProtocolError
-            When the node speaks another version, or counts are missing or negative.
-        """
-        if record.get(_VERSION) != VERSION:
-            raise ProtocolError(f"speaks protocol {record.get(_VERSION)!r}, this server speaks {VERSION}")
-        values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
-        if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
-            raise ProtocolError(f"reports counts that cannot be: {values}")
-        return cls(**values)
-
-    @property
-    def simulated(self) -> bool:
-        """Whether the node says it hosts a part of the run config's federation."""
-        return self.step > 0
 
 
 # --- what the server sends
@@ -379,37 +187,3 @@ def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
         return None
     values = [np.asarray(record.get(name, ()), np.float64) for name in ("loss", "metric")]
     return np.stack(values) if all(value.shape == (asked,) for value in values) else None
-
-
-def _clients(clients: tuple[Any, ...]) -> None:
-    if set(map(type, clients)) != {int}:
-        raise ProtocolError("clients must be a list of whole numbers with at least one entry")
-    if min(clients) < 0 or len(set(clients)) < len(clients):
-        raise ProtocolError("each client may be asked once, counted from 0")
-
-
-def _whole(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ProtocolError(f"{name} must be a whole number of at least {least}, got {value}")
-
-
-def _not_negative(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value >= 0):
-        raise ProtocolError(f"{name} must be a finite number of at least 0, got {value}")
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ProtocolError(f"{name} must be a finite number above 0, got {value}")
-
-
-def _one_of(name: str, kind: Any, value: str) -> Any:
-    try:
-        return kind(value)
-    except ValueError:
-        raise ProtocolError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
-
-
-def _run_name(name: str) -> None:
-    if len(name) > _RUN_NAME:
-        raise ProtocolError(f"the run's name is {len(name)} characters long, more than {_RUN_NAME}")

@@ -22,8 +22,8 @@ import tomli_w
 from numpy.typing import NDArray
 
 from protocol.arrays import Arrays
+from protocol.demands import Hosting
 from protocol.home import write_atomically
-from protocol.messages import Hosting
 from protocol.release import Release
 from server.history import Round, State
 from server.observer import Section

@@ -82,7 +82,7 @@ class Setup:
         return Release(Kind.TRAIN, self.model.num_parameters, self.run.noise_multiplier, self.run.radius)
 
     def demand(self, name: str = "") -> dict[str, Any]:
-        """Return what every message of the run called `name` has in common (`protocol.messages.Training`)."""
+        """Return what every message of the run called `name` has in common (`protocol.demands.Training`)."""
         run = self.run
         return {
             "local_epochs": run.local_epochs,

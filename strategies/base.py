@@ -189,7 +189,7 @@ class HypothesisStrategy(Strategy):
     ) -> list[Message]:
         """Ask a sample of the training clients to train.
 
-        `config` holds the fields of `protocol.messages.Training` that are not the strategy's.
+        `config` holds the fields of `protocol.demands.Training` that are not the strategy's.
         """
         return self.fleet.ask_training(server_round, arrays, self.demand(server_round, config), grid)
 

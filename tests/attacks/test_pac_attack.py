@@ -18,8 +18,9 @@ from attacks.truth import local_parameters
 from client.app import app
 from models import load
 from privacy.memory_ledger import MemoryLedger
+from protocol.demands import Training
 from protocol.errors import ConfigError
-from protocol.messages import Training, hypotheses_in, training_in
+from protocol.messages import hypotheses_in, training_in
 from protocol.plugins import parse_options
 from server.history import State
 from server.observer import Section

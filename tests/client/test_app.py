@@ -14,7 +14,8 @@ import client.node
 from client.app import app
 from federation import BUNDLED, offsets_of, open_federation, write_federation
 from protocol.arrays import Arrays
-from protocol.messages import VERSION, Evaluation, Hosting, Training, hosting_in, query
+from protocol.demands import VERSION, Evaluation, Hosting, Training
+from protocol.messages import hosting_in, query
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest, save_plane
 from tests.helpers.messages import asked, demanded, refused, released, releases, scores

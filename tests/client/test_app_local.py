@@ -21,7 +21,7 @@ from models import Model
 from privacy.ledger import Ledger
 from privacy.site import Policy, Site
 from protocol.arrays import Arrays
-from protocol.messages import Evaluation, Training
+from protocol.demands import Evaluation, Training
 from protocol.records import from_array_record, to_array_record
 from simulation.grid import InProcessGrid
 from simulation.in_process import play

@@ -14,8 +14,8 @@ import client.node
 from client.node import Node
 from federation import BUNDLED, offsets_of, write_federation, write_leaf
 from privacy.site import in_process
+from protocol.demands import Hosting
 from protocol.errors import ConfigError, FederationError, ProtocolError, SiteError
-from protocol.messages import Hosting
 from tests.helpers.federations import manifest, save_plane
 from tests.helpers.models import write_module
 

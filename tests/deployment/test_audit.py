@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from protocol.messages import Hosting
+from protocol.demands import Hosting
 from server.run_folder import RunFolder
 from tests.deployment.audit import audit
 from tests.deployment.processes import Run

@@ -12,8 +12,9 @@ from flwr.app import Message
 
 from client.app import app
 from client.node import Node
+from protocol.demands import Hosting
 from protocol.errors import FederationError, SiteError
-from protocol.messages import Hosting, hosting_in, query
+from protocol.messages import hosting_in, query
 from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 

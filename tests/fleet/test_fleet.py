@@ -13,9 +13,10 @@ from scipy.stats import chi2
 
 import client.app
 from fleet.fleet import Fleet
+from protocol.demands import Evaluation, Hosting, Training
 from protocol.errors import ConfigError, FleetError
 from protocol.flower import ErrorCode
-from protocol.messages import Evaluation, Hosting, Training, evaluation_in, hypotheses_in, merged, training_in
+from protocol.messages import evaluation_in, hypotheses_in, merged, training_in
 from protocol.records import to_array_record
 from simulation.grid import InProcessGrid
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors

@@ -15,9 +15,9 @@ import fleet.exchange
 import fleet.roster
 from fleet.exchange import Exchange
 from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
+from protocol.demands import VERSION, Hosting
 from protocol.errors import ConfigError, FleetError
 from protocol.flower import ErrorCode
-from protocol.messages import VERSION, Hosting
 from tests.helpers.grids import PaperGrid
 
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")

@@ -14,16 +14,9 @@ from numpy.typing import NDArray
 
 import client.app
 from protocol.arrays import Arrays
+from protocol.demands import Hosting
 from protocol.flower import ErrorCode, Run
-from protocol.messages import (
-    Hosting,
-    asks,
-    evaluation_in,
-    evaluation_reply,
-    hosting_reply,
-    training_in,
-    training_reply,
-)
+from protocol.messages import asks, evaluation_in, evaluation_reply, hosting_reply, training_in, training_reply
 from simulation.grid import InProcessGrid
 
 SUPERLINK = 1  # the node id that Flower's own error replies come from

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from privacy.gate import Gate
 from privacy.site import in_process
 from protocol.arrays import Arrays
-from protocol.messages import Evaluation, Training, round_request
+from protocol.demands import Evaluation, Training
+from protocol.messages import round_request
 from protocol.records import from_array_record, record_in, to_array_record
 
 Layout = Mapping[str, tuple[int, ...]]

@@ -31,7 +31,7 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
 
     from client.app import app
     from privacy import gate
-    from protocol.messages import Training
+    from protocol.demands import Training
     from simulation.grid import InProcessGrid
     from tests.helpers.messages import asked, released
 

@@ -29,8 +29,9 @@ from privacy.memory_ledger import MemoryLedger
 from privacy.precision import round_to_grid
 from privacy.randomness import streams
 from protocol.arrays import Arrays, flatten
+from protocol.demands import Training
 from protocol.home import umbel_home
-from protocol.messages import Training, query
+from protocol.messages import query
 from protocol.records import from_array_record, to_array_record
 from tests.helpers.messages import (
     SIMULATED,

@@ -11,7 +11,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client.app import app
 from federation import BUNDLED, open_federation
-from protocol.messages import VERSION, Evaluation, Training, query
+from protocol.demands import VERSION, Evaluation, Training
+from protocol.messages import query
 from protocol.records import to_array_record
 from simulation.grid import InProcessGrid
 from tests.helpers.messages import arrived, asked, demanded, records, refused, released, releases, scores, stacked, wire

@@ -23,8 +23,9 @@ from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import round_to_grid
 from privacy.randomness import streams
+from protocol.demands import Evaluation
 from protocol.home import umbel_home
-from protocol.messages import Evaluation, evaluation_in, training_in
+from protocol.messages import evaluation_in, training_in
 from protocol.records import to_array_record
 from tests.helpers.messages import (
     SIMULATED,

@@ -22,7 +22,7 @@ from client.app import app
 from federation import Manifest, offsets_of, write_federation
 from privacy import gate, randomness
 from privacy.ledger import Ledger
-from protocol.messages import VERSION, Evaluation, Training
+from protocol.demands import VERSION, Evaluation, Training
 from protocol.records import to_array_record
 from protocol.run_config import MAX_HYPOTHESES
 from simulation.grid import InProcessGrid

@@ -15,8 +15,9 @@ from client.app import app
 from federation import BUNDLED
 from privacy.ledger import Limits
 from privacy.site import AcceptedRadius, Policy, Role, Site, in_process, runs_in_simulation
+from protocol.demands import Hosting
 from protocol.errors import Refused, SiteError
-from protocol.messages import Hosting, hosting_in, query
+from protocol.messages import hosting_in, query
 from protocol.plugins import import_by_name
 from tests.helpers.messages import demanded, refused
 

@@ -10,12 +10,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.demands import VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
 from protocol.messages import (
-    VERSION,
-    Evaluation,
-    Hosting,
-    Training,
     answers_training,
     asks,
     evaluation_in,

@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
+from protocol.demands import Training
 from protocol.errors import ConfigError
-from protocol.messages import Training
 from protocol.plugins import import_by_name, parse_options, parse_pairs
 
 # --- by name
 
 
 def test_an_object_is_found_by_its_name() -> None:
-    assert import_by_name("protocol.messages:Training") is Training
+    assert import_by_name("protocol.demands:Training") is Training
     assert import_by_name("os.path:join").__name__ == "join"
 
 

@@ -13,7 +13,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from protocol.arrays import flatten
-from protocol.messages import Hosting, evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
+from protocol.demands import Hosting
+from protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
 from server.history import Round, State
 from server.observer import Observer
 from server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds

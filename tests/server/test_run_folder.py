@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from protocol.demands import Hosting
 from protocol.home import write_atomically
-from protocol.messages import Hosting
 from protocol.release import Kind, RadiusMode, Release
 from server.history import Round, State
 from server.observer import Section

@@ -12,8 +12,8 @@ import pytest
 
 import strategies
 from federation import Manifest, write_federation, write_leaf
+from protocol.demands import Training
 from protocol.errors import ConfigError
-from protocol.messages import Training
 from protocol.release import Kind, RadiusMode, Release
 from protocol.run_config import RunConfig
 from server.observer import Observer
@@ -308,7 +308,7 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"strategy": "fedprox"}, "unknown strategy 'fedprox'; choose from group-privacy, fedavg, ifca"),
         ({"strategy": ""}, "unknown strategy ''; choose from"),
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
-        ({"strategy": "protocol.messages:Training"}, "strategy 'protocol.messages:Training' is no class built on"),
+        ({"strategy": "protocol.demands:Training"}, "strategy 'protocol.demands:Training' is no class built on"),
         ({"strategy-options": "x=1"}, "strategy-options: there is no option x; there are none"),
         ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),

@@ -8,12 +8,10 @@ from typing import Any
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
 from privacy.site import runs_in_simulation
+from protocol.flower import ErrorCode, Run, TaskIdentity
 from simulation.grid import InProcessGrid
 
 

@@ -1,20 +1,98 @@
-"""Whole runs in this process: their configuration, and what ends them."""
+"""Whole runs in this process, for experiments and audits: the run config, and a run as it ended."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from protocol.errors import ConfigError
-from simulation.in_process import run_config
+import client.app
+from protocol.errors import ConfigError, FleetError
+from protocol.run_config import RunConfig
+from server.observer import Observer
+from server.rounds import Run
+from simulation.grid import InProcessGrid
+from simulation.in_process import ROOT, play, run_config
+from tests.helpers.runs import run_app
 
 
-def test_a_run_config_is_the_apps_with_the_file_over_it() -> None:
-    config = run_config("hospital", noise_multiplier=1.0)
-    assert config["federation"] == "hospital"
-    assert config["noise-multiplier"] == 1.0
-    assert config["device"] == "auto"
+class Counting(Observer):
+    """Counts rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds = 0
+
+    def after_round(self, run: Run) -> None:
+        self.rounds += 1
 
 
-def test_a_key_that_the_app_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="noise-multiplayer"):
-        run_config("hospital", noise_multiplayer=1.0)
+# --- the run config
+
+
+def test_a_config_is_the_defaults_with_a_file_and_changes_over_them() -> None:
+    config = run_config("hospital", clients_per_round=9, radius_floor=0.5)
+    assert set(config) == set(RunConfig.names())
+    assert (config["federation"], config["clients-per-round"], config["radius-floor"]) == ("hospital", 9, 0.5)
+    assert config["seed"] == RunConfig().seed
+    RunConfig.parse(config)
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.toml")), ids=lambda file: file.stem)
+def test_every_config_that_comes_along_is_found_by_its_name(file: Path) -> None:
+    assert set(run_config(file.stem)) == set(RunConfig.names())
+
+
+def test_a_change_of_a_key_that_there_is_not_is_named() -> None:
+    with pytest.raises(ConfigError, match="attack-after, stepsize: no keys of the run config"):
+        run_config("synthetic", stepsize=1, attack_after=2)
+
+
+# --- a run
+
+
+def test_a_run_is_returned_as_it_ended_and_leaves_nothing(umbel_home: Path) -> None:
+    counting = Counting()
+    config = run_config("synthetic", rounds=3, restarts=1)
+    run = play(config, observers=[counting])
+    assert [entry.number for entry in run.state.history] == [1, 2, 3, 4]
+    assert counting.rounds == 4
+    assert run.state.stopped == "all 3 rounds done"
+    assert run.strategy.fleet.participations.sum() == 21
+    assert run.folder is None
+    assert not umbel_home.exists()
+
+
+def test_it_is_what_the_app_does(umbel_home: Path) -> None:
+    config = run_config("synthetic", rounds=3, restarts=2)
+    by_app = run_app(config, InProcessGrid(client.app.app, config))
+    run = play(config, nodes=3)
+    np.testing.assert_array_equal(run.state.hypotheses["weight"], by_app.arrays("latest")["weight"])
+
+
+def test_a_runs_own_patience_and_observers_watch_it() -> None:
+    config = run_config("synthetic", rounds=60, restarts=1, patience=1, noise_multiplier=0.0, step_size=1e-12)
+    assert play(config).state.stopped == "no better hypotheses in 1 validations"
+    with pytest.raises(ConfigError, match="cannot import 'nowhere'"):
+        play(config | {"observers": "nowhere:Mine"})
+
+
+def test_nodes_may_be_configured_as_sites_configure_them() -> None:
+    config = run_config("synthetic", rounds=1, restarts=1)
+    nodes = [{"partition-id": i, "num-partitions": 2, "role": ("train", "validation")[i]} for i in range(2)]
+    run = play(config, node_configs=nodes)
+    assert (run.strategy.fleet.roster(run.grid).train, run.strategy.fleet.roster(run.grid).validation) == (100, 100)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_node_that_refuses_ends_a_strict_run(strict: bool) -> None:
+    config = run_config("synthetic", rounds=2, restarts=1)
+    nodes: list[dict[str, Any]] = [{"partition-id": i, "num-partitions": 2} for i in range(2)]
+    nodes[1]["min-noise-multiplier"] = 100
+    if strict:
+        with pytest.raises(FleetError, match="the simulated node refused in round 1; the log says why"):
+            play(config, node_configs=nodes)
+    else:
+        assert [entry.lost_nodes for entry in play(config, node_configs=nodes, strict=False).state.history] == [1, 1, 0]

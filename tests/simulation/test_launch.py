@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,13 +13,12 @@ import numpy as np
 import psutil
 import pytest
 import safetensors.numpy
-from flwr.app import Context, RecordDict
 
 from client.app import app as client_app
 from protocol.errors import LaunchError
-from server.app import app as server_app
 from simulation.grid import InProcessGrid
 from simulation.launch import APP, federation_config, read_settings, submit, superlink
+from tests.helpers.runs import run_app
 
 SHORT = {"rounds": 4, "restarts": 2, "seed": 3}
 
@@ -31,24 +29,19 @@ def newest_run(home: Path) -> dict[str, np.ndarray[Any, Any]]:
     return safetensors.numpy.load_file(folder / "latest.safetensors")
 
 
-def in_process(run_config: dict[str, Any], home: Path) -> dict[str, np.ndarray[Any, Any]]:
-    server_app(InProcessGrid(client_app, run_config), Context(1, 0, {}, RecordDict(), run_config))
-    return newest_run(home)
+def in_process(run_config: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    return run_app(run_config, InProcessGrid(client_app, run_config)).arrays("latest")
+
+
+OWN = APP / "tests" / "helpers" / "own"
+"""A folder of the user's, with a strategy in a package of its own in it."""
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of the user's, with a strategy of ten lines in it."""
-    folder = tmp_path_factory.mktemp("mine")
-    shutil.copy(APP / "tests" / "strategies" / "ten_lines.py", folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def simulation(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Iterator[dict[str, str]]:
+def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of one SuperLink for all tests here; it ends with everything it started."""
     home = tmp_path_factory.mktemp("flwr-home")
-    path = os.pathsep.join([str(installed), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    path = os.pathsep.join([str(OWN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(home / "umbel"))
         patch.setenv("PYTHONPATH", path)
@@ -64,42 +57,33 @@ def simulation(tmp_path_factory: pytest.TempPathFactory, installed: Path) -> Ite
 
 
 @pytest.mark.slow
-def test_ray_gives_what_one_process_gives(
-    simulation: dict[str, str], run_config: dict[str, Any], umbel_home: Path
-) -> None:
+def test_ray_gives_what_one_process_gives(simulation: dict[str, str], run_config: dict[str, Any]) -> None:
     """Bit for bit, with seven nodes for one; other numbers of nodes `tests/server/test_app.py` compares in process."""
     values = SHORT | {"engine": "loop"}
     submit(APP, values, simulation, 7)
-    expected = in_process(run_config | values, umbel_home)
-    found = newest_run(Path(simulation["UMBEL_HOME"]))
-    assert {name: value.tobytes() for name, value in found.items()} == {
-        name: value.tobytes() for name, value in expected.items()
-    }
+    assert as_bytes(newest_run(Path(simulation["UMBEL_HOME"]))) == as_bytes(in_process(run_config | values))
+
+
+def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:
+    return {name: value.tobytes() for name, value in arrays.items()}
 
 
 @pytest.mark.slow
-def test_a_strategy_of_the_users_own_runs_by_flwr_run_and_in_batches(
-    simulation: dict[str, str],
-    installed: Path,
-    run_config: dict[str, Any],
-    tmp_path: Path,
-    umbel_home: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_strategy_in_a_package_of_its_own_runs_by_flwr_run_and_goes_on(
+    simulation: dict[str, str], run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one line more in the run config's defaults, since Flower takes no key that is not there."""
-    copy = tmp_path / "app"
-    hidden = shutil.ignore_patterns(".*", "tests", "experiments", "benchmarks", "docs", "build", "dist")
-    shutil.copytree(APP, copy, ignore=hidden)
-    project = copy / "pyproject.toml"
-    table = "[tool.flwr.app.config]\n"
-    assert table in project.read_text()
-    project.write_text(project.read_text().replace(table, table + "trim = 0\n"))
-    values = SHORT | {"strategy": "ten_lines:TrimmedMean", "noise-multiplier": 0.0, "trim": 2, "engine": "batched"}
-    submit(copy, values, simulation, 2)
-    found = newest_run(Path(simulation["UMBEL_HOME"]))
-    monkeypatch.syspath_prepend(installed)
-    expected = in_process(run_config | values, umbel_home)
-    np.testing.assert_allclose(found["weight"], expected["weight"], rtol=1e-4)
+    """Its two options come by the run config, and its state comes back; no file of umbel's knows of it."""
+    monkeypatch.syspath_prepend(OWN)
+    values = SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
+    home = Path(simulation["UMBEL_HOME"])
+    submit(APP, values | {"rounds": 2}, simulation, 2)
+    short = newest_run(home)
+    assert {name for name in short if name.startswith("strategy/")} == {"strategy/step-0", "strategy/step-1"}
+    name = max((home / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns).name
+    submit(APP, values | {"resume": name}, simulation, 2)
+    assert as_bytes(newest_run(home)) == as_bytes(in_process(run_config | values))
+    assert as_bytes(short) != as_bytes(newest_run(home))
+    assert len((home / "runs" / name / "history.jsonl").read_text().splitlines()) == SHORT["rounds"] + 1
 
 
 @pytest.mark.slow

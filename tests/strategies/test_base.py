@@ -21,8 +21,9 @@ import strategies
 from fleet.fleet import Fleet
 from fleet.replies import Releases
 from protocol.arrays import flatten
+from protocol.demands import Training
 from protocol.errors import ConfigError
-from protocol.messages import Training, hypotheses_in, training_in
+from protocol.messages import hypotheses_in, training_in
 from protocol.records import from_array_record, to_array_record
 from protocol.release import RadiusMode
 from protocol.run_config import RunConfig
