@@ -45,15 +45,16 @@ def plan_command(
         _fail(str(error))
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
+    median, maximum = figures.median_participations, figures.max_participations
     add("cost a participation", f"{figures.cost:.4g}", "n/nu, within one radius")
     add(
         "participations",
-        f"median {figures.median_participations}, most {figures.max_participations}",
+        f"median {median}, most {maximum}",
         "expected, over all clients",
     )
     add(
         "heuristic spend",
-        f"median {figures.median_participations * figures.cost:.4g}, most {figures.max_participations * figures.cost:.4g}",
+        f"median {median * figures.cost:.4g}, most {maximum * figures.cost:.4g}",
         "radius update: the paper's figure, no guarantee",
     )
     add(

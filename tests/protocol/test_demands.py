@@ -1,0 +1,259 @@
+"""What a server asks of a node's clients, and what a node says of itself: checked before anybody acts on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.demands import VERSION, Evaluation, Hosting, Training
+from protocol.errors import ProtocolError
+from protocol.messages import (
+    evaluation_in,
+    hosting_in,
+    hosting_reply,
+    round_request,
+    training_in,
+)
+from protocol.records import to_array_record
+from protocol.release import NoisePer, RadiusMode
+from tests.helpers.records import STACKED, over_the_wire
+
+TRAINING = Training(
+    round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.5
+)
+
+
+EVALUATION = Evaluation(round=3, clients=(7, 3))
+
+
+Asked = Training | Evaluation
+
+
+def changed(asked: Asked = TRAINING, **entries: Any) -> ConfigRecord:
+    """Return the record of what is asked with some entries changed; an entry of None is taken out."""
+    values: dict[str, Any] = {**asked.to_record(), **entries}
+    return ConfigRecord({name: value for name, value in values.items() if value is not None})
+
+
+def request(training: Training | None = None, evaluation: Evaluation | None = None) -> RecordDict:
+    """Return the content of a round's message that has `STACKED` for hypotheses."""
+    return round_request(to_array_record(STACKED), training, evaluation)
+
+
+whole = st.integers(0, 2**63 - 1)
+
+
+positive = st.floats(0, exclude_min=True, allow_infinity=False)
+
+
+# Noise on layers or rows by themselves goes with radius update alone.
+modes = st.sampled_from([("update", "vector"), ("update", "layer"), ("update", "row"), ("public", "vector")])
+
+
+who: dict[str, Any] = {
+    "clients": st.lists(whole, min_size=1, max_size=20, unique=True).map(tuple),
+    "step_size": positive,
+    "run": st.text(max_size=200),
+    "frozen_digest": st.text(max_size=64),
+}
+
+
+trainings = st.builds(
+    lambda mode, **fields: Training(radius_mode=mode[0], noise_per=mode[1], **fields),
+    mode=modes,
+    round=st.integers(1, 2**63 - 1),
+    local_epochs=whole,
+    local_steps=whole,
+    message_noise=st.floats(0, allow_infinity=False),
+    batch_size=whole,
+    noise_multiplier=st.floats(0, allow_infinity=False),
+    radius=positive,
+    disclose_choice=st.booleans(),
+    **who,
+)
+
+
+evaluations = st.builds(Evaluation, round=whole, **who)
+
+
+@given(st.one_of(trainings, evaluations))
+def test_what_is_asked_comes_back_from_its_record(asked: Asked) -> None:
+    assert type(asked).from_record(asked.to_record()) == asked
+
+
+@pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
+def test_records_hold_plain_values_alone(asked: Asked) -> None:
+    assert {type(value) for value in asked.to_record().values()} <= {int, float, str, bool, list}
+
+
+def test_words_are_read_as_what_they_stand_for() -> None:
+    arrived = Training.from_record(TRAINING.to_record())
+    assert arrived.radius_mode is RadiusMode.UPDATE
+    assert arrived.noise_per is NoisePer.VECTOR
+
+
+def test_a_whole_number_will_do_for_a_real_one() -> None:
+    assert Training.from_record(changed(step_size=1, noise_multiplier=0, radius=2)).noise_multiplier == 0
+
+
+@pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
+def test_entries_that_nobody_knows_are_not_read(asked: Asked) -> None:
+    assert type(asked).from_record(changed(asked, data_path="/etc/passwd")) == asked
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"), [(asked, name) for asked in (TRAINING, EVALUATION) for name in asked.to_record()]
+)
+def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
+    with pytest.raises(ProtocolError, match=f"the demand lacks {name}$"):
+        type(asked).from_record(changed(asked, **{name: None}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("round", 3.0, "float"),
+        ("round", True, "bool"),
+        ("clients", 3, "int"),
+        ("clients", b"\x00\x02", "bytes"),
+        ("step_size", "0.1", "str"),
+        ("step_size", True, "bool"),
+        ("run", 1, "int"),
+        ("run", ["a"], "list"),
+        ("frozen_digest", b"00", "bytes"),
+    ],
+)
+@pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
+def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any, kind: str) -> None:
+    with pytest.raises(ProtocolError, match=f"{name} of the demand is a {kind}$"):
+        type(asked).from_record(changed(asked, **{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind"),
+    [
+        ("local_epochs", "1", "str"),
+        ("local_epochs", True, "bool"),
+        ("batch_size", 10.0, "float"),
+        ("batch_size", False, "bool"),
+        ("noise_multiplier", [5.0], "list"),
+        ("noise_multiplier", True, "bool"),
+        ("radius_mode", 1, "int"),
+        ("radius", True, "bool"),
+        ("noise_per", 1, "int"),
+        ("local_steps", 1.0, "float"),
+        ("local_steps", True, "bool"),
+        ("message_noise", "0.1", "str"),
+        ("message_noise", False, "bool"),
+        ("disclose_choice", "no", "str"),
+        ("disclose_choice", 1, "int"),
+    ],
+)
+def test_an_entry_of_training_of_the_wrong_type_is_named(name: str, value: Any, kind: str) -> None:
+    with pytest.raises(ProtocolError, match=f"{name} of the demand is a {kind}$"):
+        Training.from_record(changed(**{name: value}))
+
+
+IMPOSSIBLE = [
+    ("step_size", 0.0, "step-size must be a finite number above 0, got 0.0"),
+    ("step_size", -0.1, "step-size must be a finite number above 0, got -0.1"),
+    ("step_size", float("nan"), "step-size must be a finite number above 0, got nan"),
+    ("step_size", float("inf"), "step-size must be a finite number above 0, got inf"),
+    ("clients", [], "clients must be a list of whole numbers with at least one entry"),
+    ("clients", [0.0, 1.0], "clients must be a list of whole numbers with at least one entry"),
+    ("clients", ["0"], "clients must be a list of whole numbers with at least one entry"),
+    ("clients", [True], "clients must be a list of whole numbers with at least one entry"),
+    ("clients", [1, 1], "each client may be asked once, counted from 0"),
+    ("clients", [0, -1], "each client may be asked once, counted from 0"),
+    ("run", "r" * 201, "the run's name is 201 characters long, more than 200"),
+]
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "value", "reason"),
+    [
+        *((asked, *case) for asked in (TRAINING, EVALUATION) for case in IMPOSSIBLE),
+        (TRAINING, "round", 0, "round must be a whole number of at least 1, got 0"),
+        (EVALUATION, "round", -1, "round must be a whole number of at least 0, got -1"),
+        (TRAINING, "local_epochs", -1, "local-epochs must be a whole number of at least 0, got -1"),
+        (TRAINING, "local_steps", -1, "local-steps must be a whole number of at least 0, got -1"),
+        (TRAINING, "message_noise", -1.0, "message-noise must be a finite number of at least 0, got -1.0"),
+        (TRAINING, "noise_per", "parameter", "noise-per must be one of vector, layer, row, got 'parameter'"),
+        (TRAINING, "batch_size", -1, "batch-size must be a whole number of at least 0, got -1"),
+        (TRAINING, "noise_multiplier", -5.0, "noise-multiplier must be a finite number of at least 0, got -5.0"),
+        (TRAINING, "noise_multiplier", float("nan"), "noise-multiplier must be a finite number of at least 0, got nan"),
+        (TRAINING, "noise_multiplier", float("inf"), "noise-multiplier must be a finite number of at least 0, got inf"),
+        (TRAINING, "radius_mode", "secret", "radius must be one of update, public, got 'secret'"),
+        (TRAINING, "radius", 0.0, "the radius must be a finite number above 0, got 0.0"),
+        (TRAINING, "radius", float("nan"), "the radius must be a finite number above 0, got nan"),
+    ],
+)
+def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, reason: str) -> None:
+    content = request(TRAINING, EVALUATION)
+    read = training_in if asked is TRAINING else evaluation_in
+    content["training" if asked is TRAINING else "evaluation"] = changed(asked, **{name: value})
+    with pytest.raises(ProtocolError, match=f"^{reason}$"):
+        read(over_the_wire(content))
+
+
+@pytest.mark.parametrize("unit", ["layer", "row"])
+def test_a_public_radius_is_of_the_whole_vector(unit: str) -> None:
+    Training(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
+    Training(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per="vector")
+    with pytest.raises(ProtocolError, match=f"noise-per {unit} goes with radius update alone"):
+        Training(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per=unit)
+
+
+def test_training_without_steps_and_epochs_hands_over_the_hypotheses_alone() -> None:
+    """R = 0 of the PAC paper."""
+    demand = Training(1, (0,), 0, 0.1, 10, 5.0)
+    assert (demand.local_epochs, demand.local_steps) == (0, 0)
+
+
+def test_a_server_cannot_ask_the_impossible() -> None:
+    with pytest.raises(ProtocolError, match="noise-multiplier"):
+        Training(1, (0,), 1, 0.1, 10, float("nan"))
+    with pytest.raises(ProtocolError, match="step-size"):
+        Evaluation(1, (0,), float("nan"))
+
+
+@given(st.builds(Hosting, train=whole, validation=whole, first=st.integers(-1, 9), step=st.integers(-1, 9)))
+def test_hosting_arrives_as_it_was_sent(hosting: Hosting) -> None:
+    assert hosting_in(over_the_wire(hosting_reply(hosting))) == hosting
+
+
+def test_only_a_node_that_names_its_share_is_simulated() -> None:
+    assert Hosting(3, 1, first=0, step=2).simulated
+    assert not Hosting(3, 1).simulated
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1, None])
+def test_a_node_of_another_version_is_refused(version: int | None) -> None:
+    record = Hosting(3, 1).to_record()
+    del record["version"]
+    if version is not None:
+        record["version"] = version
+    with pytest.raises(ProtocolError, match=f"speaks protocol {version}, this server speaks {VERSION}"):
+        Hosting.from_record(record)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"train": -1},
+        {"validation": -1},
+        {"train": 3.0},
+        {"train": [3]},
+        {"train": None},
+        {"step": None},
+        {"first": 0.0},
+    ],
+)
+def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
+    values = {name: value for name, value in {**Hosting(3, 1).to_record(), **counts}.items() if value is not None}
+    with pytest.raises(ProtocolError, match=f"reports counts that cannot be: .*'{next(iter(counts))}'"):
+        Hosting.from_record(MetricRecord(values))
