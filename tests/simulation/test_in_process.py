@@ -80,10 +80,11 @@ def test_a_runs_own_patience_and_observers_watch_it() -> None:
 
 
 def test_nodes_may_be_configured_as_sites_configure_them() -> None:
-    config = run_config("synthetic", rounds=1, restarts=1)
-    nodes = [{"partition-id": i, "num-partitions": 2, "role": ("train", "validation")[i]} for i in range(2)]
-    run = play(config, node_configs=nodes)
-    assert (run.strategy.fleet.roster(run.grid).train, run.strategy.fleet.roster(run.grid).validation) == (100, 100)
+    """A participation costs 2/5, and each client may spend as much: in the second round nobody can."""
+    config = run_config("synthetic", rounds=2, restarts=1, clients_per_round=100)
+    nodes = [{"partition-id": i, "num-partitions": 2, "budget": 0.4} for i in range(2)]
+    run = play(config, node_configs=nodes, strict=False)
+    assert [entry.releases for entry in run.state.history] == [100, 0, 0]
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -56,28 +56,25 @@ def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, s
     assert not left, "the launcher stops what it started"
 
 
-@pytest.mark.slow
-def test_ray_gives_what_one_process_gives(simulation: dict[str, str], run_config: dict[str, Any]) -> None:
-    """Bit for bit, with seven nodes for one; other numbers of nodes `tests/server/test_app.py` compares in process."""
-    values = SHORT | {"engine": "loop"}
-    submit(APP, values, simulation, 7)
-    assert as_bytes(newest_run(Path(simulation["UMBEL_HOME"]))) == as_bytes(in_process(run_config | values))
-
-
 def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in arrays.items()}
 
 
 @pytest.mark.slow
-def test_a_strategy_in_a_package_of_its_own_runs_by_flwr_run_and_goes_on(
+def test_ray_gives_what_one_process_gives_with_a_strategy_in_a_package_of_its_own_and_goes_on(
     simulation: dict[str, str], run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its two options come by the run config, and its state comes back; no file of umbel's knows of it."""
+    """Bit for bit, with seven nodes and then two for one; other numbers `tests/server/test_app.py` compares.
+
+    The strategy's two options come by the run config, its state comes back, and no file of umbel's knows of it. One
+    test for all, because every start of Ray is dear.
+    """
     monkeypatch.syspath_prepend(OWN)
     values = SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
     home = Path(simulation["UMBEL_HOME"])
-    submit(APP, values | {"rounds": 2}, simulation, 2)
+    submit(APP, values | {"rounds": 2}, simulation, 7)
     short = newest_run(home)
+    assert as_bytes(short) == as_bytes(in_process(run_config | values | {"rounds": 2}))
     assert {name for name in short if name.startswith("strategy/")} == {"strategy/step-0", "strategy/step-1"}
     name = max((home / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns).name
     submit(APP, values | {"resume": name}, simulation, 2)
