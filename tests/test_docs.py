@@ -1,0 +1,34 @@
+"""The docs say what the code does, where that can be checked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from privacy.site import Policy
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+
+
+def table(file: str, head: str) -> list[list[str]]:
+    """Return the rows of a Markdown table, which is the one that begins with a given line."""
+    lines = (DOCS / file).read_text(encoding="utf-8").splitlines()
+    start = lines.index(head)
+    assert re.fullmatch(r"[|-]+", lines[start + 1])
+    rows = []
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split(" | ")])
+    return rows
+
+
+def test_every_key_of_a_sites_policy_stands_in_the_docs_with_its_default() -> None:
+    rows = table("privacy.md", "| key | default | meaning |")
+    assert [row[:2] for row in rows] == [[f"`{name}`", f"`{default}`"] for name, default, _, _ in Policy.table()]
+    assert all(len(row) == 3 and len(row[2]) > 5 for row in rows), "and says what it means"
+
+
+def test_no_key_goes_by_its_old_name() -> None:
+    rows = table("privacy.md", "| key | default | meaning |")
+    assert not {cell for row in rows for cell in row for old in Policy.renamed if old in cell}
