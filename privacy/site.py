@@ -181,6 +181,8 @@ class Policy(Settings):
             raise Refused("the server asks which hypothesis each client chose; this site does not tell")
 
 
+_KNOWN = {*Policy.names(), *Policy.renamed}
+
 # A simulated node holds nobody's data, and allows what a run asks for.
 _SIMULATED: dict[str, Any] = {
     "role": "split",
@@ -250,9 +252,8 @@ class Site:
             return site
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
-        known = {*Policy.names(), *Policy.renamed}
         # What else a user has in the environment is no policy of a simulated node.
-        policy = Policy.parse(_SIMULATED | {key: environment[key] for key in known & set(environment)} | own)
+        policy = Policy.parse(_SIMULATED | {key: environment[key] for key in _KNOWN & environment.keys()} | own)
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
 
     def _check_own(self) -> None:

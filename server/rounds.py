@@ -101,11 +101,11 @@ def run_rounds(run: Run) -> None:
     rounds, state = run.setup.run.rounds, run.state
     for observer in run.observers:
         observer.begin(run)
-    arrays = to_array_record(state.hypotheses)
+    arrays, demand = to_array_record(state.hypotheses), ConfigRecord(run.setup.demand(run.name))
     for number in range(len(state.history) + 1, rounds + 1):
         for observer in run.observers:
             observer.before_round(run, number)
-        arrays = _run_round(run, number, arrays, train=True)
+        arrays = _run_round(run, number, arrays, demand, train=True)
         for observer in run.observers:
             observer.after_round(run)
         if state.stopped:
@@ -114,23 +114,22 @@ def run_rounds(run: Run) -> None:
         state.stopped = f"all {rounds} rounds done"
         # What the last round of training left has not been evaluated yet.
         if state.best_round:
-            _run_round(run, rounds + 1, arrays, train=False)
+            _run_round(run, rounds + 1, arrays, demand, train=False)
             for observer in run.observers:
                 observer.after_round(run)
     for observer in run.observers:
         observer.at_end(run)
 
 
-def _run_round(run: Run, number: int, arrays: ArrayRecord, train: bool) -> ArrayRecord:
+def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord, train: bool) -> ArrayRecord:
     """Do a round from the hypotheses in `arrays`; return those of the next."""
     began = time.perf_counter()
     setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
-    fleet, config = strategy.fleet, ConfigRecord(setup.demand(run.name))
-    nearest = distances(flatten(state.hypotheses))
+    fleet, nearest = strategy.fleet, distances(flatten(state.hypotheses))
     validates = not train or (number - 1) % setup.run.validate_every == 0
-    messages = strategy.configure_train(number, arrays, config, grid) if train else []
+    messages = strategy.configure_train(number, arrays, demand, grid) if train else []
     if validates:
-        messages = [*messages, *strategy.configure_evaluate(number, arrays, config, grid)]
+        messages = [*messages, *strategy.configure_evaluate(number, arrays, demand, grid)]
     replies = fleet.exchange(number, grid, messages, setup.run.round_timeout)
 
     scores = fleet.scores(replies) if validates else None
