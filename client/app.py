@@ -16,7 +16,7 @@ from privacy.gate import Gate, guard, local_report, local_result
 from privacy.randomness import noise, streams
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.errors import ProtocolError
-from protocol.messages import evaluation_in, hosting_reply, hypotheses_in, training_in, version_in
+from protocol.messages import evaluation_in, hosting_reply, hypotheses_in, run_in, training_in, version_in
 
 app = ClientApp()
 
@@ -97,5 +97,6 @@ def keep_models(msg: Message, context: Context) -> Message:
     if node.site.keep_model is not None:
         hypotheses = hypotheses_in(msg.content)
         node.check(hypotheses)
-        keep(node, hypotheses, node.site.keep_model)
+        kept = LocalParameters(node.site, context.state, node.model, run_in(msg.content), node.seed)
+        keep(node, hypotheses, kept, node.site.keep_model)
     return Message(RecordDict(), reply_to=msg)

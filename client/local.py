@@ -24,6 +24,7 @@ from protocol.records import from_array_record, record_in, to_array_record
 
 _RECORD = "umbel.local"
 _CLIENTS = "clients"
+_KEPT_RUNS = 20  # of which a site keeps the local parameters
 
 
 class LocalParameters:
@@ -43,7 +44,8 @@ class LocalParameters:
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
         self._model, self._seed, self._state = model, seed, state
-        self._file = None if site.ledger_path is None else _file(site.ledger_path, model, run)
+        # A simulated node may have a ledger on disk; its clients are nobody's.
+        self._file = None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run)
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
         self._values: Arrays = kept or {
@@ -67,6 +69,11 @@ class LocalParameters:
             values[name][new] = fresh[name]
             values[name][known] = kept[[where[clients[i]] for i in known]]
         return values
+
+    def known(self, clients: Sequence[int]) -> list[int]:
+        """Return those of the clients that have local parameters."""
+        there = set(self._clients.tolist())
+        return [client for client in clients if client in there]
 
     def fresh(self, clients: Sequence[int]) -> Arrays:
         """Return what the local parameters of clients start from."""
@@ -102,11 +109,25 @@ class LocalParameters:
         if self._file is None:
             self._state[_RECORD] = to_array_record(kept)
             return
+        new = not self._file.exists()
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._file, safetensors.numpy.save(kept))
+        if new:
+            _forget_old_runs(self._file.parent)
 
 
-def _file(ledger: Path, model: Model, run: str) -> Path:
-    """Return where a site keeps the local parameters of a run: the run's name is the server's word, and no path."""
-    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
+def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
+    """Return where a site keeps the local parameters of a run: the run's name is the server's word, and no path.
+
+    Nodes that share a ledger, and serve other data or other clients, have files of their own.
+    """
+    where = f"{site.data_path}\n{site.first}/{site.step}"
+    what = f"{where}\n{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
     return ledger.with_name(f"{ledger.name}.local") / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.safetensors"
+
+
+def _forget_old_runs(folder: Path) -> None:
+    """Keep the files written last: how many runs there are is the server's word."""
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in files[_KEPT_RUNS:]:
+        file.unlink(missing_ok=True)

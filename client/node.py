@@ -86,8 +86,7 @@ class Node:
         manifest = federation.manifest
         if not site.simulated:
             _refuse_foreign(run, manifest)
-        frozen, local = run.frozen or manifest.frozen, run.local or manifest.local
-        model = models.load_for(run.model, run.loss, manifest.model, manifest.loss, frozen, local)
+        model = models.load_for(run, manifest)
         _check_fit(source, model)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
@@ -100,7 +99,7 @@ class Node:
     @property
     def seed(self) -> int | None:
         """The run's seed in simulation, None where the data are the site's own (`privacy.site.Site.seed`)."""
-        return self.run.seed if self.site.simulated or self.site.insecure_seed else None
+        return self.site.seed(self.run)
 
     @property
     def learner(self) -> Learner:
@@ -130,7 +129,7 @@ class Node:
         """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
         if frozen_digest is not None and frozen_digest != self.model.frozen_digest:
             raise ProtocolError(
-                f"the server's frozen parameters of model {self.model.name!r} are others than this node's; "
+                f"the server's frozen parameters of model {self.model.name!r} differ from this node's; "
                 "give both sides the same files"
             )
         shapes = {name: value.shape[1:] for name, value in hypotheses.items()}

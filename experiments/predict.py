@@ -27,6 +27,7 @@ from protocol.arrays import Arrays
 from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import write_atomically
+from protocol.run_config import RunConfig
 
 
 @dataclass(frozen=True)
@@ -138,14 +139,7 @@ def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
     # A run that names no model took that of its federation, which a newcomer need not have: then
     # the newcomer's own data name it, and the shapes tell whether it is the same.
     manifest = data.manifest
-    model = models.load_for(
-        str(config["model"]),
-        str(config["loss"]),
-        manifest.model,
-        manifest.loss,
-        config.get("frozen") or manifest.frozen,
-        config.get("local") or manifest.local,
-    )
+    model = models.load_for(RunConfig.parse(config), data.manifest)
     # In the order of the model's state dict, which a file does not keep.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:

@@ -34,7 +34,7 @@ from protocol.records import from_array_record, to_array_record
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
-_TELLING = 300.0  # seconds for which a run that is over waits for its nodes to be told
+_KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
 _DEMAND = {field.name for field in fields(Training)} - {"round", "clients"}
 
 
@@ -215,11 +215,11 @@ class Fleet:
             self._roster.note(round, {answer.node for answer in asked} - silent, silent)
         return [answer.reply for answer in asked]
 
-    def send_best(self, grid: Grid, hypotheses: Arrays, timeout: float) -> None:
-        """Tell all nodes what the run has found, for them to keep; what they make of it they do not say."""
-        content = keep_request(to_array_record(hypotheses))
+    def send_best(self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "") -> None:
+        """Send all nodes what the run has found, for them to keep; what they make of it they do not say."""
+        content = keep_request(to_array_record(hypotheses), run)
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
-        self._exchange.run(grid, messages, min(timeout, _TELLING))
+        self._exchange.run(grid, messages, min(timeout, _KEEP_S))
 
     @property
     def dropped(self) -> int:
@@ -284,7 +284,7 @@ class Fleet:
             hosting = hosting_in(answer.reply.content)
             if hosting.simulated:
                 raise ProtocolError("it says that it is simulated")
-        except (KeyError, ProtocolError) as error:
+        except ProtocolError as error:
             log(WARNING, "node %s cannot take part: %s", answer.node, error)
             return
         self._roster.join({answer.node: hosting})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from logging import WARNING
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
 from protocol.arrays import Arrays, all_finite, flatten
@@ -66,6 +66,16 @@ class Scores:
     loss: float
     metric: float
     clients: int
+
+    @classmethod
+    def of(cls, record: MetricRecord | None) -> Scores | None:
+        """Return what a strategy's ``aggregate_evaluate`` gives Flower."""
+        if record is None:
+            return None
+        loss, metric, clients = (record.get(name, 0.0) for name in ("loss", "metric", "clients"))
+        if isinstance(loss, list) or isinstance(metric, list) or isinstance(clients, list):
+            raise ProtocolError("aggregate_evaluate must return loss, metric and clients, a number each")
+        return cls(float(loss), float(metric), int(clients))
 
 
 def read_releases(answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays) -> Releases:

@@ -220,7 +220,7 @@ def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None 
                 continue
             try:
                 nodes[node] = hosting_in(reply.content)
-            except (KeyError, ProtocolError) as error:
+            except ProtocolError as error:
                 raise FleetError(f"node {node} {error}; install the same umbel everywhere") from None
         parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
         if len(nodes) >= max(min_nodes, parts):

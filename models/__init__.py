@@ -12,12 +12,14 @@ from functools import lru_cache, partial
 
 from torch import nn
 
+from federation import Manifest
 from models.factors import Factors
 from models.losses import LOSSES, METRICS, SLOPES, Loss, Score
 from models.model import Model, check
 from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
 from protocol.errors import ModelError
 from protocol.plugins import import_by_name
+from protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
 
@@ -76,26 +78,40 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
     return model
 
 
-def load_for(model: str, loss: str, default_model: str, default_loss: str, frozen: str = "", local: str = "") -> Model:
+def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """Return the model that a run asks for, or else the one its federation was made for.
+
+    A model of the run's own brings its own loss, and what the manifest says of frozen and local
+    parameters is of the manifest's own model alone.
 
     Parameters
     ----------
-    model, loss : str
-        From the run config; empty when it leaves the choice to the federation.
-    default_model, default_loss : str
-        From the federation's manifest. A model of the run's own brings its own loss.
-    frozen, local : str
-        See `load`.
+    run : RunConfig
+    manifest : Manifest, optional
+        None where every node serves its own data.
+
+    Raises
+    ------
+    ModelError
+        See `load`; also when neither names a model.
     """
-    if not (model or default_model):
+    default = manifest.model if manifest else ""
+    if not (run.model or default):
         raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
-    return load(model or default_model, loss or ("" if model else default_loss), frozen, local)
+    loss, frozen, local = run.loss, run.frozen, run.local
+    if manifest is not None and not run.model:
+        loss = loss or manifest.loss
+    if manifest is not None and run.model in ("", default):
+        frozen, local = frozen or manifest.frozen, local or manifest.local
+    return load(run.model or default, loss, frozen, local)
 
 
 def _from_factory(name: str, loss: str) -> Model:
     factory = import_by_name(name)
-    made = factory()
+    try:
+        made = factory()
+    except Exception as error:
+        raise ModelError(f"model {name!r} cannot be made: {type(error).__name__}: {error}") from error
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):

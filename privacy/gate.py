@@ -46,6 +46,7 @@ from protocol.messages import (
 )
 from protocol.records import from_array_record, record_in, to_array_record
 from protocol.release import Kind, NoisePer, RadiusMode, Release
+from protocol.run_config import RunConfig
 
 _RESULT = "result"
 _PRIVATE = "private"
@@ -163,8 +164,10 @@ class Gate:
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         paid = np.array(ledger.charge(Charge(str(context.run_id), demand.round, release), asked, site.limits))
         releasing = _which(asked, paid)
-        _tell_entropy(site)
-        sources = iter(randomness.noise(site.seed(context.run_config), demand.round, site.client_ids(releasing)))
+        _log_noise_source(site)
+        sources = iter(
+            randomness.noise(site.seed(RunConfig.parse(context.run_config)), demand.round, site.client_ids(releasing))
+        )
         if not paid.all():
             trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
         releases = _sanitised(trained, everything, chosen, demand, radius, finest, parts, sources)
@@ -208,7 +211,10 @@ class Gate:
         paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(
-            site.seed(context.run_config), demand.round, site.client_ids(_which(clients, paid)), "report"
+            site.seed(RunConfig.parse(context.run_config)),
+            demand.round,
+            site.client_ids(_which(clients, paid)),
+            "report",
         )
         # Centred, because the mechanism clips what it gets to the radius.
         noised = sanitise(clipped - bound / 2, nu, radius, RadiusMode.PUBLIC, sources) + bound / 2
@@ -263,7 +269,7 @@ def _sanitised(
     return releases
 
 
-def _tell_entropy(site: Site) -> None:
+def _log_noise_source(site: Site) -> None:
     """Say in the node's log where its noise comes from."""
     if site.insecure_seed:
         log(WARNING, "insecure-seed is set: the server knows the seed of the noise and can subtract it")

@@ -29,7 +29,7 @@ from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home
 from protocol.release import RadiusMode
 from protocol.rules import Settings
-from protocol.run_config import MAX_HYPOTHESES
+from protocol.run_config import MAX_HYPOTHESES, RunConfig
 
 DATA_PATH = "data-path"
 
@@ -153,16 +153,11 @@ class Policy(Settings):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if self.max_participations not in (math.inf, int(min(self.max_participations, 1e18))):
+            raise ValueError(f"max-participations must be a whole number, got {self.max_participations}")
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
         return self
-
-    def limits(self) -> Limits:
-        """Return the most a client may give."""
-        return Limits(
-            None if math.isinf(self.budget) else Fraction(self.budget),
-            None if math.isinf(self.max_participations) else int(self.max_participations),
-        )
 
     def check(self, demand: Training) -> None:
         """Raise `Refused` when the demand goes below the policy."""
@@ -178,7 +173,7 @@ class Policy(Settings):
                 f"the server asks for radius {demand.radius_mode.value!r}; this site accepts a public radius alone"
             )
         if demand.disclose_choice and not self.allow_unsanitised:
-            raise Refused("the server asks which hypothesis each client chose; this site does not tell")
+            raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")
 
 
 _KNOWN = {*Policy.names(), *Policy.renamed}
@@ -245,6 +240,8 @@ class Site:
         environment = _environment()
         # The site's own path is asked for first: real nodes may have a partition-id as well.
         if own.get(DATA_PATH):
+            if DATA_PATH in environment:
+                raise SiteError(f"{DATA_PATH} is for the node's own configuration alone; unset UMBEL_DATA_PATH")
             policy = Policy.parse(environment | own)
             first, step = _place(policy)
             site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
@@ -253,7 +250,9 @@ class Site:
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
         # What else a user has in the environment is no policy of a simulated node.
-        policy = Policy.parse(_SIMULATED | {key: environment[key] for key in _KNOWN & environment.keys()} | own)
+        policy = Policy.parse(
+            _SIMULATED | {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}} | own
+        )
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))
 
     def _check_own(self) -> None:
@@ -293,7 +292,11 @@ class Site:
     @cached_property
     def limits(self) -> Limits:
         """The most a client may give."""
-        return self.policy.limits()
+        budget, participations = self.policy.budget, self.policy.max_participations
+        return Limits(
+            None if math.isinf(budget) else Fraction(budget),
+            None if math.isinf(participations) else int(participations),
+        )
 
     @property
     def simulated(self) -> bool:
@@ -318,9 +321,9 @@ class Site:
         """Return the numbers within the node of clients counted over the federation."""
         return [(client - self.first) // self.step for client in clients]
 
-    def seed(self, run_config: Mapping[str, Any]) -> int | None:
+    def seed(self, run: RunConfig) -> int | None:
         """Return the run's seed in simulation, None where the data are the site's own."""
-        return int(run_config["seed"]) if self.simulated or self.insecure_seed else None
+        return run.seed if self.simulated or self.insecure_seed else None
 
 
 def _environment() -> dict[str, Any]:
@@ -330,8 +333,6 @@ def _environment() -> dict[str, Any]:
         for name, value in ((name, os.environ[name]) for name in os.environ if name.startswith(_PREFIX))
         if name != _HOME
     }
-    # Where the data lie is said to a node itself: the environment of a machine may be many nodes'.
-    environment.pop(DATA_PATH, None)
     return environment
 
 

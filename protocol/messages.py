@@ -35,6 +35,7 @@ _ARRAYS = "arrays"
 _RELEASED = "released"
 _SCORES = "scores"
 _HOSTING = "hosting"
+_RUN = "run"
 
 
 # --- what the server sends
@@ -73,9 +74,9 @@ def asks(content: RecordDict) -> tuple[bool, bool]:
     return _TRAINING in content, _EVALUATION in content
 
 
-def keep_request(hypotheses: ArrayRecord) -> RecordDict:
-    """Return the content of a message that tells nodes what a run has found."""
-    return RecordDict({_HYPOTHESES: hypotheses})
+def keep_request(hypotheses: ArrayRecord, run: str = "") -> RecordDict:
+    """Return the content of a message that tells nodes what the run of that name has found."""
+    return RecordDict({_HYPOTHESES: hypotheses, _RUN: ConfigRecord({_RUN: run})})
 
 
 # --- what a node reads in it
@@ -84,6 +85,14 @@ def keep_request(hypotheses: ArrayRecord) -> RecordDict:
 def version_in(content: RecordDict) -> Any:
     """Return the version of the protocol that a query names."""
     return record_in(content, _VERSION, ConfigRecord).get(_VERSION)
+
+
+def run_in(content: RecordDict) -> str:
+    """Return the name of the run that has found what a message tells."""
+    name = record_in(content, _RUN, ConfigRecord).get(_RUN)
+    if not isinstance(name, str):
+        raise ProtocolError("the message does not name its run")
+    return name
 
 
 def hypotheses_in(content: RecordDict) -> Arrays:

@@ -28,7 +28,7 @@ def import_by_name(name: str) -> Any:
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except Exception as error:  # whatever the code of one's own does when it is imported
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}") from error
     try:
         return getattr(module, attribute)

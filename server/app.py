@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
             folder.path.name, summary, state, participations, snapshots, dict(context.run_config), versions(), sections
         )
     )
-    setup.strategy.fleet.send_best(grid, state.best, setup.run.round_timeout)
+    setup.strategy.fleet.send_best(grid, state.best, setup.run.round_timeout, run.name)
     for line in summary.closing_lines(state):
         log(INFO, line)
     log(INFO, "The results are in this folder; open report.html first:")

@@ -13,9 +13,10 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fleet.exchange import Exchange
+from fleet.replies import Scores
 from models.model import Model
 from protocol.arrays import Arrays, flatten
-from protocol.records import to_array_record
+from protocol.records import from_array_record, to_array_record
 from server.history import Round, State
 from server.observer import Observer
 from server.run_folder import RunFolder
@@ -132,13 +133,14 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord,
         messages = [*messages, *strategy.configure_evaluate(number, arrays, demand, grid)]
     replies = fleet.exchange(number, grid, messages, setup.run.round_timeout)
 
-    scores = fleet.scores(replies) if validates else None
+    # Through Flower's hooks, so that a strategy that overrides one of them is heard.
+    scores = Scores.of(strategy.aggregate_evaluate(number, replies)) if validates else None
     if scores is not None:
         _keep_best(state, scores.loss, number)
-    outcome = strategy.train(number, replies) if train else None
-    if outcome is not None and outcome.following is not None:
-        state.hypotheses = outcome.following
-        arrays = to_array_record(outcome.following)
+    following = strategy.aggregate_train(number, replies)[0] if train else None
+    outcome = strategy.outcome if train else None
+    if following is not None:
+        state.hypotheses, arrays = from_array_record(following), following
     if not state.best_round:
         state.best = state.hypotheses  # nobody validates, so the newest have to do
     spent = fleet.participations
@@ -152,7 +154,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord,
             lost_nodes=outcome.lost_nodes if outcome else 0,
             groups=outcome.counts.tolist() if outcome else [],
             nearest=nearest,
-            moved=outcome is not None and outcome.following is not None,
+            moved=following is not None,
             best_round=state.best_round,
             median_participations=_median(spent),
             max_participations=int(spent.max()),

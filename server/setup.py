@@ -52,15 +52,7 @@ class Setup:
             strategy = strategies.make(run)
             # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
             federation = open_federation(find_federation(run.federation)) if run.federation else None
-            manifest = federation.manifest if federation else None
-            model = models.load_for(
-                run.model,
-                run.loss,
-                manifest.model if manifest else "",
-                manifest.loss if manifest else "",
-                run.frozen or (manifest.frozen if manifest else ""),
-                run.local or (manifest.local if manifest else ""),
-            )
+            model = models.load_for(run, federation.manifest if federation else None)
         except (FederationError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)

@@ -70,7 +70,7 @@ class Summary:
         last = state.history[-1]
         median, maximum = (self.release.spend(times) for times in (last.median_participations, last.max_participations))
         meaning = "unsanitised: nothing bounds it" if self.release.cost is None else _MEANING[self.release.radius_mode]
-        lines.append(f"Privacy spent a client: median {median:.4g}, most {maximum:.4g} ({meaning}).")
+        lines.append(f"Privacy spent per client: median {median:.4g}, maximum {maximum:.4g} ({meaning}).")
         return lines
 
     def loss(self, value: float) -> str:

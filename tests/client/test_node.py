@@ -440,7 +440,9 @@ def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, modu
         node.check(hypotheses)
         node.check(hypotheses, node.model.frozen_digest)
         for another in {"", "00", *digests} - {node.model.frozen_digest}:
-            with pytest.raises(ProtocolError, match=f"the server's frozen parameters of model '{module}:{name}' are"):
+            with pytest.raises(
+                ProtocolError, match=f"the server's frozen parameters of model '{module}:{name}' differ"
+            ):
                 node.check(hypotheses, another)
     assert len(set(digests)) == 2
 

@@ -62,7 +62,8 @@ class Scripted(HypothesisStrategy):
         self.fleet.participations[:2] += 1
         moved = None if round in self.stuck else theta(self.now + 1)
         released = np.array([0, 1])
-        return Outcome(round, released, np.zeros(2, np.int64), np.array([2, 0]), None, 3, 1, moved)
+        self.outcome = Outcome(round, released, np.zeros(2, np.int64), np.array([2, 0]), None, 3, 1, moved)
+        return self.outcome
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:
         if not self.losses:

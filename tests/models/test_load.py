@@ -10,7 +10,9 @@ import pytest
 from torch import nn
 
 import models
+from federation import Manifest
 from protocol.errors import ConfigError, ModelError
+from protocol.run_config import RunConfig
 from tests.helpers.models import write_module
 
 Write = Callable[[str], str]
@@ -55,6 +57,11 @@ def test_a_factory_may_return_a_model_with_its_own_loss(write: Write) -> None:
     assert models.load(name, "mse").loss.name == "mse"
 
 
+def made_for(model: str, loss: str = "") -> Manifest:
+    """A federation for a model."""
+    return Manifest(name="made", clients=1, split={"train": 1, "validation": 0}, model=model, loss=loss)
+
+
 @pytest.mark.parametrize(
     ("model", "loss", "chosen"),
     [
@@ -65,17 +72,24 @@ def test_a_factory_may_return_a_model_with_its_own_loss(write: Write) -> None:
     ],
 )
 def test_the_run_chooses_before_the_federation(model: str, loss: str, chosen: tuple[str, str]) -> None:
-    loaded = models.load_for(model, loss, default_model="mlp", default_loss="cross-entropy")
+    loaded = models.load_for(RunConfig(model=model, loss=loss), made_for("mlp", "cross-entropy"))
     assert (loaded.name, loaded.loss.name) == chosen
 
 
 def test_a_federation_without_a_loss_takes_its_models() -> None:
-    assert models.load_for("", "", "mlp", "").loss.name == "rmse"
+    assert models.load_for(RunConfig(), made_for("mlp")).loss.name == "rmse"
+
+
+def test_what_the_manifest_says_of_parameters_is_of_its_own_model_alone() -> None:
+    manifest = made_for("mlp").model_copy(update={"local": "2.*"})
+    assert set(models.load_for(RunConfig(), manifest).local_shapes) == {"2.weight", "2.bias"}
+    assert set(models.load_for(RunConfig(model="mlp"), manifest).local_shapes) == {"2.weight", "2.bias"}
+    assert not models.load_for(RunConfig(model="linear"), manifest).local_shapes
 
 
 def test_without_any_name_the_models_are_listed() -> None:
     with pytest.raises(ModelError, match="neither run config nor federation name a model; set model to one of linear,"):
-        models.load_for("", "mse", "", "mse")
+        models.load_for(RunConfig(loss="mse"), made_for("", "mse"))
 
 
 # --- what cannot be trained
@@ -204,7 +218,7 @@ def test_a_model_of_ones_own_may_have_patterns_and_the_run_more(write: Write) ->
 
 
 def test_a_run_asks_for_patterns_on_the_federations_model() -> None:
-    model = models.load_for("", "", "mlp", "", frozen="0.*", local="2.bias")
+    model = models.load_for(RunConfig(frozen="0.*", local="2.bias"), made_for("mlp"))
     assert (model.shapes, model.local_shapes) == ({"2.weight": (1, 2)}, {"2.bias": (1,)})
 
 

@@ -19,6 +19,7 @@ from protocol.demands import Hosting
 from protocol.errors import Refused, SiteError
 from protocol.messages import hosting_in, query
 from protocol.plugins import import_by_name
+from protocol.run_config import RunConfig
 from tests.helpers.messages import demanded, refused
 
 ROOT = Path(__file__).parents[2]
@@ -92,8 +93,8 @@ def test_a_place_is_for_a_split_federation() -> None:
 
 def test_a_site_with_data_of_its_own_has_no_seed() -> None:
     with in_process():
-        assert own().seed({"seed": 7}) is None
-    assert own(insecure_seed="true").seed({"seed": 7}) == 7
+        assert own().seed(RunConfig(seed=7)) is None
+    assert own(insecure_seed="true").seed(RunConfig(seed=7)) == 7
     assert own(insecure_seed="true").insecure_seed
 
 
@@ -115,7 +116,7 @@ def test_a_simulated_node_serves_every_so_manieth_client() -> None:
 
 
 def test_a_simulated_node_takes_the_runs_seed() -> None:
-    assert simulated().seed({"seed": 7}) == 7
+    assert simulated().seed(RunConfig(seed=7)) == 7
     assert not simulated(insecure_seed=True).insecure_seed, "there is nothing insecure in it"
 
 
@@ -346,7 +347,8 @@ def test_where_the_data_lie_is_said_to_a_node_itself(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("UMBEL_DATA_PATH", "/data/elsewhere")
     with pytest.raises(SiteError, match="this node serves no data"):
         Site.of({})
-    assert own().data_path == Path("/data/hospital")
+    with pytest.raises(SiteError, match="data-path is for the node's own configuration alone; unset UMBEL_DATA_PATH"):
+        own()
     assert simulated().data_path is None
 
 
@@ -356,7 +358,7 @@ def test_what_used_to_close_a_site_works(monkeypatch: pytest.MonkeyPatch) -> Non
     site = own()
     assert site.keep_model == Path("/models")
     assert (site.first, site.step) == (1, 3)
-    assert site.seed({"seed": 7}) == 7
+    assert site.seed(RunConfig(seed=7)) == 7
 
 
 @pytest.mark.parametrize("name", ["UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH", "UMBEL_MIN-NOISE-MULTIPLIERS"])
@@ -412,7 +414,7 @@ def test_a_site_refuses_less_noise_than_its_lowest(nu: float) -> None:
 
 
 def test_a_site_does_not_tell_which_hypothesis_a_client_chose() -> None:
-    with pytest.raises(Refused, match="which hypothesis each client chose; this site does not tell"):
+    with pytest.raises(Refused, match="which hypothesis each client chose; this site does not disclose it"):
         own().policy.check(demanded(disclose_choice=True))
 
 

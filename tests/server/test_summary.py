@@ -182,12 +182,12 @@ def test_another_model_than_the_true_one_cannot_be_compared() -> None:
 def test_what_was_spent_says_what_it_means(mode: RadiusMode, meaning: str) -> None:
     # 1.5 and 3 participations of 11/3.
     last = summary(mode=mode).closing_lines(state())[-1]
-    assert last == f"Privacy spent a client: median 5.5, most 11 (n/nu a participation, {meaning})."
+    assert last == f"Privacy spent per client: median 5.5, maximum 11 (n/nu a participation, {meaning})."
 
 
 def test_without_noise_nothing_bounds_what_was_spent() -> None:
     last = summary(noise_multiplier=0.0).closing_lines(state())[-1]
-    assert last == "Privacy spent a client: median inf, most inf (unsanitised: nothing bounds it)."
+    assert last == "Privacy spent per client: median inf, maximum inf (unsanitised: nothing bounds it)."
 
 
 @pytest.mark.parametrize(
