@@ -6,80 +6,23 @@ drawing serves light, dark and paper. Hypotheses differ in marker and line as we
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
-from markupsafe import Markup, escape
+from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
+from server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, STYLED, svg
 from server.snapshots import Snapshot
 
-STYLED = 8  # hypotheses that get a colour of their own; the others share one
-_WIDTH, _HEIGHT = 460, 290  # in points, which the page takes for pixels
 _MOST_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
 _MOST_STEPS = 300  # the same where each takes a step
 MOST_RELEASES = 1000
 _MOST_BARS = 40
-
-# Stand-ins: any colours will do that are all different.
-_INK, _MUTED, _LINE, _PAPER, _REST = "#101010", "#202020", "#303030", "#404040", "#505050"
-_SERIES = [f"#6060{j:02x}" for j in range(1, STYLED + 1)]
-_VARIABLES = {_INK: "ink", _MUTED: "muted", _LINE: "line", _PAPER: "paper", _REST: "rest"} | {
-    colour: f"series-{j}" for j, colour in enumerate(_SERIES, 1)
-}
-MARKERS = ["o", "s", "^", "D", "v", "P", "X", "p"]
-_DASHES: list[Any] = [
-    "-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)),
-]  # fmt: skip
-# The same markers for tables, in a square of 16.
-_KEYS = [
-    '<circle cx="8" cy="8" r="5"/>',
-    '<path d="M3.5 3.5h9v9h-9z"/>',
-    '<path d="M8 2.5l5.5 10h-11z"/>',
-    '<path d="M8 2l6 6-6 6-6-6z"/>',
-    '<path d="M8 13.5l5.5-10h-11z"/>',
-    '<path d="M6 2.5h4V6h3.5v4H10v3.5H6V10H2.5V6H6z"/>',
-    '<path d="M5 2.5l3 3 3-3L13.5 5l-3 3 3 3-2.5 2.5-3-3-3 3L2.5 11l3-3-3-3z"/>',
-    '<path d="M8 2l6 4.4-2.3 7.1H4.3L2 6.4z"/>',
-]
-_STYLE: dict[Any, Any] = {
-    "text.parse_math": False,  # a unit may be $
-    "svg.fonttype": "none",
-    "font.size": 13,
-    "axes.labelsize": 13,
-    "legend.fontsize": 12,
-    "xtick.labelsize": 12,
-    "ytick.labelsize": 12,
-    "text.color": _INK,
-    "axes.labelcolor": _MUTED,
-    "axes.edgecolor": _LINE,
-    "axes.linewidth": 1,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "axes.facecolor": "none",
-    "figure.facecolor": "none",
-    "grid.color": _LINE,
-    "grid.linewidth": 0.7,
-    "xtick.color": _LINE,
-    "ytick.color": _LINE,
-    "xtick.labelcolor": _MUTED,
-    "ytick.labelcolor": _MUTED,
-    "xtick.major.size": 4,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "legend.handlelength": 2.2,
-    "lines.linewidth": 1.8,
-}
 
 
 @dataclass(frozen=True)
@@ -121,12 +64,12 @@ def curve(
         at = np.flatnonzero(x == marked)
         thinned = _thin(x, y[:, None])
         plain: dict[str, Any] = {"marker": "o", "markersize": 3} if len(x) <= 60 else {}
-        axes.plot(thinned[0], thinned[1][:, 0], color=_SERIES[0], linewidth=1.8 if len(x) <= 200 else 1, **plain)
+        axes.plot(thinned[0], thinned[1][:, 0], color=SERIES[0], linewidth=1.8 if len(x) <= 200 else 1, **plain)
         if len(y) and y.min() > 0 and y.max() > 50 * y.min():
             axes.set_yscale("log")
         if len(at):
-            axes.axvline(x[at[0]], color=_REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
-            axes.plot(x[at], y[at], "o", color=_SERIES[1], markersize=8, markeredgecolor=_PAPER, zorder=4)
+            axes.axvline(x[at[0]], color=REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            axes.plot(x[at], y[at], "o", color=SERIES[1], markersize=8, markeredgecolor=PAPER, zorder=4)
             right = x[at[0]] - x[0] > (x[-1] - x[0]) / 2
             axes.annotate(
                 f"round {marked}: {number(y[at[0]])}", (x[at[0]], 1), (0, 4), xycoords=("data", "axes fraction"),
@@ -135,7 +78,7 @@ def curve(
         _rounds(axes)
         axes.set_ylabel(label)
 
-    return _svg(name, alt, draw)
+    return svg(name, alt, draw)
 
 
 def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
@@ -151,7 +94,7 @@ def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int6
     rest = [j for j in range(groups.shape[1]) if j not in shown]
     columns = [groups[:, j] for j in shown] + ([groups[:, rest].sum(axis=1)] if rest else [])
     labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if rest else [])
-    colours = [_SERIES[i] for i in range(len(shown))] + [_REST]
+    colours = [SERIES[i] for i in range(len(shown))] + [REST]
 
     def draw(axes: Axes) -> None:
         x, strips = _thin(np.asarray(rounds), np.stack(columns, axis=1).astype(np.float64), _MOST_STEPS)
@@ -160,16 +103,16 @@ def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int6
             base = len(columns) - 1 - row
             height = 0.82 * strips[:, row] / top
             axes.fill_between(x, base, base + height, step="mid", color=colours[row], linewidth=0)
-            axes.axhline(base, color=_LINE, linewidth=1)
+            axes.axhline(base, color=LINE, linewidth=1)
         _rounds(axes)
         axes.grid(visible=False)
         axes.set_yticks([len(columns) - 1 - row + 0.4 for row in range(len(columns))], labels)
         axes.set_ylim(-0.05, len(columns))
         axes.spines["left"].set_visible(False)
         axes.spines["bottom"].set_visible(False)
-        axes.set_title(f"full height: {number(round(top, 1))} releases a round", loc="right", fontsize=12, color=_MUTED)
+        axes.set_title(f"full height: {number(round(top, 1))} releases a round", loc="right", fontsize=12, color=MUTED)
 
-    return _svg(name, alt, draw, max(_HEIGHT, 70 + 27 * len(columns)))
+    return svg(name, alt, draw, max(HEIGHT, 70 + 27 * len(columns)))
 
 
 def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.float64], shown: Sequence[int]) -> Markup:
@@ -179,18 +122,18 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
     def draw(axes: Axes) -> None:
         x, lines = _thin(np.asarray(rounds), np.where(np.isfinite(nearest), nearest, np.nan), _MOST_STEPS)
         if nearest.shape[1] == 2:
-            axes.plot(x, lines[:, 0], color=_SERIES[0], label="between the two")
+            axes.plot(x, lines[:, 0], color=SERIES[0], label="between the two")
         else:
             for i, j in enumerate(shown):
                 where = (i * len(x) // (8 * len(shown)), max(1, len(x) // 8))
                 axes.plot(
-                    x, lines[:, j], color=_SERIES[i], linestyle=_DASHES[i], linewidth=1.5, marker=MARKERS[i],
-                    markersize=5.5, markeredgecolor=_PAPER, markeredgewidth=0.6, markevery=where, label=str(j),
+                    x, lines[:, j], color=SERIES[i], linestyle=DASHES[i], linewidth=1.5, marker=MARKERS[i],
+                    markersize=5.5, markeredgecolor=PAPER, markeredgewidth=0.6, markevery=where, label=str(j),
                 )  # fmt: skip
             if rest:
                 low, high = lines[:, rest].min(axis=1), lines[:, rest].max(axis=1)
                 label = f"{len(rest)} others"
-                axes.fill_between(x, low, high, color=_REST, alpha=0.35, linewidth=0, zorder=1, label=label)
+                axes.fill_between(x, low, high, color=REST, alpha=0.35, linewidth=0, zorder=1, label=label)
             axes.legend(
                 loc="lower center",
                 bbox_to_anchor=(0.5, 1),
@@ -202,7 +145,7 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
         _rounds(axes)
         axes.set_ylabel("distance" if nearest.shape[1] == 2 else "distance to the nearest other")
 
-    return _svg(name, alt, draw)
+    return svg(name, alt, draw)
 
 
 def lines(
@@ -228,15 +171,15 @@ def lines(
 
     def draw(axes: Axes) -> None:
         for i, (label, values) in enumerate(series.items()):
-            style: dict[str, Any] = {"color": _SERIES[i], "marker": MARKERS[i], "linestyle": _DASHES[i]}
+            style: dict[str, Any] = {"color": SERIES[i], "marker": MARKERS[i], "linestyle": DASHES[i]}
             axes.plot(rounds, values, **style, markersize=4, linewidth=1.2, label=label)
         for label, (x, y) in beside.items():
-            axes.plot(x, y, color=_REST, linewidth=1.8, label=label)
-        axes.axhline(0, color=_LINE, linewidth=1)
+            axes.plot(x, y, color=REST, linewidth=1.8, label=label)
+        axes.axhline(0, color=LINE, linewidth=1)
         axes.set_ylim(top=1.05)
         if spent:
             right = axes.twinx()
-            right.plot(rounds, spent, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)))
+            right.plot(rounds, spent, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
             right.set_ylabel("spent by who always took part")
             right.set_ylim(bottom=0)
             right.grid(visible=False)
@@ -244,7 +187,7 @@ def lines(
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1)
         _rounds(axes)
 
-    return _svg(name, alt, draw, _HEIGHT + 20 * (len(series) + len(beside)))
+    return svg(name, alt, draw, HEIGHT + 20 * (len(series) + len(beside)))
 
 
 def spending(
@@ -266,14 +209,14 @@ def spending(
         step = bars[0].high - bars[0].low + 1
         middles = [(bar.low + bar.high) / 2 * each for bar in bars]
         heights = [bar.clients for bar in bars]
-        axes.bar(middles, heights, width=0.86 * step * each, color=_SERIES[0])
+        axes.bar(middles, heights, width=0.86 * step * each, color=SERIES[0])
         top = max(1, *heights)
         axes.set_ylim(0, 1.32 * top)
         span = (bars[-1].high + 1) * each
         axes.set_xlim(-0.6 * step * each, max(span, 4 * each))
         for row, (words, times) in enumerate(marks):
             y = (1.26 - 0.13 * row) * top
-            axes.plot([times * each] * 2, [0, y], color=_INK, linewidth=1.4, linestyle=_DASHES[1 + row])
+            axes.plot([times * each] * 2, [0, y], color=INK, linewidth=1.4, linestyle=DASHES[1 + row])
             right = times * each > span * 0.55
             axes.annotate(
                 words, (times * each, y), (-6 if right else 6, -4), textcoords="offset points",
@@ -286,7 +229,7 @@ def spending(
         axes.set_xlabel("times taken part" if cost is None else "privacy spent")
         axes.set_ylabel("clients")
 
-    return _svg(name, alt, draw)
+    return svg(name, alt, draw)
 
 
 def plane(
@@ -304,16 +247,16 @@ def plane(
     def draw(axes: Axes) -> None:
         others = ~np.isin(labels, shown)
         muted = [j for j in range(len(drawn.hypotheses)) if j not in shown]
-        axes.plot(*drawn.hypotheses[muted].T, "x", color=_REST)
-        axes.plot(*points[others].T, ".", color=_REST, markersize=7)
+        axes.plot(*drawn.hypotheses[muted].T, "x", color=REST)
+        axes.plot(*points[others].T, ".", color=REST, markersize=7)
         if len(truth):
-            axes.plot(*truth.T, "+", color=_INK, markersize=24, markeredgewidth=1.4, label="true parameters")
+            axes.plot(*truth.T, "+", color=INK, markersize=24, markeredgewidth=1.4, label="true parameters")
         ring: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgewidth": 2}
-        axes.plot([], [], "o", **ring, markeredgecolor=_MUTED, label="hypothesis")
+        axes.plot([], [], "o", **ring, markeredgecolor=MUTED, label="hypothesis")
         for i, j in enumerate(shown):
-            axes.plot(*drawn.hypotheses[j], MARKERS[i], **ring, markeredgecolor=_SERIES[i])
+            axes.plot(*drawn.hypotheses[j], MARKERS[i], **ring, markeredgecolor=SERIES[i])
             axes.plot(
-                *points[labels == j].T, MARKERS[i], color=_SERIES[i], markersize=5.5, markeredgecolor=_PAPER,
+                *points[labels == j].T, MARKERS[i], color=SERIES[i], markersize=5.5, markeredgecolor=PAPER,
                 markeredgewidth=0.5, label=f"released, to hypothesis {j}" if len(shown) <= 2 else f"to {j}",
             )  # fmt: skip
         axes.set_xlim(window[0])
@@ -330,7 +273,7 @@ def plane(
             handletextpad=0.3, markerscale=0.75,
         )  # fmt: skip
 
-    return _svg(name, alt, draw, 440)
+    return svg(name, alt, draw, 440)
 
 
 def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -343,14 +286,6 @@ def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tupl
     middle, half = (low + high) / 2, max(0.58 * float((high - low).max()), 1e-3)
     (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
     return (left, right), (bottom, top)
-
-
-def key(place: int | None) -> Markup:
-    """Draw the marker of the hypothesis that is shown in place `place`, for tables."""
-    if place is None:
-        return Markup('<svg class="key" viewBox="0 0 16 16" aria-hidden="true"></svg>')
-    fill = f"var(--series-{place + 1})"
-    return Markup(f'<svg class="key" viewBox="0 0 16 16" aria-hidden="true" style="fill: {fill}">{_KEYS[place]}</svg>')
 
 
 def _thin(
@@ -377,41 +312,3 @@ def _numbers(axes: Axes) -> None:
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     if axes.get_yscale() == "linear":
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
-
-
-@contextmanager
-def _style(salt: str) -> Iterator[None]:
-    """Draw as here, whatever the machine's own matplotlibrc says."""
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_STYLE | {"svg.hashsalt": salt})
-        yield
-
-
-def _svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = _HEIGHT) -> Markup:
-    """Return what `draw` draws, as SVG whose ids no other figure of the page has."""
-    buffer = io.StringIO()
-    with _style(name):
-        figure = Figure(figsize=(_WIDTH / 72, height / 72), layout="constrained")
-        draw(figure.add_subplot())
-        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    text = buffer.getvalue()
-    body = text[text.index(">", text.index("<svg")) + 1 :]
-    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
-    used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', body))
-    body = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], name, used), body)
-    head = f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {_WIDTH} {height}">'
-    return Markup(head + re.sub(r">\s+<", "><", body.strip()))
-
-
-def _tag(tag: str, name: str, used: set[str]) -> str:
-    """Return a tag of matplotlib's SVG fit for the page."""
-    tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", tag)
-    tag = re.sub(r'((?:href="|url\()#)', rf"\g<1>{name}-", tag)
-    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
-    tag = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", tag)
-    tag = re.sub(r"(\d\.\d{2})\d+", r"\1", tag)
-    tag = re.sub(r"\s*\n\s*", " ", tag)
-    for colour, variable in _VARIABLES.items():
-        tag = tag.replace(colour, f"var(--{variable})")
-    return tag

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from protocol.arrays import flatten
-from server.report import figures
 from server.report.alarms import last_rounds
 from server.report.figures import number
+from server.report.style import key
 from server.report.view import View
 
 _MAX_ROWS = 1000
@@ -41,13 +41,13 @@ def hypotheses(view: View) -> Table:
     head += ["Parameters at best" if view.state.best_round else "Parameters"] if small else []
     rows: list[list[Any]] = []
     for place, j in enumerate(view.shown):
-        row: list[Any] = [figures.key(place) + f" {j}", f"{totals[j]:,}"]
+        row: list[Any] = [key(place) + f" {j}", f"{totals[j]:,}"]
         row += [f"{ends[j]:,}"] if last else []
         if vectors is not None:
             row.append(f"({', '.join(f'{x:.3f}' for x in vectors[j])})".replace("-", "\N{MINUS SIGN}"))
         rows.append(row)
     if rest := [j for j in range(view.k) if j not in view.shown]:
-        row = [figures.key(None) + f" {len(rest)} others", f"{totals[rest].sum():,}"]
+        row = [key(None) + f" {len(rest)} others", f"{totals[rest].sum():,}"]
         row += [f"{ends[rest].sum():,}"] if last else []
         row += [""] if small else []
         rows.append(row)

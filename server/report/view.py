@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from protocol.release import RadiusMode
 from server.history import State
 from server.report.alarms import count_of
-from server.report.figures import STYLED, number
+from server.report.figures import number
+from server.report.style import STYLED
 from server.snapshots import Snapshots
 from server.summary import Summary
 

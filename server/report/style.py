@@ -1,0 +1,113 @@
+"""How the figures of a report look, and how they become SVG that follows the page's colours."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+STYLED = 8  # hypotheses that get a colour of their own; the others share one
+WIDTH, HEIGHT = 460, 290  # in points, which the page takes for pixels
+# Stand-ins: any colours will do that are all different.
+INK, MUTED, LINE, PAPER, REST = "#101010", "#202020", "#303030", "#404040", "#505050"
+SERIES = [f"#6060{j:02x}" for j in range(1, STYLED + 1)]
+VARIABLES = {INK: "ink", MUTED: "muted", LINE: "line", PAPER: "paper", REST: "rest"} | {
+    colour: f"series-{j}" for j, colour in enumerate(SERIES, 1)
+}
+MARKERS = ["o", "s", "^", "D", "v", "P", "X", "p"]
+DASHES: list[Any] = [
+    "-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (9, 3)), (0, (3, 1)), (0, (6, 2, 1, 2, 1, 2)), (0, (1, 4)),
+]  # fmt: skip
+# The same markers for tables, in a square of 16.
+KEYS = [
+    '<circle cx="8" cy="8" r="5"/>',
+    '<path d="M3.5 3.5h9v9h-9z"/>',
+    '<path d="M8 2.5l5.5 10h-11z"/>',
+    '<path d="M8 2l6 6-6 6-6-6z"/>',
+    '<path d="M8 13.5l5.5-10h-11z"/>',
+    '<path d="M6 2.5h4V6h3.5v4H10v3.5H6V10H2.5V6H6z"/>',
+    '<path d="M5 2.5l3 3 3-3L13.5 5l-3 3 3 3-2.5 2.5-3-3-3 3L2.5 11l3-3-3-3z"/>',
+    '<path d="M8 2l6 4.4-2.3 7.1H4.3L2 6.4z"/>',
+]
+STYLE: dict[Any, Any] = {
+    "text.parse_math": False,  # a unit may be $
+    "svg.fonttype": "none",
+    "font.size": 13,
+    "axes.labelsize": 13,
+    "legend.fontsize": 12,
+    "xtick.labelsize": 12,
+    "ytick.labelsize": 12,
+    "text.color": INK,
+    "axes.labelcolor": MUTED,
+    "axes.edgecolor": LINE,
+    "axes.linewidth": 1,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": MUTED,
+    "ytick.labelcolor": MUTED,
+    "xtick.major.size": 4,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "lines.linewidth": 1.8,
+}
+
+
+def key(place: int | None) -> Markup:
+    """Draw the marker of the hypothesis that is shown in place `place`, for tables."""
+    if place is None:
+        return Markup('<svg class="key" viewBox="0 0 16 16" aria-hidden="true"></svg>')
+    fill = f"var(--series-{place + 1})"
+    return Markup(f'<svg class="key" viewBox="0 0 16 16" aria-hidden="true" style="fill: {fill}">{KEYS[place]}</svg>')
+
+
+@contextmanager
+def styled_as(salt: str) -> Iterator[None]:
+    """Draw as here, whatever the machine's own matplotlibrc says."""
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE | {"svg.hashsalt": salt})
+        yield
+
+
+def svg(name: str, alt: str, draw: Callable[[Axes], None], height: int = HEIGHT) -> Markup:
+    """Return what `draw` draws, as SVG whose ids no other figure of the page has."""
+    buffer = io.StringIO()
+    with styled_as(name):
+        figure = Figure(figsize=(WIDTH / 72, height / 72), layout="constrained")
+        draw(figure.add_subplot())
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = buffer.getvalue()
+    body = text[text.index(">", text.index("<svg")) + 1 :]
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)
+    used = set(re.findall(r'(?:href="|url\()#([\w.-]+)', body))
+    body = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], name, used), body)
+    head = f'<svg role="img" aria-label="{escape(alt)}" viewBox="0 0 {WIDTH} {height}">'
+    return Markup(head + re.sub(r">\s+<", "><", body.strip()))
+
+
+def _tag(tag: str, name: str, used: set[str]) -> str:
+    """Return a tag of matplotlib's SVG fit for the page."""
+    tag = re.sub(r' id="([\w.-]+)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", tag)
+    tag = re.sub(r'((?:href="|url\()#)', rf"\g<1>{name}-", tag)
+    tag = re.sub(r"font-family: [^;\"]*;? ?", "", tag)
+    tag = re.sub(r' transform="rotate\(-0 [^"]*\)"', "", tag)
+    tag = re.sub(r"(\d\.\d{2})\d+", r"\1", tag)
+    tag = re.sub(r"\s*\n\s*", " ", tag)
+    for colour, variable in VARIABLES.items():
+        tag = tag.replace(colour, f"var(--{variable})")
+    return tag
