@@ -49,7 +49,7 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     def blank(name: str, alt: str, *_: object, **__: object) -> Markup:
         return Markup('<svg role="img" aria-label="{}"></svg>').format(alt)
 
-    monkeypatch.setattr(server.report.figures, "_svg", blank)
+    monkeypatch.setattr(server.report.figures, "svg", blank)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fleet.fleet import Fleet
 from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
+from protocol.errors import ProtocolError
 from protocol.messages import evaluation_reply, training_reply
 from protocol.records import to_array_record
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
@@ -288,9 +289,11 @@ def test_the_average_is_over_the_clients_that_answered() -> None:
     assert fleet.scores([error]) is None
 
 
-def test_a_client_whose_loss_is_not_finite_is_left_out() -> None:
+@pytest.mark.parametrize("odd", [np.nan, np.inf, -np.inf, 1e39, -1e308])
+def test_a_client_whose_loss_is_no_number_that_a_model_could_reach_is_left_out(odd: float) -> None:
+    """One of 1e308 would carry the mean of all to infinity."""
     fleet, grid, messages = validation()
-    replies = grid.scores(messages, (LOSS | {5: np.nan}).__getitem__)
+    replies = grid.scores(messages, (LOSS | {5: odd}).__getitem__)
     assert fleet.scores(replies) == Scores(7 / 3, 70 / 3, 3)
 
 
@@ -323,6 +326,13 @@ def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, 
         order.shuffle(replies)
         results.append(fleet.scores(replies))
     assert results[0] == results[1]
+
+
+def test_scores_come_from_what_a_strategy_gives_flower_too() -> None:
+    assert Scores.of(MetricRecord({"loss": 1.5, "metric": 2, "clients": 3})) == Scores(1.5, 2.0, 3)
+    assert Scores.of(None) is None
+    with pytest.raises(ProtocolError, match="aggregate_evaluate must return loss, metric and clients, a number each"):
+        Scores.of(MetricRecord({"loss": [1.0, 2.0], "metric": 2.0, "clients": 3}))
 
 
 # --- one reply for both

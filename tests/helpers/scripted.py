@@ -131,5 +131,5 @@ class After(Observer):
 def run_of(strategy: HypothesisStrategy, *observers: Observer, **changes: Any) -> Run:
     """Return a run that will begin at theta(1) = 0."""
     asked = setup(strategy, **changes)
-    watching = [Patience(asked.run.patience), *observers]
+    watching = [Patience(asked.config.patience), *observers]
     return Run(asked, SpyGrid(echo), State(hypotheses=theta(0), best=theta(0)), watching, "mine")

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy.gate import Gate, guard, local_result
+from privacy.gate import Gate, guard, local_result, once_paid
 from privacy.laplace import Matrix, sanitise
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
@@ -658,6 +658,72 @@ def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatc
     monkeypatch.setattr("privacy.gate.sanitise", end)
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), hands_over(TRAINED, [0, 0]))
+
+
+# --- what a handler leaves for when it is paid
+
+
+def test_what_waits_for_the_charge_is_done_when_it_is_made_and_told_who_paid() -> None:
+    """As keeping what a client's own parameters have learnt, which nobody may have for nothing."""
+    context, done = of_node(OWN), []
+    honest = hands_over(TRAINED, [0, 0])
+
+    def handler(msg: Message, context: Context) -> Message:
+        once_paid(lambda paid: done.append((paid.tolist(), spent(context, (4, 7)))))
+        assert done == []
+        return honest(msg, context)
+
+    assert_left(through_gate(SMALL, context, handler), 2, ONE)
+    assert done == [([True, True], [Fraction(2, 5)] * 2)]
+
+
+def test_of_clients_that_cannot_pay_any_more_it_is_told_that_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between asking and charging another process may have spent what was left."""
+    done: list[list[bool]] = []
+    monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits: [True, False])
+
+    def handler(msg: Message, context: Context) -> Message:
+        once_paid(lambda paid: done.append(paid.tolist()))
+        return hands_over(TRAINED, [0, 0])(msg, context)
+
+    left = assert_left(through_gate(SMALL, of_node(SIMULATED), handler), 2, ONE)
+    assert left.released == [1, 0]
+    assert done == [[True, False]]
+
+
+@pytest.mark.parametrize("fault", [no_arrays, an_exception, an_error_reply, a_choice_too_high])
+def test_what_waits_for_a_charge_that_is_not_made_is_not_done(fault: Fault) -> None:
+    done: list[Any] = []
+    case = Case(
+        demanded((0,)), False, stacked(np.zeros((1, 9)), LAYOUT), stacked(np.ones((1, 9)), LAYOUT), [0], [False]
+    )
+
+    def handler(msg: Message, context: Context) -> Any:
+        once_paid(done.append)
+        return with_faults(case, [fault])(msg, context)
+
+    context = case.context
+    assert what_left(through_gate(case.request, context, handler), 1) is None
+    assert done == []
+    assert spent(context, [0]) == [0]
+    # Nor does it wait for the next one.
+    assert_left(through_gate(case.request, context, with_faults(case, [])), 1)
+    assert done == []
+
+
+def test_what_goes_wrong_once_it_is_paid_for_releases_nothing() -> None:
+    def handler(msg: Message, context: Context) -> Message:
+        once_paid(lambda paid: 1 / 0)
+        return hands_over(TRAINED, [0, 0])(msg, context)
+
+    context = of_node(SIMULATED)
+    assert what_left(through_gate(SMALL, context, handler), 2, ONE) is None
+    assert spent(context, (4, 7)) == [Fraction(2, 5)] * 2
+
+
+def test_nothing_waits_where_there_is_no_gate() -> None:
+    with pytest.raises(RuntimeError, match="behind the gate"):
+        once_paid(lambda paid: None)
 
 
 # --- the tripwire

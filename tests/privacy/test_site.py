@@ -361,7 +361,7 @@ def test_what_used_to_close_a_site_works(monkeypatch: pytest.MonkeyPatch) -> Non
     assert site.seed(RunConfig(seed=7)) == 7
 
 
-@pytest.mark.parametrize("name", ["UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH", "UMBEL_MIN-NOISE-MULTIPLIERS"])
+@pytest.mark.parametrize("name", ["UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH"])
 def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulation(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -370,6 +370,14 @@ def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulati
     with pytest.raises(SiteError, match="this node's configuration: there is no "):
         own()
     assert simulated() == without
+
+
+@pytest.mark.parametrize("name", ["umbel_budget", "UMBEL_Budget", "UMBEL_MIN-NOISE-MULTIPLIER", "Umbel_max_hypotheses"])
+def test_a_variable_that_is_written_otherwise_closes_a_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be no limit, or of two limits one."""
+    monkeypatch.setenv(name, "50")
+    with pytest.raises(SiteError, match=f"{name}: write it as {name.upper().replace('-', '_')}"):
+        own()
 
 
 @pytest.mark.parametrize("old", Policy.renamed)

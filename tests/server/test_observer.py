@@ -12,7 +12,8 @@ from pydantic import Field
 
 import client.app
 from protocol.errors import ConfigError
-from server.observer import NoOptions, Observer, Section, load_observers
+from protocol.plugins import NoOptions
+from server.observer import Observer, Section, load_observers
 from server.rounds import Run
 from server.run_folder import RunFolder
 from server.setup import Setup

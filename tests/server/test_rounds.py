@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message
+from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
 from protocol.arrays import flatten
 from protocol.demands import Hosting
 from protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
+from protocol.records import to_array_record
 from server.history import Round, State
 from server.observer import Observer
 from server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds
 from strategies import GroupPrivacy
-from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, value_of
+from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
 
 
 def play(strategy: Scripted, *observers: Observer, **changes: Any) -> tuple[State, SpyGrid]:
@@ -161,6 +162,40 @@ def test_a_run_that_is_stopped_after_its_last_round_tells_that() -> None:
     assert state.stopped == "just in time"
 
 
+# --- a strategy that overrides one of Flower's hooks
+
+
+def test_flowers_own_hooks_are_heard() -> None:
+    class Hooked(Scripted):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            _, counts = super().aggregate_train(server_round, replies)
+            return to_array_record(theta(10 * server_round)), counts
+
+        def aggregate_evaluate(self, server_round: int, replies: Any) -> MetricRecord | None:
+            return MetricRecord({"loss": 100.0 - server_round, "metric": 0.5, "clients": 3})
+
+    state, _ = play(Hooked([1] * 50), rounds=3)
+    assert [entry.loss for entry in state.history] == [99, 98, 97, 96]
+    assert [entry.metric for entry in state.history] == [0.5] * 4
+    assert value_of(state.hypotheses) == 30
+    assert value_of(state.best) == 30
+    assert all(entry.moved for entry in state.history[:3])
+
+
+def test_a_hook_that_gives_nothing_leaves_the_hypotheses() -> None:
+    class Idle(Scripted):
+        def aggregate_train(self, server_round: int, replies: Any) -> Any:
+            return None, super().aggregate_train(server_round, replies)[1]
+
+        def aggregate_evaluate(self, server_round: int, replies: Any) -> None:
+            return None
+
+    state, _ = play(Idle([1] * 50), rounds=3)
+    assert [entry.loss for entry in state.history] == [None] * 3
+    assert [entry.moved for entry in state.history] == [False] * 3
+    assert value_of(state.hypotheses) == 0
+
+
 # --- too few releases
 
 
@@ -288,10 +323,10 @@ def test_drawn_hypotheses_depend_on_seed_restart_and_place_alone() -> None:
 
 
 def test_drawn_hypotheses_come_from_the_models_own_initialiser() -> None:
-    # The linear model draws from N(0, 1): the mean of 4000 numbers has a standard deviation of .016.
-    drawn = flatten(draw_hypotheses(LINEAR, k=2000, seed=0, restart=0))
-    assert abs(drawn.mean()) < 0.08
-    assert abs(drawn.std() - 1) < 0.06
+    # The linear model draws from N(0, 1): the mean of 1000 numbers has a standard deviation of .032.
+    drawn = flatten(draw_hypotheses(LINEAR, k=500, seed=0, restart=0))
+    assert abs(drawn.mean()) < 0.16
+    assert abs(drawn.std() - 1) < 0.12
 
 
 class Judge:

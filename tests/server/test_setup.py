@@ -73,7 +73,12 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     assert setup.manifest is not None
     assert setup.manifest.name == "synthetic"
     assert setup.observers == ()
-    assert (setup.run.rounds, setup.run.patience, setup.run.validate_every, setup.run.restarts) == (100, 0, 1, 5)
+    assert (setup.config.rounds, setup.config.patience, setup.config.validate_every, setup.config.restarts) == (
+        100,
+        0,
+        1,
+        5,
+    )
     assert setup.release == Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
     assert setup.demand("mine") == {
         "local_epochs": 1,
@@ -89,7 +94,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
 
 
 def test_nothing_at_all_is_the_defaults(run_config: dict[str, Any]) -> None:
-    assert Setup.parse({}).run == Setup.parse(run_config).run
+    assert Setup.parse({}).config == Setup.parse(run_config).config
 
 
 def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
@@ -100,7 +105,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"noise-multiplier": 23.0, "local-steps": 27, "quorum": 0.28}
     run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
     setup = Setup.parse(run_config)
-    strategy, fleet, run = setup.strategy, setup.strategy.fleet, setup.run
+    strategy, fleet, run = setup.strategy, setup.strategy.fleet, setup.config
     assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (3, 11, 12)
     assert (strategy.min_releases, fleet.seed, fleet.min_nodes, fleet.node_wait) == (4, 13, 5, 14.0)
     assert fleet.quorum == 0.28
@@ -258,7 +263,7 @@ def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong
 
 def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
-    assert (setup.run.rounds, setup.strategy.fleet.clients_per_round, setup.demand()["batch_size"]) == (1, 1, 0)
+    assert (setup.config.rounds, setup.strategy.fleet.clients_per_round, setup.demand()["batch_size"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("key", ABOVE_ZERO)

@@ -24,14 +24,15 @@ from protocol.arrays import flatten
 from protocol.demands import Training
 from protocol.errors import ConfigError
 from protocol.messages import hypotheses_in, training_in
+from protocol.plugins import NoOptions
 from protocol.records import from_array_record, to_array_record
-from protocol.release import RadiusMode
+from protocol.release import RadiusMode, RadiusSchedule
 from protocol.run_config import RunConfig
 from server.rounds import draw_hypotheses
 from server.setup import Setup
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
-from strategies.base import HypothesisStrategy, NoOptions, RadiusSchedule
+from strategies.base import HypothesisStrategy
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.messages import releases as releases_of
 from tests.helpers.runs import run_app

@@ -189,6 +189,7 @@ def test_a_loss_is_in_the_unit_of_the_target() -> None:
     assert "RMSE (dollars)" in page.text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_one_hypothesis_is_spoken_of_as_one() -> None:
     one = {"weight": np.ones((1, 1, 2), np.float32)}
     history = [entry(t, groups=[10], nearest=[]) for t in range(1, 8)]
@@ -209,6 +210,7 @@ def test_what_was_run_is_told() -> None:
     assert "Data each node's own Clients 4 train Model" in report(manifest=None).text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_run_config_is_a_table() -> None:
     text = report(config=CONFIG | {"noise-per": "vector", "min-nodes": 3}).text
     assert "strategy group-privacy noise-multiplier 5.0 seed 3" in text
@@ -223,6 +225,7 @@ def test_the_truth_is_compared_with_what_was_found() -> None:
     assert "True parameters" not in report(manifest=HOSPITAL).text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_every_round_has_a_row_and_the_best_is_marked() -> None:
     page = report()
     rows = re.findall(r"<tr( class=\"best\")?><th scope=\"row\">(\d+|end)( \(best\))?</th>", page.html)
@@ -257,10 +260,12 @@ def test_noise_on_each_layer_is_told() -> None:
     assert "layer by layer" not in plain().text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_noise_on_each_row_is_told() -> None:
     assert "the norm of the client's own update, row by row, which" in report(config=CONFIG | {"noise-per": "row"}).text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = report(mode="public").text
     assert "This is a guarantee: of updates one radius apart" in text
@@ -294,6 +299,7 @@ def test_large_models_are_told_that_the_figure_is_worth_little() -> None:
     assert "promises next to nothing" not in plain().text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_when_nobody_released_nothing_was_spent() -> None:
     run = state()
     run.history = [replace(one, releases=0, groups=[0, 0], moved=False) for one in run.history[:20]]
@@ -305,6 +311,7 @@ def test_when_nobody_released_nothing_was_spent() -> None:
 # --- alarms
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_without_an_alarm_there_is_no_box() -> None:
     page = report()
     assert "No alarms." in page.text
@@ -312,6 +319,7 @@ def test_without_an_alarm_there_is_no_box() -> None:
     assert "Here that is the last 5 such rounds." in page.text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_an_alarm_stands_before_the_outcome() -> None:
     run = state()
     run.history = [replace(one, groups=[10, 0] if one.asked else []) for one in run.history]
@@ -321,6 +329,7 @@ def test_an_alarm_stands_before_the_outcome() -> None:
     assert "No alarms." not in page.text
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> None:
     run = state(final=False, best_round=0, best_loss=math.inf)
     run.history = [replace(one, loss=None, metric=None, best_round=0) for one in run.history]
@@ -341,6 +350,7 @@ def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> No
     assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_sections_come_in_order_and_a_picture_is_not_needed() -> None:
     page = report(sections=[Section("First"), Section("Second", ("With words.",))])
     assert page.text.index("First") < page.text.index("Second With words.")
@@ -405,6 +415,7 @@ def test_any_run_can_be_told(run: Any, noise: float, mode: str) -> None:
     assert "None" not in page.text.replace("None of", "")
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_without_validation_no_best_is_claimed() -> None:
     page = report(without_validation(), manifest=None)
     assert "no client reported how well that went, so the newest state is kept." in page.text
@@ -422,6 +433,7 @@ def test_of_many_hypotheses_the_most_trained_are_shown() -> None:
     assert "4 others" in page.text
 
 
+@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(("rounds", "rows"), [(1000, 1000), (1001, 502), (4000, 1002)])
 def test_thousands_of_rounds_are_thinned_in_the_table(rounds: int, rows: int) -> None:
     page = report(state(rounds, final=False, best_round=2, best_loss=0.5))
@@ -465,6 +477,7 @@ def test_two_rounds_are_drawn_in_the_plane() -> None:
     assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
 
 
+@pytest.mark.usefixtures("blank_figures")
 def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
     assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
     page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
