@@ -237,7 +237,7 @@ def attack(federation: str, policy: Mapping[str, Any], options: Mapping[str, Any
             error=row["error"],
             enough=enough[number],
             spent=row["spent"],
-            bound=theorem_1(like_rate(data, number), run.setup.run.batch_size, DELTA),
+            bound=theorem_1(like_rate(data, number), run.setup.config.batch_size, DELTA),
         )
         for number, row in last.items()
     ]

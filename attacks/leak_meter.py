@@ -104,7 +104,7 @@ class LeakMeter(Observer):
                 "observers: the leak meter is for simulation; leave it out where sites have data of their own"
             )
         self._federation: Federation = federation
-        self.client = int(sample([run.setup.run.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
+        self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
         factors = factors_of(run.setup.model)
         self._estimate = Estimate(factors, spectral=True) if factors and run.strategy.hypotheses == 1 else None
         self._run = run
@@ -182,7 +182,7 @@ class LeakMeter(Observer):
         positions = {node: np.array(positions) for node, (positions, _) in placed.items()}
         answers = {
             answer.node: answer.reply
-            for answer in Exchange().run(run.grid, messages, run.setup.run.round_timeout)
+            for answer in Exchange().run(run.grid, messages, run.setup.config.round_timeout)
             if not answer.reply.has_error() and answers_training(answer.reply.content)
         }
         releases = read_releases(answers, Asked(clients, positions, demand["disclose_choice"]), hypotheses)

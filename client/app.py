@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -12,7 +14,7 @@ from client.learner import best_hypothesis
 from client.local import LocalParameters
 from client.node import Node
 from client.noisy_messages import noisy_messages
-from privacy.gate import Gate, guard, local_report, local_result
+from privacy.gate import Gate, guard, local_report, local_result, once_paid
 from privacy.randomness import noise, streams
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.errors import ProtocolError
@@ -52,6 +54,8 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     """Train the asked clients from the hypotheses that fit them best (Algorithm 1, lines 5 and 6)."""
     hypotheses = hypotheses_in(content)
     node.check(hypotheses, demand.frozen_digest)
+    if demand.message_noise and not node.model.local_shapes:
+        raise ProtocolError(f"noisy messages are for models with local parameters, not {node.model.name!r}")
     clients, policy = node.training_clients(demand.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
     own, learner = kept.read(clients), node.learner
@@ -60,10 +64,13 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     shuffles = streams(node.seed, "shuffle", demand.round, clients)
     chosen = learner.choose(hypotheses, cohort, own)
     trained, own = learner.train(hypotheses, chosen, cohort, update, shuffles, own, policy.balanced_batches)
-    kept.write(clients, own, trained)
+    # What nobody has paid for leaves no trace: else a server could train a client as often as it likes.
+    once_paid(partial(kept.write, clients, own, trained))
     if demand.message_noise:
         sources = noise(node.seed, demand.round, clients, "message")
-        trained = noisy_messages(trained, hypotheses, chosen, demand.message_noise, sources, policy.noise_all_items)
+        # Noise on the rows that changed alone would show which those are.
+        everywhere = policy.noise_all_items or not node.site.simulated
+        trained = noisy_messages(trained, hypotheses, chosen, demand.message_noise, sources, everywhere)
     return local_result(trained, chosen)
 
 

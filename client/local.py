@@ -79,8 +79,10 @@ class LocalParameters:
         """Return what the local parameters of clients start from."""
         return self._model.initial_local(streams(self._seed, "local", 0, clients))
 
-    def write(self, clients: Sequence[int], values: Arrays, shared: Arrays) -> None:
-        """Keep the local parameters of clients.
+    def write(
+        self, clients: Sequence[int], values: Arrays, shared: Arrays, paid: NDArray[np.bool_] | None = None
+    ) -> None:
+        """Keep the local parameters of clients, or of those that have `paid`.
 
         Training that blew up counts as no update (`privacy.gate`), of neither kind: whose `shared` or
         local parameters are not finite keeps those it had.
@@ -91,6 +93,8 @@ class LocalParameters:
             [all_finite(value.reshape(len(clients), -1), axis=1) for value in (*values.values(), *shared.values())],
             axis=0,
         )
+        if paid is not None:
+            sound &= paid
         which = np.asarray(clients, np.int64)[sound]
         others = ~np.isin(self._clients, which)
         self._clients = np.concatenate([self._clients[others], which])
@@ -110,7 +114,9 @@ class LocalParameters:
             self._state[_RECORD] = to_array_record(kept)
             return
         new = not self._file.exists()
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        # For the site's own eyes, as the ledger.
+        for folder in (self._file.parent.parent, self._file.parent):
+            folder.mkdir(mode=0o700, exist_ok=True)
         write_atomically(self._file, safetensors.numpy.save(kept))
         if new:
             _forget_old_runs(self._file.parent)
@@ -121,9 +127,13 @@ def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
 
     Nodes that share a ledger, and serve other data or other clients, have files of their own.
     """
-    where = f"{site.data_path}\n{site.first}/{site.step}"
-    what = f"{where}\n{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
-    return ledger.with_name(f"{ledger.name}.local") / f"{hashlib.sha256(what.encode()).hexdigest()[:32]}.safetensors"
+    where = _digest(f"{site.data_path}\n{site.first}/{site.step}")
+    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
+    return ledger.with_name(f"{ledger.name}.local") / where / f"{_digest(what)}.safetensors"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _forget_old_runs(folder: Path) -> None:

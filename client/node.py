@@ -167,8 +167,10 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     """
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
         raise ProtocolError(f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}")
-    if run.loss and manifest.loss and run.loss != manifest.loss:
-        raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {manifest.loss!r}")
+    name = manifest.model or run.model
+    own = manifest.loss or (models.MODELS[name].loss.name if name in models.MODELS else "")
+    if run.loss and own and run.loss != own:
+        raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {own!r}")
     for what in ("frozen", "local"):
         asked, own = getattr(run, what), getattr(manifest, what)
         if asked and asked != own:

@@ -107,7 +107,7 @@ def finish(config: Mapping[str, Any]) -> Finished:
     torch.set_num_threads(1)
     if config["strategy"] == LOCAL_ONLY:
         setup = Setup.parse({**config, "strategy": "fedavg"})
-        return Finished({"held_out": local_only(setup.model, _federation(setup), setup.run)})
+        return Finished({"held_out": local_only(setup.model, _federation(setup), setup.config)})
     trace = Trace()
     run = play(config, observers=[trace])
     setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
@@ -120,8 +120,8 @@ def finish(config: Mapping[str, Any]) -> Finished:
         "best_loss": state.best_loss,
         "median_budget": release.spend(float(np.median(spent))) if bounded else None,
         "max_budget": release.spend(int(spent.max())) if bounded else None,
-        "best": measure(model, federation, state.best, setup.run.step_size),
-        "last": measure(model, federation, state.hypotheses, setup.run.step_size),
+        "best": measure(model, federation, state.best, setup.config.step_size),
+        "last": measure(model, federation, state.hypotheses, setup.config.step_size),
     }
     sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
     return Finished(measures, state, spent, release, run.strategy.state, tuple(trace.outcomes), sections)

@@ -255,7 +255,12 @@ class Fleet:
         trains = any(asks(message.content)[0] for message in messages)
         scores = any(asks(message.content)[1] for message in messages)
         if trains and self._training is not None:
-            there = sum(number_released(answer.reply.content) for answer in own)
+            positions = self._training.positions
+            there = sum(
+                number_released(answer.reply.content, len(positions[answer.node]))
+                for answer in own
+                if answer.node in positions
+            )
             if there < self.quorum * len(self._training.clients):
                 return False
         if scores and self._evaluation is not None:

@@ -99,9 +99,8 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     if not (run.model or default):
         raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
     loss, frozen, local = run.loss, run.frozen, run.local
-    if manifest is not None and not run.model:
+    if manifest is not None and (not default or run.model in ("", default)):
         loss = loss or manifest.loss
-    if manifest is not None and run.model in ("", default):
         frozen, local = frozen or manifest.frozen, local or manifest.local
     return load(run.model or default, loss, frozen, local)
 

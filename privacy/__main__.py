@@ -8,7 +8,7 @@ from collections import defaultdict
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,6 +17,7 @@ from rich.table import Table
 from privacy.accountant import Guarantee, formal
 from privacy.ledger import Account, Ledger
 from privacy.plan import plan
+from protocol.cli import fail
 from protocol.errors import LedgerError
 from protocol.release import Release
 
@@ -42,7 +43,7 @@ def plan_command(
     try:
         figures = plan(parameters, noise_multiplier, hypotheses, clients, clients_per_round, rounds, delta)
     except ValueError as error:
-        _fail(str(error))
+        fail(str(error))
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     median, maximum = figures.median_participations, figures.max_participations
@@ -139,11 +140,11 @@ def export(path: _LedgerPath) -> None:
 def create(path: _LedgerPath) -> None:
     """Make a new, empty ledger; a node makes none itself where its policy sets a limit."""
     if path.exists():
-        _fail(f"{path} is there already")
+        fail(f"{path} is there already")
     try:
         Ledger.create(path)
     except LedgerError as error:
-        _fail(str(error))
+        fail(str(error))
     typer.echo(f"{path} is a new, empty ledger")
 
 
@@ -159,12 +160,7 @@ def _open(path: Path) -> Ledger:
     try:
         return Ledger(path)
     except LedgerError as error:
-        _fail(str(error))
-
-
-def _fail(reason: str) -> NoReturn:
-    typer.echo(f"Error: {reason}", err=True)
-    raise typer.Exit(1)
+        fail(str(error))
 
 
 if __name__ == "__main__":

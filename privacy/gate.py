@@ -11,8 +11,9 @@ reason stays in the node's own log.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from copy import copy
 from itertools import islice
 from logging import ERROR, INFO, WARNING
@@ -52,6 +53,20 @@ _RESULT = "result"
 _PRIVATE = "private"
 _LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = 1 << 17  # numbers that are sanitised together
+
+_Action = Callable[[NDArray[np.bool_]], None]
+_actions: ContextVar[list[_Action] | None] = ContextVar("umbel_once_paid", default=None)
+
+
+def once_paid(action: _Action) -> None:
+    """Have the gate do something when the clients that it asked the handler for have been charged.
+
+    The action gets a flag for each, whether it has paid; where the gate refuses, it is not done.
+    """
+    waiting = _actions.get()
+    if waiting is None:
+        raise RuntimeError("once_paid is for the handler of a round's message, behind the gate")
+    waiting.append(action)
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
@@ -158,11 +173,18 @@ class Gate:
         if not asked:
             raise Refused("no asked client can afford this round")
 
-        result = _ask(call_next, msg, training_only(msg.content, asked), context)
+        actions: list[_Action] = []
+        token = _actions.set(actions)
+        try:
+            result = _ask(call_next, msg, training_only(msg.content, asked), context)
+        finally:
+            _actions.reset(token)
         trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
         chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), hypotheses, len(asked))
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         paid = np.array(ledger.charge(Charge(str(context.run_id), demand.round, release), asked, site.limits))
+        for action in actions:
+            action(paid)
         releasing = _which(asked, paid)
         _log_noise_source(site)
         sources = iter(

@@ -328,6 +328,10 @@ class Site:
 
 def _environment() -> dict[str, Any]:
     """Return the entries that the environment sets."""
+    for name in os.environ:
+        # What is written otherwise would be no limit, or of two limits one.
+        if name.upper().startswith(_PREFIX) and (name != name.upper() or "-" in name):
+            raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}")
     environment: dict[str, Any] = {
         name.removeprefix(_PREFIX).replace("_", "-").lower(): value
         for name, value in ((name, os.environ[name]) for name in os.environ if name.startswith(_PREFIX))

@@ -14,6 +14,7 @@ from protocol.release import NoisePer, RadiusMode
 VERSION = 2
 
 _VERSION = "version"
+_MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
 _RUN_NAME = 200  # the longest name of a run
 
 # What each field of a message may come as; a bool is no number here.
@@ -113,6 +114,7 @@ class Training(_Asked):
     frozen_digest: str = ""
 
     def __post_init__(self) -> None:
+        _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise")
         _whole("round", self.round, 1)
         _clients(self.clients)
         _whole("local-epochs", self.local_epochs, 0)
@@ -154,6 +156,7 @@ class Evaluation(_Asked):
     frozen_digest: str = ""
 
     def __post_init__(self) -> None:
+        _as_floats(self, "step_size")
         _whole("round", self.round, 0)
         _clients(self.clients)
         _positive("step-size", self.step_size)
@@ -196,6 +199,8 @@ class Hosting:
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
             raise ProtocolError(f"reports counts that cannot be: {values}")
+        if (values["first"], values["step"]) != (-1, -1) and not 0 <= values["first"] < values["step"]:
+            raise ProtocolError(f"reports a share of a federation that cannot be: {values}")
         return cls(**values)
 
     @property
@@ -211,9 +216,17 @@ def _clients(clients: tuple[Any, ...]) -> None:
         raise ProtocolError("each client may be asked once, counted from 0")
 
 
-def _whole(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ProtocolError(f"{name} must be a whole number of at least {least}, got {value}")
+def _whole(name: str, value: int, minimum: int) -> None:
+    if value < minimum:
+        raise ProtocolError(f"{name} must be a whole number of at least {minimum}, got {value}")
+    if value > _MAX_WHOLE:
+        raise ProtocolError(f"{name} must be at most {_MAX_WHOLE}, got {value}")
+
+
+def _as_floats(asked: Any, *names: str) -> None:
+    """Have whole numbers that stand for real ones be real: there are some that no ledger can hold."""
+    for name in names:
+        object.__setattr__(asked, name, float(getattr(asked, name)))
 
 
 def _not_negative(name: str, value: float) -> None:

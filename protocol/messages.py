@@ -177,11 +177,15 @@ def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.boo
     return arrays, flags.astype(bool), None if choices is None else choices.astype(np.int64)
 
 
-def number_released(content: RecordDict) -> int:
-    """Return how many clients a reply says released; 0 for one that says something else."""
+def number_released(content: RecordDict, asked: int) -> int:
+    """Return how many of the asked clients a reply says released; 0 for one that says something else."""
     record = content.get(_RELEASED)
     flags = record.get("clients") if isinstance(record, MetricRecord) else None
-    return sum(flag == 1 for flag in flags) if isinstance(flags, list) else 0
+    if not isinstance(flags, list) or len(flags) != asked or not set(flags) <= {0, 1}:
+        return 0
+    arrays, released = content.get(_ARRAYS), sum(flag == 1 for flag in flags)
+    there = isinstance(arrays, ArrayRecord) and all(value.shape[:1] == (released,) for value in arrays.values())
+    return released if there else 0
 
 
 def answers_training(content: RecordDict) -> bool:

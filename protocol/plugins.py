@@ -15,6 +15,11 @@ from protocol.rules import told
 T = TypeVar("T")
 
 
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """For code that has no options."""
+
+
 def import_by_name(name: str) -> Any:
     """Return the object called ``package.module:attribute``.
 

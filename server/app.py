@@ -33,7 +33,7 @@ def main(grid: Grid, context: Context) -> None:
     setup.strategy.summary()
     setup.strategy.fleet.roster(grid)
     summary = Summary(setup.model, setup.manifest, setup.release)
-    if setup.run.resume:
+    if setup.config.resume:
         folder, state, snapshots = _resume(setup, grid)
     else:
         folder = RunFolder.make(umbel_home() / "runs", _name(context, setup))
@@ -41,7 +41,7 @@ def main(grid: Grid, context: Context) -> None:
         start = initial_hypotheses(setup, grid, folder.path.name)
         state = State(hypotheses=start, best=start)
         snapshots = Snapshots(state)
-    observers = [Patience(setup.run.patience), *setup.observers, Log(summary), Checkpoints(snapshots)]
+    observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots)]
     run = Run(setup, grid, state, observers, folder.path.name, folder)
     run_rounds(run)
 
@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
             folder.path.name, summary, state, participations, snapshots, dict(context.run_config), versions(), sections
         )
     )
-    setup.strategy.fleet.send_best(grid, state.best, setup.run.round_timeout, run.name)
+    setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
     for line in summary.closing_lines(state):
         log(INFO, line)
     log(INFO, "The results are in this folder; open report.html first:")
@@ -69,7 +69,7 @@ _FREE = {
 
 def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     """Return the folder of an interrupted run and where it stands, after its last finished round."""
-    given = Path(setup.run.resume).expanduser()
+    given = Path(setup.config.resume).expanduser()
     path = given if given.is_absolute() else umbel_home() / "runs" / given
     if not path.is_dir():
         raise ConfigError(f"resume: there is no run {path}; give the name of a folder in {umbel_home() / 'runs'}")
@@ -80,7 +80,7 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
         nodes = folder.read_nodes()
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"resume: {path} holds no run that finished a round: {error}") from error
-    config = setup.run.entries()
+    config = setup.config.entries()
     for key, was in saved["config"].items():
         if key not in _FREE and config.get(key) != was:
             raise ConfigError(f"resume: {key} was {was!r} and is {config.get(key)!r}; set it as it was")
@@ -88,7 +88,7 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     over = not state.history[-1].asked or not state.best_round
     while not state.history[-1].asked:
         state.history.pop()
-    if len(state.history) > setup.run.rounds or (over and len(state.history) == setup.run.rounds):
+    if len(state.history) > setup.config.rounds or (over and len(state.history) == setup.config.rounds):
         raise ConfigError(f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on")
     state.stopped = ""
     setup.strategy.fleet.resume(grid, nodes, spent)
@@ -102,5 +102,5 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
 def _name(context: Context, setup: Setup) -> str:
     """Return a name that sorts by time and tells runs of one second apart."""
     what = setup.manifest.name if setup.manifest else setup.model.name
-    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.run.strategy}")
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{context.run_id % 10**6:06d}"

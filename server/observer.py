@@ -10,15 +10,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from protocol.errors import ConfigError
-from protocol.plugins import import_by_name, parse_options
+from protocol.plugins import NoOptions, import_by_name, parse_options
 
 if TYPE_CHECKING:
     from server.rounds import Run
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """For observers that have none."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Log(Observer):
 
     def after_round(self, run: Run) -> None:
         """Write the round's line."""
-        log(INFO, self._summary.round_line(run.state.history[-1], run.setup.run.rounds))
+        log(INFO, self._summary.round_line(run.state.history[-1], run.setup.config.rounds))
 
 
 class Checkpoints(Observer):

@@ -76,7 +76,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     k-means from k random hypotheses now and then ends with all clients in one cluster; starting
     from the best of several sets makes that rare.
     """
-    strategy, run = setup.strategy, setup.run
+    strategy, run = setup.strategy, setup.config
     sets = [draw_hypotheses(setup.model, strategy.hypotheses, run.seed, r) for r in range(run.restarts)]
     if len(sets) == 1:
         return sets[0]
@@ -99,7 +99,7 @@ def run_rounds(run: Run) -> None:
     A round sends training from theta(t) and evaluation of theta(t) in one message a node, so that it
     costs one wait.
     """
-    rounds, state = run.setup.run.rounds, run.state
+    rounds, state = run.setup.config.rounds, run.state
     for observer in run.observers:
         observer.begin(run)
     arrays, demand = to_array_record(state.hypotheses), ConfigRecord(run.setup.demand(run.name))
@@ -127,11 +127,11 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord,
     began = time.perf_counter()
     setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
     fleet, nearest = strategy.fleet, distances(flatten(state.hypotheses))
-    validates = not train or (number - 1) % setup.run.validate_every == 0
+    validates = not train or (number - 1) % setup.config.validate_every == 0
     messages = strategy.configure_train(number, arrays, demand, grid) if train else []
     if validates:
         messages = [*messages, *strategy.configure_evaluate(number, arrays, demand, grid)]
-    replies = fleet.exchange(number, grid, messages, setup.run.round_timeout)
+    replies = fleet.exchange(number, grid, messages, setup.config.round_timeout)
 
     # Through Flower's hooks, so that a strategy that overrides one of them is heard.
     scores = Scores.of(strategy.aggregate_evaluate(number, replies)) if validates else None

@@ -23,7 +23,7 @@ class Setup:
 
     Attributes
     ----------
-    run : RunConfig
+    config : RunConfig
     strategy : HypothesisStrategy
     model : Model
     federation : Federation or None
@@ -32,7 +32,7 @@ class Setup:
         Those that the run config names, and the strategy if it is one.
     """
 
-    run: RunConfig
+    config: RunConfig
     strategy: HypothesisStrategy
     model: Model
     federation: Federation | None
@@ -71,11 +71,11 @@ class Setup:
     @property
     def release(self) -> Release:
         """What a training client gives away each time that it takes part."""
-        return Release(Kind.TRAIN, self.model.num_parameters, self.run.noise_multiplier, self.run.radius)
+        return Release(Kind.TRAIN, self.model.num_parameters, self.config.noise_multiplier, self.config.radius)
 
     def demand(self, name: str = "") -> dict[str, Any]:
         """Return what every message of the run called `name` has in common (`protocol.demands.Training`)."""
-        run = self.run
+        run = self.config
         return {
             "local_epochs": run.local_epochs,
             "local_steps": run.local_steps,

@@ -73,7 +73,7 @@ def play(
     grid = InProcessGrid(client.app.app, config, nodes, node_configs)
     setup.strategy.fleet.roster(grid)
     start = initial_hypotheses(setup, grid)
-    watching = [Patience(setup.run.patience), *setup.observers, *observers, *([_NoNodeLost()] if strict else [])]
+    watching = [Patience(setup.config.patience), *setup.observers, *observers, *([_NoNodeLost()] if strict else [])]
     run = Run(setup, grid, State(hypotheses=start, best=start), watching)
     run_rounds(run)
     return run

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,18 +23,14 @@ from numpy.typing import NDArray
 from fleet.fleet import Fleet
 from fleet.replies import Releases
 from models.model import Model
-from protocol.arrays import Arrays, flatten, unflatten
+from protocol.arrays import Arrays, all_finite, flatten, unflatten
 from protocol.flower import log
+from protocol.plugins import NoOptions
 from protocol.records import to_array_record
 from protocol.release import RadiusSchedule
 from protocol.run_config import RunConfig
 
 _PLANE = 2  # releases of so many parameters can be drawn in the plane
-
-
-@dataclass(frozen=True)
-class NoOptions:
-    """For strategies that have none."""
 
 
 @dataclass(frozen=True)
@@ -166,6 +162,9 @@ class HypothesisStrategy(Strategy):
             for j in np.flatnonzero(counts).tolist():
                 moved[j] = self.combine(vectors[labels == j], hypotheses[j], j)
             following = unflatten(moved, sent)
+            if not all(all_finite(value) for value in following.values()):
+                log(WARNING, "round %d would leave hypotheses that are not finite; they stay as they were", round)
+                following = None
         return Outcome(
             round=round,
             clients=releases.clients,

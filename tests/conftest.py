@@ -41,15 +41,10 @@ def flower_process() -> None:
 
 @pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave the figures of reports blank: to draw them takes most of the time of a short run."""
-    from markupsafe import Markup
+    """Leave the figures of reports blank."""
+    from tests.helpers.drawing import leave_blank
 
-    import server.report.figures
-
-    def blank(name: str, alt: str, *_: object, **__: object) -> Markup:
-        return Markup('<svg role="img" aria-label="{}"></svg>').format(alt)
-
-    monkeypatch.setattr(server.report.figures, "svg", blank)
+    leave_blank(monkeypatch)
 
 
 @pytest.fixture

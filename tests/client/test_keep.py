@@ -10,11 +10,17 @@ import pytest
 import safetensors.numpy
 from flwr.app import Message, RecordDict
 
+import models
 from client.app import app
+from client.keep import keep as keep_models
+from client.local import LocalParameters
+from client.node import Node
 from federation import offsets_of, write_federation
+from privacy.site import in_process
 from protocol.arrays import Arrays
 from protocol.messages import keep_request
 from protocol.records import to_array_record
+from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
 from tests.helpers.messages import refused
@@ -90,3 +96,25 @@ def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Pat
     assert [list(arrays) for arrays in found.values()] == [["items"]] * clients
     for arrays in found.values():
         np.testing.assert_array_equal(arrays["items"], items)
+
+
+def test_a_client_with_a_head_of_its_own_keeps_that_too(tmp_path: Path) -> None:
+    """One that trained none gets the shared parameters alone."""
+    model = models.load("mlp", local="2.*")
+    data = manifest(2, 0, model="mlp", local="2.*")
+    write_federation(
+        tmp_path / "own", data, np.ones((4, 3), np.float32), np.ones((4, 1), np.float32), offsets_of([2] * 2)
+    )
+    config = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite")}
+    run = RunConfig(federation="").entries()
+    with in_process():
+        node = Node.of(config, run)
+    head = {name: np.full((1, *shape), 7, np.float32) for name, shape in model.local_shapes.items()}
+    shared = {name: np.ones((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    kept = LocalParameters(node.site, RecordDict(), node.model, "run", None)
+    kept.write([1], head, shared)
+    keep_models(node, shared, kept, tmp_path / "models")
+    without, whole = models_in(tmp_path / "models").values()
+    assert set(without) == set(model.shapes)
+    assert set(whole) == set(model.shapes) | set(model.local_shapes)
+    assert whole["2.bias"].tolist() == [7]

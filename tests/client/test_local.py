@@ -201,3 +201,33 @@ def test_a_first_training_that_blew_up_leaves_the_beginning() -> None:
     state = RecordDict()
     kept(state).write([4], users([np.nan, 1]), shared(1))
     np.testing.assert_array_equal(read(kept(state), 4), read(kept(), 4))
+
+
+# --- whose they are
+
+
+def test_nodes_that_share_a_ledger_keep_what_is_theirs(tmp_path: Path) -> None:
+    """As two nodes do that serve every second client of the same data."""
+    policy = Policy(ledger_path=str(tmp_path / "ledger.sqlite"))
+    even, odd = Site(policy, tmp_path / "data", 0, 2), Site(policy, tmp_path / "data", 1, 2)
+    elsewhere = Site(policy, tmp_path / "other")
+    mine, yours = kept(where=even), kept(where=odd)
+    mine.write([0], users([1, 2]), shared(1))
+    yours.write([1], users([3, 4]), shared(1))
+    assert read(kept(where=even), 0).tolist() == [[1, 2]], "not lost to what the other node wrote"
+    assert kept(where=even).known([0, 1]) == [0]
+    assert kept(where=elsewhere).known([0, 1]) == []
+
+
+def test_a_simulated_node_keeps_nothing_on_disk(tmp_path: Path) -> None:
+    simulated = Site(Policy(ledger_path=str(tmp_path / "ledger.sqlite")), None)
+    kept(where=simulated).write([0], users([1, 2]), shared(1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path) -> None:
+    for number in range(25):
+        kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
+    files = list((tmp_path / "ledger.sqlite.local").iterdir())
+    assert len(files) == 20
+    assert kept(where=site(tmp_path), run="run-24").known([0]) == [0], "the newest are kept"

@@ -354,7 +354,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     config = tomllib.loads((PROJECT / "configs" / "femnist.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()
     setup = Setup.parse(run_config | config)
-    run = setup.run
+    run = setup.config
     assert setup.manifest == manifest
     assert (setup.model.name, setup.strategy.hypotheses) == ("cnn", 2)
     assert (run.rounds, run.patience, run.validate_every, run.restarts) == (500, 5, 5, 1)

@@ -301,7 +301,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     config = tomllib.loads((PROJECT / "configs" / "qmnist.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()
     setup = Setup.parse(run_config | config)
-    run = setup.run
+    run = setup.config
     assert setup.manifest == manifest
     assert (setup.model.name, setup.strategy.hypotheses) == ("cnn10", 2)
     assert (run.rounds, run.patience, run.validate_every, run.restarts) == (20, 5, 5, 1)

@@ -237,3 +237,10 @@ def test_a_run_asks_for_patterns_on_the_federations_model() -> None:
 def test_patterns_that_cannot_be_used_are_refused(patterns: dict[str, str], reason: str) -> None:
     with pytest.raises(ModelError, match=reason):
         models.load("mlp", **patterns)
+
+
+@pytest.mark.parametrize("source", ["def broken():\n    raise KeyError('weights')\n", "broken = 3\n"])
+def test_a_factory_that_fails_is_an_error_of_the_model(source: str, write: Callable[[str], str]) -> None:
+    name = write(source) + ":broken"
+    with pytest.raises(ModelError, match=f"model '{name}' cannot be made: (KeyError|TypeError)"):
+        models.load(name, "mse")

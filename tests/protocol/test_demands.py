@@ -44,7 +44,7 @@ def request(training: Training | None = None, evaluation: Evaluation | None = No
     return round_request(to_array_record(STACKED), training, evaluation)
 
 
-whole = st.integers(0, 2**63 - 1)
+whole = st.integers(0, 2**31)
 
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
@@ -65,7 +65,7 @@ who: dict[str, Any] = {
 trainings = st.builds(
     lambda mode, **fields: Training(radius_mode=mode[0], noise_per=mode[1], **fields),
     mode=modes,
-    round=st.integers(1, 2**63 - 1),
+    round=st.integers(1, 2**31),
     local_epochs=whole,
     local_steps=whole,
     message_noise=st.floats(0, allow_infinity=False),
@@ -221,9 +221,31 @@ def test_a_server_cannot_ask_the_impossible() -> None:
         Evaluation(1, (0,), float("nan"))
 
 
-@given(st.builds(Hosting, train=whole, validation=whole, first=st.integers(-1, 9), step=st.integers(-1, 9)))
-def test_hosting_arrives_as_it_was_sent(hosting: Hosting) -> None:
+shares = st.just((-1, -1)) | st.integers(1, 9).flatmap(lambda step: st.tuples(st.integers(0, step - 1), st.just(step)))
+
+
+@given(train=whole, validation=whole, share=shares)
+def test_hosting_arrives_as_it_was_sent(train: int, validation: int, share: tuple[int, int]) -> None:
+    hosting = Hosting(train, validation, *share)
     assert hosting_in(over_the_wire(hosting_reply(hosting))) == hosting
+
+
+@pytest.mark.parametrize("share", [(0, 0), (0, -7), (-1, 2), (3, 3), (-1, 1)])
+def test_a_share_of_a_federation_that_cannot_be_is_refused(share: tuple[int, int]) -> None:
+    with pytest.raises(ProtocolError, match="reports a share of a federation that cannot be"):
+        hosting_in(hosting_reply(Hosting(3, 1, *share)))
+
+
+@pytest.mark.parametrize("name", ["round", "local_epochs", "local_steps", "batch_size"])
+def test_numbers_that_no_ledger_could_hold_are_refused(name: str) -> None:
+    """The node would train and then fail to charge."""
+    with pytest.raises(ProtocolError, match="must be at most 2147483648"):
+        Training.from_record(changed(**{name: 2**63 - 1}))
+
+
+@pytest.mark.parametrize("name", ["step_size", "noise_multiplier", "radius"])
+def test_a_whole_number_becomes_a_real_one(name: str) -> None:
+    assert type(getattr(Training.from_record(changed(**{name: 2**62})), name)) is float
 
 
 def test_only_a_node_that_names_its_share_is_simulated() -> None:

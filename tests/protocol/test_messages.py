@@ -47,7 +47,7 @@ def request(training: Training | None = None, evaluation: Evaluation | None = No
     return round_request(to_array_record(STACKED), training, evaluation)
 
 
-whole = st.integers(0, 2**63 - 1)
+whole = st.integers(0, 2**31)
 
 
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
@@ -68,7 +68,7 @@ who: dict[str, Any] = {
 trainings = st.builds(
     lambda mode, **fields: Training(radius_mode=mode[0], noise_per=mode[1], **fields),
     mode=modes,
-    round=st.integers(1, 2**63 - 1),
+    round=st.integers(1, 2**31),
     local_epochs=whole,
     local_steps=whole,
     message_noise=st.floats(0, allow_infinity=False),

@@ -50,6 +50,7 @@ FILES = [
     "report.html",
 ]
 SYNTHETIC = BUNDLED / "synthetic.json"
+SHORT = {"rounds": 6, "restarts": 2}
 
 Play = Callable[..., AppRun]
 
@@ -59,7 +60,7 @@ def play(run_config: dict[str, Any]) -> Play:
     """Run the app on the default run config with some changes; without any it is six rounds of training."""
 
     def run(app: Any = client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
-        config = run_config | {"rounds": 6} | {key.replace("_", "-"): value for key, value in changes.items()}
+        config = run_config | SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
         return run_app(config, ListeningGrid(app, config, nodes, sites))
 
     return run
@@ -115,7 +116,7 @@ def test_the_history_adds_up(play: Play) -> None:
 def test_config_and_report_hold_the_run_config(play: Play, run_config: dict[str, Any]) -> None:
     run = play(seed=3, step_size=0.25)
     saved = tomllib.loads((run.folder / "config.toml").read_text())["config"]
-    assert saved == run_config | {"rounds": 6, "seed": 3, "step-size": 0.25}
+    assert saved == run_config | SHORT | {"seed": 3, "step-size": 0.25}
     report = (run.folder / "report.html").read_text()
     assert '<tr><th scope="row">step-size</th><td>0.25</td></tr>' in report
     assert f"<h1>{run.folder.name}</h1>" in report
@@ -182,7 +183,7 @@ def test_a_run_that_is_killed_leaves_its_last_round(run_config: dict[str, Any], 
 
 
 def test_the_default_run_finds_both_optima(play: Play) -> None:
-    run = play(nodes=2, rounds=100)
+    run = play(nodes=2, rounds=100, restarts=5)
     assert max(distances(run)) < 1.0
     # Without an intercept the noise U[0, 1) remains, whose root mean square is sqrt(1/3) = .577.
     assert 0.55 < min(entry["loss"] for entry in run.history) < 0.65
@@ -197,7 +198,7 @@ def test_federated_averaging_finds_one_model_between_the_optima(play: Play) -> N
 
 
 def test_ifca_finds_both_optima_without_noise(play: Play) -> None:
-    run = play(strategy="ifca", noise_multiplier=0.0, rounds=60)
+    run = play(strategy="ifca", noise_multiplier=0.0, rounds=60, restarts=5)
     assert max(distances(run)) < 0.5
 
 

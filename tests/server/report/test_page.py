@@ -29,6 +29,7 @@ from server.observer import Section
 from server.report import figures, render
 from server.snapshots import Snapshot, Snapshots
 from server.summary import Summary
+from tests.helpers.drawing import leave_blank
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
@@ -134,11 +135,16 @@ def report(
     config: dict[str, Any] = CONFIG,
     name: str = "a-run",
     sections: Sequence[Section] = (),
+    drawn: bool = False,
 ) -> Page:
+    """Return the page of a run; what is drawn takes most of the time, and most tests look at words."""
     network = models.load(model)
     release = Release(Kind.TRAIN, network.num_parameters, noise, RadiusMode(mode))
     told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
-    return Page(render(name, *told, config | {"noise-multiplier": noise}, VERSIONS, sections))
+    with pytest.MonkeyPatch.context() as patch:
+        if not drawn:
+            leave_blank(patch)
+        return Page(render(name, *told, config | {"noise-multiplier": noise}, VERSIONS, sections))
 
 
 def snapshot(round: int = 1, m: int = 6) -> Snapshot:
@@ -156,12 +162,12 @@ def watched() -> Section:
 
 @cache
 def plain() -> Page:
-    return report()
+    return report(drawn=True)
 
 
 @cache
 def full() -> Page:
-    return report(kept=snapshots(snapshot(1), snapshot(20)), sections=[watched()])
+    return report(kept=snapshots(snapshot(1), snapshot(20)), sections=[watched()], drawn=True)
 
 
 # --- what it says
@@ -183,13 +189,12 @@ def test_two_sentences_say_what_came_out_and_explain_their_words() -> None:
 
 
 def test_a_loss_is_in_the_unit_of_the_target() -> None:
-    page = report(model="mlp", manifest=HOSPITAL)
+    page = report(model="mlp", manifest=HOSPITAL, drawn=True)
     assert "with RMSE 476.2 dollars (the lower" in page.text
     assert "validation RMSE (dollars)" in page.html
     assert "RMSE (dollars)" in page.text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_one_hypothesis_is_spoken_of_as_one() -> None:
     one = {"weight": np.ones((1, 1, 2), np.float32)}
     history = [entry(t, groups=[10], nearest=[]) for t in range(1, 8)]
@@ -210,7 +215,6 @@ def test_what_was_run_is_told() -> None:
     assert "Data each node's own Clients 4 train Model" in report(manifest=None).text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_the_run_config_is_a_table() -> None:
     text = report(config=CONFIG | {"noise-per": "vector", "min-nodes": 3}).text
     assert "strategy group-privacy noise-multiplier 5.0 seed 3" in text
@@ -225,7 +229,6 @@ def test_the_truth_is_compared_with_what_was_found() -> None:
     assert "True parameters" not in report(manifest=HOSPITAL).text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_every_round_has_a_row_and_the_best_is_marked() -> None:
     page = report()
     rows = re.findall(r"<tr( class=\"best\")?><th scope=\"row\">(\d+|end)( \(best\))?</th>", page.html)
@@ -260,12 +263,10 @@ def test_noise_on_each_layer_is_told() -> None:
     assert "layer by layer" not in plain().text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_noise_on_each_row_is_told() -> None:
     assert "the norm of the client's own update, row by row, which" in report(config=CONFIG | {"noise-per": "row"}).text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = report(mode="public").text
     assert "This is a guarantee: of updates one radius apart" in text
@@ -276,7 +277,7 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
 
 @pytest.mark.parametrize("mode", ["update", "public"])
 def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> None:
-    page = report(noise=0.0, mode=mode)
+    page = report(noise=0.0, mode=mode, drawn=True)
     assert (
         "No noise was added, so nothing bounds what the releases told about the data of the 3 clients that took part: "
         "the privacy they spent is infinite."
@@ -299,7 +300,6 @@ def test_large_models_are_told_that_the_figure_is_worth_little() -> None:
     assert "promises next to nothing" not in plain().text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_when_nobody_released_nothing_was_spent() -> None:
     run = state()
     run.history = [replace(one, releases=0, groups=[0, 0], moved=False) for one in run.history[:20]]
@@ -311,7 +311,6 @@ def test_when_nobody_released_nothing_was_spent() -> None:
 # --- alarms
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_without_an_alarm_there_is_no_box() -> None:
     page = report()
     assert "No alarms." in page.text
@@ -319,7 +318,6 @@ def test_without_an_alarm_there_is_no_box() -> None:
     assert "Here that is the last 5 such rounds." in page.text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_an_alarm_stands_before_the_outcome() -> None:
     run = state()
     run.history = [replace(one, groups=[10, 0] if one.asked else []) for one in run.history]
@@ -329,7 +327,6 @@ def test_an_alarm_stands_before_the_outcome() -> None:
     assert "No alarms." not in page.text
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_the_servers_own_data_say_whether_anybody_should_have_validated() -> None:
     run = state(final=False, best_round=0, best_loss=math.inf)
     run.history = [replace(one, loss=None, metric=None, best_round=0) for one in run.history]
@@ -350,7 +347,6 @@ def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> No
     assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_sections_come_in_order_and_a_picture_is_not_needed() -> None:
     page = report(sections=[Section("First"), Section("Second", ("With words.",))])
     assert page.text.index("First") < page.text.index("Second With words.")
@@ -410,12 +406,11 @@ ODD_RUNS = {
 @pytest.mark.parametrize(("mode", "noise"), [("update", 0.0), ("public", 5.0)])
 @pytest.mark.parametrize("run", ODD_RUNS.values(), ids=ODD_RUNS.keys())
 def test_any_run_can_be_told(run: Any, noise: float, mode: str) -> None:
-    page = report(run(), noise=noise, mode=mode, participations=[0, 0, 1, 1])
+    page = report(run(), noise=noise, mode=mode, participations=[0, 0, 1, 1], drawn=True)
     assert "What was run" in page.text
     assert "None" not in page.text.replace("None of", "")
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_without_validation_no_best_is_claimed() -> None:
     page = report(without_validation(), manifest=None)
     assert "no client reported how well that went, so the newest state is kept." in page.text
@@ -426,14 +421,13 @@ def test_without_validation_no_best_is_claimed() -> None:
 def test_of_many_hypotheses_the_most_trained_are_shown() -> None:
     run = many(12)
     totals = np.sum([one.groups for one in run.history], axis=0)
-    page = report(run, participations=[1] * 4)
+    page = report(run, participations=[1] * 4, drawn=True)
     shown = [int(j) for j in re.findall(r">hypothesis (\d+)</text>", page.html)]
     assert len(shown) == 8
     assert totals[shown].min() >= np.delete(totals, shown).max()
     assert "4 others" in page.text
 
 
-@pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(("rounds", "rows"), [(1000, 1000), (1001, 502), (4000, 1002)])
 def test_thousands_of_rounds_are_thinned_in_the_table(rounds: int, rows: int) -> None:
     page = report(state(rounds, final=False, best_round=2, best_loss=0.5))
@@ -453,15 +447,15 @@ def test_a_large_run_gives_a_page_of_reasonable_size() -> None:
     both = [Snapshot(t, rng.normal(size=(100, 2)), rng.integers(0, 7, 100), rng.normal(size=(7, 2))) for t in (1, 9)]
     page = report(
         state(best=best, hypotheses=best, history=history, best_round=9), kept=snapshots(*both),
-        participations=rng.poisson(25, 2062),
+        participations=rng.poisson(25, 2062), drawn=True,
     )  # fmt: skip
     assert len(page.html.encode()) < 1_000_000
-    assert len(report(many(1000, 1000)).html.encode()) < 1_000_000
+    assert len(report(many(1000, 1000), drawn=True).html.encode()) < 1_000_000
 
 
 def test_a_model_of_a_million_parameters_is_no_trouble() -> None:
     best = {"weight": np.zeros((2, 600_000), np.float32)}
-    page = report(state(best=best, hypotheses=best), model="cnn", manifest=None)
+    page = report(state(best=best, hypotheses=best), model="cnn", manifest=None, drawn=True)
     assert len(page.html) < 200_000
 
 
@@ -477,7 +471,6 @@ def test_two_rounds_are_drawn_in_the_plane() -> None:
     assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
 
 
-@pytest.mark.usefixtures("blank_figures")
 def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
     assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
     page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
@@ -487,11 +480,11 @@ def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
 
 def test_releases_that_were_too_few_are_drawn_all_the_same() -> None:
     few = Snapshot(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
-    text = report(kept=snapshots(few, few)).text
+    text = report(kept=snapshots(few, few), drawn=True).text
     assert "2 releases, each in colour" in text
     assert "Too few to move the hypotheses." in text
     none = Snapshot(1, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
-    assert "0 releases" in report(kept=snapshots(none, none)).text
+    assert "0 releases" in report(kept=snapshots(none, none), drawn=True).text
 
 
 # --- one file, for everybody
@@ -516,7 +509,7 @@ def test_all_text_is_shown_as_text() -> None:
     config = CONFIG | {evil: evil, "strategy": evil, "seed": evil}
     page = report(
         state(stopped=evil), manifest=manifest, config=config, name=evil, kept=snapshots(snapshot(), snapshot()),
-        sections=[Section(evil, (evil, evil))],
+        sections=[Section(evil, (evil, evil))], drawn=True,
     )  # fmt: skip
     assert not {"script", "b"} & {tag for tag, _ in page.tags}
     assert evil not in page.html
@@ -628,7 +621,7 @@ def wide() -> str:
     return report(
         state(best=best, hypotheses=best, history=history, best_round=9), sections=[watched()], kept=snapshots(*both),
         participations=rng.poisson(25, 500), name="20260101-000000-" + "long" * 20,
-        config=CONFIG | {"model": "a.long.package:" + "Name" * 20},
+        config=CONFIG | {"model": "a.long.package:" + "Name" * 20}, drawn=True,
     ).html  # fmt: skip
 
 
