@@ -35,13 +35,24 @@ def in_process(run_config: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 
 OWN = APP / "tests" / "helpers" / "own"
 """A folder of the user's, with a strategy in a package of its own in it."""
+PICKY = """
+from protocol.errors import ConfigError
+from server.observer import Observer
+
+
+class Picky(Observer):
+    def begin(self, run):
+        nodes, hypotheses = len(run.strategy.fleet.roster(run.grid)), len(run.state.hypotheses["weight"])
+        raise ConfigError(f"this run is not worth watching ({nodes} nodes, {hypotheses} hypotheses)")
+"""
 
 
 @pytest.fixture(scope="module")
 def simulation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment of one SuperLink for all tests here; it ends with everything it started."""
-    home = tmp_path_factory.mktemp("flwr-home")
-    path = os.pathsep.join([str(OWN), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    home, more = tmp_path_factory.mktemp("flwr-home"), tmp_path_factory.mktemp("more")
+    (more / "picky.py").write_text(PICKY)
+    path = os.pathsep.join([str(OWN), str(more), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("UMBEL_HOME", str(home / "umbel"))
         patch.setenv("PYTHONPATH", path)
@@ -61,32 +72,33 @@ def as_bytes(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_ray_gives_what_one_process_gives_with_a_strategy_in_a_package_of_its_own_and_goes_on(
+def test_a_run_of_a_strategy_in_a_package_of_its_own_goes_on_in_ray_as_in_one_process(
     simulation: dict[str, str], run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit for bit, with seven nodes and then two for one; other numbers `tests/server/test_app.py` compares.
+    """Bit for bit, with seven nodes for one; other numbers of nodes `tests/server/test_app.py` compares.
 
-    The strategy's two options come by the run config, its state comes back, and no file of umbel's knows of it. One
-    test for all, because every start of Ray is dear.
+    Its two options come by the run config, its state comes back, and no file of umbel's knows of it. It begins in
+    this process, because every start of Ray is dear.
     """
     monkeypatch.syspath_prepend(OWN)
     values = SHORT | {"strategy": "momentum:Momentum", "strategy-options": "momentum=0.5 rate=0.8", "engine": "loop"}
+    expected = in_process(run_config | values)
     home = Path(simulation["UMBEL_HOME"])
-    submit(APP, values | {"rounds": 2}, simulation, 7)
-    short = newest_run(home)
-    assert as_bytes(short) == as_bytes(in_process(run_config | values | {"rounds": 2}))
-    assert {name for name in short if name.startswith("strategy/")} == {"strategy/step-0", "strategy/step-1"}
-    name = max((home / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns).name
-    submit(APP, values | {"resume": name}, simulation, 2)
-    assert as_bytes(newest_run(home)) == as_bytes(in_process(run_config | values))
-    assert as_bytes(short) != as_bytes(newest_run(home))
-    assert len((home / "runs" / name / "history.jsonl").read_text().splitlines()) == SHORT["rounds"] + 1
+    monkeypatch.setenv("UMBEL_HOME", str(home))
+    begun = in_process(run_config | values | {"rounds": 2})
+    assert {name for name in begun if name.startswith("strategy/")} == {"strategy/step-0", "strategy/step-1"}
+    (folder,) = (home / "runs").iterdir()
+    submit(APP, values | {"resume": folder.name}, simulation, 7)
+    assert as_bytes(newest_run(home)) == as_bytes(expected) != as_bytes(begun)
+    assert len((folder / "history.jsonl").read_text().splitlines()) == SHORT["rounds"] + 1
 
 
 @pytest.mark.slow
 def test_a_failed_run_is_an_error_that_says_why(simulation: dict[str, str]) -> None:
-    with pytest.raises(LaunchError, match=r"finished:failed: .*unknown strategy 'nonsense'; choose from group-privacy"):
-        submit(APP, {"strategy": "nonsense"}, simulation)
+    """Here by an observer of one's own, which looks when nodes have answered and hypotheses are scored."""
+    reason = r"finished:failed: .*this run is not worth watching \(2 nodes, 2 hypotheses\)"
+    with pytest.raises(LaunchError, match=reason):
+        submit(APP, SHORT | {"observers": "picky:Picky"}, simulation, 2)
 
 
 def test_a_key_that_the_app_does_not_have_is_not_submitted(simulation: dict[str, str]) -> None:
