@@ -95,6 +95,8 @@ class LocalParameters:
         )
         if paid is not None:
             sound &= paid
+        if not sound.any():
+            return
         which = np.asarray(clients, np.int64)[sound]
         others = ~np.isin(self._clients, which)
         self._clients = np.concatenate([self._clients[others], which])
@@ -116,7 +118,7 @@ class LocalParameters:
         new = not self._file.exists()
         # For the site's own eyes, as the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
-            folder.mkdir(mode=0o700, exist_ok=True)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._file, safetensors.numpy.save(kept))
         if new:
             _forget_old_runs(self._file.parent)

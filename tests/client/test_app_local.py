@@ -16,6 +16,7 @@ import models
 from client.app import app
 from client.cohort import Cohort
 from client.local import LocalParameters
+from client.noisy_messages import noisy_messages
 from federation import BUNDLED, Federation, open_federation, write_federation
 from models import Model
 from privacy.ledger import Ledger
@@ -168,14 +169,47 @@ def test_a_site_may_have_message_noise_on_items_that_its_clients_have_not_labell
     assert changed == [10, 100]
 
 
-def test_message_noise_is_added_whatever_the_model(run_config: Config) -> None:
-    """Else a server would count on noise that is not there."""
+def test_message_noise_is_for_models_with_local_parameters(run_config: Config) -> None:
+    """On rows that changed alone it would show which those are, of any model."""
     hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
-    quiet, noisy = (
-        releases(ask(InProcessGrid(app, run_config), asked(hypotheses, step(0, message_noise=sigma))))["weight"]
-        for sigma in (0.0, 1.0)
+    assert refused(ask(InProcessGrid(app, run_config), asked(hypotheses, step(0, message_noise=1.0))))
+
+
+def test_a_sites_own_data_get_message_noise_on_every_item(factors_config: Config, tmp_path: Path) -> None:
+    """The noise of the gate grows with it, and would not cover which items a client has labelled."""
+    write_federation(
+        tmp_path / "own", PREFERENCES.manifest, PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
     )
-    assert (quiet != noisy).all()
+    site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
+    seen: list[Arrays] = []
+
+    def watch(*arguments: Any) -> Arrays:
+        seen.append(noisy_messages(*arguments))
+        return seen[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client.app, "noisy_messages", watch)
+        grid = InProcessGrid(app, factors_config | {"federation": ""}, node_configs=[site])
+        train(grid, 3, message_noise=0.1, noise_multiplier=3.0)
+    assert (seen[0]["items"][0] != ITEMS["items"]).any(axis=1).all()
+
+
+def test_training_that_nobody_has_paid_for_leaves_no_trace(
+    factors_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a server could train a client's local parameters as often as it likes."""
+    write_federation(
+        tmp_path / "own", PREFERENCES.manifest, PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
+    )
+    site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
+    grid = InProcessGrid(app, factors_config | {"federation": ""}, node_configs=[site])
+    with monkeypatch.context() as patch:
+        # As where another node that shares the ledger was first.
+        patch.setattr(Ledger, "charge", lambda self, charge, clients, limits: [False] * len(clients))
+        ask(grid, asked({"items": ITEMS["items"][None]}, step(3, 4, noise_multiplier=3.0)))
+    assert not (tmp_path / "ledger.sqlite.local").exists() or not list((tmp_path / "ledger.sqlite.local").rglob("*.s*"))
+    train(grid, 3, noise_multiplier=3.0)
+    assert len(list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))) == 1
 
 
 def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -> None:
@@ -327,7 +361,7 @@ def test_heads_survive_a_nodes_restart_and_other_runs_do_not_see_them(headed_con
     assert (again != first).any()
     np.testing.assert_allclose(again, first, atol=1e-3)  # on from there, not from a new beginning
     folder = Path(site["ledger-path"] + ".local")
-    assert len(list(folder.iterdir())) == 2
+    assert len(list(folder.rglob("*.safetensors"))) == 2
 
 
 def test_heads_survive_training_that_blew_up(headed_config: Config, site: Config) -> None:

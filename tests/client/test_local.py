@@ -119,7 +119,7 @@ def test_at_a_site_they_lie_beside_its_ledger_and_a_new_process_goes_on_with_the
     kept(state, site(tmp_path), run="spring").write([4], users([1, 2]), shared(1))
     assert not state
     (file,) = tmp_path.rglob("*.safetensors")
-    assert file.parent == tmp_path / "ledger.sqlite.local"
+    assert file.parent.parent == tmp_path / "ledger.sqlite.local"
     assert safetensors.numpy.load_file(file)["user"].tolist() == [[1, 2]]
     # Of a node that was restarted the state is empty.
     assert read(kept(RecordDict(), site(tmp_path), run="spring", seed=None), 4).tolist() == [[1, 2]]
@@ -140,7 +140,7 @@ def test_a_runs_name_is_no_path(run: str, tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "site"
     kept(where=site(folder), run=run).write([4], users([1, 2]), shared(1))
     (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
-    assert file.parent == folder / "ledger.sqlite.local"
+    assert file.parent.parent == folder / "ledger.sqlite.local"
 
 
 def test_another_model_does_not_see_them(tmp_path: Path) -> None:
@@ -228,6 +228,6 @@ def test_a_simulated_node_keeps_nothing_on_disk(tmp_path: Path) -> None:
 def test_a_server_that_names_run_after_run_does_not_fill_the_disk(tmp_path: Path) -> None:
     for number in range(25):
         kept(where=site(tmp_path), run=f"run-{number}").write([0], users([1, 2]), shared(1))
-    files = list((tmp_path / "ledger.sqlite.local").iterdir())
+    files = list((tmp_path / "ledger.sqlite.local").rglob("*.safetensors"))
     assert len(files) == 20
     assert kept(where=site(tmp_path), run="run-24").known([0]) == [0], "the newest are kept"

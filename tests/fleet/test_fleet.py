@@ -117,8 +117,10 @@ def test_a_node_whose_invitation_was_lost_is_invited_again() -> None:
     assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again"
 
 
-def test_a_simulated_node_cannot_join_where_nodes_serve_their_own() -> None:
-    grid = PaperGrid({5: Hosting(4, 0), 6: Hosting(2, 0, 0, 1)}, looks=[[5], [5, 6]])
+@pytest.mark.parametrize("share", [(0, 1), (0, 0), (0, -7), (3, -1)])
+def test_a_node_that_names_a_share_cannot_join_where_nodes_serve_their_own(share: tuple[int, int]) -> None:
+    """Whatever share it names: the run goes on."""
+    grid = PaperGrid({5: Hosting(4, 0), 6: Hosting(2, 0, *share)}, looks=[[5], [5, 6]])
     fleet = Fleet(clients_per_round=3)
     fleet.roster(grid)
     fleet.exchange(1, grid, [], timeout=60)

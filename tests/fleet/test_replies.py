@@ -358,3 +358,12 @@ def test_a_reply_may_hold_releases_and_scores() -> None:
 
 def test_scores_of_nobody_are_none() -> None:
     assert read_scores({}, Asked(np.array([0]), {7: np.array([0])})) is None
+
+
+@pytest.mark.parametrize("loss", [1.7e308, -1.7e308])
+def test_a_loss_that_no_client_can_have_does_not_carry_the_mean_away(loss: float) -> None:
+    fleet, grid, messages = validation(nodes=2)
+    replies = grid.scores(messages, lambda client: loss if client == 2 else LOSS[client])
+    scores = fleet.scores(replies)
+    assert scores is not None
+    assert (scores.loss, scores.clients) == ((2 + 4 + 9) / 3, 3)

@@ -447,3 +447,11 @@ def test_what_guards_local_parameters_is_off_until_a_site_sets_it(node: Any) -> 
     for name in guards:
         policy = node(**{name: True}).policy
         assert [other for other in guards if field(policy, other)] == [name]
+
+
+@pytest.mark.parametrize("name", ["umbel_budget", "UMBEL_budget", "UMBEL_MAX-PARTICIPATIONS"])
+def test_a_limit_in_another_spelling_closes_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be no limit, or one of two."""
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SiteError, match=f"{name}: write it as UMBEL_"):
+        own()

@@ -171,7 +171,8 @@ def test_a_reply_to_training_holds_releases_and_public_flags_alone(choices: list
     assert flags.tolist() == [True, False, True]
     assert (None if told is None else told.tolist()) == choices
     assert answers_training(arrived)
-    assert number_released(arrived) == 2
+    assert number_released(arrived, 3) == 2
+    assert number_released(arrived, 2) == 0, "of two that were asked, three cannot say"
 
 
 def test_a_node_may_answer_that_nobody_released() -> None:
@@ -210,10 +211,14 @@ def test_choices_that_are_no_whole_numbers_are_refused() -> None:
         RecordDict({"released": ConfigRecord({"clients": [1, 1]})}),
         RecordDict({"released": MetricRecord()}),
         RecordDict({"released": MetricRecord({"clients": 1})}),
+        RecordDict({"released": MetricRecord({"clients": [1, 1]})}),
+        RecordDict({"released": MetricRecord({"clients": [1] * 1000}), "arrays": to_array_record(STACKED)}),
+        RecordDict({"released": MetricRecord({"clients": [1, 2]}), "arrays": to_array_record(STACKED)}),
     ],
 )
 def test_of_a_reply_that_says_something_else_nobody_is_counted(content: RecordDict) -> None:
-    assert number_released(content) == 0
+    """Else one node could fill the quorum by itself."""
+    assert number_released(content, 2) == 0
 
 
 def test_a_reply_without_the_record_does_not_answer_training() -> None:
