@@ -137,7 +137,7 @@ class Policy(Settings):
         False, description="refuse to train models that no honest server would send: degenerate, or sent before"
     )
     noise_all_items: Flag = Field(
-        False, description="where the run adds noise to rows that changed (message-noise), add it to all"
+        False, description="in simulation: where the run adds noise to rows that changed (message-noise), add it to all"
     )
     balanced_batches: Flag = Field(
         False, description="fill minibatches with as many liked items as others (labels of -1 and 1)"
