@@ -372,14 +372,6 @@ def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulati
     assert simulated() == without
 
 
-@pytest.mark.parametrize("name", ["umbel_budget", "UMBEL_Budget", "UMBEL_MIN-NOISE-MULTIPLIER", "Umbel_max_hypotheses"])
-def test_a_variable_that_is_written_otherwise_closes_a_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be no limit, or of two limits one."""
-    monkeypatch.setenv(name, "50")
-    with pytest.raises(SiteError, match=f"{name}: write it as {name.upper().replace('-', '_')}"):
-        own()
-
-
 @pytest.mark.parametrize("old", Policy.renamed)
 @pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
 def test_a_variable_of_an_old_name_is_refused_with_the_new_one(
