@@ -78,7 +78,7 @@ class Node:
         Only in simulation does the run config, which is the server's, name the federation, and
         the node then hosts every ``site.step``-th client of it.
         """
-        site, run = Site.of(node_config), _run_config(_typed(run_config))
+        site, run = Site.of(node_config), RunConfig.of(run_config)
         policy, source = site.policy, _Source.of(site, run.federation)
         if policy.reader and policy.role is Role.SPLIT:
             raise SiteError("nothing says which clients of a table train and which report: set role to one of them")
@@ -146,17 +146,6 @@ class Node:
         if strangers := [client for client in asked if not first <= client < stop]:
             raise ProtocolError(f"clients {strangers} are no {role} clients of this node ({first} to {stop - 1})")
         return [clients[client - first] for client in asked]
-
-
-def _typed(entries: Mapping[str, Any]) -> tuple[tuple[str, type, Any], ...]:
-    """Return entries as a key: 1, 1.0 and true are the same to Python, and not to a run config."""
-    return tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
-
-
-@lru_cache(maxsize=4)
-def _run_config(entries: tuple[tuple[str, type, Any], ...]) -> RunConfig:
-    """Return the run config, which every message of a run comes with."""
-    return RunConfig.parse({name: value for name, _, value in entries})
 
 
 def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:

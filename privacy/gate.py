@@ -188,7 +188,7 @@ class Gate:
         releasing = _which(asked, paid)
         _log_noise_source(site)
         sources = iter(
-            randomness.noise(site.seed(RunConfig.parse(context.run_config)), demand.round, site.client_ids(releasing))
+            randomness.noise(site.seed(RunConfig.of(context.run_config)), demand.round, site.client_ids(releasing))
         )
         if not paid.all():
             trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
@@ -233,7 +233,7 @@ class Gate:
         paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(
-            site.seed(RunConfig.parse(context.run_config)),
+            site.seed(RunConfig.of(context.run_config)),
             demand.round,
             site.client_ids(_which(clients, paid)),
             "report",

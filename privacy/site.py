@@ -328,16 +328,15 @@ class Site:
 
 def _environment() -> dict[str, Any]:
     """Return the entries that the environment sets."""
+    entries: dict[str, Any] = {}
     for name in os.environ:
+        if name[: len(_PREFIX)].upper() != _PREFIX or name == _HOME:
+            continue
         # What is written otherwise would be no limit, or of two limits one.
-        if name.upper().startswith(_PREFIX) and (name != name.upper() or "-" in name):
+        if name != name.upper() or "-" in name:
             raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}")
-    environment: dict[str, Any] = {
-        name.removeprefix(_PREFIX).replace("_", "-").lower(): value
-        for name, value in ((name, os.environ[name]) for name in os.environ if name.startswith(_PREFIX))
-        if name != _HOME
-    }
-    return environment
+        entries[name.removeprefix(_PREFIX).replace("_", "-").lower()] = os.environ[name]
+    return entries
 
 
 def _place(policy: Policy) -> tuple[int, int]:

@@ -290,9 +290,9 @@ def test_losses_of_the_margin_need_labels_whatever_the_model(
     """With an axis too many, each score would be compared with the labels of all rows."""
     features = np.ones((3, 2), np.float32)
     chosen = run_config | {"loss": loss}
-    fits = preferences(tmp_path / "fits", features, [1.0, -1.0, 1.0], model="linear")
+    fits = preferences(tmp_path / "fits", features, [1.0, -1.0, 1.0], model="linear", loss=loss)
     assert Node.of(fits, chosen).model.loss.name == loss
-    config = preferences(tmp_path / "own", features, labels, model="linear")
+    config = preferences(tmp_path / "own", features, labels, model="linear", loss=loss)
     with pytest.raises(FederationError, match=f"with loss '{loss}' needs one output, and labels of -1 and 1"):
         Node.of(config, chosen)
 
@@ -452,3 +452,16 @@ def test_a_server_with_frozen_parameters_does_not_suit_a_model_that_has_none(run
     part(0, 1, run_config).check(hypotheses, "")
     with pytest.raises(ProtocolError, match="give both sides the same files"):
         part(0, 1, run_config).check(hypotheses, "00")
+
+
+def test_where_the_data_name_no_loss_the_models_own_is_theirs(tmp_path: Path, run_config: Config) -> None:
+    """Else the server could pick one that makes what a client answers depend on its data."""
+    config = preferences(tmp_path / "own", np.ones((3, 2), np.float32), [1.0, -1.0, 1.0], model="linear")
+    assert Node.of(config, run_config | {"loss": "mse"}).model.loss.name == "mse"
+    with pytest.raises(ProtocolError, match="the server asks for loss 'hinge'; this site's data are for 'mse'"):
+        Node.of(config, run_config | {"loss": "hinge"})
+
+
+def test_a_server_that_names_the_datas_own_model_gets_the_datas_own_loss(tmp_path: Path, run_config: Config) -> None:
+    config = preferences(tmp_path / "own", [[0], [1], [2]], [1, -1, 1], loss="hinge")
+    assert Node.of(config, run_config | {"model": "factors-3x2"}).model.loss.name == "hinge"
