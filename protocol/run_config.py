@@ -54,7 +54,7 @@ class RunConfig(Settings):
     local: str = Field("", description='parameters that are trained and never leave the node, as patterns: "head.*"')
     hypotheses: int = Field(2, ge=1, le=MAX_HYPOTHESES, description="k, how many models are learnt at once")
 
-    rounds: int = Field(100, ge=1, description="at most so many")
+    rounds: int = Field(100, ge=1, description="maximum number of rounds")
     patience: int = Field(
         0, ge=0, description="stop after so many validations without a better loss; 0 to run all rounds"
     )
@@ -68,11 +68,11 @@ class RunConfig(Settings):
     resume: str = Field("", description="the folder of a run that was interrupted, or its name, to go on with it")
     seed: int = Field(0, ge=0, description="of every draw in simulation; of the server's alone elsewhere")
 
-    local_epochs: int = Field(1, ge=0, description="E")
+    local_epochs: int = Field(1, ge=0, description="E, passes over a client's rows in a round")
     local_steps: int = Field(
         0, ge=0, description="above 0: so many minibatches, each drawn from all rows, in place of epochs"
     )
-    step_size: Number = Field(0.1, gt=0, description="s")
+    step_size: Number = Field(0.1, gt=0, description="s, the step size of local descent")
     batch_size: int = Field(10, ge=0, description="B; 0 for all of a client's rows at once")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes the GPU if there is one; cpu, cuda")
     engine: Literal["auto", "loop", "batched"] = Field(
