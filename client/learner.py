@@ -179,16 +179,16 @@ class Learner(ABC):
         n = self.model.num_parameters + sum(int(np.prod(shape)) for shape in self.model.local_shapes.values())
         # Parameters, their gradient and the next parameters; activations, forward and backward.
         client_bytes = 4 * (3 * n + 2 * rows * self._activations(cohort))
-        most = max(1, self._chunk_bytes() // client_bytes)
-        for begin in range(0, len(cohort), most):
-            yield slice(begin, min(begin + most, len(cohort)))
+        limit = max(1, self._chunk_bytes() // client_bytes)
+        for begin in range(0, len(cohort), limit):
+            yield slice(begin, min(begin + limit, len(cohort)))
 
     def _row_chunks(self, cohort: Cohort, k: int) -> Iterator[tuple[slice, Cohort]]:
         """Yield runs of whole clients whose rows can be scored together under k hypotheses."""
-        most = max(1, self._chunk_bytes() // (4 * k * self._activations(cohort)))
+        limit = max(1, self._chunk_bytes() // (4 * k * self._activations(cohort)))
         begin = 0
         while begin < len(cohort):
-            fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), most, side="right"))
+            fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), limit, side="right"))
             part = slice(begin, begin + max(1, fits))
             yield part, cohort.part(part)
             begin = part.stop
@@ -196,13 +196,13 @@ class Learner(ABC):
     def _chunk_bytes(self) -> int:
         if self.device.type != "cuda":
             return CPU_CHUNK_BYTES
-        most = torch.cuda.get_device_properties(self.device).total_memory * GPU_CHUNK_SHARE
+        limit = torch.cuda.get_device_properties(self.device).total_memory * GPU_CHUNK_SHARE
         # What PyTorch holds and does not use is free as well.
         free = torch.cuda.mem_get_info(self.device)[0]
         free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-        while most > free > 0:
-            most /= 2
-        return int(most)
+        while limit > free > 0:
+            limit /= 2
+        return int(limit)
 
     def _activations(self, cohort: Cohort) -> int:
         return _count_activations(self.model, tuple(cohort.features.shape[1:]))

@@ -20,7 +20,7 @@ from protocol.messages import hosting_in, query
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
-_LOOK = 1.0  # seconds that one look for answers may take
+_POLL_S = 1.0  # seconds that one look for answers may take
 
 
 @dataclass(frozen=True)
@@ -208,11 +208,11 @@ def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None 
     refused: set[int] = set()
     waiting = False
     while True:
-        left = max(_LOOK, began + wait_s - time.monotonic())
+        left = max(_POLL_S, began + wait_s - time.monotonic())
         asked = {*nodes, *refused, *exchange.awaited("query")}
         new = [node for node in grid.get_node_ids() if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
-        for answer in exchange.run(grid, queries, _LOOK, keep_late=("query",)):
+        for answer in exchange.run(grid, queries, _POLL_S, keep_late=("query",)):
             node, reply = answer.node, answer.reply
             if reply.has_error():
                 refused.update(() if answer.gone else (node,))

@@ -30,7 +30,7 @@ _TAIL = 1e-16
 # Quadrature nodes, and grid points of the privacy loss on either side of zero.
 _NODES = 400
 _GRID = 2000
-_MOST_GRID = 100_000
+_MAX_GRID = 100_000
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def formal(releases: Mapping[Release, int], delta: float, distance: float = 1.0)
         return Guarantee(0.0, 0.0, delta)
     pure = sum(shift * times[which] for which, shift in shifts.items())
     # One grid for all, since only distributions on one grid compose.
-    interval = max(min(shifts.values()) / _GRID, max(shifts.values()) / _MOST_GRID)
+    interval = max(min(shifts.values()) / _GRID, max(shifts.values()) / _MAX_GRID)
     composed: PrivacyLossDistribution | None = None
     for (n, nu), shift in shifts.items():
         part = _distribution(n, shift, interval).self_compose(times[n, nu])

@@ -28,7 +28,7 @@ from privacy import randomness
 from privacy.laplace import NoiseSource, sanitise
 from privacy.ledger import Charge, Ledger
 from privacy.memory_ledger import MemoryLedger
-from privacy.precision import least_radius, resolution, round_to_grid
+from privacy.precision import min_radius, resolution, round_to_grid
 from privacy.site import Policy, Site
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
@@ -166,7 +166,7 @@ class Gate:
         n, nu = everything.shape[1], demand.noise_multiplier
         radius = max(demand.radius, policy.radius_floor)
         if not site.simulated:
-            radius = max(radius, least_radius(n, nu, finest))
+            radius = max(radius, min_radius(n, nu, finest))
         public = demand.radius_mode is RadiusMode.PUBLIC
         release = Release(Kind.TRAIN, n, nu, demand.radius_mode, radius if public else None)
         asked = _which(demand.clients, ledger.affordable(demand.clients, release.cost, site.limits))

@@ -17,7 +17,7 @@ def resolution(hypotheses: NDArray[np.float64]) -> float:
     return float(np.spacing(np.float32(min(np.abs(hypotheses).max(), 3e38))))
 
 
-def least_radius(n: int, noise_multiplier: float, resolution: float) -> float:
+def min_radius(n: int, noise_multiplier: float, resolution: float) -> float:
     """Return the radius from which on the noise spans `STEPS` steps of 32-bit numbers.
 
     Below it a coordinate may come out as if no noise had been added. The standard deviation of a

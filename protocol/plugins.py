@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from protocol.errors import ConfigError
-from protocol.rules import told
+from protocol.rules import fault_text
 
 T = TypeVar("T")
 
@@ -88,4 +88,4 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
         name = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] == "missing":
             raise ConfigError(f"{key} lacks {name}") from None
-        raise ConfigError(f"{key}: {name} {told(first)}, got {pairs.get(name)!r}") from None
+        raise ConfigError(f"{key}: {name} {fault_text(first)}, got {pairs.get(name)!r}") from None

@@ -94,7 +94,7 @@ class Settings(BaseModel):
         if first["type"] == "missing":
             return f"{cls.source} lacks {key}"
         if len(first["loc"]) > 1:
-            return f"{'.'.join(map(str, first['loc']))} {told(first)}, got {first['input']!r}"
+            return f"{'.'.join(map(str, first['loc']))} {fault_text(first)}, got {first['input']!r}"
         field = next(field for name, field in cls.model_fields.items() if key in (field.alias, name))
         return f"{key} must be {rule(field)}, got {first['input']!r}"
 
@@ -154,7 +154,7 @@ def rule(field: FieldInfo) -> str:
     return "text"
 
 
-def told(fault: Any) -> str:
+def fault_text(fault: Any) -> str:
     """Return in our words what pydantic finds wrong with a value."""
     bounds = {
         "greater_than": "above {gt:g}",

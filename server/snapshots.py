@@ -85,7 +85,7 @@ class Snapshots:
     @classmethod
     def of_bytes(cls, state: State, content: bytes) -> Snapshots:
         """Return what `to_bytes` gave; `state` is where the run stands."""
-        album = cls(state)
+        read = cls(state)
         tensors = safetensors.numpy.load(content)
         length = int.from_bytes(content[:8], "little")
         metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
@@ -94,8 +94,8 @@ class Snapshots:
             for name in ("first", "best")
             if f"{name}.round" in metadata
         }
-        album.first, album.best = snapshots.get("first"), snapshots.get("best")
-        return album
+        read.first, read.best = snapshots.get("first"), snapshots.get("best")
+        return read
 
     def to_bytes(self) -> bytes:
         """Return both rounds in safetensors format, with their numbers in its metadata."""

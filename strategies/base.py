@@ -30,7 +30,7 @@ from protocol.records import to_array_record
 from protocol.release import RadiusSchedule
 from protocol.run_config import RunConfig
 
-_PLANE = 2  # releases of so many parameters can be drawn in the plane
+_DRAWN = 2  # releases of so many parameters can be drawn in the plane
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class HypothesisStrategy(Strategy):
             clients=releases.clients,
             groups=labels,
             counts=counts,
-            releases=vectors if vectors.shape[1] == _PLANE else None,
+            releases=vectors if vectors.shape[1] == _DRAWN else None,
             asked=releases.asked,
             lost_nodes=releases.lost_nodes,
             following=following,

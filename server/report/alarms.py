@@ -13,7 +13,7 @@ from server.history import Round
 
 # The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
 # given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
-LAST_PART, LEAST_ROUNDS, RELEASES_EACH = 10, 5, 10
+LAST_PART, MIN_ROUNDS, RELEASES_EACH = 10, 5, 10
 # Hypotheses closer than this part of what they were at their furthest have drifted together.
 DRIFTED = 0.1
 
@@ -33,7 +33,7 @@ def last_rounds(history: Sequence[Round]) -> list[Round]:
     hold ten releases a hypothesis. A run too short for that has none.
     """
     moved = [entry for entry in history if entry.moved]
-    size = max(LEAST_ROUNDS, math.ceil(len(moved) / LAST_PART))
+    size = max(MIN_ROUNDS, math.ceil(len(moved) / LAST_PART))
     if size > len(moved):
         return []
     enough = RELEASES_EACH * len(moved[-1].groups)
@@ -51,9 +51,9 @@ def drifted(history: Sequence[Round]) -> list[int]:
     no single noisy round counts.
     """
     lines = np.array([entry.nearest for entry in history])
-    if lines.size == 0 or len(lines) < 2 * LEAST_ROUNDS:
+    if lines.size == 0 or len(lines) < 2 * MIN_ROUNDS:
         return []
-    medians = np.median(np.lib.stride_tricks.sliding_window_view(lines, LEAST_ROUNDS, axis=0), axis=-1)
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(lines, MIN_ROUNDS, axis=0), axis=-1)
     return [int(j) for j in np.flatnonzero(medians[-1] < DRIFTED * medians.max(axis=0))]
 
 

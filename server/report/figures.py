@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, STYLED, svg
 from server.snapshots import Snapshot
 
-_MOST_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
-_MOST_STEPS = 300  # the same where each takes a step
-MOST_RELEASES = 1000
-_MOST_BARS = 40
+_MAX_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
+_MAX_STEPS = 300  # the same where each takes a step
+MAX_RELEASES = 1000
+_MAX_BARS = 40
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Bar:
 def tally(participations: NDArray[np.int64]) -> list[Bar]:
     """Count clients by how often they took part, in at most 40 equal steps from 0."""
     most = int(participations.max(initial=0))
-    step = -(-(most + 1) // _MOST_BARS)
+    step = -(-(most + 1) // _MAX_BARS)
     counts = np.bincount(participations // step, minlength=most // step + 1)
     return [Bar(j * step, (j + 1) * step - 1, int(count)) for j, count in enumerate(counts)]
 
@@ -97,7 +97,7 @@ def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int6
     colours = [SERIES[i] for i in range(len(shown))] + [REST]
 
     def draw(axes: Axes) -> None:
-        x, strips = _thin(np.asarray(rounds), np.stack(columns, axis=1).astype(np.float64), _MOST_STEPS)
+        x, strips = _thin(np.asarray(rounds), np.stack(columns, axis=1).astype(np.float64), _MAX_STEPS)
         top = max(1.0, strips.max(initial=0))
         for row in range(len(columns)):
             base = len(columns) - 1 - row
@@ -120,7 +120,7 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
     rest = [j for j in range(nearest.shape[1]) if j not in shown]
 
     def draw(axes: Axes) -> None:
-        x, lines = _thin(np.asarray(rounds), np.where(np.isfinite(nearest), nearest, np.nan), _MOST_STEPS)
+        x, lines = _thin(np.asarray(rounds), np.where(np.isfinite(nearest), nearest, np.nan), _MAX_STEPS)
         if nearest.shape[1] == 2:
             axes.plot(x, lines[:, 0], color=SERIES[0], label="between the two")
         else:
@@ -241,7 +241,7 @@ def plane(
     window: tuple[tuple[float, float], tuple[float, float]],
 ) -> Markup:
     """Draw the releases of a round in the plane, with the hypotheses it started from and the truth (g, 2)."""
-    every = -(-len(drawn.releases) // MOST_RELEASES) or 1
+    every = -(-len(drawn.releases) // MAX_RELEASES) or 1
     points, labels = drawn.releases[::every], drawn.groups[::every]
 
     def draw(axes: Axes) -> None:
@@ -288,9 +288,7 @@ def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tupl
     return (left, right), (bottom, top)
 
 
-def _thin(
-    x: NDArray[Any], y: NDArray[np.float64], most: int = _MOST_POINTS
-) -> tuple[NDArray[Any], NDArray[np.float64]]:
+def _thin(x: NDArray[Any], y: NDArray[np.float64], most: int = _MAX_POINTS) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Return means of successive rows of y (T, c) where there are too many to draw."""
     size = -(-len(x) // most) or 1
     if size == 1:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from server.history import State
 from server.observer import Section
 from server.report import pictures, tables, words
-from server.report.alarms import DRIFTED, LEAST_ROUNDS, RELEASES_EACH
+from server.report.alarms import DRIFTED, MIN_ROUNDS, RELEASES_EACH
 from server.report.template import PAGE
 from server.report.view import View
 from server.snapshots import Snapshots
@@ -52,7 +52,7 @@ def render(
     return page.from_string(PAGE).render(
         name=name,
         alarms=words.alarms(view),
-        judged=words.judged(view),
+        rounds_judged=words.rounds_judged(view),
         lead=words.lead(view),
         tiles=words.tiles(view),
         facts=words.facts(view),
@@ -66,7 +66,7 @@ def render(
         rounds=tables.rounds(view),
         config=[(key, _text(config[key])) for key in config],
         versions=list(versions.items()),
-        rules={"rounds": LEAST_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"},
+        rules={"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"},
     )
 
 

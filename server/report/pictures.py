@@ -145,8 +145,8 @@ def planes(view: View) -> list[Picture]:
         )
         if len(view.shown) < view.k:
             caption += " All in grey belongs to the other hypotheses."
-        if len(one.releases) > figures.MOST_RELEASES:
-            caption += f" About {figures.MOST_RELEASES:,} releases are drawn."
+        if len(one.releases) > figures.MAX_RELEASES:
+            caption += f" About {figures.MAX_RELEASES:,} releases are drawn."
         if one.round + 1 == view.state.best_round:
             caption += " What it left is what did best."
         if len(one.releases) and (one.groups < 0).all():

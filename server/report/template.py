@@ -247,7 +247,7 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 <li>With more than one hypothesis: one that got no release at the end of the training, or all but one of them
 (clusters collapsed). The end is the last tenth of the rounds that moved the hypotheses, at least
 {{ rules.rounds }} of them, and as many as hold {{ rules.each }} releases a hypothesis.
-{% if judged %}Here that is the last {{ judged }} such rounds.
+{% if rounds_judged %}Here that is the last {{ rounds_judged }} such rounds.
 {% else %}This run is too short to be judged by it.
 {% endif %}</li>
 <li>A hypothesis whose distance to the nearest other one ends below {{ rules.drifted }} of the most that it was in the

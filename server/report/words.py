@@ -19,7 +19,7 @@ def alarms(view: View) -> list[Any]:
     return list(found_alarms(view.history, view.k, int(view.config.get("validate-every", 1)), validators))
 
 
-def judged(view: View) -> int:
+def rounds_judged(view: View) -> int:
     """Return how many rounds tell who still gets releases at the end."""
     return len(last_rounds(view.history))
 

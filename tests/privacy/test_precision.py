@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.laplace import sample
-from privacy.precision import STEPS, least_radius, resolution, round_to_grid
+from privacy.precision import STEPS, min_radius, resolution, round_to_grid
 
 
 def test_the_resolution_is_that_of_the_largest_hypothesis() -> None:
@@ -26,13 +26,13 @@ def test_the_largest_numbers_of_all_have_a_resolution(largest: float) -> None:
 
 def test_the_least_radius_by_hand() -> None:
     """n = 3: the standard deviation is nu r 2/3, so 16 steps of 2**-23 take r = 24 * 2**-23 / nu."""
-    assert least_radius(3, 2.0, 2.0**-23) == pytest.approx(12 * 2.0**-23)
+    assert min_radius(3, 2.0, 2.0**-23) == pytest.approx(12 * 2.0**-23)
 
 
 @given(st.integers(1, 2_000_000), st.floats(1e-3, 100), st.floats(1e-6, 10), st.floats(1e-3, 1e3))
 def test_rounding_moves_a_value_by_less_than_the_noise(n: int, nu: float, radius: float, largest: float) -> None:
     spacing = float(np.spacing(np.float32(largest)))
-    radius = max(radius, least_radius(n, nu, spacing))
+    radius = max(radius, min_radius(n, nu, spacing))
     values = np.random.default_rng(n).uniform(-largest, largest, 50)
     moved = np.abs(round_to_grid(values, n, nu, radius, spacing) - values)
     noise = nu * radius * math.sqrt(n + 1) / n
@@ -65,4 +65,4 @@ def test_a_large_model_with_little_noise_leaves_no_coordinate_without_noise() ->
         return float(np.mean(out.astype(np.float32) == reference.astype(np.float32)))
 
     assert unchanged(0.01, rounded=False) > 0.1
-    assert unchanged(least_radius(n, nu, spacing), rounded=True) < 0.03
+    assert unchanged(min_radius(n, nu, spacing), rounded=True) < 0.03
