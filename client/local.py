@@ -62,7 +62,7 @@ class LocalParameters:
         where = {client: row for row, client in enumerate(self._clients.tolist())}
         new = [i for i, client in enumerate(clients) if client not in where]
         known = [i for i, client in enumerate(clients) if client in where]
-        fresh = self._model.initial_local(streams(self._seed, "local", 0, [clients[i] for i in new]))
+        fresh = self.fresh([clients[i] for i in new])
         values: Arrays = {}
         for name, kept in self._values.items():
             values[name] = np.empty((len(clients), *kept.shape[1:]), np.float32)

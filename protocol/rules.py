@@ -169,8 +169,6 @@ def fault_text(fault: Any) -> str:
     for kind, words in _KINDS.items():
         if fault["type"].startswith(kind):
             return f"must be {words}"
-    if fault["type"] in ("literal_error", "enum"):
-        return f"must be {fault['ctx']['expected']}"
     if fault["type"] == "finite_number":
         return "must be a finite number"
     if fault["type"] == "value_error":
