@@ -35,7 +35,6 @@ from protocol.records import from_array_record, to_array_record
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
 _KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
-_DEMAND = {field.name for field in fields(Training)} - {"round", "clients"}
 
 
 class Fleet:
@@ -138,8 +137,7 @@ class Fleet:
         roster = self.roster(grid)
         if clients is None:
             clients = roster.draw(TRAIN, round, [self.seed, _SAMPLE_TRAIN, round], self.clients_per_round)
-        common = {key: value for key, value in demand.items() if key in _DEMAND}
-        placed = roster.place(TRAIN, clients)
+        common, placed = _common(Training, demand), roster.place(TRAIN, clients)
         self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)))
         self._sent = from_array_record(hypotheses)
         return [
@@ -162,9 +160,8 @@ class Fleet:
         if not len(clients):
             self._evaluation = None
             return []
-        placed = roster.place(VALIDATION, clients)
+        common, placed = _common(Evaluation, demand), roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
-        common = {key: demand[key] for key in ("step_size", "run", "frozen_digest") if key in demand}
         return [
             Message(
                 round_request(hypotheses, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
@@ -301,6 +298,12 @@ class Fleet:
             hosting.train,
             hosting.validation,
         )
+
+
+def _common(kind: type[Training] | type[Evaluation], demand: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a demand says of the fields that all clients of a round share."""
+    own = {field.name for field in fields(kind)} - {"round", "clients"}
+    return {key: value for key, value in demand.items() if key in own}
 
 
 def _asked(

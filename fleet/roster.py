@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -59,15 +60,20 @@ class Roster:
     def resumed(cls, before: Sequence[tuple[int, Hosting]], now: Roster) -> Roster:
         """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
 
-        Those that are not there now keep their numbers, for when they come back.
+        Those that are not there now keep their numbers, for when they come back. A node that hosts
+        other clients than it did is left out: nobody knows which of them are those that were numbered.
         """
         if now.simulated:
             return now
         roster = cls(dict(before))
         hosting = dict(now.nodes)
         roster._nodes = [node for node, _ in before]
-        roster._hosting = [hosting.get(node, was) for node, was in before]
+        roster._hosting = [was for _, was in before]
         roster._arrange()
+        for node, was in before:
+            if hosting.get(node, was) != was:
+                roster._absent[node] = _Absence(1, sys.maxsize)
+                log(WARNING, "node %s hosts other clients than before and is left out; a new run takes it in", node)
         roster.join({node: hosts for node, hosts in hosting.items() if node not in roster})
         return roster
 

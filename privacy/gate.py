@@ -138,26 +138,32 @@ class Gate:
         content = RecordDict()
         try:
             site = Site.of(context.node_config)
+            hypotheses = _checked_hypotheses(msg.content, site.policy)
         except Exception as error:
             _explain(msg.metadata.message_type, error)
             return _refused(msg)
-        for what, part in (("train", self._train), ("evaluate", self._evaluate)):
+        parts = {
+            "train": lambda: self._train(site, hypotheses, msg, context, call_next),
+            "evaluate": lambda: self._evaluate(site, msg, context, call_next),
+        }
+        for what, part in parts.items():
             try:
-                passed = part(site, msg, context, call_next)
+                passed = part()
                 for name, record in passed.items() if passed is not None else ():
                     content[name] = record
             except Exception as error:  # anything at all: fail closed
                 _explain(what, error)
         return Message(content, reply_to=msg) if content else _refused(msg)
 
-    def _train(self, site: Site, msg: Message, context: Context, call_next: ClientAppCallable) -> RecordDict | None:
+    def _train(
+        self, site: Site, hypotheses: Arrays, msg: Message, context: Context, call_next: ClientAppCallable
+    ) -> RecordDict | None:
         """Return the releases of the asked training clients; None where none are asked."""
         demand = training_in(msg.content)
         if demand is None:
             return None
         policy, ledger = site.policy, _ledger(site, context)
         policy.check(demand)
-        hypotheses = _checked_hypotheses(msg.content, policy)
         if policy.tripwire:
             _check_honest(hypotheses, context)
         everything = flatten(hypotheses)
@@ -205,7 +211,6 @@ class Gate:
         demand = evaluation_in(msg.content)
         if demand is None:
             return None
-        _checked_hypotheses(msg.content, site.policy)
         result = _ask(call_next, msg, evaluation_only(msg.content), context)
         private = record_in(result, _PRIVATE, ConfigRecord)
         values = from_array_record(record_in(result, _RESULT, ArrayRecord))["scores"]

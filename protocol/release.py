@@ -49,6 +49,9 @@ class RadiusSchedule:
     start: float = 1.0
     decay: float = 1.0
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mode", RadiusMode(self.mode))
+
     def at(self, round: int) -> float:
         """Return the radius of a round, counted from 1."""
         public = self.mode is RadiusMode.PUBLIC

@@ -184,6 +184,14 @@ def test_a_run_that_goes_on_keeps_the_numbers_of_its_clients() -> None:
     assert resumed.place(TRAIN, np.arange(4)) == {20: ([0, 1], [0, 1]), 30: ([2], [0]), 10: ([3], [0])}
 
 
+@pytest.mark.parametrize("now", [Hosting(1, 1), Hosting(3, 1), Hosting(2, 0)])
+def test_a_node_that_hosts_other_clients_than_before_is_left_out_of_a_run_that_goes_on(now: Hosting) -> None:
+    before = two_nodes()
+    resumed = Roster.resumed(before.nodes, Roster({20: now, 30: Hosting(1, 1)}))
+    assert (resumed.train, resumed.validation) == (3, 2)
+    assert resumed.present(TRAIN, 1000).tolist() == [2], "whose numbers are taken, by nobody"
+
+
 @pytest.mark.parametrize("kind", [TRAIN, VALIDATION])
 def test_nobody_is_left_out_of_a_run_without_faults(kind: str) -> None:
     there = two_nodes()

@@ -85,3 +85,9 @@ def test_a_public_radius_shrinks_by_its_factor_down_to_the_floor() -> None:
 def test_the_radius_of_an_update_is_its_floor_in_every_round() -> None:
     schedule = RadiusSchedule(RadiusMode.UPDATE, floor=0.3, start=2.0, decay=0.5)
     assert [schedule.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3]
+
+
+def test_a_mode_may_be_written_as_text_and_a_wrong_one_is_refused() -> None:
+    assert RadiusSchedule("public", start=2.0).at(1) == 2.0  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="publik"):
+        RadiusSchedule("publik")  # type: ignore[arg-type]
