@@ -1,15 +1,11 @@
-"""PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does.
-
-A trial is a client with N labelled items of I, whose local parameters u and whose item vectors are drawn
-from N(0, I), as in nobody's data: the theorems hold for any. All trials of a table train together, as the
-clients of a cohort do, and the server's estimate is that of `attacks.pac_attack`.
-"""
+"""PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,12 +15,11 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 
-import models
-from attacks.pac_attack import Estimate, checkpoint, theorem_1
-from client.cohort import Cohort, LocalUpdate
-from client.learner import learner_for
+from attacks.pac_attack import checkpoint, theorem_1
+from client.cohort import LocalUpdate
 from client.noisy_messages import noisy_messages
 from experiments.figures import COLOURS, MARKERS, figure
+from experiments.pac_trials import FACTORS, ITEMS, LABELLED, LOSS, NOISE, Matrix, Trials, attack, interactions, vectors
 from experiments.sweep import PACKAGES
 from experiments.tables import Section, Value, write_page
 from models.losses import SLOPES
@@ -32,8 +27,7 @@ from privacy.laplace import sanitise
 from protocol.release import RadiusMode
 from server.run_folder import versions
 
-ITEMS, FACTORS, LABELLED, BATCH, STEP = 500, 8, 40, 10, 0.1
-LOSS = "log"
+BATCH, STEP = 10, 0.1
 DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
 RATES = (0.1, 0.3, 0.4, 0.45)
 SIGMAS = (0.02, 0.05)
@@ -49,74 +43,8 @@ _ASKED = 16
 _FLOOR = 1e-9
 SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
 
-# Draws for different purposes.
-_CLIENTS, _BATCHES, _NOISE = range(3)
-Matrix = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Trials:
-    """Clients to attack.
-
-    Attributes
-    ----------
-    items : ndarray, shape (I, k)
-        The honest item vectors.
-    local : ndarray, shape (trials, k)
-        Their local parameters.
-    cohort : Cohort
-        Each client's N labelled items and labels, of which a share p is positive.
-    """
-
-    items: NDArray[np.float32]
-    local: NDArray[np.float32]
-    cohort: Cohort
-
-    @classmethod
-    def draw(cls, count: int, p: float, seed: int) -> Trials:
-        """Draw clients, each of whom likes what a taste of its own likes, by the sign of a linear score."""
-        rng = np.random.default_rng([seed, _CLIENTS])
-        items = rng.standard_normal((ITEMS, FACTORS)).astype(np.float32)
-        local = rng.standard_normal((count, FACTORS)).astype(np.float32)
-        scores = rng.standard_normal((count, FACTORS)) @ items.T
-        liked = round(p * LABELLED)
-        labelled = np.empty((count, LABELLED), np.int64)
-        for own, score in zip(labelled, scores, strict=True):
-            own[:liked] = rng.choice(np.flatnonzero(score > 0), liked, replace=False)
-            own[liked:] = rng.choice(np.flatnonzero(score < 0), LABELLED - liked, replace=False)
-        labels = np.tile(np.where(np.arange(LABELLED) < liked, 1, -1), count)
-        cohort = Cohort(
-            torch.from_numpy(labelled.reshape(-1, 1).astype(np.float32)),
-            torch.from_numpy(labels),
-            np.full(count, LABELLED, np.int64),
-        )
-        return cls(items, local, cohort)
-
-    def narrowed(self) -> Trials:
-        """Return the same clients with their own items alone, numbered alike.
-
-        Where zeros are sent, all other items come back as zeros.
-        """
-        numbers = torch.arange(LABELLED, dtype=torch.float32).repeat(len(self.local))[:, None]
-        return Trials(self.items[:LABELLED], self.local, Cohort(numbers, self.cohort.targets, self.cohort.lengths))
-
-    def errors(self, estimates: Sequence[Estimate], local: NDArray[np.float32]) -> Matrix:
-        """Return for each client the share of items on which the server's estimate errs (Definition 1)."""
-        wrong = np.sign(_vectors(estimates) @ self.items.T) != np.sign(local @ self.items.T)
-        return np.asarray(wrong.mean(axis=1), np.float64)
-
-
-def interactions(
-    clients: Trials, update: LocalUpdate, zero: bool, seed: int
-) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield without end the items that clients trained (m, I, k), those they were sent, and their vectors (m, k)."""
-    learner = learner_for(models.load(f"factors-{len(clients.items)}x{FACTORS}", LOSS), "cpu")
-    sent = np.zeros_like(clients.items) if zero else clients.items
-    local, nobody = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
-    generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(nobody))]
-    while True:
-        trained, local = learner.train({"items": sent[None]}, nobody, clients.cohort, update, generators, local)
-        yield trained["items"], sent, local["user"]
+_ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)
+"""What a client does in an interaction."""
 
 
 def tables(trials: int, seed: int, folder: Path) -> None:
@@ -146,15 +74,10 @@ def _theorem_1(trials: int, seed: int) -> Part:
         bound = theorem_1(p, BATCH, DELTA)
         assert bound is not None
         clients = Trials.draw(trials, p, seed)
-        narrow = clients.narrowed()
-        estimates = [Estimate(FACTORS, spectral=False) for _ in range(trials)]
-        failures: list[float] = []
-        for t, (trained, _, local) in enumerate(interactions(narrow, LocalUpdate(0, STEP, BATCH, 1), True, seed), 1):
-            for estimate, update in zip(estimates, trained, strict=True):
-                estimate.add(update)
-            failures.append(float((clients.errors(estimates, local) > 0).mean()))
-            if t == bound:
-                break
+        failures = [
+            float((clients.errors(estimates, local) > 0).mean())
+            for _, estimates, local in islice(attack(clients.narrowed(), _ONE_BATCH, True, seed), bound)
+        ]
         rows.append(
             {"table": "theorem 1", "p": p, "bound": bound, "trials": trials, "failures": failures[-1],
              "suffices": _suffices(failures)}
@@ -171,7 +94,7 @@ def _theorem_1(trials: int, seed: int) -> Part:
 
 def _noisy(trials: int, seed: int, theorem: int) -> Part:
     """Noisy messages (Eq. 3): Protocol 1 for Theorem 2, Protocol 3 with E = 1 for Theorem 3."""
-    update = LocalUpdate(0, STEP, BATCH, 1) if theorem == 2 else LocalUpdate(1, STEP, BATCH)
+    update = _ONE_BATCH if theorem == 2 else _ONE_EPOCH
     rows: list[dict[str, Value]] = []
     for p in track(RATES[:2], f"Theorem {theorem}", transient=True):
         for sigma in SIGMAS:
@@ -210,16 +133,11 @@ def _noisy_errors(
     clients: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
 ) -> _NoisyErrors:
     """Attack each client until its own bound, and see how it stood on the way."""
-    count = len(bounds)
-    narrow = clients.narrowed()
-    estimates = [Estimate(FACTORS, spectral=False) for _ in range(count)]
-    noise = np.random.default_rng([seed, _NOISE])
-    at_bound = np.full(count, np.nan)
+    noised = partial(_messages, sigma=sigma, noise=np.random.default_rng([seed, NOISE]))
+    at_bound = np.full(len(bounds), np.nan)
     times: list[int] = []
     failures: list[float] = []
-    for t, (trained, sent, local) in enumerate(interactions(narrow, update, True, seed), 1):
-        for estimate, message in zip(estimates, _messages(trained, sent, sigma, noise), strict=True):
-            estimate.add(message)
+    for t, estimates, local in attack(clients.narrowed(), update, True, seed, noised):
         due = bounds == t
         if due.any() or checkpoint(t):
             errors = clients.errors(estimates, local)
@@ -232,24 +150,23 @@ def _noisy_errors(
     return _NoisyErrors(at_bound, times[_suffices(failures) - 1])
 
 
-def _messages(
-    trained: NDArray[np.float32], sent: NDArray[np.float32], sigma: float, noise: np.random.Generator
-) -> NDArray[np.float32]:
-    """Return noisy messages (m, I, k) of clients who trained from the same items."""
+def _messages(updates: NDArray[np.float32], sigma: float, noise: np.random.Generator) -> NDArray[np.float32]:
+    """Return noisy messages (m, I, d) of clients who were sent zeros."""
     # As one client with all their items: their noise comes from the same source, one after the other.
-    items, before = trained.reshape(1, -1, FACTORS), np.tile(sent, (len(trained), 1))[None]
-    noisy = noisy_messages({"items": items}, {"items": before}, np.zeros(1, np.int64), sigma, [noise], everywhere=False)
-    return noisy["items"].reshape(trained.shape)
+    items = updates.reshape(1, -1, FACTORS)
+    zeros, chosen = np.zeros_like(items), np.zeros(1, np.int64)
+    noisy = noisy_messages({"items": items}, {"items": zeros}, chosen, sigma, [noise], everywhere=False)
+    return noisy["items"].reshape(updates.shape)
 
 
 def _theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
-    """Return each client's bound on T, least over beta (Theorem 2)."""
+    """Return each client's bound on T, the minimum over beta (Theorem 2)."""
     longest, tau = _geometry(clients)
     beta = np.linspace(0, 1 - 2 * p, 1002)[1:-1, None]
     first = 2 * math.log(2 / DELTA) / (BATCH * (1 - 2 * p - beta) ** 2)
     second = 2 * (sigma * longest) ** 2 * math.log(4 * ITEMS / DELTA) / (BATCH * (STEP * beta * SLOPE * tau) ** 2)
-    least: NDArray[np.int64] = np.ceil(np.maximum(first, second).min(axis=0)).astype(np.int64)
-    return least
+    minimum: NDArray[np.int64] = np.ceil(np.maximum(first, second).min(axis=0)).astype(np.int64)
+    return minimum
 
 
 def _theorem_3(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
@@ -307,22 +224,11 @@ def _or_never(value: Value) -> str:
 
 def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
     """Attack until 9 of 10 are stolen, or it makes no sense to go on."""
-    trials = len(clients.local)
     # With noise on an item's own change alone, items that nobody changed come back as they were.
     narrow = clients.narrowed() if zero and unit == "row" else clients
-    estimates = [Estimate(FACTORS, spectral=not zero) for _ in range(trials)]
-    noise = np.random.default_rng([seed, _NOISE])
+    noised = partial(_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
     found: dict[str, Value] = {"half": None, "most": None, "lowest": math.inf, "lowest_at": 0}
-    steps = interactions(narrow, LocalUpdate(0, STEP, BATCH, 1), zero, seed)
-    for t, (trained, sent, local) in enumerate(steps, 1):
-        updates = trained - sent
-        if unit == "row":
-            released = _rows(updates, nu, noise)
-        else:
-            flat = updates.reshape(trials, -1).astype(np.float64)
-            released = sanitise(flat, nu, _FLOOR, RadiusMode.UPDATE, [noise] * trials).reshape(updates.shape)
-        for estimate, release in zip(estimates, released, strict=True):
-            estimate.add(release)
+    for t, estimates, local in attack(narrow, _ONE_BATCH, zero, seed, noised):
         if not checkpoint(t):
             continue
         errors = clients.errors(estimates, local)
@@ -343,7 +249,7 @@ def _fitted(trials: int, seed: int) -> Trials:
     """Return clients whose local parameters have learnt from honest items."""
     clients = Trials.draw(trials, _RATE, seed)
     # An epoch an interaction: within one, items move as well, and a client's vector fits those.
-    honest = interactions(clients, LocalUpdate(1, STEP, BATCH), False, seed)
+    honest = interactions(clients, _ONE_EPOCH, False, seed)
     *_, (_, _, local) = islice(honest, _EPOCHS)
     return Trials(clients.items, local, clients.cohort)
 
@@ -356,6 +262,12 @@ def _rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matri
     return rows.reshape(updates.shape)
 
 
+def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
+    """Sanitise each client's update as one vector."""
+    flat = updates.reshape(len(updates), -1).astype(np.float64)
+    return sanitise(flat, nu, _FLOOR, RadiusMode.UPDATE, [noise] * len(flat)).reshape(updates.shape)
+
+
 def _proposition_1(trials: int, seed: int) -> Part:
     """What a stolen vector, that fits its client's labels, tells about the labels."""
     clients = _fitted(trials, seed)
@@ -363,20 +275,17 @@ def _proposition_1(trials: int, seed: int) -> Part:
     labelled = clients.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
     labels = clients.cohort.targets.numpy().reshape(trials, LABELLED)
 
-    def wrong(vectors: NDArray[Any], truth: NDArray[Any]) -> Matrix:
-        scores = np.einsum("cnk,ck->cn", clients.items[labelled], vectors)
+    def wrong(users: NDArray[Any], truth: NDArray[Any]) -> Matrix:
+        scores = np.einsum("cnd,cd->cn", clients.items[labelled], users)
         return np.asarray((np.sign(scores) != truth).mean(axis=1))
 
-    own = np.sign(np.einsum("cnk,ck->cn", clients.items[labelled], local))
+    own = np.sign(np.einsum("cnd,cd->cn", clients.items[labelled], local))
     rows: list[dict[str, Value]] = []
-    noise = np.random.default_rng([seed, _NOISE])
+    noise = np.random.default_rng([seed, NOISE])
     for nu in (0.0, *MULTIPLIERS):
-        estimates = [Estimate(FACTORS, spectral=False) for _ in range(trials)]
-        steps = interactions(clients.narrowed(), LocalUpdate(0, STEP, BATCH, 1), True, seed)
-        for _, (trained, _, _) in zip(range(_ASKED), steps, strict=False):
-            for estimate, update in zip(estimates, _rows(trained, nu, noise) if nu else trained, strict=True):
-                estimate.add(update)
-        found = _vectors(estimates)
+        noised = partial(_rows, nu=nu, noise=noise) if nu else None
+        *_, (_, estimates, _) = islice(attack(clients.narrowed(), _ONE_BATCH, True, seed, noised), _ASKED)
+        found = vectors(estimates)
         eta, epsilon, error = wrong(local, labels), wrong(found, own), wrong(found, labels)
         rows.append(
             {"table": "proposition 1", "nu": nu, "trials": trials, "eta": float(eta.mean()),
@@ -415,8 +324,3 @@ def _suffices(failures: Sequence[float]) -> int:
     """Return from which place on, counted from 1, failures stay at delta or below."""
     bad = [i for i, rate in enumerate(failures, 1) if rate > DELTA]
     return min((bad[-1] if bad else 0) + 1, len(failures))
-
-
-def _vectors(estimates: Sequence[Estimate]) -> Matrix:
-    """Return the server's estimate of each client's vector, (m, k)."""
-    return np.stack([estimate.vector for estimate in estimates])

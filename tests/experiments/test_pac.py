@@ -10,37 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attacks.pac_attack import Estimate
-from client.cohort import LocalUpdate
 from experiments import pac
 from experiments.__main__ import app
-from experiments.pac import Trials, interactions
-
-
-def test_a_trial_has_exactly_its_like_rate_and_each_item_once() -> None:
-    clients = Trials.draw(5, 0.3, seed=1)
-    labels = clients.cohort.targets.numpy().reshape(5, 40)
-    numbers = clients.cohort.features.numpy().reshape(5, 40)
-    assert (labels > 0).sum(axis=1).tolist() == [12] * 5
-    assert all(len(set(own)) == 40 for own in numbers.tolist())
-
-
-def test_items_that_nobody_labelled_may_be_left_out_where_zeros_are_sent() -> None:
-    clients = Trials.draw(3, 0.3, seed=2)
-    update = LocalUpdate(0, 0.1, 10, 1)
-    whole, _, _ = next(interactions(clients, update, True, 0))
-    narrow, _, _ = next(interactions(clients.narrowed(), update, True, 0))
-    np.testing.assert_allclose(narrow.sum(axis=1), whole.sum(axis=1), rtol=1e-6)
-    assert narrow.shape == (3, 40, 8)
-
-
-def test_the_error_of_the_local_model_itself_is_0_and_of_its_opposite_1() -> None:
-    clients = Trials.draw(2, 0.1, seed=3)
-    estimates = [Estimate(8, spectral=False) for _ in range(2)]
-    for estimate, own in zip(estimates, clients.local, strict=True):
-        estimate.add(-own[None])  # items are pushed away from u
-    assert clients.errors(estimates, clients.local).tolist() == [0, 0]
-    assert clients.errors(estimates, -clients.local).tolist() == [1, 1]
+from experiments.pac_trials import Trials
 
 
 def test_theorems_2_and_3_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,12 +20,12 @@ def test_theorems_2_and_3_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pac, "_geometry", lambda _: (4.0, np.array([0.5])))  # M and tau
     # Theorem 3: 2 (.05 * 4)^2 ln(2 * 500 / .1) / (40 (.1 * .8 * .5 * .5)^2)
     assert pac._theorem_3(clients, 0.1, 0.05) == [math.ceil(0.08 * math.log(10_000) / (40 * 0.02**2))]
-    # Theorem 2 is least where its two terms meet, and never below the larger of them at any beta.
-    (least,) = pac._theorem_2(clients, 0.1, 0.05).tolist()
+    # Theorem 2 is at its minimum where its two terms meet, and never below the larger of them at any beta.
+    (minimum,) = pac._theorem_2(clients, 0.1, 0.05).tolist()
     for beta in (0.2, 0.5, 0.7):
         first = 2 * math.log(20) / (10 * (0.8 - beta) ** 2)
         second = 2 * 0.04 * math.log(20_000) / (10 * (0.1 * beta * 0.5 * 0.5) ** 2)
-        assert least <= math.ceil(max(first, second))
+        assert minimum <= math.ceil(max(first, second))
 
 
 def test_tau_is_the_largest_with_at_most_a_share_epsilon_below() -> None:
