@@ -134,10 +134,10 @@ class Audit:
         return [
             "error is the share of items on which the stolen local parameters err: near 0 the server knows what the "
             "client knows, near one half it might as well guess. enough is the number of interactions from which on "
-            "the error stayed low; over all clients, the median of those stolen, beside the most. asked is how often "
-            "the server asked. spent is what these cost the client (n/nu each; nothing bounds what is released without "
-            f"noise). bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace release "
-            "nobody has published one.",
+            "the error stayed low; over all clients, the median of those stolen, beside the maximum. asked is how "
+            "often the server asked. spent is what these cost the client (n/nu each; nothing bounds what is released "
+            f"without noise). bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace "
+            "release nobody has published one.",
             "A defence that stops one attack may not stop the next. The tripwire is no more than that: an attack that "
             "knows of it passes. Noise and budget are what bound an attacker, whatever it sends.",
         ]
@@ -257,7 +257,7 @@ def summary(stolen: Sequence[Stolen]) -> dict[str, Any]:
     return {
         "stolen": f"{len(enough)} of {len(stolen)}",
         "enough": float(np.median(enough)) if enough else None,
-        "most": max(enough, default=None),
+        "maximum": max(enough, default=None),
         "asked": max((one.interactions for one in stolen), default=0),
         "error": float(np.median(errors)) if errors else None,
         "spent": float(np.median(spent)) if spent else None,

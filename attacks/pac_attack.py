@@ -49,7 +49,7 @@ class Estimate:
     Parameters
     ----------
     factors : int
-        k, how many they are.
+        d, how many they are.
     spectral : bool
         Whether items were as honest ones are, so that updates of liked items and of others point
         in opposite directions by different lengths: then the direction is that in which updates
@@ -65,7 +65,7 @@ class Estimate:
         self._moment = np.zeros((factors, factors))
 
     def add(self, updates: Matrix) -> None:
-        """Learn from one message: updates (I, k) of the item vectors."""
+        """Learn from one message: updates (I, d) of the item vectors."""
         self.messages += 1
         self._sum += updates.sum(axis=0)
         if self._spectral:
@@ -73,7 +73,7 @@ class Estimate:
 
     @property
     def vector(self) -> Matrix:
-        """The local parameters (k,) as far as they are known, up to a positive factor."""
+        """The local parameters (d,) as far as they are known, up to a positive factor."""
         # Every loss falls with the margin, and most labels are negative (Assumption 1): on the
         # whole, items are pushed away from u.
         away = -self._sum
@@ -84,12 +84,12 @@ class Estimate:
 
 
 def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
-    """Return the share of items (I, k) on which two clients' vectors (k,) disagree (Definition 1)."""
+    """Return the share of items (I, d) on which two clients' vectors (d,) disagree (Definition 1)."""
     return float(np.mean(np.sign(items @ estimate) != np.sign(items @ vector)))
 
 
 def factors_of(model: Model) -> int:
-    """Return k for a model of factors, where a client's local parameters are one vector; 0 for any other."""
+    """Return d for a model of factors, where a client's local parameters are one vector; 0 for any other."""
     network = model.module
     return len(network.user) if isinstance(network, Factors) else 0
 
@@ -147,7 +147,7 @@ class AttackOptions:
     victims : int
         Clients that are attacked.
     interactions : int
-        The most it asks of each, at each noise multiplier.
+        Maximum number asked of each, at each noise multiplier.
     error : float
         The error rate at which it is content.
     multipliers : tuple of float
@@ -163,7 +163,7 @@ class AttackOptions:
 
     @property
     def rounds(self) -> int:
-        """The most rounds that it takes."""
+        """Maximum number of rounds that it takes."""
         return self.after + len(self.multipliers) * self.interactions + 1
 
 

@@ -142,8 +142,8 @@ def _close(history: Sequence[Round]) -> list[Alarm]:
     if not close:
         return []
     text = (
-        f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of the most that it "
-        "was in this run: they have become nearly the same model."
+        f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of its maximum "
+        "in this run: they have become nearly the same model."
     )
     return [Alarm("Hypotheses drifted together", text)]
 
@@ -165,10 +165,10 @@ def _lost(history: Sequence[Round]) -> list[Alarm]:
     lost = [entry for entry in history if entry.lost_nodes]
     if not lost:
         return []
-    most = max(entry.lost_nodes for entry in lost)
+    maximum = max(entry.lost_nodes for entry in lost)
     text = (
         f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
-        f"training, at most {most} at a time. What their clients released, if anything, is not in the outcome."
+        f"training, at most {maximum} at a time. What their clients released, if anything, is not in the outcome."
     )
     return [Alarm("Nodes lost", text)]
 

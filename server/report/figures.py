@@ -36,9 +36,9 @@ class Bar:
 
 def tally(participations: NDArray[np.int64]) -> list[Bar]:
     """Count clients by how often they took part, in at most 40 equal steps from 0."""
-    most = int(participations.max(initial=0))
-    step = -(-(most + 1) // _MAX_BARS)
-    counts = np.bincount(participations // step, minlength=most // step + 1)
+    maximum = int(participations.max(initial=0))
+    step = -(-(maximum + 1) // _MAX_BARS)
+    counts = np.bincount(participations // step, minlength=maximum // step + 1)
     return [Bar(j * step, (j + 1) * step - 1, int(count)) for j, count in enumerate(counts)]
 
 
@@ -288,9 +288,11 @@ def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tupl
     return (left, right), (bottom, top)
 
 
-def _thin(x: NDArray[Any], y: NDArray[np.float64], most: int = _MAX_POINTS) -> tuple[NDArray[Any], NDArray[np.float64]]:
+def _thin(
+    x: NDArray[Any], y: NDArray[np.float64], maximum: int = _MAX_POINTS
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
     """Return means of successive rows of y (T, c) where there are too many to draw."""
-    size = -(-len(x) // most) or 1
+    size = -(-len(x) // maximum) or 1
     if size == 1:
         return x, y
     starts = np.arange(0, len(x), size)

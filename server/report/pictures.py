@@ -109,16 +109,16 @@ def spending(view: View) -> Picture | None:
         return None
     bars = figures.tally(view.participations)
     cost = view.summary.release.spend(1) if view.sanitised else None
-    median, most = float(np.median(view.participations)), int(view.participations.max())
-    values = [number(times * (cost or 1)) for times in (median, most)]
-    marks = [(f"median {values[0]}", median), (f"most {values[1]}", float(most))]
+    median, maximum = float(np.median(view.participations)), int(view.participations.max())
+    values = [number(times * (cost or 1)) for times in (median, maximum)]
+    marks = [(f"median {values[0]}", median), (f"maximum {values[1]}", float(maximum))]
     what = "Privacy spent" if view.sanitised else "Times taken part"
     none = int((view.participations == 0).sum())
     caption = f"Number of training clients by what they spent, of {len(view.participations):,} in all"
     if not view.sanitised:
         caption = f"Number of training clients by how often they took part, of {len(view.participations):,} in all"
     caption += f"; {none:,} never took part." if none else "."
-    alt = f"Histogram over {len(view.participations):,} training clients: median {values[0]}, most {values[1]}."
+    alt = f"Histogram over {len(view.participations):,} training clients: median {values[0]}, maximum {values[1]}."
     return Picture(f"{what}, by client", figures.spending("spending", alt, bars, cost, marks), caption)
 
 
@@ -161,4 +161,4 @@ def _numbers(entries: Sequence[Round]) -> list[int]:
 
 def _curve_alt(label: str, entries: Sequence[Round], values: Sequence[float]) -> str:
     ends = f"{number(values[0])} in round {entries[0].number}, {number(values[-1])} in round {entries[-1].number}"
-    return f"Line of the {label} over rounds: {ends}, least {number(min(values))}, most {number(max(values))}."
+    return f"Line of the {label} over rounds: {ends}, minimum {number(min(values))}, maximum {number(max(values))}."

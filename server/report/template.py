@@ -250,8 +250,8 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 {% if rounds_judged %}Here that is the last {{ rounds_judged }} such rounds.
 {% else %}This run is too short to be judged by it.
 {% endif %}</li>
-<li>A hypothesis whose distance to the nearest other one ends below {{ rules.drifted }} of the most that it was in the
-run; both are medians over {{ rules.rounds }} successive rounds.</li>
+<li>A hypothesis whose distance to the nearest other one ends below {{ rules.drifted }} of its maximum in the run;
+both are medians over {{ rules.rounds }} successive rounds.</li>
 <li>A round with fewer releases than min-releases, and a node that gave no usable answer to training.</li>
 </ul>
 </details>

@@ -46,16 +46,16 @@ class View:
         self.k = len(next(iter(state.best.values())))
         self.n = summary.model.num_parameters
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), self.k)
-        most = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
-        self.shown: list[int] = list(range(self.k)) if self.k <= STYLED else sorted(int(j) for j in most)
+        busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
+        self.shown: list[int] = list(range(self.k)) if self.k <= STYLED else sorted(int(j) for j in busiest)
         self.sanitised = summary.release.cost is not None
 
     def spent(self) -> tuple[float, float]:
         """Return the median and the largest spend of a training client."""
         if not len(self.participations):
             return 0.0, 0.0
-        median, most = float(np.median(self.participations)), int(self.participations.max())
-        return self.summary.release.spend(median), self.summary.release.spend(most)
+        median, maximum = float(np.median(self.participations)), int(self.participations.max())
+        return self.summary.release.spend(median), self.summary.release.spend(maximum)
 
     def multiplier(self) -> str:
         """Return nu as text."""

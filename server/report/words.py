@@ -51,14 +51,14 @@ def lead(view: View) -> list[str]:
             "that took part: the privacy they spent is infinite."
         )
     else:
-        median, most = view.spent()
+        median, maximum = view.spent()
         worth = (
             "here a rule of thumb, no guarantee"
             if view.summary.release.radius_mode is RadiusMode.UPDATE
             else "guaranteed for updates one radius apart"
         )
         second = (
-            f"This cost the clients privacy, a spend of {number(median)} in the median and of {number(most)} at "
+            f"This cost the clients privacy, a spend of {number(median)} in the median and of {number(maximum)} at "
             "most, where the spend is a limit on how much all releases of a client together tell about its data "
             f"(the lower, the better; {worth})."
         )
@@ -79,9 +79,9 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
     asked, released = (sum(getattr(entry, what) for entry in view.trained) for what in ("asked", "releases"))
     tiles.append(("Releases", f"{released:,}", f"of {asked:,} asked for"))
     kind = view.kind()
-    median, most = view.spent()
+    median, maximum = view.spent()
     tiles.append(("Privacy spent, median client", number(median), kind))
-    tiles.append(("Privacy spent, at most", number(most), kind))
+    tiles.append(("Privacy spent, maximum", number(maximum), kind))
     return tiles
 
 

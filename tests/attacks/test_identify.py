@@ -100,7 +100,7 @@ def test_a_summary_counts_and_takes_medians_of_what_was_stolen() -> None:
         Stolen(client=3, interactions=10, error=0.4, enough=None, spent=100.0, bound=None),
     ]
     assert summary(found) == {
-        "stolen": "2 of 3", "enough": 4.0, "most": 6, "asked": 10, "error": 0.04, "spent": 40.0
+        "stolen": "2 of 3", "enough": 4.0, "maximum": 6, "asked": 10, "error": 0.04, "spent": 40.0
     }  # fmt: skip
     nothing = summary([Stolen(client=1, interactions=0, error=None, enough=None, spent=0.0, bound=1)])
     assert (nothing["stolen"], nothing["enough"], nothing["error"]) == ("0 of 1", None, None)

@@ -262,21 +262,23 @@ def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_conf
 # --- what a site can do
 
 
-@pytest.mark.parametrize(("policy", "most"), [({"max-participations": 3}, 3), ({"budget": 5 * N / 2 + 1}, 5)], ids=str)
-def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, most: int) -> None:
+@pytest.mark.parametrize(
+    ("policy", "maximum"), [({"max-participations": 3}, 3), ({"budget": 5 * N / 2 + 1}, 5)], ids=str
+)
+def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, maximum: int) -> None:
     """Of all noise multipliers together; a participation costs n / nu = 400 at the first."""
     config = attack_config | options(after=0, multipliers="2,4") | {"noise-multiplier": 2.0}
     played = Attacked(config, policy=policy)
     ledger = MemoryLedger(played.contexts[0].state)
     for client in played.victims:
-        assert played.last(client, 2.0)["interactions"] == most
-        assert played.last(client, 2.0)["spent"] == most * N / 2
+        assert played.last(client, 2.0)["interactions"] == maximum
+        assert played.last(client, 2.0)["spent"] == maximum * N / 2
         assert played.last(client, 4.0)["interactions"] == 0
-        assert ledger.participations(client) == most
+        assert ledger.participations(client) == maximum
     assert all("Then no victim released anything any more." in remark for remark in played.remarks)
-    assert f"the others held out for {most}." in played.remarks[0]
+    assert f"the others held out for {maximum}." in played.remarks[0]
     assert played.state.stopped == "the attack is over"
-    assert len(played.state.history) == most + 3, "two rounds without an answer, and one to restore the items"
+    assert len(played.state.history) == maximum + 3, "two rounds without an answer, and one to restore the items"
 
 
 def test_honest_rounds_use_up_the_same_budget(attack_config: Config) -> None:

@@ -118,7 +118,7 @@ def test_hypotheses_that_end_close_have_drifted_together() -> None:
 
 
 @pytest.mark.parametrize(("end", "found"), [(0.49, [0, 1]), (0.51, []), (0.0, [0, 1])])
-def test_close_is_a_tenth_of_the_most(end: float, found: list[int]) -> None:
+def test_close_is_a_tenth_of_the_maximum(end: float, found: list[int]) -> None:
     assert drifted(history(20, nearest=lambda t: [5.0] * 2 if t <= 10 else [end] * 2)) == found
 
 

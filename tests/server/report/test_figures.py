@@ -47,14 +47,14 @@ def test_nobody_may_have_taken_part(participations: np.ndarray) -> None:
     assert tally(participations) == [Bar(0, 0, len(participations))]
 
 
-@pytest.mark.parametrize("most", [0, 39, 40, 41, 79, 80, 1234])
-def test_bars_are_few_and_miss_nobody(most: int) -> None:
-    bars = tally(np.arange(most + 1))
+@pytest.mark.parametrize("maximum", [0, 39, 40, 41, 79, 80, 1234])
+def test_bars_are_few_and_miss_nobody(maximum: int) -> None:
+    bars = tally(np.arange(maximum + 1))
     assert len(bars) <= 40
-    assert sum(bar.clients for bar in bars) == most + 1
+    assert sum(bar.clients for bar in bars) == maximum + 1
     assert bars[0].low == 0
     assert all(one.high + 1 == other.low for one, other in pairwise(bars))
-    assert bars[-1].low <= most <= bars[-1].high
+    assert bars[-1].low <= maximum <= bars[-1].high
 
 
 @pytest.mark.parametrize(

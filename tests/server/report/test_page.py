@@ -40,7 +40,7 @@ HOSPITAL = Manifest(
 )
 CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "validate-every": 1, "model": ""}
 VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
-# Four training clients, who took part so often: at 2/5 each, the median is .8 and the most 2.
+# Four training clients, who took part so often: at 2/5 each, the median is .8 and the maximum 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
@@ -288,10 +288,10 @@ def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> Non
     assert "times taken part" in page.html
 
 
-def test_the_histogram_marks_median_and_most_and_counts_everybody() -> None:
+def test_the_histogram_marks_median_and_maximum_and_counts_everybody() -> None:
     page = full()
     assert "median 0.8" in page.html
-    assert "most 2" in page.html
+    assert "maximum 2" in page.html
     assert "Number of training clients by what they spent, of 4 in all; 1 never took part." in page.text
 
 
