@@ -62,7 +62,7 @@ the others are never trained.
 """
 
 RANGES = {"provider": (1.0, 999_999.0), "zip": (1.0, 99_999.0), "payment": (500.0, 500_000.0)}
-"""The least and the most that a number may be. The published payments are of 2,673 to 156,158 dollars."""
+"""Minimum and maximum of a column's numbers. The published payments are of 2,673 to 156,158 dollars."""
 
 _CHUNK_ROWS = 20_000
 
@@ -305,8 +305,8 @@ def _plain(name: str) -> str:
     return "".join(name.replace("_", " ").split()).lower()
 
 
-def _numbers(texts: pd.Series, column: str, source: Path, least: float, most: float) -> NDArray[np.float64]:
-    """Return texts as numbers from `least` to `most`; dollar signs, commas and spaces are dropped."""
+def _numbers(texts: pd.Series, column: str, source: Path, minimum: float, maximum: float) -> NDArray[np.float64]:
+    """Return texts as numbers from `minimum` to `maximum`; dollar signs, commas and spaces are dropped."""
     numbers = pd.to_numeric(texts.str.replace(r"[$,\s]", "", regex=True), errors="coerce")
     values: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     if len(bad := np.flatnonzero(~np.isfinite(values))):
@@ -315,11 +315,11 @@ def _numbers(texts: pd.Series, column: str, source: Path, least: float, most: fl
             f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not a number; "
             "repair or remove that row"
         )
-    if len(bad := np.flatnonzero((values < least) | (values > most))):
+    if len(bad := np.flatnonzero((values < minimum) | (values > maximum))):
         row = bad[0]
         raise FederationError(
-            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {least:,.0f} to "
-            f"{most:,.0f}; is it in another unit? Repair or remove that row"
+            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {minimum:,.0f} to "
+            f"{maximum:,.0f}; is it in another unit? Repair or remove that row"
         )
     return values
 

@@ -112,7 +112,7 @@ def download() -> Path:
 
 
 def build(
-    ratings: pd.DataFrame, source: str, name: str = "movielens", factors: int = 8, least: int = 10, seed: int = 0
+    ratings: pd.DataFrame, source: str, name: str = "movielens", factors: int = 8, min_ratings: int = 10, seed: int = 0
 ) -> tuple[Manifest, NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
     """Turn ratings into a federation.
 
@@ -129,7 +129,7 @@ def build(
         Name of the federation.
     factors : int
         Latent factors of the model that it is for.
-    least : int
+    min_ratings : int
         Users who rated fewer items are left out.
     seed : int
         Seed of the order of users.
@@ -153,13 +153,13 @@ def build(
     # Stable: of equal times, the later row stays last.
     latest = ratings.iloc[np.argsort(ratings["time"].to_numpy(), kind="stable")]
     latest = latest.drop_duplicates(["user", "item"], keep="last")
-    kept = latest[latest.groupby("user")["item"].transform("size") >= least]
+    kept = latest[latest.groupby("user")["item"].transform("size") >= min_ratings]
     # Sorted ids, so that the result does not depend on the order of the file.
     users, user = np.unique(kept["user"], return_inverse=True)
     items, item = np.unique(kept["item"], return_inverse=True)
     if len(users) < 2:
         raise FederationError(
-            f"{len(users)} users rated at least {least} items, and at least 2 are needed to train and validate; "
+            f"{len(users)} users rated at least {min_ratings} items, and at least 2 are needed to train and validate; "
             "lower --min-ratings, or give a file with more ratings"
         )
     client = np.random.default_rng(seed).permutation(len(users))[user]
@@ -175,8 +175,8 @@ def build(
         units={"items": len(items)},
         provenance=(
             f"MovieLens (Harper and Konstan, 2015; grouplens.org/datasets/movielens), read from {source}. One client a "
-            f"user, of those with at least {least} ratings; an item is liked where its latest rating is {LIKED:g} or "
-            f"more. Made by datasets/movielens.py with seed {seed}."
+            f"user, of those with at least {min_ratings} ratings; an item is liked where its latest rating is "
+            f"{LIKED:g} or more. Made by datasets/movielens.py with seed {seed}."
         ),
         licence="MovieLens: for research; no redistribution without permission of GroupLens",
     )
@@ -281,10 +281,10 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
             f"{', '.join(LARGEST)}; give {_any_file()} of MovieLens with --ratings"
         )
     columns: dict[str, NDArray[Any]] = {}
-    for column, (name, most) in enumerate(LARGEST.items()):
+    for column, (name, maximum) in enumerate(LARGEST.items()):
         values = pd.to_numeric(lines[column], errors="coerce").to_numpy(np.float64, na_value=np.nan)
         # Said of the good ones, so that NaN is none of them.
-        good = (values >= 0) & (values <= most)
+        good = (values >= 0) & (values <= maximum)
         kind = "a number from 0 to 5"
         if name != "rating":
             good &= values == np.floor(values)

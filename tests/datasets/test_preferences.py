@@ -108,7 +108,7 @@ def test_items_are_drawn_uniformly_or_by_rank() -> None:
 
 def test_rows_vary_with_spread_from_20_to_all_items() -> None:
     rows = np.diff(draw(clients=943, items=1682, rows=106, skew=1.0, spread=1.0)[2])
-    # ml-100k: 106 rows on average, half of the users have 65 or fewer, the least 20, the most 737.
+    # ml-100k: 106 rows on average, half of the users have 65 or fewer, the minimum 20, the maximum 737.
     assert abs(rows.mean() - 106) < 10
     assert abs(np.median(rows) - 65) < 10
     assert rows.min() == 20
