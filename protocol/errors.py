@@ -15,7 +15,8 @@
     ├── SweepError          a sweep cannot start
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
-    └── DemoError           the demonstration cannot go on
+    ├── DemoError           the demonstration cannot go on
+    └── Absent              a peer cannot take part in a comparison of speed
 
 The text of each names the thing (a key, a file, a client) and the fix. Errors of programming stay
 Python's own.
@@ -76,3 +77,7 @@ class CertificateError(UmbelError):
 
 class DemoError(UmbelError):
     """The demonstration cannot go on."""
+
+
+class Absent(UmbelError):
+    """A peer cannot take part in a comparison of speed; the text says why."""

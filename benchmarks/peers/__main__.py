@@ -20,9 +20,9 @@ import typer
 
 from benchmarks.measure import console, machine
 from benchmarks.peers.contest import absent, compare
-from benchmarks.peers.rivals import PEERS, Absent, environment
+from benchmarks.peers.rivals import PEERS, environment
 from benchmarks.peers.tasks import TASKS
-from protocol.errors import ConfigError
+from protocol.errors import Absent, ConfigError
 
 
 def main(

@@ -11,8 +11,9 @@ from typing import Any
 
 from benchmarks import in_process
 from benchmarks.measure import Reading, console, interleave, show
-from benchmarks.peers.rivals import PEERS, Absent, Rival
+from benchmarks.peers.rivals import PEERS, Rival
 from benchmarks.peers.tasks import brief_of
+from protocol.errors import Absent
 
 # umbel as it is, and with as much left out as each peer leaves out.
 OURS: dict[str, dict[str, Any]] = {

@@ -13,13 +13,10 @@ from pathlib import Path
 
 from benchmarks.measure import Reading
 from benchmarks.peers.brief import GO
+from protocol.errors import Absent
 from protocol.home import umbel_home, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-class Absent(RuntimeError):
-    """A peer cannot take part; the text says why."""
 
 
 @dataclass(frozen=True)
