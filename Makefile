@@ -1,9 +1,9 @@
-# Two commands do all the set-up: `make demo` and `make test`. Needs Python 3.11 to 3.13 and make.
+# `make demo` and `make test` do all the set-up. They need Python 3.11 to 3.13 and make.
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 CONFIG ?= configs/synthetic.toml
-# Private keys are their owner's alone, and the image's user is their owner.
+# Only their owner may read private keys, and the image's user is their owner.
 export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 
 .DEFAULT_GOAL := help
@@ -21,13 +21,13 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 test: $(READY) ## Run all tests, with coverage
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
 
-faults: $(READY) ## Run the tests in which processes die, lie or are cut off: minutes of waiting, mostly
+faults: $(READY) ## Run the tests in which processes die, lie or are cut off (some minutes, mostly waiting)
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile
 
 quick: $(READY) ## Run the tests that take no longer than a few seconds each
 	$(BIN)/python -m pytest -m "not slow"
 
-check: $(READY) ## Lint, check types, and check which way imports run
+check: $(READY) ## Lint, check types, and check that imports follow the layers
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
