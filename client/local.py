@@ -1,7 +1,7 @@
-"""The local parameters of a node's clients: kept from round to round, and never leaving the node.
+"""The local parameters of a node's clients, which are kept from round to round and never leave the node.
 
-In simulation they live in the node's own state, for the time of a run. Where the data are a site's own
-they lie on its disk beside the ledger, so that a node that was restarted goes on with them.
+In simulation they are in the node's own state, as long as the run lasts. Where the data are a site's own
+they are on its disk beside the ledger, so that a node that was restarted goes on with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from protocol.records import from_array_record, record_in, to_array_record
 
 _RECORD = "umbel.local"
 _CLIENTS = "clients"
-_KEPT_RUNS = 20  # of which a site keeps the local parameters
+_KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
 
 
 class LocalParameters:
@@ -39,12 +39,12 @@ class LocalParameters:
     run : str
         Name of the run.
     seed : int or None
-        Of the first draw; None takes the operating system's entropy.
+        Of the first draw; None uses the operating system's entropy.
     """
 
     def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
         self._model, self._seed, self._state = model, seed, state
-        # A simulated node may have a ledger on disk; its clients are nobody's.
+        # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
         self._file = None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run)
         kept = self._load() if model.local_shapes else {}
         self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
@@ -84,8 +84,8 @@ class LocalParameters:
     ) -> None:
         """Keep the local parameters of clients, or of those that have `paid`.
 
-        Training that blew up counts as no update (`privacy.gate`), of neither kind: whose `shared` or
-        local parameters are not finite keeps those it had.
+        Training that diverged counts as no update, as in `privacy.gate`: a client whose `shared` or
+        local parameters are not finite keeps the local ones that it had.
         """
         if not values:
             return
@@ -116,7 +116,7 @@ class LocalParameters:
             self._state[_RECORD] = to_array_record(kept)
             return
         new = not self._file.exists()
-        # For the site's own eyes, as the ledger.
+        # Only the site may read them, as with the ledger.
         for folder in (self._file.parent.parent, self._file.parent):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(self._file, safetensors.numpy.save(kept))
@@ -125,9 +125,9 @@ class LocalParameters:
 
 
 def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
-    """Return where a site keeps the local parameters of a run: the run's name is the server's word, and no path.
+    """Return where a site keeps the local parameters of a run.
 
-    Nodes that share a ledger, and serve other data or other clients, have files of their own.
+    The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different data or clients have files of their own.
     """
     where = _digest(f"{site.data_path}\n{site.first}/{site.step}")
     what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
@@ -139,7 +139,7 @@ def _digest(text: str) -> str:
 
 
 def _forget_old_runs(folder: Path) -> None:
-    """Keep the files written last: how many runs there are is the server's word."""
+    """Keep only the files written last, because the server decides how many runs there are."""
     files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
     for file in files[_KEPT_RUNS:]:
         file.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ _TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
 
 @dataclass(frozen=True)
 class _Source:
-    """Where the data lie, and which version of them, so that a node that lives on reads them when they change."""
+    """Where the data are, and which version of them, so that a long-lived node reads them again when they change."""
 
     path: Path
     reader: str
@@ -81,7 +81,9 @@ class Node:
         site, run = Site.of(node_config), RunConfig.of(run_config)
         policy, source = site.policy, _Source.of(site, run.federation)
         if policy.reader and policy.role is Role.SPLIT:
-            raise SiteError("nothing says which clients of a table train and which report: set role to one of them")
+            raise SiteError(
+                "a table does not say which clients train and which report: set role to train or validation"
+            )
         federation = _open(source)
         manifest = federation.manifest
         if not site.simulated:
@@ -144,7 +146,7 @@ class Node:
     def _pick(asked: tuple[int, ...], first: int, clients: range, role: str) -> list[int]:
         stop = first + len(clients)
         if strangers := [client for client in asked if not first <= client < stop]:
-            raise ProtocolError(f"clients {strangers} are no {role} clients of this node ({first} to {stop - 1})")
+            raise ProtocolError(f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})")
         return [clients[client - first] for client in asked]
 
 
@@ -187,10 +189,12 @@ def _stats(path: Path) -> list[os.stat_result]:
 def _open(source: _Source) -> Federation:
     if not source.reader:
         if source.path.name.lower().endswith(_TABLES):
-            raise SiteError(f"{source.path} is a table: name what reads it, as reader = package.module:function")
+            raise SiteError(
+                f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+            )
         return open_federation(source.path)
     if source.register is None:
-        raise SiteError("a table is a site's own: name it with data-path in the node's configuration")
+        raise SiteError("only a site can serve a table: name it with data-path in the node's configuration")
     read = import_by_name(source.reader)
     federation: Federation = read(source.path, source.register, **dict(source.options))
     check(federation, source.path)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,11 +105,11 @@ class Policy(Settings):
     }
 
     data_path: Text = Field("", description="the site's data: a federation, or a table; an absolute path")
-    reader: Text = Field("", description="for a table: what reads it, as package.module:function")
-    reader_options: Text = Field("", description='what the reader needs besides, as "name=value name=value"')
+    reader: Text = Field("", description="for a table: the function that reads it, as package.module:function")
+    reader_options: Text = Field("", description='the reader\'s options, as "name=value name=value"')
     role: Annotated[Role, Field(strict=False)] = Field(
         Role.TRAIN,
-        description="train: all clients train; validation: all report; split: as the data's manifest says",
+        description="train: all clients train; validation: all report their loss; split: as the data's manifest says",
     )
     place: Text = Field(
         "0/1", description='"i/n": the node hosts clients i, i + n, ... of a federation that other nodes host too'
@@ -127,11 +128,17 @@ class Policy(Settings):
     )
     budget: Unlimited = Field(math.inf, ge=0, description="the most a client may spend, as a sum of n/nu")
     max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
-    ledger_path: Text = Field("", description="where charges are kept; $UMBEL_HOME/ledger.sqlite by default")
-    report_noise_multiplier: Number = Field(
-        0.0, ge=0, description="above 0: training clients report too, loss and metric with noise of this scale"
+    ledger_path: Text = Field("", description="the file where charges are kept; by default $UMBEL_HOME/ledger.sqlite")
+    bundle: Text = Field(
+        "",
+        description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel",
     )
-    report_bound: Number = Field(1.0, gt=0, description="numbers reported with noise are clipped to between 0 and this")
+    report_noise_multiplier: Number = Field(
+        0.0, ge=0, description="above 0: training clients also report loss and metric, with noise of this multiplier"
+    )
+    report_bound: Number = Field(
+        1.0, gt=0, description="numbers that are reported with noise are clipped to lie between 0 and this"
+    )
     keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
     tripwire: Flag = Field(
         False, description="refuse to train models that no honest server would send: degenerate, or sent before"
@@ -147,12 +154,21 @@ class Policy(Settings):
     )
     insecure_seed: Flag = Field(
         False,
-        description="draw everything from the run's seed, noise too: for tests on data that are nobody's, since the "
-        "server knows that seed and can subtract the noise",
+        description="draw everything from the run's seed, also the noise: for tests with data that need no protection, "
+        "since the server knows that seed and can subtract the noise",
     )
+
+    @property
+    def bundles(self) -> list[str]:
+        """The bundles that the site names; none where its own umbel's is the one."""
+        return self.bundle.lower().split()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
+        if strange := [one for one in self.bundles if not re.fullmatch("[0-9a-f]{64}", one)]:
+            raise ValueError(
+                f"bundle must be SHA-256 sums of 64 hexadecimal digits, separated by spaces, got {strange[0]!r}"
+            )
         if self.max_participations not in (math.inf, int(min(self.max_participations, 1e18))):
             raise ValueError(f"max-participations must be a whole number, got {self.max_participations}")
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
@@ -162,7 +178,9 @@ class Policy(Settings):
     def check(self, demand: Training) -> None:
         """Raise `Refused` when the demand goes below the policy."""
         if demand.noise_multiplier == 0 and not self.allow_unsanitised:
-            raise Refused("the server asks for an unsanitised release (noise multiplier 0); this site allows none")
+            raise Refused(
+                "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it"
+            )
         if demand.noise_multiplier < self.min_noise_multiplier:
             raise Refused(
                 f"the server asks for noise multiplier {demand.noise_multiplier}; "
@@ -170,7 +188,7 @@ class Policy(Settings):
             )
         if self.radius_mode is AcceptedRadius.PUBLIC and demand.radius_mode is not RadiusMode.PUBLIC:
             raise Refused(
-                f"the server asks for radius {demand.radius_mode.value!r}; this site accepts a public radius alone"
+                f"the server asks for radius {demand.radius_mode.value!r}; this site accepts only a public radius"
             )
         if demand.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")

@@ -13,9 +13,9 @@ Arrays = dict[str, NDArray[Any]]
 
 
 def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
-    """Return whether numbers of 32 bits, or sums of a few such, are all finite, over all of them or along an axis.
+    """Return whether 32-bit numbers, or sums of a few of them, are all finite, over the whole array or along an axis.
 
-    Their sum tells, which no finite ones make overflow in 64 bits: one pass over models that may be large.
+    Their sum shows it, because finite ones cannot make it overflow in 64 bits: one pass over models that may be large.
     """
     with np.errstate(invalid="ignore"):
         return np.isfinite(values.sum(axis=axis, dtype=np.float64))

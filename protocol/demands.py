@@ -1,4 +1,4 @@
-"""What a server asks of a node's clients in a round, and what a node says of itself, each checked."""
+"""What a server asks of a node's clients in a round, and what a node says about itself; both are checked."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class Training(_Asked):
         object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
         if self.noise_per is not NoisePer.VECTOR and self.radius_mode is RadiusMode.PUBLIC:
             raise ProtocolError(
-                f"noise-per {self.noise_per} goes with radius update alone; a public one is of the whole vector"
+                f"noise-per {self.noise_per} works only with radius update; a public radius is for the whole vector"
             )
         _run_name(self.run)
 

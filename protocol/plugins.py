@@ -1,4 +1,4 @@
-"""Code of one's own, by import path, and the options that it takes."""
+"""A user's own code, by import path, and the options that it takes."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def import_by_name(name: str) -> Any:
     Raises
     ------
     ConfigError
-        When there is none; the text says which half is missing.
+        If there is none; the text says which half is missing.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # whatever the code of one's own does when it is imported
+    except Exception as error:  # whatever a user's code does when it is imported
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}") from error
     try:
         return getattr(module, attribute)
@@ -53,7 +53,7 @@ def parse_pairs(text: str, key: str) -> dict[str, str]:
 
 
 def parse_options(kind: type[T], text: str, key: str) -> T:
-    """Return the options in ``name=value name=value`` as the dataclass that code of one's own declares for them.
+    """Return the options in ``name=value name=value`` as the dataclass that a user's code declares for them.
 
     A field's name may be written with hyphens. Values are read as the type of the field.
 
@@ -63,12 +63,12 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
         A dataclass; annotate a field with ``pydantic.Field`` for bounds.
     text : str
     key : str
-        The setting that `text` is of, named in errors.
+        The setting that `text` belongs to, named in errors.
 
     Raises
     ------
     ConfigError
-        For an option that there is not, one that is missing, or a value that does not fit.
+        If an option is unknown or missing, or a value does not fit.
     """
     given = parse_pairs(text, key)
     pairs = {name.replace("-", "_"): value for name, value in given.items()}
@@ -79,7 +79,8 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     for name in pairs:
         if name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            there = f"did you mean {near[0]}?" if near else f"there are {', '.join(known) or 'none'}"
+            options = f"the options are {', '.join(known)}" if known else "there are none"
+            there = f"did you mean {near[0]}?" if near else options
             raise ConfigError(f"{key}: there is no option {name}; {there}")
     try:
         return TypeAdapter(kind).validate_strings(pairs)

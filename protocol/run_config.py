@@ -49,32 +49,34 @@ class RunConfig(Settings):
     )
     loss: str = Field("", description='mse, rmse, cross-entropy, log, hinge, margin; "" for the model\'s own')
     frozen: str = Field(
-        "", description='parameters that are never trained nor sent, as patterns on names: "conv* fc1.*"'
+        "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'
     )
-    local: str = Field("", description='parameters that are trained and never leave the node, as patterns: "head.*"')
-    hypotheses: int = Field(2, ge=1, le=MAX_HYPOTHESES, description="k, how many models are learnt at once")
+    local: str = Field(
+        "", description='parameters that are trained and never leave the node, as patterns on names: "head.*"'
+    )
+    hypotheses: int = Field(2, ge=1, le=MAX_HYPOTHESES, description="k, the number of models that are learnt at once")
 
     rounds: int = Field(100, ge=1, description="maximum number of rounds")
     patience: int = Field(
-        0, ge=0, description="stop after so many validations without a better loss; 0 to run all rounds"
+        0, ge=0, description="stop after this many validations without a better loss; 0 to run all rounds"
     )
-    clients_per_round: int = Field(7, ge=1, description="U, training clients asked in a round")
-    validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked; 0 for all")
+    clients_per_round: int = Field(7, ge=1, description="U, training clients asked in each round")
+    validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
     min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
     restarts: int = Field(
         5, ge=1, description="random sets of initial hypotheses, of which validation clients pick the best"
     )
-    resume: str = Field("", description="the folder of a run that was interrupted, or its name, to go on with it")
-    seed: int = Field(0, ge=0, description="of every draw in simulation; of the server's alone elsewhere")
+    resume: str = Field("", description="an interrupted run to continue: its folder, or the folder's name")
+    seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 
     local_epochs: int = Field(1, ge=0, description="E, passes over a client's rows in a round")
     local_steps: int = Field(
-        0, ge=0, description="above 0: so many minibatches, each drawn from all rows, in place of epochs"
+        0, ge=0, description="above 0: this many minibatches, each drawn from all rows, in place of epochs"
     )
     step_size: Number = Field(0.1, gt=0, description="s, the step size of local descent")
     batch_size: int = Field(10, ge=0, description="B; 0 for all of a client's rows at once")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto takes the GPU if there is one; cpu, cuda")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses the GPU if there is one; cpu, cuda")
     engine: Literal["auto", "loop", "batched"] = Field(
         "auto", description="how a cohort is computed; loop and batched are for debugging"
     )
@@ -84,20 +86,22 @@ class RunConfig(Settings):
     )
     noise_per: Noised = Field(
         NoisePer.VECTOR,
-        description="what is noised by itself: vector (all parameters as one), layer, row",
+        description="the unit that gets noise by itself: vector (all parameters as one), layer, row",
     )
     radius: Radius = Field(
         RadiusMode.UPDATE,
-        description="update: the norm of the client's update (the paper); public: a schedule, clients clip",
+        description="update: the norm of the client's update (the paper); public: a schedule, to which clients clip",
     )
     radius_floor: Number = Field(0.01, gt=0, description="the smallest radius")
     radius_start: Number = Field(1.0, gt=0, description="public: the radius of round 1")
     radius_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
     message_noise: Number = Field(
-        0.0, ge=0, description="sigma of the PAC paper's noisy messages; counts for nothing in the ledger"
+        0.0, ge=0, description="sigma of the PAC paper's noisy messages; the ledger does not count it"
     )
 
-    observers: str = Field("", description='what watches the run, as "package.module:Class name=value", separated by ;')
+    observers: str = Field(
+        "", description='observers of the run, each as "package.module:Class name=value", separated by ;'
+    )
 
     min_nodes: int = Field(1, ge=1, description="nodes that must be there before round 1")
     node_wait: Number = Field(
@@ -118,9 +122,7 @@ class RunConfig(Settings):
                 f"radius-decay = {self.radius_decay} makes the radius infinite in {self.rounds} rounds; lower it"
             )
         if self.noise_per is not NoisePer.VECTOR and self.radius is RadiusMode.PUBLIC:
-            raise ValueError(
-                f'noise-per = "{self.noise_per}" goes with radius = "update" alone; set one of them otherwise'
-            )
+            raise ValueError(f'noise-per = "{self.noise_per}" works only with radius = "update"; change one of them')
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         return self

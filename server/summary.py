@@ -55,7 +55,7 @@ class Summary:
         return line
 
     def closing_lines(self, state: State) -> list[str]:
-        """Return what to tell when the run is over."""
+        """Return the lines to print when the run is over."""
         trained = sum(1 for entry in state.history if entry.asked)
         lines = [f"The run is over after {trained} rounds: {state.stopped}."]
         if state.best_round:

@@ -124,15 +124,15 @@ def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
         text = (
             f"In the last {len(last)} rounds of training all {int(totals.sum())} releases went to hypothesis "
             f"{int(totals.argmax())}, and the other {'one' if hypotheses == 2 else hypotheses - 1} stayed as "
-            f"{'it was' if hypotheses == 2 else 'they were'}. That is one model for all, as it should be where all "
-            "clients are of one kind; else nothing is personalised any more, and another seed or more restarts may "
-            f"help.{before}"
+            f"{'it was' if hypotheses == 2 else 'they were'}. That leaves one model for all, which is right if all "
+            "clients are of one kind; otherwise nothing is personalised any more, and another seed or more restarts "
+            f"may help.{before}"
         )
         return [Alarm("Clusters collapsed into one", text)]
     text = (
-        f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is as it should "
-        f"be where the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; else a group may have "
-        f"been missed, and another seed or more restarts may help.{before}"
+        f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is right if "
+        f"the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; otherwise a group may have been "
+        f"missed, and another seed or more restarts may help.{before}"
     )
     return [Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
 
@@ -155,8 +155,8 @@ def _too_few(history: Sequence[Round]) -> list[Alarm]:
         return []
     text = (
         f"In {count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than "
-        "min-releases clients released, and the hypotheses stayed as they were. Sites refuse what their policy or "
-        "budget does not allow; their own logs say why."
+        "min-releases clients released, so the hypotheses stayed as they were. Sites refuse what their policy or "
+        "budget does not allow; their own logs give the reason."
     )
     return [Alarm("Too few releases", text)]
 

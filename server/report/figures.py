@@ -27,7 +27,7 @@ _MAX_BARS = 40
 
 @dataclass(frozen=True)
 class Bar:
-    """So many clients took part between `low` and `high` times, both included."""
+    """How many clients took part between `low` and `high` times, both included."""
 
     low: int
     high: int
@@ -43,7 +43,7 @@ def tally(participations: NDArray[np.int64]) -> list[Bar]:
 
 
 def number(value: float) -> str:
-    """Return a number for people: four digits that count, and commas in thousands."""
+    """Return a number for people: four significant digits, and commas in thousands."""
     if not np.isfinite(value):
         return "infinite" if value > 0 else str(value)
     if abs(value) >= 1e9:
@@ -156,17 +156,17 @@ def lines(
     beside: Mapping[str, tuple[Sequence[int], Sequence[float]]],
     spent: Sequence[float],
 ) -> Markup:
-    """Draw several numbers over rounds, for an observer's section, and beside them what else there is to compare.
+    """Draw several numbers over rounds, for an observer's section, with other lines to compare them with.
 
     Parameters
     ----------
     rounds : sequence of int
     series : mapping from label to sequence of float
-        A value a round each; NaN for none. At most `STYLED` of them.
+        One value for each round; NaN for none. At most `STYLED` lines.
     beside : mapping from label to (rounds, values)
-        Lines of rounds of their own.
+        Lines with rounds of their own.
     spent : sequence of float
-        What a client has spent by each round that always took part; empty for no such line.
+        What a client has spent by each round if it took part in all of them; empty for no line.
     """
 
     def draw(axes: Axes) -> None:
@@ -180,7 +180,7 @@ def lines(
         if spent:
             right = axes.twinx()
             right.plot(rounds, spent, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-            right.set_ylabel("spent by who always took part")
+            right.set_ylabel("spent with full participation")
             right.set_ylim(bottom=0)
             right.grid(visible=False)
             right.spines["right"].set_visible(True)
@@ -226,7 +226,7 @@ def spending(
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=cost is None))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         _numbers(axes)
-        axes.set_xlabel("times taken part" if cost is None else "privacy spent")
+        axes.set_xlabel("participations" if cost is None else "privacy spent")
         axes.set_ylabel("clients")
 
     return svg(name, alt, draw)

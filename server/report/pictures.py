@@ -48,7 +48,7 @@ def _validation(view: View) -> list[Picture]:
                 "Validation loss",
                 figures.curve("loss", _curve_alt(label, validated, losses), _numbers(validated), losses, label, best),
                 f"{name[:1].upper()}{name[1:]} of {what}; lower is better."
-                + (" Marked is the best round." if best else ""),
+                + (" The best round is marked." if best else ""),
             )
         )
         if view.metric_differs():
@@ -59,7 +59,7 @@ def _validation(view: View) -> list[Picture]:
                 Picture(
                     f"Validation {metric}",
                     figures.curve("metric", alt, _numbers(validated), values, f"validation {metric}", best),
-                    f"The {metric} that the same clients report at the same time.",
+                    f"The {metric} that the same clients reported in the same rounds.",
                 )
             )
     return pictures
@@ -77,10 +77,10 @@ def _releases(view: View) -> list[Picture]:
                 "Releases of each hypothesis",
                 figures.releases("releases", alt + ".", _numbers(view.trained), view.groups, view.shown),
                 "A release is a trained model that a client sent, with noise, and that the server assigned to "
-                "a hypothesis. A strip that runs dry is a hypothesis that nobody trains any more."
+                "a hypothesis. A strip that becomes empty is a hypothesis that nobody trains any more."
                 if view.sanitised
                 else "A release is a trained model that a client sent and that was assigned to a hypothesis. "
-                "A strip that runs dry is a hypothesis that nobody trains any more.",
+                "A strip that becomes empty is a hypothesis that nobody trains any more.",
             )
         )
     return pictures
@@ -112,7 +112,7 @@ def spending(view: View) -> Picture | None:
     median, maximum = float(np.median(view.participations)), int(view.participations.max())
     values = [number(times * (cost or 1)) for times in (median, maximum)]
     marks = [(f"median {values[0]}", median), (f"maximum {values[1]}", float(maximum))]
-    what = "Privacy spent" if view.sanitised else "Times taken part"
+    what = "Privacy spent" if view.sanitised else "Participations"
     none = int((view.participations == 0).sum())
     caption = f"Number of training clients by what they spent, of {len(view.participations):,} in all"
     if not view.sanitised:
@@ -140,17 +140,17 @@ def planes(view: View) -> list[Picture]:
         elif which == "best":
             title += ", the last"
         caption = (
-            f"{count_of(len(one.releases), 'release')}, each in colour and shape of the hypothesis that it was "
+            f"{count_of(len(one.releases), 'release')}, each in the colour and shape of the hypothesis that it was "
             "assigned to. Open markers are the hypotheses that the round started from."
         )
         if len(view.shown) < view.k:
-            caption += " All in grey belongs to the other hypotheses."
+            caption += " Everything in grey belongs to the other hypotheses."
         if len(one.releases) > figures.MAX_RELEASES:
             caption += f" About {figures.MAX_RELEASES:,} releases are drawn."
         if one.round + 1 == view.state.best_round:
-            caption += " What it left is what did best."
+            caption += " The hypotheses that it produced did best."
         if len(one.releases) and (one.groups < 0).all():
-            caption += " Too few to move the hypotheses."
+            caption += " These were too few to move the hypotheses."
         pictures.append(Picture(title, figures.plane(which, alt, one, truth, view.shown, limits), caption))
     return pictures
 

@@ -67,7 +67,7 @@ def rounds(view: View) -> Table:
     head = ["Round", view.summary.loss_name + (f" ({unit})" if unit else "")]
     head += [view.summary.model.metric.name] if differs else []
     head += ["Released", "To each hypothesis" if view.k <= _MAX_GROUPS else "Hypotheses trained"]
-    head += ["Least distance"] if view.k > 1 else []
+    head += ["Smallest distance"] if view.k > 1 else []
     head += ["Nodes lost", "Seconds"]
     rows, marked = [], None
     for i, entry in enumerate(entries):
@@ -87,7 +87,7 @@ def rounds(view: View) -> Table:
         row += [number(min(entry.nearest))] if view.k > 1 else []
         row += [str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"]
         rows.append(row)
-    note = "Loss and distances are of the hypotheses that a round started from."
+    note = "Loss and distance are those of the hypotheses that a round started from."
     if every > 1:
         note += f" Every {every}th round; history.jsonl has all {len(view.history):,}."
     return Table(head, rows, marked, note)

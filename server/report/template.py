@@ -1,4 +1,4 @@
-"""The page of a report, for Jinja2. It is Python because the bundle carries no HTML."""
+"""The page of a report, for Jinja2. It is Python because the bundle has no HTML."""
 
 PAGE = """\
 <!doctype html>
@@ -140,7 +140,7 @@ code { font: .92em ui-monospace, monospace; overflow-wrap: anywhere; }
 <h1>{{ name }}</h1>
 {% if alarms %}
 <section class="alarms" aria-labelledby="alarms">
-<h2 id="alarms">To look at before using this</h2>
+<h2 id="alarms">Check this before you use the result</h2>
 <ul>
 {% for alarm in alarms %}
 <li><strong>{{ alarm.title }}.</strong> {{ alarm.text }}</li>
@@ -243,12 +243,12 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 <summary>What gives an alarm</summary>
 <ul class="rules">
 <li>Hypotheses whose numbers are infinite or undefined.</li>
-<li>A validation that gave no finite loss, or no validation with a lower loss than the first.</li>
-<li>With more than one hypothesis: one that got no release at the end of the training, or all but one of them
-(clusters collapsed). The end is the last tenth of the rounds that moved the hypotheses, at least
-{{ rules.rounds }} of them, and as many as hold {{ rules.each }} releases a hypothesis.
-{% if rounds_judged %}Here that is the last {{ rounds_judged }} such rounds.
-{% else %}This run is too short to be judged by it.
+<li>A validation without a finite loss, or no validation with a lower loss than the first.</li>
+<li>With more than one hypothesis: a hypothesis, or all but one (clusters collapsed), that got no release at the end of
+the training. The end is the last tenth of the rounds that moved the hypotheses, but at least {{ rules.rounds }} of
+them, and as many as hold {{ rules.each }} releases for each hypothesis.
+{% if rounds_judged %}Here that is the last {{ rounds_judged }} of these rounds.
+{% else %}This run is too short for this check.
 {% endif %}</li>
 <li>A hypothesis whose distance to the nearest other one ends below {{ rules.drifted }} of its maximum in the run;
 both are medians over {{ rules.rounds }} successive rounds.</li>

@@ -38,7 +38,7 @@ def lead(view: View) -> list[str]:
         loss = view.summary.loss(state.best_loss)
         first += (
             f"; {'they' if view.k > 1 else 'it'} did best {view.best_when()}, with {loss} (the lower, the better) "
-            "on validation clients, whose data nothing was trained on."
+            "on validation clients, whose data were not used for training."
         )
     else:
         first += "; no client reported how well that went, so the newest state is kept."
@@ -58,8 +58,8 @@ def lead(view: View) -> list[str]:
             else "guaranteed for updates one radius apart"
         )
         second = (
-            f"This cost the clients privacy, a spend of {number(median)} in the median and of {number(maximum)} at "
-            "most, where the spend is a limit on how much all releases of a client together tell about its data "
+            f"This cost the clients privacy: the median client spent {number(median)}, and none spent more than "
+            f"{number(maximum)}. What a client spent limits how much all its releases together tell about its data "
             f"(the lower, the better; {worth})."
         )
     return [first, second]
@@ -75,7 +75,7 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
             best = next(entry for entry in view.history if entry.number == view.state.best_round)
             if best.metric is not None:
                 name = view.summary.model.metric.name
-                tiles.append((f"Validation {name} there", f"{best.metric:.4f}", "of the same hypotheses"))
+                tiles.append((f"Validation {name} in that round", f"{best.metric:.4f}", "of the same hypotheses"))
     asked, released = (sum(getattr(entry, what) for entry in view.trained) for what in ("asked", "releases"))
     tiles.append(("Releases", f"{released:,}", f"of {asked:,} asked for"))
     kind = view.kind()
@@ -114,14 +114,14 @@ def facts(view: View) -> list[tuple[str, str]]:
 def spent_means(view: View) -> list[str]:
     """Return what the figure for privacy is worth."""
     counted = (
-        "Counted are the releases that reached the server in this run. A client's own ledger, on its node, may say "
+        "Only releases that reached the server in this run are counted. A client's own ledger, on its node, may show "
         "more: it is charged before a release leaves, and for other runs too."
     )
     if not view.sanitised:
         return [
             "This run was unsanitised (noise-multiplier 0, which only a simulation allows): clients released their "
-            "trained models as they were. For whoever took part nothing bounds what these tell about the data, and "
-            "the spend is infinite. The figure shows how often clients took part instead.",
+            "trained models as they were. Nothing bounds what these tell about the data of a client that took part, so "
+            "its spend is infinite. The figure shows instead how often clients took part.",
             counted,
         ]
     cost = view.summary.release.spend(1)
@@ -135,18 +135,18 @@ def spent_means(view: View) -> list[str]:
         worth = (
             f"The figure holds within the norm of the client's own update{layers}, which makes it a heuristic and "
             "no guarantee: the noise depends on what it hides, so that between updates of different norm nothing "
-            'is bounded. A guarantee takes radius = "public".'
+            'is bounded. For a guarantee, set radius = "public".'
         )
     else:
         worth = (
-            "This is a guarantee: of updates one radius apart, none makes what was released more likely than "
-            "another by more than a factor of e to the power of the spend; of any two updates from the same "
-            "hypothesis, by more than the square of that. Which hypothesis a client chose is not covered."
+            "This is a guarantee: for any two updates one radius apart, what was released is at most e to the power of "
+            "the spend times as likely under one as under the other; for any two updates from the same hypothesis, "
+            "at most the square of that. It does not cover which hypothesis a client chose."
         )
     means = [price, worth]
     if cost > _LARGE_COST:
         means.append(
-            f"At {number(cost)} a participation, either way it promises next to nothing by itself; what noise of "
-            "this kind stops in practice, and what not, is in docs/privacy.md."
+            f"At {number(cost)} a participation, the figure by itself promises next to nothing in either case; "
+            "docs/privacy.md says what noise of this kind stops in practice, and what it does not."
         )
     return [*means, counted]

@@ -179,7 +179,7 @@ def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have(run_
     # 2/5 a participation.
     assert "A client that took part in all 5 rounds by then has spent 2." in text
     assert section.picture.startswith('<svg role="img" aria-label="Every 4 rounds')
-    assert "spent by who always took part" in section.picture
+    assert "spent with full participation" in section.picture
 
 
 def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Config) -> None:

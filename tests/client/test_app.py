@@ -150,7 +150,7 @@ def test_validation_clients_and_strangers_are_not_trained(
     clients: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = train(InProcessGrid(app, run_config), *clients)
-    assert_refused(reply, f"clients [{clients[-1]}] are no training clients of this node (0 to 99)", caplog)
+    assert_refused(reply, f"clients [{clients[-1]}] are not training clients of this node (0 to 99)", caplog)
 
 
 @pytest.mark.parametrize("name", ["engine", "device"])
@@ -225,10 +225,10 @@ def test_what_goes_wrong_with_the_one_does_not_hold_up_the_other(
     arrays = {"weight": HYPOTHESES[:, None]}
     stranger = ask(grid, asked(arrays, demanded((0, 150)), Evaluation(1, (100,))))
     assert set(stranger.content) == {"scores"}
-    assert "clients [150] are no training clients" in caplog.text
+    assert "clients [150] are not training clients" in caplog.text
     other = ask(grid, asked(arrays, demanded((0,)), Evaluation(1, (0,))))
     assert set(other.content) == {"arrays", "released"}
-    assert "clients [0] are no validation clients" in caplog.text
+    assert "clients [0] are not validation clients" in caplog.text
     assert refused(ask(grid, asked(arrays, demanded((150,)), Evaluation(1, (0,)))))
 
 
@@ -287,7 +287,7 @@ def test_training_clients_and_strangers_are_not_evaluated(
     clients: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = evaluate(InProcessGrid(app, run_config), *clients)
-    assert_refused(reply, f"clients [{clients[-1]}] are no validation clients of this node (100 to 199)", caplog)
+    assert_refused(reply, f"clients [{clients[-1]}] are not validation clients of this node (100 to 199)", caplog)
 
 
 @pytest.mark.parametrize(

@@ -100,14 +100,14 @@ def test_clients_keep_the_order_in_which_they_were_asked(run_config: Config) -> 
 @pytest.mark.parametrize("asked", [(15,), (0, 15), (28,), (29,), (10**6,)])
 def test_who_does_not_train_here_is_not_trained(asked: tuple[int, ...], run_config: Config) -> None:
     with pytest.raises(
-        ProtocolError, match=rf"clients \[{asked[-1]}\] are no training clients of this node \(0 to 14\)"
+        ProtocolError, match=rf"clients \[{asked[-1]}\] are not training clients of this node \(0 to 14\)"
     ):
         part(0, 7, run_config).training_clients(asked)
 
 
 @pytest.mark.parametrize("asked", [(14,), (20, 0), (29,), (10**6,)])
 def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run_config: Config) -> None:
-    with pytest.raises(ProtocolError, match=rf"clients \[{asked[-1]}\] are no validation clients .* \(15 to 28\)"):
+    with pytest.raises(ProtocolError, match=rf"clients \[{asked[-1]}\] are not validation clients .* \(15 to 28\)"):
         part(0, 7, run_config).validation_clients(asked)
 
 

@@ -125,7 +125,7 @@ def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
 
 def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> None:
     assert len(Node.of({**site, "role": "validation"}, RUN).validation) == 1
-    with pytest.raises(SiteError, match="set role to one of them"):
+    with pytest.raises(SiteError, match="set role to train or validation"):
         Node.of({**site, "role": "split"}, RUN)
 
 
@@ -147,7 +147,7 @@ def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:
 @pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.csv.gz", "table.csv.zip"])
 def test_a_table_that_nothing_is_named_to_read_is_known_by_its_name(site: dict[str, str], name: str) -> None:
     path = Path(site["data-path"]).with_name(name)
-    with pytest.raises(SiteError, match=f"{name} is a table: name what reads it"):
+    with pytest.raises(SiteError, match=f"{name} is a table: name the function that reads it"):
         Node.of({**site, "reader": "", "data-path": str(path)}, RUN)
     with pytest.raises(FederationError, match="cannot be read as CSV"):
         Node.of({**site, "data-path": str(path)}, RUN)

@@ -403,7 +403,7 @@ def test_a_site_accepts_its_lowest_noise_and_more(nu: float) -> None:
 
 
 def test_a_site_refuses_an_unsanitised_release() -> None:
-    with pytest.raises(Refused, match=r"unsanitised release \(noise multiplier 0\); this site allows none"):
+    with pytest.raises(Refused, match=r"unsanitised release \(noise multiplier 0\); this site does not allow it"):
         own().policy.check(demanded(noise_multiplier=0.0))
 
 
@@ -428,7 +428,7 @@ def test_a_site_that_allows_unsanitised_releases_may_still_set_a_lowest_noise() 
 def test_a_site_may_accept_nothing_but_a_formal_guarantee() -> None:
     policy = own(radius_mode="public").policy
     policy.check(demanded(radius_mode="public"))
-    with pytest.raises(Refused, match="the server asks for radius 'update'; this site accepts a public radius alone"):
+    with pytest.raises(Refused, match="the server asks for radius 'update'; this site accepts only a public radius"):
         policy.check(demanded(radius_mode="update"))
 
 

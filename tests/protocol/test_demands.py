@@ -50,7 +50,7 @@ whole = st.integers(0, 2**31)
 positive = st.floats(0, exclude_min=True, allow_infinity=False)
 
 
-# Noise on layers or rows by themselves goes with radius update alone.
+# Noise on layers or rows by themselves works only with radius update.
 modes = st.sampled_from([("update", "vector"), ("update", "layer"), ("update", "row"), ("public", "vector")])
 
 
@@ -204,7 +204,7 @@ def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, reaso
 def test_a_public_radius_is_of_the_whole_vector(unit: str) -> None:
     Training(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
     Training(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per="vector")
-    with pytest.raises(ProtocolError, match=f"noise-per {unit} goes with radius update alone"):
+    with pytest.raises(ProtocolError, match=f"noise-per {unit} works only with radius update"):
         Training(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per=unit)
 
 

@@ -121,7 +121,7 @@ def test_a_name_may_be_written_with_hyphens_or_as_the_field() -> None:
         ("kind=climbing", "kind must be 'tea' or 'wild', got 'climbing'"),
         ("petal=7", "there is no option petal; did you mean petals?"),
         ("max-heigth=7", "there is no option max_heigth; did you mean max_height?"),
-        ("zzz=7", "there is no option zzz; there are petals, max_height, thorns, name, colour, kind, path"),
+        ("zzz=7", "there is no option zzz; the options are petals, max_height, thorns, name, colour, kind, path"),
     ],
 )
 def test_an_option_that_cannot_be_used_is_named(text: str, reason: str) -> None:

@@ -102,7 +102,7 @@ def test_defaults_are_shown_as_they_stand_in_toml() -> None:
         ),
         (
             {"radius": "public", "noise-per": "layer"},
-            'noise-per = "layer" goes with radius = "update" alone; set one of them otherwise',
+            'noise-per = "layer" works only with radius = "update"; change one of them',
         ),
         ({"local-epochs": 0}, "local-epochs = 0 and local-steps = 0 train nothing; set one of them"),
     ],

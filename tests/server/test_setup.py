@@ -231,7 +231,7 @@ def test_parts_are_noised_by_themselves_only_where_the_radius_is_the_updates(
 ) -> None:
     run_config["noise-per"] = unit
     assert Setup.parse(run_config).demand()["noise_per"] == unit
-    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" goes with radius = "update" alone'):
+    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" works only with radius = "update"'):
         Setup.parse(run_config | {"radius": "public"})
 
 

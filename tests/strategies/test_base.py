@@ -319,7 +319,7 @@ def test_options_are_the_strategys_own_and_have_defaults(mixing: str) -> None:
         ("rounds=1.5", "strategy-options: rounds must be a whole number, got '1.5'"),
         ("loud=perhaps", "strategy-options: loud must be true or false, got 'perhaps'"),
         ("oldshare=0.5", "strategy-options: there is no option oldshare; did you mean old_share"),
-        ("x=1", "strategy-options: there is no option x; there are old_share, rounds, name, loud"),
+        ("x=1", "strategy-options: there is no option x; the options are old_share, rounds, name, loud"),
         ("rounds", "strategy-options must be \"name=value name=value\", each name once, got 'rounds'"),
         ("rounds=1 rounds=2", 'strategy-options must be "name=value name=value", each name once'),
     ],

@@ -94,7 +94,7 @@ def test_hypotheses_without_releases_are_named() -> None:
     entries = history(20, groups=[5, 0, 5, 0], nearest=[1.0] * 4)
     (alarm,) = alarms(entries, 4, 1, 5)
     assert alarm.title == "2 hypotheses without releases"
-    assert "no release went to hypotheses 1 and 3. That is as it should be where" in alarm.text
+    assert "no release went to hypotheses 1 and 3. That is right if" in alarm.text
     assert "of no more than 2 kinds" in alarm.text
     assert titles(history(20, groups=[5, 0, 5], nearest=[1.0] * 3), k=3) == ["1 hypothesis without releases"]
 

@@ -150,9 +150,9 @@ def test_distances_may_be_undefined(bad: float) -> None:
 
 def test_lines_are_named_and_what_was_spent_has_a_scale_of_its_own() -> None:
     labels = texts(FIGURES["lines"]("x"))
-    assert {"a", "b", "beside", "spent by who always took part"} <= set(labels)
+    assert {"a", "b", "beside", "spent with full participation"} <= set(labels)
     bare = texts(figures.lines("x", "", [1, 2], {"a": [0.5, 1.0]}, {}, []))
-    assert "spent by who always took part" not in bare
+    assert "spent with full participation" not in bare
 
 
 def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:

@@ -178,12 +178,12 @@ def test_two_sentences_say_what_came_out_and_explain_their_words() -> None:
     assert (
         "In 20 rounds, 10 clients at a time (a client is one owner of data, such as a hospital) trained 2 hypotheses "
         "(versions of one model, of which each client uses the one that fits its own data best); they did best after "
-        "20 rounds of training, with RMSE 0.0476 (the lower, the better) on validation clients, whose data nothing was "
-        "trained on."
+        "20 rounds of training, with RMSE 0.0476 (the lower, the better) on validation clients, whose data were not "
+        "used for training."
     ) in text
     assert (
-        "This cost the clients privacy, a spend of 0.8 in the median and of 2 at most, where the spend is a limit on "
-        "how much all releases of a client together tell about its data (the lower, the better; here a rule of thumb, "
+        "This cost the clients privacy: the median client spent 0.8, and none spent more than 2. What a client spent "
+        "limits how much all its releases together tell about its data (the lower, the better; here a rule of thumb, "
         "no guarantee)."
     ) in text
 
@@ -240,7 +240,7 @@ def test_every_round_has_a_row_and_the_best_is_marked() -> None:
 def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
     page = report(model="cnn", manifest=None)
     assert "Validation accuracy" in page.text
-    assert "Validation accuracy there" in page.text
+    assert "Validation accuracy in that round" in page.text
     assert 'scope="col">accuracy<' in page.html
     assert "accuracy" not in plain().text
 
@@ -269,8 +269,8 @@ def test_noise_on_each_row_is_told() -> None:
 
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     text = report(mode="public").text
-    assert "This is a guarantee: of updates one radius apart" in text
-    assert "Which hypothesis a client chose is not covered." in text
+    assert "This is a guarantee: for any two updates one radius apart" in text
+    assert "It does not cover which hypothesis a client chose." in text
     assert "heuristic" not in text
     assert "rule of thumb" not in text
 
@@ -285,7 +285,7 @@ def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> Non
     assert "This run was unsanitised" in page.text
     assert "Noise none" in page.text
     assert not re.search("guarantee|heuristic|rule of thumb|with noise", page.text)
-    assert "times taken part" in page.html
+    assert "participations" in page.html
 
 
 def test_the_histogram_marks_median_and_maximum_and_counts_everybody() -> None:
@@ -315,7 +315,7 @@ def test_without_an_alarm_there_is_no_box() -> None:
     page = report()
     assert "No alarms." in page.text
     assert not any(attrs.get("class") == "alarms" for attrs in page.of("section"))
-    assert "Here that is the last 5 such rounds." in page.text
+    assert "Here that is the last 5 of these rounds." in page.text
 
 
 def test_an_alarm_stands_before_the_outcome() -> None:
@@ -466,7 +466,7 @@ def test_two_rounds_are_drawn_in_the_plane() -> None:
     page = full()
     assert "Round 1, the first" in page.text
     assert "Round 20, the last" in page.text
-    assert "What it left is what did best." in page.text
+    assert "The hypotheses that it produced did best." in page.text
     labels = [attrs["aria-label"] for attrs in page.of("svg") if "aria-label" in attrs]
     assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
 
@@ -475,14 +475,14 @@ def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
     assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
     page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
     assert "Round 1, the first and the best" in page.text
-    assert page.text.count("releases, each in colour and shape") == 1
+    assert page.text.count("releases, each in the colour and shape") == 1
 
 
 def test_releases_that_were_too_few_are_drawn_all_the_same() -> None:
     few = Snapshot(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
     text = report(kept=snapshots(few, few), drawn=True).text
-    assert "2 releases, each in colour" in text
-    assert "Too few to move the hypotheses." in text
+    assert "2 releases, each in the colour" in text
+    assert "These were too few to move the hypotheses." in text
     none = Snapshot(1, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
     assert "0 releases" in report(kept=snapshots(none, none), drawn=True).text
 
