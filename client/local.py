@@ -127,7 +127,8 @@ class LocalParameters:
 def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
     """Return where a site keeps the local parameters of a run.
 
-    The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different data or clients have files of their own.
+    The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
+    data or clients have files of their own.
     """
     where = _digest(f"{site.data_path}\n{site.first}/{site.step}")
     what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
