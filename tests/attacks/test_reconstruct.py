@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,11 +54,24 @@ def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
     return Setting(str(tmp_path / "blobs"), "greenhouse:dense", (0.0, 1.0), images=2, restarts=1)
 
 
+@pytest.fixture
+def short_dlg(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stop DLG, the slow attack, long before it finds anything."""
+    monkeypatch.setattr(reconstruct, "deep_leakage", partial(reconstruct.deep_leakage, iterations=10))
+
+
+@pytest.fixture
+def without_rank_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the attack on the first layer find nothing at once."""
+    monkeypatch.setattr(reconstruct, "invert_first_layer", lambda *_: torch.zeros(28, 28))
+
+
 def attempt(done: Audit, attack: str, noise_multiplier: float = 0.0) -> reconstruct.Attempt:
     (found,) = [one for one in done.attempts if (one.attack, one.noise_multiplier) == (attack, noise_multiplier)]
     return found
 
 
+@pytest.mark.usefixtures("short_dlg", "without_rank_one")
 def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: seen.append(gradient) or 0)
@@ -69,6 +83,7 @@ def test_what_is_attacked_without_noise_is_the_gradient(blobs: Setting, monkeypa
             torch.testing.assert_close(found[name].float(), value, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.usefixtures("short_dlg", "without_rank_one")
 @pytest.mark.parametrize("per_layer", [True, False])
 def test_noise_is_nu_times_the_norm_of_each_layer_or_of_the_whole(
     blobs: Setting, monkeypatch: pytest.MonkeyPatch, per_layer: bool
@@ -84,6 +99,7 @@ def test_noise_is_nu_times_the_norm_of_each_layer_or_of_the_whole(
         assert added.norm() / before.norm() == pytest.approx(2, rel=0.3)
 
 
+@pytest.mark.usefixtures("short_dlg", "without_rank_one")
 def test_images_are_of_different_training_clients_and_the_average_of_all_others(blobs: Setting) -> None:
     done = audit(replace(blobs, noise_multipliers=(0.0,), images=4))
     assert len({image.tobytes() for image in done.secret.images}) == 4
@@ -93,7 +109,7 @@ def test_images_are_of_different_training_clients_and_the_average_of_all_others(
 
 
 def test_without_noise_everything_is_found(blobs: Setting) -> None:
-    done = audit(blobs)
+    done = audit(replace(blobs, noise_multipliers=(0.0,)))
     for name in (DLG, RANK_ONE):
         images = attempt(done, name).images
         assert images is not None
@@ -102,8 +118,10 @@ def test_without_noise_everything_is_found(blobs: Setting) -> None:
         assert attempt(done, name).labels == tuple(done.secret.labels)
 
 
+@pytest.mark.usefixtures("short_dlg")
 def test_the_same_seed_gives_the_same_audit_and_another_seed_another(blobs: Setting) -> None:
-    first, again, other = (audit(replace(blobs, seed=seed)) for seed in (0, 0, 1))
+    setting = replace(blobs, noise_multipliers=(0.0, 1.0))
+    first, again, other = (audit(replace(setting, seed=seed)) for seed in (0, 0, 1))
     for one, same, different in zip(first.attempts, again.attempts, other.attempts, strict=True):
         assert one.labels == same.labels
         if one.images is not None:
@@ -111,8 +129,9 @@ def test_the_same_seed_gives_the_same_audit_and_another_seed_another(blobs: Sett
             assert (one.images != different.images).any()
 
 
+@pytest.mark.usefixtures("short_dlg")
 def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
-    done = audit(replace(blobs, model="greenhouse:convolutional", noise_multipliers=(0.0,)))
+    done = audit(replace(blobs, model="greenhouse:convolutional", noise_multipliers=(0.0,), images=1))
     assert attempt(done, DLG).images is not None
     for name in (RANK_ONE, LAST_BIAS):
         assert "has no fully connected layer" in attempt(done, name).obstacle
@@ -191,42 +210,35 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-def psnrs(done: Audit, attack: str, noise_multiplier: float) -> np.ndarray:
-    images = attempt(done, attack, noise_multiplier).images
-    assert images is not None
-    return np.array([psnr(*pair) for pair in zip(images, done.secret.images, strict=True)])
-
-
 @needs_data
 @pytest.mark.slow
-def test_dlg_finds_real_digits_without_noise(digits: str) -> None:
-    done = audit(Setting(digits, "lenet10", (0.0,), images=4))
-    assert (psnrs(done, DLG, 0.0) > 30).all()
-
-
-@needs_data
-@pytest.mark.slow
+@pytest.mark.usefixtures("without_rank_one")
 def test_the_papers_sentence_holds_for_plain_dlg(digits: str) -> None:
-    """Full at nu = 1e-3, at least partial at 1e-1, none from 1 (Sec. 5.3)."""
-    done = audit(Setting(digits, "lenet10", (1e-3, 1e-1, 1.0), images=2, restarts=1))
+    """Full at nu = 1e-3, at least partial at 1e-1, none from 1 (Sec. 5.3); and as good as exact without noise.
+
+    From one start, of one image: those of seeds 1 to 4 have 56 dB or more without noise, 19 at 1e-1 and 5 at 1.
+    """
+    multipliers = (0.0, 1e-3, 1e-1, 1.0)
+    done = audit(Setting(digits, "lenet10", multipliers, images=1, restarts=1))
     found = {}
-    for nu in (1e-3, 1e-1, 1.0):
+    for nu in multipliers:
         images = attempt(done, DLG, nu).images
         assert images is not None
-        found[nu] = {verdict(*pair) for pair in zip(images, done.secret.images, strict=True)}
-    assert found[1e-3] == {"full"}
-    assert found[1e-1] <= {"full", "partial"}
-    assert found[1.0] == {"none"}
+        found[nu] = images[0]
+    (secret,) = done.secret.images
+    assert psnr(found[0.0], secret) > 30
+    assert verdict(found[1e-3], secret) == "full"
+    assert verdict(found[1e-1], secret) in ("full", "partial")
+    assert verdict(found[1.0], secret) == "none"
 
 
 @needs_data
 @pytest.mark.slow
-def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(
-    digits: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("short_dlg")
+def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(digits: str) -> None:
     """On the paper's ReLU network, behind the gate, at noise multipliers that stop DLG on a sigmoid one."""
-    nothing = type("Nothing", (), {"image": torch.zeros(28, 28), "label": torch.zeros(10)})
-    monkeypatch.setattr(reconstruct, "deep_leakage", lambda *_: nothing)  # not asked here, and slow on this network
-    done = audit(Setting(digits, "cnn10", (3.0, 5.0), images=2))
-    assert (psnrs(done, RANK_ONE, 3.0) > 20).all()
-    assert (psnrs(done, RANK_ONE, 5.0) > 14).all()
+    done = audit(Setting(digits, "cnn10", (3.0, 5.0), images=1))
+    for nu, least in ((3.0, 20), (5.0, 14)):
+        images = attempt(done, RANK_ONE, nu).images
+        assert images is not None
+        assert psnr(images[0], done.secret.images[0]) > least
