@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
+from functools import cache
 from itertools import pairwise
 
 import matplotlib
@@ -84,9 +85,15 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES.keys())
-def test_a_figure_is_well_formed_named_and_in_the_colours_of_the_page(draw) -> None:  # type: ignore[no-untyped-def]
-    svg = draw("one")
+@cache
+def drawn(kind: str, name: str = "one") -> str:
+    """Return a figure of a kind; to draw it takes most of the time."""
+    return str(FIGURES[kind](name))
+
+
+@pytest.mark.parametrize("kind", FIGURES)
+def test_a_figure_is_well_formed_named_and_in_the_colours_of_the_page(kind: str) -> None:
+    svg = drawn(kind)
     root = tree(svg)
     assert root.get("role") == "img"
     assert root.get("aria-label") == "alt"
@@ -96,24 +103,24 @@ def test_a_figure_is_well_formed_named_and_in_the_colours_of_the_page(draw) -> N
     assert "http" not in svg
 
 
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES.keys())
-def test_no_two_figures_share_an_id_and_all_references_lead_somewhere(draw) -> None:  # type: ignore[no-untyped-def]
-    one, two = (set(re.findall(r' id="([^"]+)"', draw(name))) for name in ("one", "two"))
+@pytest.mark.parametrize("kind", FIGURES)
+def test_no_two_figures_share_an_id_and_all_references_lead_somewhere(kind: str) -> None:
+    one, two = (set(re.findall(r' id="([^"]+)"', drawn(kind, name))) for name in ("one", "two"))
     assert one
     assert not one & two
-    assert set(re.findall(r'(?:href="|url\()#([^")]+)', draw("one"))) == one
+    assert set(re.findall(r'(?:href="|url\()#([^")]+)', drawn(kind))) == one
 
 
-@pytest.mark.parametrize("draw", FIGURES.values(), ids=FIGURES.keys())
-def test_a_figure_is_the_same_again_whatever_the_machines_style(draw) -> None:  # type: ignore[no-untyped-def]
-    before = draw("one")
+@pytest.mark.parametrize("kind", FIGURES)
+def test_a_figure_is_the_same_again_whatever_the_machines_style(kind: str) -> None:
+    before = drawn(kind)
     with matplotlib.rc_context({"font.size": 30, "axes.grid": True, "svg.fonttype": "path", "lines.color": "r"}):
-        assert draw("one") == before
+        assert FIGURES[kind]("one") == before
         assert matplotlib.rcParams["font.size"] == 30, "and the machine's style is left as it was"
 
 
 def test_the_best_round_is_marked_with_its_number() -> None:
-    assert "round 2: 1" in texts(FIGURES["curve"]("x"))
+    assert "round 2: 1" in texts(drawn("curve"))
     assert not any("round 9" in text for text in texts(figures.curve("x", "", [1, 2], [3.0, 1.0], "loss", 9)))
 
 
@@ -140,7 +147,7 @@ def test_two_hypotheses_have_one_distance_and_more_a_line_each() -> None:
     three = texts(figures.distances("x", "", [1, 2], np.ones((2, 3)), [0, 1, 2]))
     assert {"0", "1", "2"} <= set(three)
     assert "distance to the nearest other" in three
-    assert "distance" in texts(FIGURES["distances"]("x"))
+    assert "distance" in texts(drawn("distances"))
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -149,7 +156,7 @@ def test_distances_may_be_undefined(bad: float) -> None:
 
 
 def test_lines_are_named_and_what_was_spent_has_a_scale_of_its_own() -> None:
-    labels = texts(FIGURES["lines"]("x"))
+    labels = texts(drawn("lines"))
     assert {"a", "b", "beside", "spent with full participation"} <= set(labels)
     bare = texts(figures.lines("x", "", [1, 2], {"a": [0.5, 1.0]}, {}, []))
     assert "spent with full participation" not in bare

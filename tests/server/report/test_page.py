@@ -162,7 +162,7 @@ def watched() -> Section:
 
 @cache
 def plain() -> Page:
-    return report(drawn=True)
+    return report()
 
 
 @cache
@@ -277,7 +277,7 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
 
 @pytest.mark.parametrize("mode", ["update", "public"])
 def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> None:
-    page = report(noise=0.0, mode=mode, drawn=True)
+    page = report(noise=0.0, mode=mode, drawn=mode == "public")
     assert (
         "No noise was added, so nothing bounds what the releases told about the data of the 3 clients that took part: "
         "the privacy they spent is infinite."
@@ -285,7 +285,8 @@ def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> Non
     assert "This run was unsanitised" in page.text
     assert "Noise none" in page.text
     assert not re.search("guarantee|heuristic|rule of thumb|with noise", page.text)
-    assert "participations" in page.html
+    if mode == "public":
+        assert ">participations</text>" in page.html
 
 
 def test_the_histogram_marks_median_and_maximum_and_counts_everybody() -> None:
@@ -406,7 +407,8 @@ ODD_RUNS = {
 @pytest.mark.parametrize(("mode", "noise"), [("update", 0.0), ("public", 5.0)])
 @pytest.mark.parametrize("run", ODD_RUNS.values(), ids=ODD_RUNS.keys())
 def test_any_run_can_be_told(run: Any, noise: float, mode: str) -> None:
-    page = report(run(), noise=noise, mode=mode, participations=[0, 0, 1, 1], drawn=True)
+    # What is drawn without noise differs in the scale of one histogram alone.
+    page = report(run(), noise=noise, mode=mode, participations=[0, 0, 1, 1], drawn=noise > 0)
     assert "What was run" in page.text
     assert "None" not in page.text.replace("None of", "")
 
@@ -480,11 +482,11 @@ def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
 
 def test_releases_that_were_too_few_are_drawn_all_the_same() -> None:
     few = Snapshot(1, np.ones((2, 2)), np.array([-1, -1]), np.zeros((2, 2)))
-    text = report(kept=snapshots(few, few), drawn=True).text
+    none = Snapshot(2, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
+    text = report(state(best_round=2), kept=snapshots(few, none), drawn=True).text
     assert "2 releases, each in the colour" in text
     assert "These were too few to move the hypotheses." in text
-    none = Snapshot(1, np.zeros((0, 2)), np.zeros(0, np.int64), np.zeros((2, 2)))
-    assert "0 releases" in report(kept=snapshots(none, none), drawn=True).text
+    assert "0 releases" in text
 
 
 # --- one file, for everybody
@@ -517,7 +519,7 @@ def test_all_text_is_shown_as_text() -> None:
 
 
 def test_the_same_run_gives_the_same_file() -> None:
-    assert full.__wrapped__().html == full.__wrapped__().html
+    assert full.__wrapped__().html == full().html
 
 
 def test_ids_are_unique_and_references_lead_somewhere() -> None:
