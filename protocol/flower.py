@@ -1,11 +1,135 @@
 """The parts of Flower that are not public, imported here and nowhere else in the app.
 
-They move from one release to the next; `tests/protocol/test_flower.py` says which is gone.
+They move from one release to the next; `tests/protocol/test_flower.py` says which is gone. What only a
+site's executor needs is imported when it is called for, since it takes long.
 """
 
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+from flwr.app import Context, Message
 from flwr.common.constant import ErrorCode, SType
 from flwr.supercore import log
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-__all__ = ["ErrorCode", "Run", "SType", "TaskIdentity", "log"]
+__all__ = [
+    "CLIENT_TASK",
+    "Answer",
+    "ErrorCode",
+    "Run",
+    "SType",
+    "TaskIdentity",
+    "build_bundle",
+    "log",
+    "run_superexec",
+    "run_task",
+]
+
+Answer = Callable[[Message, Context], Message]
+"""What a ClientApp is: from a message and the node's context to the reply."""
+
+CLIENT_TASK = "flwr-clientapp"
+"""The kind of task that is a ClientApp's."""
+
+
+def build_bundle(folder: Path) -> bytes:
+    """Return the bundle that ``flwr run`` would submit of the app in a folder."""
+    return bytes(import_module("flwr.cli.build").build_fab_from_disk(folder))
+
+
+def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> None:
+    """Run Flower's SuperExec with its own command-line options.
+
+    Whatever kind of task a server asks for, it goes to `launch`, where Flower would look for a command
+    on the PATH and start it.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for ``flower-superexec``.
+    launch : callable
+        Gets a task: ``task_type``, `CLIENT_TASK` or another, ``runtime_api_address``, ``token``,
+        ``insecure``, ``root_certificates_path``.
+    """
+    command = import_module("flwr.supercore.cli.flower_superexec")
+    superexec = import_module("flwr.supercore.superexec.run_superexec")
+    _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
+    sys.argv = ["flower-superexec", *arguments]
+    command.flower_superexec()
+
+
+def run_task(
+    address: str, token: str, insecure: bool, certificates: str | None, parent_pid: int | None, app: Callable[..., Any]
+) -> None:
+    """Answer one message as Flower's ``flwr-clientapp`` does, with an app of one's own in place of the bundle's.
+
+    Parameters
+    ----------
+    address, token : str
+        Of the SuperNode, and of the task.
+    insecure : bool
+        Whether the SuperNode speaks plain HTTP.
+    certificates : str, optional
+        File with the certificate that it is checked by.
+    parent_pid : int, optional
+        A process whose end is the end of this one.
+    app : callable
+        From the bytes of the bundle, which are never unpacked, to what answers the message (`Answer`).
+    """
+    runtime = import_module("flwr.supernode.runtime.run_clientapp")
+    tls = import_module("flwr.supercore.tls")
+    bundles: list[bytes] = []
+    _replace(
+        runtime,
+        runtime.run_clientapp,
+        install_from_fab=lambda content, **_: bundles.append(bytes(content)),
+        get_project_dir=lambda *_: Path(),
+        get_load_client_app_fn=lambda **_: lambda *_: app(bundles[-1]),
+    )
+    runtime.run_clientapp(
+        runtime_api_address=address,
+        token=token,
+        insecure=insecure,
+        certificates=tls.validate_and_resolve_root_certificates(certificates, insecure),
+        parent_pid=parent_pid,
+        runtime_dependency_install=False,
+    )
+
+
+class _Executor:
+    """What Flower's SuperExec asks for a place to run a task, and to run it."""
+
+    def __init__(self, launch: Callable[[Any], None]) -> None:
+        self._launch = launch
+        self._results = import_module("flwr.supercore.superexec.executor.types").LaunchResult
+
+    def get_eligible_capacity(self, supported: Collection[Any], **_: Any) -> tuple[set[Any], set[str]]:
+        return set(supported), set()
+
+    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def launch(self, task: Any) -> Any:
+        self._launch(task)
+        return self._results.accepted()
+
+    def reconcile(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def _replace(module: ModuleType, function: FunctionType, **parts: Any) -> None:
+    """Have a function of Flower's use other parts; raise where it would not, since it would then do as it likes."""
+    if missing := set(parts) - set(function.__code__.co_names):
+        raise RuntimeError(f"Flower's {function.__name__} no longer uses {', '.join(sorted(missing))}; use Flower 1.41")
+    for name, part in parts.items():
+        setattr(module, name, part)

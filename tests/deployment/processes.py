@@ -43,6 +43,7 @@ from tests.deployment.certificates import write_certificates, write_key
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
+NODE = [sys.executable, "-m", "deployment.node"]
 TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
 START_S, RUN_S, RETURN_S, STOP_S = 900.0, 1500.0, 900.0, 300.0
@@ -110,8 +111,10 @@ class Member:
 
     @property
     def client_apps(self) -> list[psutil.Process]:
-        """The processes that answer a message right now."""
-        return self._running("flwr-clientapp")
+        """The processes that answer a message right now: children of the executor's warm process."""
+        executors = self._running("client.executor")
+        mine = {one.pid: one.ppid() for one in executors}
+        return [one for one in executors if mine.get(mine[one.pid]) in mine]
 
     @property
     def server_apps(self) -> list[psutil.Process]:
@@ -273,7 +276,14 @@ class Deployment:
 
         wait_until("SuperLink", healthy, START_S)
 
-    def start_node(self, name: str, tampered: bool = False, within: Sequence[str] = (), **node_config: Any) -> Member:
+    def start_node(
+        self,
+        name: str,
+        tampered: bool = False,
+        within: Sequence[str] = (),
+        flowers_own: bool = False,
+        **node_config: Any,
+    ) -> Member:
         """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder.
 
         Parameters
@@ -283,6 +293,8 @@ class Deployment:
             Whether its client processes do as `Member.tamper` says, and as the app says only where that says nothing.
         within : sequence of str
             A command that runs the command behind it somewhere else.
+        flowers_own : bool
+            Whether Flower's own executor runs the server's code there.
         **node_config
             The site's configuration.
         """
@@ -290,7 +302,8 @@ class Deployment:
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
         environment = {"PYTHONPATH": str(TAMPERED)} if tampered else {}
-        self.nodes[name] = self._start_node(name, options, node_config, within, environment)
+        program = [_tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else NODE
+        self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
 
@@ -311,7 +324,7 @@ class Deployment:
         """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
         options = self._tls if tls else ["--insecure"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, [*options, "--max-retries", "3"], {})
+        return self._start_node(name, [*options, "--max-retries", "3"], {}, NODE)
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -332,9 +345,9 @@ class Deployment:
 
         wait_until("nodes online", online, START_S)
 
-    def submit(self, **run_config: Any) -> Run:
-        """Submit a run of the app; a key is a run-config key with underscores."""
-        run = Run(self.folder / "superlink" / "umbel" / "runs", [self._submit(run_config)])
+    def submit(self, app: Path = APP, **run_config: Any) -> Run:
+        """Submit a run of the app, or of another one; a key is a run-config key with underscores."""
+        run = Run(self.folder / "superlink" / "umbel" / "runs", [self._submit(run_config, app)])
         self.runs.append(run)
         return run
 
@@ -342,11 +355,11 @@ class Deployment:
         """Have a run that was interrupted go on, with all else in its config as it was."""
         run.ids.append(self._submit(run_config | {"resume": run.folder.name}))
 
-    def _submit(self, run_config: Mapping[str, Any]) -> str:
+    def _submit(self, run_config: Mapping[str, Any], app: Path = APP) -> str:
         values = {key.replace("_", "-"): value for key, value in run_config.items()}
         override = self._home / "run-config.toml"
         override.write_text(tomli_w.dumps(values), encoding="utf-8")
-        answer = self.flwr("run", str(APP), CONNECTION, "--run-config", str(override), "--format", "json")
+        answer = self.flwr("run", str(app), CONNECTION, "--run-config", str(override), "--format", "json")
         return str(json.loads(answer)["run-id"])
 
     def status(self, run: Run) -> str:
@@ -421,13 +434,13 @@ class Deployment:
         name: str,
         options: Sequence[str],
         node_config: dict[str, Any],
-        within: Sequence[str] = (),
+        program: Sequence[str],
         environment: Mapping[str, str] | None = None,
     ) -> Member:
         node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
         pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
-        command = [*within, _tool("flower-supernode"), "--superlink", self._address, *options, "--node-config", pairs]
-        return self._start(name, [*command, "--host", "127.0.0.1", "--port", str(free_port())], environment or {})
+        command = [*program, "--superlink", self._address, *options]
+        return self._start(name, [*command, "--node-config", pairs, "--port", str(free_port())], environment or {})
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Member:
         folder = self.folder / name

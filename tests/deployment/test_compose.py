@@ -19,10 +19,13 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as sup
 
 from deployment.demo import CONFIG, POLICY, SITES
 from privacy.site import Site
+from protocol.flower import build_bundle
 from server.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
+EXECUTOR = ["python", "-m", "client.executor"]
+"""Takes the options of Flower's own executor."""
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
 DEMO = {*SERVER, *SITES, *(f"{site}-app" for site in SITES)}
@@ -62,6 +65,12 @@ def services() -> dict[str, Any]:
     return everything
 
 
+def parse(command: list[str]) -> None:
+    """Have Flower parse a command's options."""
+    program, *arguments = ["flower-superexec", *command[3:]] if command[:3] == EXECUTOR else command
+    PARSERS[program]().parse_args(arguments)
+
+
 @pytest.mark.parametrize(
     ("profile", "expected"), [("server", SERVER), ("client", CLIENT), ("demo", DEMO), ("image", {"image"})]
 )
@@ -71,8 +80,11 @@ def test_each_profile_is_valid_and_starts_its_own(profile: str, expected: set[st
 
 def test_flower_takes_every_command(services: dict[str, Any]) -> None:
     for service in services.values():
-        program, *arguments = service["command"]
-        PARSERS[program]().parse_args(arguments)
+        parse(service["command"])
+
+
+def test_sites_run_the_images_own_app(services: dict[str, Any]) -> None:
+    assert {name for name, service in services.items() if service["command"][:3] == EXECUTOR} == APPS
 
 
 def test_one_port_is_published(services: dict[str, Any]) -> None:
@@ -94,8 +106,7 @@ def test_insecure_must_be_asked_for_by_name() -> None:
         for service in compose(profile, "deployment/insecure.yml").values():
             assert "--insecure" in service["command"]
             assert not service.get("secrets")
-            program, *arguments = service["command"]
-            PARSERS[program]().parse_args(arguments)
+            parse(service["command"])
 
 
 def test_apps_see_no_key_and_no_network_but_their_own(services: dict[str, Any]) -> None:
@@ -167,6 +178,7 @@ def test_the_image_holds_the_code_and_nothing_else() -> None:
     assert kept == {
         "pyproject.toml", "constraints.txt", "LICENSE", "README.md", "client", "configs", "deployment", "federation",
         "fleet", "models", "privacy", "protocol", "server", "simulation", "strategies", "datasets/*.json",
+        "datasets/hospital.py",
     }  # fmt: skip
     # Certificates and settings are where Git does not look either.
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()
@@ -185,3 +197,16 @@ def test_help_lists_the_targets() -> None:
     done = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True)
     for target in ("image", "certs", "compose-demo"):
         assert f"make {target} " in done.stdout
+
+
+def test_the_image_makes_the_bundle_of_the_checkout(tmp_path: Path) -> None:
+    """By which a site knows whether a server runs the umbel of its image."""
+    for line in (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines():
+        for source in ROOT.glob(line[1:]) if line.startswith("!") else ():
+            target = tmp_path / source.relative_to(ROOT)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                target.parent.mkdir(exist_ok=True)
+                shutil.copy(source, target)
+    assert build_bundle(tmp_path) == build_bundle(ROOT)

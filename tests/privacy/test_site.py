@@ -293,6 +293,7 @@ SET: dict[str, tuple[str, Any]] = {
     "budget": ("7", 7.0),
     "max-participations": ("9", 9.0),
     "ledger-path": ("/ledger/umbel.sqlite", "/ledger/umbel.sqlite"),
+    "bundle": ("ab" * 32, "ab" * 32),
     "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0),
     "keep-model": ("/models", "/models"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -40,7 +41,21 @@ def test_what_is_imported_there_is_there(module: str, name: str) -> None:
 
 def test_all_of_it_is_handed_on() -> None:
     door = importlib.import_module("protocol.flower")
-    assert sorted(name for _, name in IMPORTED) == sorted(door.__all__)
+    handed = {name for module, name in IMPORTED if private({module})}
+    made = {name for name in door.__all__ if name not in handed}
+    assert handed <= {*door.__all__}
+    assert made == {"Answer", "CLIENT_TASK", "build_bundle", "run_superexec", "run_task"}
+
+
+def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
+    """Else it would do what it does by itself: install the bundle and run it."""
+    door = importlib.import_module("protocol.flower")
+    module = ModuleType("module")
+    exec("def work():\n    return part()", vars(module))
+    with pytest.raises(RuntimeError, match="Flower's work no longer uses another"):
+        door._replace(module, module.work, another=lambda: 1)
+    door._replace(module, module.work, part=lambda: 7)
+    assert module.work() == 7
 
 
 def test_what_the_app_reads_of_it_is_there() -> None:

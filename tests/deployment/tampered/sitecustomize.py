@@ -60,9 +60,12 @@ GARBAGE: dict[str, Callable[[Any], None]] = {
 UNREADABLE = "unreadable"
 
 
+# A client process has another home, which is empty.
+PLAN = Path(os.environ.get("FLWR_HOME", "")) / "tampering.json"
+
+
 def _planned(round: str) -> str:
-    plan = Path(os.environ["FLWR_HOME"]) / "tampering.json"
-    return str(json.loads(plan.read_text(encoding="utf-8")).get(round, ""))
+    return str(json.loads(PLAN.read_text(encoding="utf-8")).get(round, ""))
 
 
 def _tampered(push: Callable[..., None]) -> Callable[..., None]:
@@ -78,6 +81,6 @@ def _tampered(push: Callable[..., None]) -> Callable[..., None]:
     return push_message
 
 
-if any(word.endswith("flwr-clientapp") for word in sys.orig_argv):
+if "client.executor" in sys.orig_argv:
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
     module.push_message = _tampered(module.push_message)  # type: ignore[attr-defined]

@@ -1,0 +1,72 @@
+"""Which bundles a site answers."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from client import bundle as module
+from client.bundle import Bundle, reviewed
+from protocol.errors import SiteError
+from protocol.flower import build_bundle
+from tests.helpers.sources import ROOT
+
+OWN = build_bundle(ROOT)
+SHA256 = hashlib.sha256(OWN).hexdigest()
+
+
+@pytest.fixture
+def site(umbel_home: Path) -> dict[str, Any]:
+    """Return the configuration of a site with data of its own."""
+    return {"data-path": str(umbel_home)}
+
+
+def test_the_bundle_of_the_installed_umbel_is_answered_and_no_other(site: dict[str, Any]) -> None:
+    assert not reviewed(OWN, site)
+    other = hashlib.sha256(b"another").hexdigest()
+    assert reviewed(b"another", site) == (
+        f"this site runs umbel 0.1.0, bundle {SHA256}; it has not reviewed bundle {other}, which the server sent"
+    )
+
+
+def test_a_site_that_names_bundles_answers_these_alone(site: dict[str, Any]) -> None:
+    other = hashlib.sha256(b"another").hexdigest()
+    site["bundle"] = f"{'0' * 64} {other.upper()}"
+    assert not reviewed(b"another", site)
+    assert "it has not reviewed bundle" in reviewed(OWN, site)
+
+
+@pytest.mark.parametrize("digits", [8, 63])
+def test_the_whole_sum_counts(site: dict[str, Any], digits: int) -> None:
+    """Flower names a bundle by eight digits, and another with the same is found in minutes."""
+    other = "f" if SHA256[digits] != "f" else "e"
+    site["bundle"] = SHA256[:digits] + other + SHA256[digits + 1 :]
+    assert reviewed(OWN, site)
+
+
+@pytest.mark.parametrize("wrong", [SHA256[:8], SHA256 + "0", SHA256[:-1] + "x", "any"])
+def test_what_is_no_sum_is_refused(site: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(SiteError, match="bundle must be SHA-256 sums of 64 hexadecimal digits"):
+        reviewed(OWN, site | {"bundle": wrong})
+
+
+def test_away_from_a_checkout_a_site_must_name_what_it_has_reviewed(
+    site: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_ROOT", tmp_path)
+    monkeypatch.setattr(Bundle, "installed", Bundle.installed.__wrapped__.__get__(Bundle))  # type: ignore[attr-defined]
+    with pytest.raises(SiteError, match="nothing says which bundle this site has reviewed: set bundle"):
+        reviewed(OWN, site)
+    assert not reviewed(OWN, site | {"bundle": SHA256})
+
+
+def test_the_command_prints_the_whole_sum() -> None:
+    import typer
+
+    app = typer.Typer()
+    app.command()(module.main)
+    assert CliRunner().invoke(app).output == f"umbel 0.1.0, bundle {SHA256}\n"

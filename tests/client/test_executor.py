@@ -1,0 +1,123 @@
+"""The executor, as far as it needs no Flower process beside it (`tests/deployment/test_executor.py` has those)."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from client import executor
+from client.executor import WarmProcess, load
+from protocol.messages import hosting_in, query
+from protocol.run_config import RunConfig
+from tests.client.test_bundle import OWN
+from tests.deployment.conftest import write_site
+from tests.helpers.sources import ROOT
+
+
+@pytest.fixture
+def site_config(tmp_path: Path) -> dict[str, Any]:
+    """Return the configuration of a site with data of its own."""
+    return {"data-path": write_site(tmp_path / "data", 2.0), "ledger-path": str(tmp_path / "ledger.sqlite")}
+
+
+TASK = SimpleNamespace(
+    task_type="flwr-clientapp", runtime_api_address="nowhere:1", token="t", insecure=True, root_certificates_path=None
+)
+
+
+RUN = {**RunConfig().entries(), "federation": "", "model": "linear", "loss": "mse"}
+
+
+def asked(kind: str, bundle: bytes, node_config: dict[str, Any]) -> Message:
+    """Return what a node answers to a query that comes with a bundle."""
+    context = Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config=RUN)
+    return load(kind, bundle)(Message(query(), 1, "query"), context)
+
+
+def test_the_sites_own_app_answers_a_reviewed_bundle(site_config: dict[str, Any]) -> None:
+    assert hosting_in(asked("flwr-clientapp", OWN, site_config).content).train > 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "bundle", "policy", "reason"),
+    [
+        ("flwr-clientapp", b"another", {}, "it has not reviewed bundle"),
+        ("flwr-agentapp", OWN, {}, "this site runs no flwr-agentapp"),
+        ("flwr-serverapp", b"another", {}, "this site runs no flwr-serverapp"),
+        # What is wrong in a site's own configuration is for its own log.
+        ("flwr-clientapp", OWN, {"bundle": "12345678"}, "refused"),
+        ("flwr-clientapp", OWN, {"budged": 3.0}, "refused"),
+    ],
+)
+def test_all_else_is_refused(
+    kind: str, bundle: bytes, policy: dict[str, Any], reason: str, site_config: dict[str, Any]
+) -> None:
+    reply = asked(kind, bundle, site_config | policy)
+    assert reason in reply.error.reason
+    assert reason != "refused" or reply.error.reason == "refused"
+
+
+PROBE = """
+import json, os, sys
+from types import SimpleNamespace
+from client import executor
+
+def run_task(*task):
+    home = os.environ["FLWR_HOME"]
+    found = {"task": task[:5], "kind": task[5].args[0], "left": os.listdir(home), "pid": os.getpid()}
+    open(os.path.join(home, "left.txt"), "w").close()
+    os.write(int(sys.argv[1]), json.dumps(found | {"home": home}).encode() + b"\\n")
+    if task[1] == "raises":
+        raise ValueError("broken")
+
+executor.run_task = run_task
+warm = executor.WarmProcess()
+for token in ("first", "raises", "last"):
+    task = dict(task_type="flwr-clientapp", runtime_api_address="node:1", token=token, insecure=True,
+                root_certificates_path=None)
+    warm.launch(SimpleNamespace(**task))
+"""
+
+
+def test_each_task_has_a_process_and_an_empty_home_of_its_own_and_leaves_nothing() -> None:
+    """The pipe ends when the last process has gone, the warm one too: its maker ends at once, long before them."""
+    read, write = os.pipe()
+    maker = subprocess.Popen([sys.executable, "-c", PROBE, str(write)], pass_fds=[write], cwd=ROOT)
+    os.close(write)
+    with os.fdopen(read) as lines:
+        found = [json.loads(line) for line in lines]
+    assert maker.wait() == 0
+    assert sorted(one["task"][1] for one in found) == ["first", "last", "raises"]
+    assert all(one["task"] == ["node:1", one["task"][1], True, None, maker.pid] for one in found)
+    assert {one["kind"] for one in found} == {"flwr-clientapp"}
+    assert len({one["pid"] for one in found} | {maker.pid}) == 4
+    assert [one["left"] for one in found] == [[]] * 3
+    assert not any(Path(one["home"]).exists() for one in found)
+
+
+def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be online and answer nothing; whoever watches it starts it again."""
+    warm = WarmProcess.__new__(WarmProcess)
+    warm._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    theirs.close()
+    with pytest.raises(SystemExit) as end:
+        warm.launch(TASK)
+    assert end.value.code == 1
+
+
+def test_the_options_are_those_of_flowers_own_executor() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "client.executor", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert "--runtime-api-address" in done.stdout
+    assert executor.__doc__
+    assert "--runtime-api-address" in executor.__doc__
