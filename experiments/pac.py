@@ -51,12 +51,13 @@ def tables(trials: int, seed: int, folder: Path) -> None:
     """Write all tables and the figure; one thread computes."""
     torch.set_num_threads(1)
     folder.mkdir(parents=True, exist_ok=True)
+    fitted = _fitted(trials // 20, seed)
     parts = [
         _theorem_1(trials, seed),
         _noisy(trials // 10, seed, 2),
         _noisy(trials // 10, seed, 3),
-        _laplace(trials // 20, seed, folder),
-        _proposition_1(trials // 20, seed),
+        _laplace(fitted, seed, folder),
+        _proposition_1(fitted, seed),
     ]
     rows = [row for _, own in parts for row in own]
     document = {"versions": versions(PACKAGES), "trials": trials, "seed": seed}
@@ -186,16 +187,15 @@ def _geometry(clients: Trials) -> tuple[float, Matrix]:
     return float(np.linalg.norm(clients.items, axis=1).max()), scores[:, int(EPSILON * ITEMS)]
 
 
-def _laplace(trials: int, seed: int, folder: Path) -> Part:
+def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
     """Return what the Laplace release costs an attacker, by attack, way of noise and nu."""
-    clients = _fitted(trials, seed)
     cells = [(zero, unit, nu) for zero in (True, False) for unit in ("row", "vector") for nu in MULTIPLIERS]
     rows: list[dict[str, Value]] = []
     for zero, unit, nu in track(cells, "Laplace release", transient=True):
         found = _laplace_cell(clients, zero, unit, nu, seed)
         rows.append(
             {"table": "laplace", "attack": "zero" if zero else "spectral", "noise_per": unit, "nu": nu,
-             "trials": trials, **found}
+             "trials": len(clients.local), **found}
         )  # fmt: skip
     text = (
         f"The gate's Laplace release instead, p = {_RATE:g}, B = {BATCH}: interactions until half of the clients' "
@@ -268,10 +268,9 @@ def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matr
     return sanitise(flat, nu, _FLOOR, RadiusMode.UPDATE, [noise] * len(flat)).reshape(updates.shape)
 
 
-def _proposition_1(trials: int, seed: int) -> Part:
+def _proposition_1(clients: Trials, seed: int) -> Part:
     """What a stolen vector, that fits its client's labels, tells about the labels."""
-    clients = _fitted(trials, seed)
-    local = clients.local
+    local, trials = clients.local, len(clients.local)
     labelled = clients.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
     labels = clients.cohort.targets.numpy().reshape(trials, LABELLED)
 
