@@ -150,7 +150,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, NDArray[np.int64], list[Row
     return model, draw_hypotheses(model, k, seed), chosen, clients, update, seed
 
 
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(cohorts())
 def test_both_forms_give_the_same_numbers(
     case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],
@@ -168,7 +168,7 @@ def test_both_forms_give_the_same_numbers(
     assert_close(batched, loop)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(cohorts())
 def test_a_client_gets_the_same_result_alone(
     case: tuple[Model, Arrays, NDArray[np.int64], list[Rows], LocalUpdate, int],

@@ -188,7 +188,7 @@ updates = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(clients(), updates, st.sampled_from(list(SLOPES)), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_training_is_the_papers_client_update(
     asked: list[Rows], update: LocalUpdate, loss: str, factors: int, seed: int
@@ -207,7 +207,7 @@ def test_training_is_the_papers_client_update(
             np.testing.assert_allclose(local[c], u, **CLOSE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(clients(), updates, st.booleans())
 def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpdate, balanced: bool) -> None:
     users = ITEMS[20 : 20 + len(asked)]
@@ -226,7 +226,7 @@ def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpd
         np.testing.assert_allclose(together["batched"][1][c], local["user"][0], **CLOSE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(clients(), updates)
 def test_an_item_that_a_client_has_not_labelled_stays_as_it_was(asked: list[Rows], update: LocalUpdate) -> None:
     for engine in ENGINES:
@@ -247,7 +247,7 @@ def test_the_rows_of_one_client_do_not_reach_another_through_the_padding(engine:
         np.testing.assert_allclose(ours[1], theirs[0], **CLOSE)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))
 def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
     rows = ([7, 2, 9, 4, 0, 5], [-1, 1, -1, -1, 1, -1])
@@ -274,7 +274,7 @@ def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
 # --- minibatches of as many liked items as others
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(clients(), updates, st.integers(0, 2**32 - 1))
 def test_labels_of_a_balanced_minibatch_add_up_to_nothing(asked: list[Rows], update: LocalUpdate, seed: int) -> None:
     labels = np.concatenate([own for _, own in asked]).astype(np.float32)
@@ -355,7 +355,7 @@ def test_a_newcomer_of_few_rows_is_scored_on_its_last(engine: str) -> None:
     assert newcomers(engine, FIVE, ([0], [1])) == ([pytest.approx(np.log(2))], [0])
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(clients())
 def test_newcomers_are_scored_as_if_alone(asked: list[Rows]) -> None:
     together = newcomers("batched", ITEMS[:12], *asked)
@@ -424,7 +424,7 @@ def cohorts(draw: st.DrawFn) -> tuple[Model, Arrays, Arrays, list[Rows], LocalUp
     return model, draw_hypotheses(model, draw(st.integers(1, 2)), seed), own, rows, update, seed
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(cohorts())
 def test_both_learners_give_the_same_numbers(
     case: tuple[Model, Arrays, Arrays, list[Rows], LocalUpdate, int],

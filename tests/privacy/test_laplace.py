@@ -411,7 +411,7 @@ def test_two_norms_are_told_apart_better_than_claimed() -> None:
     assert pytest.approx(0.1974, abs=1e-4) == CLAIMED
 
 
-def told_apart(mode: str, likelier_half: Callable[[Matrix], NDArray[np.bool_]], draws: int = 100_000) -> float:
+def told_apart(mode: str, likelier_half: Callable[[Matrix], NDArray[np.bool_]], draws: int = 40_000) -> float:
     """Return how much oftener delta/2 than delta is taken for delta/2: at most the total variation."""
     rates = []
     for seed, update in enumerate((HALF, FULL)):
@@ -423,8 +423,8 @@ def told_apart(mode: str, likelier_half: Callable[[Matrix], NDArray[np.bool_]], 
     return float(rates[0] - rates[1])
 
 
-# Of the difference of two frequencies over 100,000 draws each: 4.9 standard deviations, at most.
-SLACK = 4.9 * np.sqrt(2 * 0.25 / 100_000)
+# Of the difference of two frequencies over 40,000 draws each: 4.9 standard deviations, at most.
+SLACK = 4.9 * np.sqrt(2 * 0.25 / 40_000)
 
 
 def test_releases_under_the_update_radius_exceed_the_claim() -> None:
