@@ -72,7 +72,7 @@ def identify_command(
     noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
-    interactions: Annotated[int, typer.Option(min=1, help="The most asked of each client.")] = 500,
+    interactions: Annotated[int, typer.Option(min=1, help="The maximum asked of each client.")] = 500,
     defences: Annotated[bool, typer.Option(help="Attack again behind each defence of a site.")] = True,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
     out: Annotated[

@@ -73,7 +73,7 @@ def test_fresh_items_are_normal_about_zero() -> None:
 
 
 def test_a_fresh_users_vector_is_of_unit_norm_on_average() -> None:
-    """N(0, I/k): k |u|^2 ~ chi^2(k). False-alarm rate 1e-6."""
+    """N(0, I/d): d |u|^2 ~ chi^2(d). False-alarm rate 1e-6."""
     generators = [np.random.default_rng([3, c]) for c in range(2000)]
     users = models.load("factors-4x8").initial_local(generators)["user"]
     assert (users.shape, users.dtype) == ((2000, 8), np.float32)
