@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 from numpy.typing import NDArray
 
 from server.history import State
@@ -48,8 +49,7 @@ def render(
         What observers add.
     """
     view = View(summary, state, participations, snapshots, config)
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(PAGE).render(
+    return _page().render(
         name=name,
         alarms=words.alarms(view),
         rounds_judged=words.rounds_judged(view),
@@ -68,6 +68,13 @@ def render(
         versions=list(versions.items()),
         rules={"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"},
     )
+
+
+@cache
+def _page() -> Template:
+    """Return the template; to compile it takes longer than to fill it in."""
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(PAGE)
 
 
 def _text(value: Any) -> str:
