@@ -1,4 +1,4 @@
-"""Make what a federation across machines proves itself by: a CA, the server's certificate, the nodes' keys.
+"""Make what a federation across machines proves itself by: a CA, the server's certificate, secrets, the nodes' keys.
 
     python -m deployment.certs --server umbel.example.org --node site-1 --node site-2
 
@@ -68,8 +68,8 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     Parameters
     ----------
     folder : Path
-        Where ``ca.crt``, ``ca.key``, ``server.crt``, ``server.key``, ``superexec.secret`` and, for
-        every node, ``NODE`` and ``NODE.pub`` are.
+        Where ``ca.crt``, ``ca.key``, ``server.crt``, ``server.key``, ``superexec.secret``,
+        ``control.secret`` and, for every node, ``NODE`` and ``NODE.pub`` are.
     names : list of str
         Host names and IP addresses of the server, besides `OWN_NAMES`.
     nodes : list of str
@@ -109,8 +109,9 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
         key = ec.generate_private_key(ec.SECP384R1())
         write("server.key", _pem(key), 0o600, owner)
         write("server.crt", _server(key, subjects, ca, ca_key).public_bytes(Encoding.PEM))
-    if missing("superexec.secret"):
-        write("superexec.secret", secrets.token_hex(32).encode(), 0o600, owner)
+    for shared in ("superexec.secret", "control.secret"):
+        if missing(shared):
+            write(shared, secrets.token_hex(32).encode(), 0o600, owner)
     for node in nodes:
         if missing(node):
             key = ec.generate_private_key(ec.SECP384R1())

@@ -15,6 +15,7 @@
     ├── SweepError          a sweep cannot start
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
+    ├── GuardError          the guard in front of the server cannot be set up
     ├── DemoError           the demonstration cannot go on
     └── Absent              a peer cannot take part in a comparison of speed
 
@@ -73,6 +74,10 @@ class NotApplicableError(UmbelError):
 
 class CertificateError(UmbelError):
     """Certificates or keys cannot be made or used."""
+
+
+class GuardError(UmbelError):
+    """The guard in front of the server cannot be set up."""
 
 
 class DemoError(UmbelError):

@@ -1,16 +1,17 @@
 """The parts of Flower that are not public, imported here and nowhere else in the app.
 
 They move from one release to the next; `tests/protocol/test_flower.py` says which is gone. What only a
-site's executor needs is imported when it is called for, since it takes long.
+site's executor or the server needs is imported when it is called for, since it takes long.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Message
@@ -27,8 +28,10 @@ __all__ = [
     "SType",
     "TaskIdentity",
     "build_bundle",
+    "keep_secret",
     "log",
     "run_superexec",
+    "run_superlink",
     "run_task",
 ]
 
@@ -63,6 +66,50 @@ def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> No
     _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
     sys.argv = ["flower-superexec", *arguments]
     command.flower_superexec()
+
+
+def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None:
+    """Run Flower's SuperLink with its own command-line options.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for ``flower-superlink``.
+    guard : callable
+        From the application that it would serve to the one that it serves.
+    """
+    command = import_module("flwr.superlink.cli.flower_superlink")
+    uvicorn = import_module("uvicorn")
+
+    def serve(app: Any, **options: Any) -> None:
+        # By what a caller says of itself in a header it could name any address as its own.
+        uvicorn.run(app=guard(app), **options | {"proxy_headers": False})
+
+    _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
+    for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
+        # With these Flower serves the same once more, on ports that nobody guards.
+        os.environ.pop(second_door, None)
+    sys.argv = ["flower-superlink", *arguments]
+    command.flower_superlink()
+
+
+def keep_secret(home: Path, address: str, secret: str) -> None:
+    """Have the ``flwr`` command send a secret to a server, in the header ``Authorization`` after ``Bearer``.
+
+    Parameters
+    ----------
+    home : Path
+        Flower's home, ``FLWR_HOME``.
+    address : str
+        Of the server, as in the connection.
+    secret : str
+    """
+    store = import_module("flwr.supercore.credential_store").FileCredentialStore(home / "credentials.yaml")
+    plugin = import_module("flwr.cli.auth_plugin").OidcCliPlugin(address)
+    plugin.store = store
+    # Flower sends no access token where there is nothing to refresh it by; this one is never refreshed.
+    tokens = import_module("flwr.supercore.auth.typing").AccountAuthCredentials(secret, refresh_token="none")
+    plugin.store_tokens(tokens)
 
 
 def run_task(

@@ -17,6 +17,7 @@ import csv
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import ssl
@@ -37,12 +38,14 @@ import tomli_w
 from numpy.typing import NDArray
 
 from privacy.ledger import Ledger
+from protocol.flower import keep_secret
 from protocol.home import write_atomically
 from tests.deployment.audit import audit
 from tests.deployment.certificates import write_certificates, write_key
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
+SERVER = [sys.executable, "-m", "deployment.superlink"]
 NODE = [sys.executable, "-m", "deployment.node"]
 TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
@@ -219,24 +222,28 @@ class Deployment:
         The address of this machine at which the SuperLink listens.
     server_path : Path, optional
         A folder from which the ServerApp can import.
+    secret : bool
+        Whether runs and registration are for whoever has a secret, as `flwr` here does; else for this machine.
     """
 
-    def __init__(self, folder: Path, host: str = "127.0.0.1", server_path: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, host: str = "127.0.0.1", server_path: Path | None = None, secret: bool = True
+    ) -> None:
         self.folder = folder
         self.nodes: dict[str, Member] = {}
         self.runs: list[Run] = []
         self._home = folder / "user"
+        self._secret = folder / "control.secret" if secret else None
         self._host, self._port = host, free_port()
         self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
-        self._home.mkdir()
         write_certificates(self.folder, self._host)
-        connection = {"address": self._address, "root-certificates": str(self.folder / "ca.crt")}
-        (self._home / "config.toml").write_text(
-            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
-        )
+        self._write_user(self._home)
+        if self._secret:
+            self._secret.write_text(secrets.token_hex(32), encoding="utf-8")
+            keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
         try:
             self.start_superlink()
         except BaseException:
@@ -260,7 +267,8 @@ class Deployment:
         folder = self.folder / "superlink"
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
-        command = [_tool("flower-superlink"), "--host", self._host, "--port", str(self._port)]
+        command = [*SERVER, "--host", self._host, "--port", str(self._port)]
+        command += ["--control-secret", str(self._secret)] if self._secret else []
         command += ["--enable-supernode-auth", "--database", str(folder / "state.db")]
         command += ["--ssl-ca-certfile", str(self.folder / "ca.crt")]
         command += ["--ssl-certfile", str(self.folder / "server.pem"), "--ssl-keyfile", str(self.folder / "server.key")]
@@ -270,7 +278,7 @@ class Deployment:
         def healthy() -> bool:
             assert self.superlink.process.poll() is None, self.superlink.log
             try:
-                return httpx.get(f"https://{self._address}/health", verify=trusted, timeout=30).is_success
+                return httpx.get(f"https://{self.address}/health", verify=trusted, timeout=30).is_success
             except httpx.HTTPError:
                 return False
 
@@ -390,17 +398,46 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> str:
         """Return what a command of Flower prints."""
-        done = subprocess.run(
+        done = self._flwr(self._home, arguments)
+        assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def flwr_of_somebody(self, *arguments: str, path: Path | None = None) -> str:
+        """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret.
+
+        Parameters
+        ----------
+        *arguments : str
+        path : Path, optional
+            A folder from which the command can import.
+        """
+        home = self.folder / "somebody"
+        if not home.exists():
+            self._write_user(home)
+        done = self._flwr(home, arguments, {"PYTHONPATH": str(path)} if path else {})
+        assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def _flwr(
+        self, home: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [_tool("flwr"), *arguments],
-            env=self._environment(self._home),
-            cwd=self._home,
+            env=self._environment(home) | (environment or {}),
+            cwd=home,
             capture_output=True,
             text=True,
             timeout=START_S,
             check=False,
         )
-        assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
-        return done.stdout
+
+    def _write_user(self, home: Path) -> None:
+        """Write where `flwr` of a user finds the SuperLink."""
+        home.mkdir()
+        connection = {"address": self.address, "root-certificates": str(self.folder / "ca.crt")}
+        (home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
+        )
 
     def tails(self, lines: int = 40) -> str:
         """Return the ends of all logs, for whoever reads why a test failed."""
@@ -422,7 +459,8 @@ class Deployment:
         return mine
 
     @property
-    def _address(self) -> str:
+    def address(self) -> str:
+        """Where the SuperLink listens."""
         return f"{self._host}:{self._port}"
 
     @property
@@ -439,7 +477,7 @@ class Deployment:
     ) -> Member:
         node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
         pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
-        command = [*program, "--superlink", self._address, *options]
+        command = [*program, "--superlink", self.address, *options]
         return self._start(name, [*command, "--node-config", pairs, "--port", str(free_port())], environment or {})
 
     def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Member:

@@ -87,7 +87,7 @@ def test_root_gives_the_image_s_user_what_it_reads(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("os.geteuid", lambda: 0)
     monkeypatch.setattr("os.chown", lambda file, uid, _: given.update({file.name.split(".", 2)[1]: uid}))
     make(tmp_path, [], ["site-1"], owner=1234)
-    assert set(given) == {"server", "superexec", "site-1"}
+    assert set(given) == {"server", "superexec", "control", "site-1"}
     assert set(given.values()) == {1234}
 
 

@@ -74,7 +74,7 @@ LIAR = """
 import sys
 from pathlib import Path
 
-if any(word.endswith("flower-superlink") for word in sys.orig_argv):
+if "deployment.superlink" in sys.orig_argv:
     import flwr.common.serde as serde
 
     honest, kind = serde.run_to_proto, Path(__file__).with_name("kind")
