@@ -27,7 +27,7 @@ from benchmarks import bare_cnn, bare_hospital, in_process
 from benchmarks.measure import Reading, console, interleave, machine, show
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.tasks import TASKS, brief_of
-from client.cohort import LocalUpdate, shuffle
+from client.cohort import LocalUpdate, Schedule
 from privacy.randomness import streams
 
 ROUNDS = {"hospital": 100, "cnn": 5}
@@ -99,9 +99,9 @@ def orders_of(brief: Brief, seed: int) -> list[list[NDArray[np.int64]]]:
     update = LocalUpdate(settings.local_epochs, settings.step_size, settings.batch_size)
     for number, clients in enumerate(settings.train, 1):
         lengths = brief.lengths[clients]
-        order = shuffle(lengths, update, streams(seed, "shuffle", number, clients))
+        schedule = Schedule.shuffled(lengths, update, streams(seed, "shuffle", number, clients))
         starts = np.cumsum(lengths) - lengths
-        orders.append([order[:, s : s + rows] - s for s, rows in zip(starts, lengths, strict=True)])
+        orders.append([np.stack([*schedule.passes(c)]) - start for c, start in enumerate(starts)])
     return orders
 
 

@@ -12,6 +12,7 @@ from client.cohort import Cohort, LocalUpdate, Schedule
 from client.learner import Learner
 from models.model import Parameters
 from models.networks import Linear
+from privacy.time_limit import check_time
 
 _ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity)
 _ALL_ROWS = LocalUpdate(1, 1.0, 0)
@@ -47,7 +48,7 @@ class BatchedLearner(Learner):
     def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         """Return the sums (2, k, clients) where each client has parameters of its own."""
         model, m = self.model, len(cohort)
-        schedule = Schedule(_ALL_ROWS, cohort.lengths, np.arange(int(cohort.lengths.sum()))[None])
+        schedule = Schedule.draw(cohort, _ALL_ROWS, ())
         rows, weights, _ = next(schedule.minibatches())
         index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
         inputs, targets = cohort.features[index], cohort.targets[index]
@@ -63,6 +64,7 @@ class BatchedLearner(Learner):
         model, step_size = self.model, schedule.update.step_size
         parameters = start
         for rows, weights, counts in schedule.minibatches():
+            check_time()
             index = torch.from_numpy(rows).to(self.device)
             share = torch.from_numpy(weights).to(self.device)
             parameters = {name: value.detach() for name, value in parameters.items()}

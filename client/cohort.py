@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -83,17 +84,28 @@ class LocalUpdate:
 
     A batch size of 0 takes all rows at once. The last minibatch of an epoch may be smaller. With
     steps, each minibatch is drawn afresh from all rows (PAC paper, Protocol 1).
+
+    A client whose rows would be computed on more than `max_examples` times in all leaves out its last
+    passes, but never the first. Nobody is told.
     """
 
     local_epochs: int
     step_size: float
     batch_size: int
     local_steps: int = 0
+    max_examples: int | None = None
 
     @property
     def passes(self) -> int:
         """How often the rows are put in a new order: once an epoch, or once a step."""
         return self.local_steps or self.local_epochs
+
+    def passes_over(self, rows: int) -> int:
+        """Return how many passes a client of so many rows makes."""
+        if self.max_examples is None:
+            return self.passes
+        a_pass = self.size(rows) if self.local_steps else rows
+        return min(self.passes, max(1, self.max_examples // max(1, a_pass)))
 
     def batches(self, rows: int) -> range:
         """Return where, in a pass over so many rows, each minibatch begins."""
@@ -105,38 +117,78 @@ class LocalUpdate:
         return min(self.batch_size or rows, rows)
 
 
+Draw = Callable[[], NDArray[np.int64]]
+"""Draws a client's rows in the order of its next pass."""
+
+
 @dataclass(frozen=True)
 class Schedule:
-    """In which order clients go through their rows.
+    """In which order clients go through their rows, drawn pass by pass.
+
+    A server says how many passes there are. Were all drawn at once, the memory for them would be
+    passes times rows, and whether there is enough would tell the number of rows.
 
     Attributes
     ----------
     update : LocalUpdate
     lengths : ndarray of int64, shape (clients,)
         How many rows of each client take part in a pass.
-    order : ndarray of int64, shape (passes, sum of lengths)
-        These rows, one client's after the other's.
+    rows : ndarray of int64, shape (sum of lengths,)
+        These rows, one client's after the other's, as they are where nothing is drawn.
+    draws : dict from int to callable
+        For each client whose order is drawn, what draws it.
     """
 
     update: LocalUpdate
     lengths: NDArray[np.int64]
-    order: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    draws: Mapping[int, Draw]
 
     @classmethod
     def draw(
         cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], balanced: bool = False
     ) -> Schedule:
-        """Draw the order of each client's rows from its generator.
+        """Have the order of each client's rows drawn from its generator; it can be gone through once.
 
         With `balanced`, every minibatch holds as many liked items as others (targets above and
         below 0); the rest of a client's rows waits for another pass.
+
+        The order of a client that takes all its rows at once is of no consequence, and no draw is
+        spent on it.
         """
-        if not balanced:
-            return cls(update, cohort.lengths, shuffle(cohort.lengths, update, generators))
-        lengths, order = _balance(cohort.targets.float().cpu().numpy(), cohort.lengths, update, generators)
+        if balanced:
+            return cls._balanced(cohort, update, generators)
+        return cls.shuffled(cohort.lengths, update, generators)
+
+    @classmethod
+    def shuffled(
+        cls, lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
+    ) -> Schedule:
+        """Have the order of clients of so many rows drawn, those of a client together."""
+        starts, rows = np.cumsum(lengths) - lengths, np.arange(int(lengths.sum()))
+        longer = np.flatnonzero(lengths > update.batch_size).tolist() if update.batch_size else []
+        # A generator is asked for once: what is asked for again begins again.
+        draws = {c: partial(generators[c].permutation, rows[starts[c] : starts[c] + lengths[c]]) for c in longer}
+        return cls(update, lengths, rows, draws)
+
+    @classmethod
+    def _balanced(cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator]) -> Schedule:
+        labels, draws, lengths = cohort.targets.float().cpu().numpy(), {}, np.zeros(len(cohort), np.int64)
+        for c, (start, length) in enumerate(zip(cohort.starts, cohort.lengths, strict=True)):
+            own = np.arange(start, start + length)
+            liked, others = own[labels[own] > 0], own[labels[own] < 0]
+            lengths[c] = 2 * min(len(liked), len(others))
+            draws[c] = partial(_pairs, liked, others, generators[c])
         if update.batch_size:
             update = replace(update, batch_size=max(2, update.batch_size // 2 * 2))
-        return cls(update, lengths, order)
+        return cls(update, lengths, np.zeros(int(lengths.sum()), np.int64), draws)
+
+    def passes(self, client: int) -> Iterator[NDArray[np.int64]]:
+        """Yield a client's rows in the order of each of its passes."""
+        start, length = int(self.lengths[:client].sum()), int(self.lengths[client])
+        draw = self.draws.get(client)
+        for _ in range(self.update.passes_over(length) if length else 0):
+            yield self.rows[start : start + length] if draw is None else draw()
 
     def minibatches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
         """Yield, a step, the rows (clients, b), their shares of the mean, and how many each client has.
@@ -148,58 +200,27 @@ class Schedule:
         if not longest:
             return
         starts, lengths = (np.cumsum(self.lengths) - self.lengths)[:, None], self.lengths[:, None]
-        for pass_ in range(self.update.passes):
+        passes = np.array([self.update.passes_over(length) for length in self.lengths.tolist()])
+        order = self.rows.copy()
+        for pass_ in range(int(passes.max())):
+            going = passes > pass_
+            for c, draw in self.draws.items():
+                if going[c]:
+                    order[starts[c, 0] : starts[c, 0] + lengths[c, 0]] = draw()
             for begin in self.update.batches(longest):
                 position = np.arange(begin, min(begin + self.update.size(longest), longest))[None, :]
-                real = position < lengths
+                real = (position < lengths) & going[:, None]
                 # A client without rows in this pass has no first one to be padded with.
-                rows = self.order[pass_][np.minimum(starts + np.where(real, position, 0), self.order.shape[1] - 1)]
+                rows = order[np.minimum(starts + np.where(real, position, 0), len(order) - 1)]
                 count = real.sum(1, keepdims=True)
                 weights = real / np.maximum(count, 1)
                 yield rows, weights.astype(np.float32), count[:, 0].astype(np.float32)
 
 
-def shuffle(
-    lengths: NDArray[np.int64], update: LocalUpdate, generators: Sequence[np.random.Generator]
-) -> NDArray[np.int64]:
-    """Return the order (passes, rows) in which each client goes through its rows.
-
-    The order of a client that takes all its rows at once is of no consequence, and no draw is
-    spent on it.
-    """
-    order = np.tile(np.arange(int(lengths.sum())), (update.passes, 1))
-    if update.batch_size:
-        starts = np.cumsum(lengths) - lengths
-        for c in np.flatnonzero(lengths > update.batch_size).tolist():
-            rows = slice(starts[c], starts[c] + lengths[c])
-            generator = generators[c]  # once: what is asked for again begins again
-            for pass_ in range(update.passes):
-                order[pass_, rows] = generator.permutation(order[pass_, rows])
-    return order
-
-
-def _balance(
-    labels: NDArray[np.float32],
-    lengths: NDArray[np.int64],
-    update: LocalUpdate,
-    generators: Sequence[np.random.Generator],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return how many rows of each client take part in a pass, and their order (passes, rows).
-
-    Liked and other items take turns, as many of the one as of the other.
-    """
-    starts = np.cumsum(lengths) - lengths
-    orders: list[NDArray[np.int64]] = []
-    for c in range(len(lengths)):
-        own = np.arange(starts[c], starts[c] + lengths[c])
-        liked, others = own[labels[own] > 0], own[labels[own] < 0]
-        pairs, generator = min(len(liked), len(others)), generators[c]
-        passes = [
-            np.stack([generator.permutation(liked)[:pairs], generator.permutation(others)[:pairs]], axis=1).ravel()
-            for _ in range(update.passes)
-        ]
-        orders.append(np.array(passes, np.int64).reshape(update.passes, 2 * pairs))
-    return np.array([order.shape[1] for order in orders], np.int64), np.concatenate(orders, axis=1)
+def _pairs(liked: NDArray[np.int64], others: NDArray[np.int64], generator: np.random.Generator) -> NDArray[np.int64]:
+    """Return liked and other items in turns, as many of the one as of the other."""
+    pairs = min(len(liked), len(others))
+    return np.stack([generator.permutation(liked)[:pairs], generator.permutation(others)[:pairs]], axis=1).ravel()
 
 
 def _send(rows: NDArray[Any], device: torch.device) -> Tensor:

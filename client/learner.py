@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from client.cohort import Cohort, LocalUpdate, Schedule
 from models.model import Model, Parameters
+from privacy.time_limit import check_time
 from protocol.arrays import Arrays
 from protocol.errors import ConfigError
 
@@ -139,6 +140,7 @@ class Learner(ABC):
         every = {name: value.shape[1:] for name, value in (stacked | own).items()}
         trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
         for part in self._client_chunks(cohort, update):
+            check_time()
             index = torch.from_numpy(chosen[part]).to(self.device)
             # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
             start = {name: value.index_select(0, index) for name, value in stacked.items()}
@@ -188,6 +190,7 @@ class Learner(ABC):
         limit = max(1, self._chunk_bytes() // (4 * k * self._activations(cohort)))
         begin = 0
         while begin < len(cohort):
+            check_time()
             fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), limit, side="right"))
             part = slice(begin, begin + max(1, fits))
             yield part, cohort.part(part)

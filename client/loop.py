@@ -13,6 +13,7 @@ from torch import Tensor
 from client.cohort import Cohort, Schedule
 from client.learner import Learner
 from models.model import Model, Parameters
+from privacy.time_limit import check_time
 
 
 class LoopLearner(Learner):
@@ -27,6 +28,7 @@ class LoopLearner(Learner):
             one = cohort.part(slice(c, c + 1))
             own = {name: arrange(value[c]) for name, value in local.items()}
             for j, parameters in enumerate(networks):
+                check_time()
                 outputs = model.apply(self._frozen | parameters | own, one.features)
                 sums[0, j, c] = model.loss.per_sample(outputs, one.targets).double().sum().item()
                 sums[1, j, c] = model.metric.per_sample(outputs, one.targets).double().sum().item()
@@ -35,17 +37,16 @@ class LoopLearner(Learner):
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
         model, update = self.model, schedule.update
         arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
-        starts = np.cumsum(schedule.lengths) - schedule.lengths
         for c in range(len(cohort)):
             # Steps are made in place: a copy of a large model takes as long as a step.
             own = {name: value[c] for name, value in start.items()}
             values = {name: arrange(value).detach() for name, value in own.items()}
             parameters = {name: value.requires_grad_() for name, value in values.items() if name in names}
-            first, length = int(starts[c]), int(schedule.lengths[c])
-            for pass_ in range(update.passes if length else 0):
-                rows = torch.from_numpy(schedule.order[pass_, first : first + length]).to(self.device)
-                for begin in update.batches(length):
-                    batch = rows[begin : begin + update.size(length)]
+            for order in schedule.passes(c):
+                rows = torch.from_numpy(order).to(self.device)
+                for begin in update.batches(len(rows)):
+                    check_time()
+                    batch = rows[begin : begin + update.size(len(rows))]
                     outputs = model.apply(self._frozen | values, cohort.features[batch])
                     loss = model.loss.objective(model.loss.per_sample(outputs, cohort.targets[batch]).mean())
                     gradients = torch.autograd.grad(loss, list(parameters.values()))

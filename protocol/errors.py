@@ -11,6 +11,7 @@
     ├── SiteError           a node is not set up to serve data
     ├── LedgerError         a site's ledger cannot be used
     ├── Refused             a site refuses what a server asks; for the node's own log
+    ├── OutOfTime           a node has computed for a message as long as its site lets it
     ├── LaunchError         a simulation does not start, or its run fails
     ├── SweepError          a sweep cannot start
     ├── NotApplicableError  an attack does not fit the model
@@ -58,6 +59,10 @@ class LedgerError(UmbelError):
 
 class Refused(UmbelError):
     """A site refuses what a server asks; the text is for the node's own log."""
+
+
+class OutOfTime(UmbelError):
+    """A node has computed for a message as long as its site lets it."""
 
 
 class LaunchError(UmbelError):

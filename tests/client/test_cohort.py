@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.cohort import Cohort, LocalUpdate, shuffle
+from client.cohort import Cohort, LocalUpdate, Schedule
 from federation import Federation, offsets_of, open_federation, write_federation
 from privacy.randomness import streams
 from tests.helpers.cohorts import CPU
@@ -119,13 +119,61 @@ def test_a_pass_is_a_step_or_an_epoch() -> None:
     assert LocalUpdate(1, 0.1, 0).size(7) == 7
 
 
+def orders(lengths: list[int], update: LocalUpdate, clients: list[int]) -> list[list[list[int]]]:
+    """Return the rows of each client in the order of each pass."""
+    schedule = Schedule.shuffled(np.array(lengths), update, streams(1, "shuffle", 1, clients))
+    return [[order.tolist() for order in schedule.passes(c)] for c in range(len(lengths))]
+
+
 def test_each_epoch_has_an_order_of_its_own() -> None:
-    order = shuffle(np.array([40, 3]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0, 7]))
-    assert order.shape == (3, 43)
-    assert len({tuple(epoch[:40]) for epoch in order}) == 3
-    for epoch in order:
-        assert sorted(epoch[:40]) == list(range(40))
-        assert sorted(epoch[40:]) == [40, 41, 42]
+    long, short = orders([40, 3], LocalUpdate(3, 0.1, 2), [0, 7])
+    assert len({tuple(epoch) for epoch in long}) == 3
+    for epoch in long:
+        assert sorted(epoch) == list(range(40))
+    for epoch in short:
+        assert sorted(epoch) == [40, 41, 42]
     # The orders of one client do not depend on who else is there.
-    alone = shuffle(np.array([40]), LocalUpdate(3, 0.1, 2), streams(1, "shuffle", 1, [0]))
-    np.testing.assert_array_equal(order[:, :40], alone)
+    assert orders([40], LocalUpdate(3, 0.1, 2), [0]) == [long]
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=5), st.integers(0, 4), st.integers(0, 3), st.booleans())
+def test_minibatches_take_the_rows_in_the_order_of_the_passes(
+    lengths: list[int], passes: int, batch_size: int, steps: bool
+) -> None:
+    update = LocalUpdate(passes, 0.1, batch_size, passes if steps else 0)
+
+    def schedule() -> Schedule:
+        return Schedule.shuffled(np.array(lengths), update, streams(1, "shuffle", 1, range(len(lengths))))
+
+    taken: list[list[int]] = [[] for _ in lengths]
+    for rows, shares, _ in schedule().minibatches():
+        for c, own in enumerate(taken):
+            own += rows[c][shares[c] > 0].tolist()
+    for c, own in enumerate(taken):
+        size = update.size(lengths[c]) if update.local_steps else lengths[c]
+        assert own == [row for order in schedule().passes(c) for row in order[:size].tolist()]
+
+
+def test_no_more_is_drawn_than_the_pass_that_is_gone_through() -> None:
+    """Memory for passes times rows would tell the number of rows to a server that names the passes."""
+    schedule = Schedule.shuffled(np.array([5, 3]), LocalUpdate(2**31, 0.1, 2), streams(1, "shuffle", 1, [0, 1]))
+    assert len(next(schedule.passes(0))) == 5
+    assert next(schedule.minibatches())[0].shape == (2, 2)
+
+
+def test_passes_beyond_so_many_examples_are_left_out() -> None:
+    """Those that a pass begins: a step of 2 rows counts 2, an epoch of 5 rows 5, and there is one pass at least."""
+    lengths = np.array([5, 2, 30])
+    for update, expected in (
+        (LocalUpdate(9, 0.1, 2, max_examples=12), [2, 6, 1]),
+        (LocalUpdate(9, 0.1, 2, 8, max_examples=12), [6, 6, 6]),
+        (LocalUpdate(9, 0.1, 0, 8, max_examples=12), [2, 6, 1]),
+        (LocalUpdate(0, 0.1, 2, max_examples=12), [0, 0, 0]),
+        (LocalUpdate(3, 0.1, 2), [3, 3, 3]),
+    ):
+        schedule = Schedule.shuffled(lengths, update, streams(1, "shuffle", 1, range(3)))
+        assert [sum(1 for _ in schedule.passes(c)) for c in range(3)] == expected
+        counts = [count for _, _, count in schedule.minibatches()]
+        examples = np.sum(counts, axis=0) if counts else np.zeros(3)
+        size = [update.size(length) if update.local_steps else length for length in lengths.tolist()]
+        assert examples.tolist() == np.multiply(size, expected).tolist()
