@@ -158,7 +158,7 @@ def check(path: _LedgerPath) -> None:
 
 def _open(path: Path) -> Ledger:
     try:
-        return Ledger(path)
+        return Ledger(path, whole=True)
     except LedgerError as error:
         fail(str(error))
 

@@ -1,26 +1,36 @@
-"""A site's ledger: one SQLite file, a row a charge, durable before any noise is drawn."""
+"""A site's ledger: one SQLite file, a row a charge, durable before any noise is drawn.
+
+Three tables hold it. ``charges`` has a row a charge, each with the SHA-256 of the row before and of its
+own content. ``totals`` has what each client has spent. ``head`` has one row: the number of charges, the
+hash of the last, and that of all totals. All three change in one transaction, so that a ledger of which
+a part was changed, lost or brought back does not fit together, and is refused. There is no key in it:
+this finds damage, and no forger.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from protocol.errors import LedgerError
 from protocol.release import Kind, RadiusMode, Release
 
 _APPLICATION = 0x554D424C  # "UMBL"
-_VERSION = 1
+_VERSION = 2
+_BEFORE_THE_CHAIN = 1  # the version without hashes, which is still read
 _BUSY_S = 60.0
-_SCHEMA = """
-CREATE TABLE charges (
+_SCHEMA = (
+    """CREATE TABLE charges (
     id INTEGER PRIMARY KEY,
     at TEXT NOT NULL,
     run TEXT NOT NULL,
@@ -30,11 +40,26 @@ CREATE TABLE charges (
     n INTEGER NOT NULL CHECK (n > 0),
     noise_multiplier REAL NOT NULL CHECK (noise_multiplier >= 0),
     radius_mode TEXT NOT NULL,
-    radius REAL
-) STRICT;
-CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, radius_mode);
-"""
+    radius REAL,
+    hash BLOB NOT NULL
+) STRICT""",
+    "CREATE TABLE totals (client INTEGER PRIMARY KEY, times INTEGER NOT NULL, spent TEXT NOT NULL) STRICT",
+    "CREATE TABLE head (id INTEGER PRIMARY KEY, charges INTEGER NOT NULL, hash BLOB NOT NULL, totals BLOB NOT NULL)"
+    " STRICT",
+)
+_OLD_NAMES = ("by_client", "charges")  # a table and its index
 _COLUMNS = ("at", "run", "round", "client", "kind", "n", "noise_multiplier", "radius_mode", "radius")
+_CONTENT = ", ".join(_COLUMNS)
+_CLIENT, _N, _NU = (_COLUMNS.index(name) for name in ("client", "n", "noise_multiplier"))
+
+# A ledger of so many charges is checked from the first on in some 50 ms. Each message opens it.
+_WHOLE = 10_000
+_TAIL = 2_000  # of a longer one, so many of the last
+
+_UNBOUNDED = "unbounded"
+_FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)  # what Python makes of odd values
+
+_Row = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
@@ -108,13 +133,59 @@ class Account:
         return float("inf") if cost is None else cost * self.times
 
 
+@dataclass(frozen=True)
+class _Total:
+    """What a client has spent in all, and how often it paid."""
+
+    times: int = 0
+    spent: str = "0/1"  # as it is written down: most of those that are read are never added to
+
+    @property
+    def value(self) -> Fraction | float:
+        if self.spent == _UNBOUNDED:
+            return float("inf")
+        above, below = self.spent.split("/")
+        return Fraction(int(above, 16), int(below, 16))
+
+    def plus(self, cost: Fraction | None, times: int = 1) -> _Total:
+        """Return the total after paying so often."""
+        spent = self.value
+        if cost is None or isinstance(spent, float):
+            return _Total(self.times + times, _UNBOUNDED)
+        spent += cost * times
+        # Hexadecimal, since Python turns no more than 4,300 decimal digits into a number.
+        return _Total(self.times + times, f"{spent.numerator:x}/{spent.denominator:x}")
+
+
+@dataclass(frozen=True)
+class _Books:
+    """A ledger as it stands: number of charges, hash of the last, totals by client."""
+
+    charges: int
+    hash: bytes
+    totals: Mapping[int, _Total]
+
+
+_EMPTY = _Books(0, bytes(32), {})
+
+
 class Ledger:
     """An open ledger.
+
+    Opening it checks that it fits together: SQLite's own ``integrity_check``, the chain of hashes from
+    the first charge on, and that the totals are the sums of the charges. Of a ledger with more than
+    10,000 charges the last 2,000 are checked, and the totals, from which limits are computed. What
+    comes later is checked as it is read.
 
     Parameters
     ----------
     path : Path
         A ledger that is there; see `create`.
+    nodes : int
+        Where the federation's clients are dealt out to so many nodes, by whose own numbers an older
+        umbel charged: one charge there may be any of so many clients', and counts for each of them.
+    whole : bool
+        Check every charge, however many there are.
 
     Raises
     ------
@@ -123,9 +194,17 @@ class Ledger:
         ledger must decide itself what its clients have spent.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, nodes: int = 1, whole: bool = False) -> None:
         self.path = path
-        _check(path)
+        self._nodes, self._whole = nodes, whole
+        self._known = _EMPTY
+        try:
+            _check_header(path)
+        except OSError as error:
+            raise LedgerError(f"the ledger {path} cannot be opened: {error}") from error
+        with self._transaction() as connection:
+            self._check(connection)
+            self._read(connection)
 
     @classmethod
     def create(cls, path: Path) -> Ledger:
@@ -138,46 +217,58 @@ class Ledger:
         if not limits.any:
             return [True] * len(clients)
         with self._transaction() as connection:
-            return _affordable(connection, clients, cost, limits)
+            return _affordable(self._read(connection), clients, cost, limits)
 
     def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
         """Charge each client that can afford it, all at once, and return which those are.
 
         Asking and charging are one transaction, so that processes that share the ledger cannot
-        together exceed the limits. On return the charges are on disk.
+        together exceed the limits. On return the charges are on disk. A ledger of before the chain of
+        hashes gets one in the same transaction.
         """
-        with self._transaction() as connection:
-            affords = _affordable(connection, clients, charge.release.cost, limits)
+        with self._transaction(write=True) as connection:
+            old = _version(connection) == _BEFORE_THE_CHAIN
+            books = _rewrite(connection, self._nodes) if old else self._read(connection)
+            affords = _affordable(books, clients, charge.release.cost, limits)
             paid, at = charge.release, datetime.now(UTC).isoformat(timespec="seconds")
-            release = (paid.kind, paid.n, paid.noise_multiplier, paid.radius_mode, paid.radius)
+            release = (str(paid.kind), paid.n, paid.noise_multiplier, str(paid.radius_mode), paid.radius)
             rows = [
                 (at, charge.run, charge.round, client, *release)
                 for client, fits in zip(clients, affords, strict=True)
                 if fits
             ]
-            places = ", ".join("?" * len(_COLUMNS))
-            connection.executemany(f"INSERT INTO charges ({', '.join(_COLUMNS)}) VALUES ({places})", rows)
+            if rows or old:
+                books = _append(connection, books, rows)
+        self._known = books
         return affords
 
     def accounts(self) -> list[Account]:
         """Return what every client has spent, by kind and price."""
         with self._transaction() as connection:
-            return _accounts(connection)
+            self._read(connection)
+            rows = connection.execute(
+                "SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges GROUP BY 1, 2, 3, 4, 5"
+            )
+            return [
+                Account(client, Release(Kind(kind), n, nu, RadiusMode(mode)), times)
+                for client, kind, n, nu, mode, times in rows
+            ]
 
     def spent(self, client: int) -> Fraction | float:
         """Return what a client has spent in all; infinite after an unsanitised release."""
         with self._transaction() as connection:
-            return sum((account.spent for account in _accounts(connection, [client])), Fraction(0))
+            return self._read(connection).totals.get(client, _Total()).value
 
     def rows(self) -> Iterator[dict[str, object]]:
         """Yield every charge, oldest first."""
         with self._transaction() as connection:
-            for row in connection.execute(f"SELECT {', '.join(_COLUMNS)} FROM charges ORDER BY id"):
+            self._read(connection)
+            for row in connection.execute(f"SELECT {_CONTENT} FROM charges ORDER BY id"):
                 yield dict(zip(_COLUMNS, row, strict=True))
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the ledger alone; what was written is on disk afterwards, or none of it is."""
+    def _transaction(self, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """Have the ledger stand still; what was written is on disk afterwards, or none of it is."""
         try:
             connection = _connect(self.path)
         except sqlite3.Error as error:
@@ -185,70 +276,187 @@ class Ledger:
         try:
             # EXTRA also syncs the folder, without which a power cut could bring a journal back.
             connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             yield connection
             connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except sqlite3.OperationalError as error:
             raise LedgerError(f"the ledger {self.path} cannot be read or written: {error}") from error
+        except (sqlite3.Error, *_FAULTS) as error:
+            raise self._damaged(error) from error
         finally:
             connection.close()  # rolls back what was not committed
+
+    def _check(self, connection: sqlite3.Connection) -> None:
+        """Raise unless SQLite itself finds nothing wrong with the file, and the tables are the ledger's."""
+        version = _version(connection)
+        schema = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+        tables = [sql for _, sql in schema] if version == _VERSION else tuple(name for name, _ in schema)
+        if tables != (sorted(_SCHEMA) if version == _VERSION else _OLD_NAMES):
+            raise self._damaged("its tables are not a ledger's")
+        long = version == _VERSION and not self._whole and _number(connection) > _WHOLE
+        for part in ("(totals)", "(head)") if long else ("",):
+            faults = [fault for (fault,) in connection.execute(f"PRAGMA integrity_check{part}")]
+            if faults != ["ok"]:
+                raise self._damaged(str(faults[0]).splitlines()[-1])
+
+    def _read(self, connection: sqlite3.Connection) -> _Books:
+        """Return how the ledger stands; raise unless what came since it was last read fits together."""
+        if _version(connection) == _BEFORE_THE_CHAIN:
+            return _summed(_old_rows(connection, self._nodes))
+        heads = connection.execute("SELECT charges, hash, totals FROM head").fetchall()
+        if len(heads) != 1:
+            raise self._damaged("it does not say how many charges it has")
+        [(charges, last, digest)] = heads
+        number, hash = self._known.charges, self._known.hash
+        if charges < number:
+            raise self._damaged(f"it had {number} charges, and has {charges}")
+        if charges - number > _WHOLE and not self._whole:
+            number = charges - _TAIL
+            [(hash,)] = connection.execute("SELECT hash FROM charges WHERE id = ?", (number,)).fetchall()
+        from_the_first = number == 0
+        clients: Counter[_Row] = Counter()
+        for id, own, *content in connection.execute(
+            f"SELECT id, hash, {_CONTENT} FROM charges WHERE id > ? ORDER BY id", (number,)
+        ):
+            number, hash = number + 1, _hash(hash, content)
+            if (id, own) != (number, hash):
+                raise self._damaged(f"charge {number} is not as it was written")
+            clients[content[_CLIENT], content[_N], content[_NU]] += 1
+        if number != charges:
+            raise self._damaged(f"it has {number} of {charges} charges")
+        if hash != last:
+            raise self._damaged("its last charge is not the one that was written")
+        totals = connection.execute("SELECT client, times, spent FROM totals ORDER BY client").fetchall()
+        if _digest(totals) != digest:
+            raise self._damaged("the totals are not as they were written")
+        books = _Books(charges, last, {client: _Total(times, spent) for client, times, spent in totals})
+        if from_the_first and _totals(clients) != books.totals:
+            raise self._damaged("the totals are not the sums of the charges")
+        self._known = books
+        return books
+
+    def _damaged(self, fault: object) -> LedgerError:
+        return LedgerError(f"the ledger {self.path} is damaged ({fault}); restore it from a backup")
 
 
 def _connect(path: Path) -> sqlite3.Connection:
     """Open a file that is there; none is made."""
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
+    connection.execute("PRAGMA trusted_schema = OFF")
+    connection.execute("PRAGMA cell_size_check = ON")
+    return connection
 
 
-def _accounts(connection: sqlite3.Connection, clients: Sequence[int] | None = None) -> list[Account]:
-    """Return what the given clients have spent, or all."""
-    only = "" if clients is None else "WHERE client IN (SELECT value FROM json_each(?))"
-    rows = connection.execute(
-        f"SELECT client, kind, n, noise_multiplier, radius_mode, COUNT(*) FROM charges {only} GROUP BY 1, 2, 3, 4, 5",
-        () if clients is None else (json.dumps(list(clients)),),
-    )
-    return [
-        Account(client, Release(Kind(kind), n, nu, RadiusMode(mode)), times)
-        for client, kind, n, nu, mode, times in rows
-    ]
+def _version(connection: sqlite3.Connection) -> int:
+    [[version]] = connection.execute("PRAGMA user_version")
+    return int(version)
 
 
-def _affordable(
-    connection: sqlite3.Connection, clients: Sequence[int], cost: Fraction | None, limits: Limits
-) -> list[bool]:
+def _number(connection: sqlite3.Connection) -> int:
+    [[charges]] = connection.execute("SELECT charges FROM head")
+    return int(charges)
+
+
+def _hash(before: bytes, content: Iterable[Any]) -> bytes:
+    """Return the hash of a charge: that of the one before it, and its content as Python writes a tuple."""
+    return sha256(before + repr(tuple(content)).encode()).digest()
+
+
+def _digest(totals: Sequence[_Row]) -> bytes:
+    """Return the hash of all totals (client, times, spent), in the order of clients."""
+    return sha256(repr(totals).encode()).digest()
+
+
+def _totals(clients: Mapping[_Row, int]) -> dict[int, _Total]:
+    """Return the totals of charges that are counted by client, n and nu."""
+    totals: dict[int, _Total] = {}
+    for (client, n, nu), times in clients.items():
+        cost = Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE).cost  # it is the same for every kind and mode
+        totals[client] = totals.get(client, _Total()).plus(cost, times)
+    return totals
+
+
+def _affordable(books: _Books, clients: Sequence[int], cost: Fraction | None, limits: Limits) -> list[bool]:
     if not limits.any:
         return [True] * len(clients)
-    spent: dict[int, Fraction | float] = dict.fromkeys(clients, Fraction(0))
-    times = dict.fromkeys(clients, 0)
-    for account in _accounts(connection, clients):
-        spent[account.client] += account.spent
-        times[account.client] += account.times
-    return [limits.allow(spent[client], times[client], cost) for client in clients]
+    totals = [books.totals.get(client, _Total()) for client in clients]
+    return [limits.allow(total.value, total.times, cost) for total in totals]
+
+
+def _append(connection: sqlite3.Connection, books: _Books, rows: Iterable[_Row]) -> _Books:
+    """Write charges, in the order of `_COLUMNS`; return how the ledger then stands."""
+    number, hash, totals = books.charges, books.hash, dict(books.totals)
+    written = []
+    for row in rows:
+        number, hash = number + 1, _hash(hash, row)
+        written.append((number, *row, hash))
+        cost = Release(Kind.TRAIN, row[_N], row[_NU], RadiusMode.UPDATE).cost
+        totals[row[_CLIENT]] = totals.get(row[_CLIENT], _Total()).plus(cost)
+    connection.executemany(f"INSERT INTO charges VALUES ({', '.join('?' * (len(_COLUMNS) + 2))})", written)
+    connection.executemany(
+        "INSERT OR REPLACE INTO totals VALUES (?, ?, ?)",
+        [(client, total.times, total.spent) for client, total in totals.items() if books.totals.get(client) != total],
+    )
+    digest = _digest([(client, totals[client].times, totals[client].spent) for client in sorted(totals)])
+    connection.execute("INSERT OR REPLACE INTO head VALUES (1, ?, ?, ?)", (number, hash, digest))
+    return _Books(number, hash, totals)
+
+
+def _old_rows(connection: sqlite3.Connection, nodes: int) -> Iterator[_Row]:
+    """Yield the charges of a ledger of before the chain, by the federation's numbers."""
+    for row in connection.execute(f"SELECT {_CONTENT} FROM charges ORDER BY id"):
+        for node in range(nodes):
+            yield (*row[:_CLIENT], node + nodes * row[_CLIENT], *row[_CLIENT + 1 :])
+
+
+def _summed(rows: Iterable[_Row]) -> _Books:
+    """Return how a ledger of before the chain stands."""
+    return _Books(0, _EMPTY.hash, _totals(Counter((row[_CLIENT], row[_N], row[_NU]) for row in rows)))
+
+
+def _rewrite(connection: sqlite3.Connection, nodes: int) -> _Books:
+    """Give a ledger of before the chain the tables of today; the caller commits that, or nothing."""
+    rows = list(_old_rows(connection, nodes))
+    connection.execute("DROP TABLE charges")  # and its index
+    _make_tables(connection)
+    return _append(connection, _EMPTY, rows)
+
+
+def _make_tables(connection: sqlite3.Connection) -> None:
+    for table in _SCHEMA:
+        connection.execute(table)
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
 
 
 def _create(path: Path) -> None:
     """Make an empty ledger in one step, so that nobody ever opens half of one."""
     if not path.parent.is_dir():
         raise LedgerError(f"the folder of the ledger {path} is not there; make it, or set ledger-path")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+    except OSError as error:
+        raise LedgerError(f"the ledger {path} cannot be made: {error}") from error
     os.close(handle)
     scratch = Path(name)
     try:
         connection = sqlite3.connect(scratch, isolation_level=None)
         connection.execute("PRAGMA synchronous = EXTRA")
         connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-        connection.execute(f"PRAGMA user_version = {_VERSION}")
-        connection.executescript(_SCHEMA)
+        connection.execute("BEGIN")
+        _make_tables(connection)
+        _append(connection, _EMPTY, [])
+        connection.execute("COMMIT")
         connection.close()
         with suppress(FileExistsError):
             os.link(scratch, path)  # unlike a rename, this never replaces another process's ledger
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         raise LedgerError(f"the ledger {path} cannot be made: {error}") from error
     finally:
         scratch.unlink(missing_ok=True)
 
 
-def _check(path: Path) -> None:
-    """Raise unless the file is a whole ledger of this version; never write to it."""
+def _check_header(path: Path) -> None:
+    """Raise unless the file is a ledger of a version that is read here; never write to it."""
     if not path.exists():
         raise LedgerError(f"there is no ledger {path}; a new one is made by: python -m privacy ledger create PATH")
     if not path.is_file():
@@ -261,15 +469,5 @@ def _check(path: Path) -> None:
         header = file.read(100)
     if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != _APPLICATION:
         raise LedgerError(f"{path} is not umbel's ledger; set ledger-path to another file")
-    if (version := int.from_bytes(header[60:64], "big")) != _VERSION:
+    if (version := int.from_bytes(header[60:64], "big")) not in (_BEFORE_THE_CHAIN, _VERSION):
         raise LedgerError(f"the ledger {path} is of version {version}, this umbel reads {_VERSION}; upgrade umbel")
-    try:
-        connection = _connect(path)
-        try:
-            faults = [fault for (fault,) in connection.execute("PRAGMA quick_check")]
-        finally:
-            connection.close()
-    except sqlite3.Error as error:
-        raise LedgerError(f"the ledger {path} is damaged ({error}); restore it from a backup") from error
-    if faults != ["ok"]:
-        raise LedgerError(f"the ledger {path} is damaged ({faults[0].splitlines()[-1]}); restore it from a backup")

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -160,7 +163,219 @@ def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 9")
     connection.close()
-    with pytest.raises(LedgerError, match="is of version 9, this umbel reads 1; upgrade umbel"):
+    with pytest.raises(LedgerError, match="is of version 9, this umbel reads 2; upgrade umbel"):
+        Ledger(path)
+
+
+# --- the chain of hashes
+
+
+@contextmanager
+def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
+    """Change a ledger's tables past umbel."""
+    connection = sqlite3.connect(path)
+    yield connection
+    connection.commit()
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("UPDATE charges SET noise_multiplier = 3.0000000000000004 WHERE id = 5", "charge 5 is not as it was written"),
+        ("UPDATE charges SET client = 7 WHERE id = 5", "charge 5 is not as it was written"),
+        ("UPDATE charges SET at = 'earlier' WHERE id = 1", "charge 1 is not as it was written"),
+        ("DELETE FROM charges WHERE id = 5", "charge 5 is not as it was written"),
+        ("UPDATE charges SET id = 100 WHERE id = 5", "charge 5 is not as it was written"),
+        ("DELETE FROM charges WHERE id > 8", "it has 8 of 12 charges"),
+        ("DELETE FROM charges", "it has 0 of 12 charges"),
+        ("INSERT INTO charges SELECT 13, at, run, round, 5, kind, n, 3.0, radius_mode, radius, hash FROM charges "
+         "WHERE id = 12", "charge 13 is not as it was written"),
+        ("UPDATE totals SET spent = '1/3' WHERE client = 2", "the totals are not as they were written"),
+        ("DELETE FROM totals WHERE client = 2", "the totals are not as they were written"),
+        ("DELETE FROM totals", "the totals are not as they were written"),
+        ("DELETE FROM head", "it does not say how many charges it has"),
+        ("UPDATE head SET charges = 11", "it has 12 of 11 charges"),
+        ("UPDATE head SET hash = zeroblob(32)", "its last charge is not the one that was written"),
+        ("DROP TABLE totals", "its tables are not a ledger's"),
+        ("CREATE TRIGGER late AFTER INSERT ON charges BEGIN DELETE FROM charges; END", "its tables are not a ledger's"),
+    ],
+)  # fmt: skip
+def test_what_was_changed_or_has_gone_is_found(path: Path, change: str, reason: str) -> None:
+    for _ in range(3):
+        Ledger(path).charge(TRAIN, range(4))
+    with by_hand(path) as connection:
+        connection.execute(change)
+    with pytest.raises(LedgerError, match=f"is damaged .*{reason}.*; restore it from a backup"):
+        Ledger(path)
+
+
+def test_text_that_is_none_is_damage_like_any_other(path: Path) -> None:
+    Ledger(path).charge(TRAIN, [0])
+    path.write_bytes(path.read_bytes().replace(b"train", b"tr\xffin", 1))
+    with pytest.raises(LedgerError):
+        Ledger(path)
+
+
+def test_a_ledger_that_changed_behind_its_back_is_found_while_in_use(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.charge(TRAIN, range(4))
+    with by_hand(path) as connection:
+        connection.execute("DELETE FROM totals WHERE client = 2")
+    for ask in (lambda: ledger.spent(0), lambda: ledger.charge(TRAIN, [0]), ledger.accounts, lambda: [*ledger.rows()]):
+        with pytest.raises(LedgerError, match="the totals are not as they were written"):
+            ask()
+
+
+def test_an_older_copy_put_in_its_place_while_in_use_is_found(path: Path) -> None:
+    ledger, older = Ledger(path), path.read_bytes()
+    ledger.charge(TRAIN, range(4))
+    path.write_bytes(older)
+    with pytest.raises(LedgerError, match="it had 4 charges, and has 0"):
+        ledger.charge(TRAIN, [0])
+
+
+def test_one_process_goes_on_where_another_has_charged(path: Path) -> None:
+    here, there = Ledger(path), Ledger(path)
+    for ledger in (here, there, there, here):
+        ledger.charge(TRAIN, [0])
+    assert here.spent(0) == there.spent(0) == Ledger(path).spent(0) == 4 * Fraction(11, 3)
+
+
+class TestLong:
+    """Of a long ledger, the last charges and the totals are checked on opening."""
+
+    @pytest.fixture
+    def long(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setattr("privacy.ledger._WHOLE", 20)
+        monkeypatch.setattr("privacy.ledger._TAIL", 5)
+        for _ in range(5):
+            Ledger(path).charge(TRAIN, range(6))
+        return path
+
+    @pytest.mark.parametrize(
+        "change",
+        ["UPDATE charges SET client = 7 WHERE id = 28", "DELETE FROM charges WHERE id > 27", "DELETE FROM totals"],
+    )
+    def test_what_sums_are_made_of_is_checked(self, long: Path, change: str) -> None:
+        with by_hand(long) as connection:
+            connection.execute(change)
+        with pytest.raises(LedgerError, match="is damaged"):
+            Ledger(long)
+
+    def test_an_old_charge_is_looked_at_when_all_are_and_no_sum_comes_from_it(self, long: Path) -> None:
+        with by_hand(long) as connection:
+            connection.execute("DELETE FROM charges WHERE id = 3")
+        assert Ledger(long).spent(2) == 5 * Fraction(11, 3)
+        assert Ledger(long).charge(TRAIN, [2], Limits(5 * Fraction(11, 3))) == [False]
+        with pytest.raises(LedgerError, match="charge 3 is not as it was written"):
+            Ledger(long, whole=True)
+
+    def test_it_is_charged_like_any_other(self, long: Path) -> None:
+        ledger = Ledger(long)
+        ledger.charge(TRAIN, [0, 9])
+        assert (ledger.spent(0), ledger.spent(9)) == (22, Fraction(11, 3))
+        assert Ledger(long, whole=True).spent(0) == 22
+
+
+# --- a ledger of before the chain
+
+
+@pytest.fixture
+def old(no_ledger: Path) -> Path:
+    """A ledger as version 1 wrote it: clients 0 to 2 have paid twice, client 0 a report as well."""
+    with by_hand(no_ledger) as connection:
+        connection.executescript("""
+            PRAGMA application_id = 0x554D424C;
+            PRAGMA user_version = 1;
+            CREATE TABLE charges (
+                id INTEGER PRIMARY KEY,
+                at TEXT NOT NULL,
+                run TEXT NOT NULL,
+                round INTEGER NOT NULL,
+                client INTEGER NOT NULL,
+                kind TEXT NOT NULL CHECK (kind IN ('train', 'report')),
+                n INTEGER NOT NULL CHECK (n > 0),
+                noise_multiplier REAL NOT NULL CHECK (noise_multiplier >= 0),
+                radius_mode TEXT NOT NULL,
+                radius REAL
+            ) STRICT;
+            CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, radius_mode);
+        """)
+        rows = [(client, "train", 11, 3.0, "update") for client in (0, 1, 2, 0, 1, 2)] + [
+            (0, "report", 2, 4.0, "public")
+        ]
+        connection.executemany(
+            "INSERT INTO charges (at, run, round, client, kind, n, noise_multiplier, radius_mode) "
+            "VALUES ('2026-01-01', '7', 1, ?, ?, ?, ?, ?)",
+            rows,
+        )
+    return no_ledger
+
+
+def version(path: Path) -> int:
+    return int.from_bytes(path.read_bytes()[60:64], "big")
+
+
+def test_an_old_ledger_is_read_as_it_is_and_gets_its_chain_with_the_next_charge(old: Path) -> None:
+    before = old.read_bytes()
+    ledger = Ledger(old)
+    assert [ledger.spent(client) for client in range(4)] == [Fraction(47, 6), Fraction(22, 3), Fraction(22, 3), 0]
+    assert ledger.affordable([0, 3], COST, Limits(Fraction(8))) == [False, True]
+    assert old.read_bytes() == before
+    rows = list(ledger.rows())
+    assert ledger.charge(TRAIN, [0, 3], Limits(Fraction(8))) == [False, True]
+    assert version(old) == 2
+    assert list(Ledger(old, whole=True).rows())[:-1] == rows
+    assert [Ledger(old).spent(client) for client in (0, 3)] == [Fraction(47, 6), COST]
+
+
+def test_a_charge_that_fails_leaves_an_old_ledger_old(old: Path) -> None:
+    before = Ledger(old).accounts()
+    with pytest.raises(LedgerError):
+        Ledger(old).charge(replace(TRAIN, round=2**70), [0])
+    assert version(old) == 1
+    assert Ledger(old).accounts() == before
+
+
+def test_what_nodes_charged_by_their_own_numbers_counts_for_each_client_it_may_have_been(old: Path) -> None:
+    """Nodes of `place` i/2 charged client 1 where it was client 2 or 3 of the federation."""
+    ledger = Ledger(old, nodes=2)
+    for client, times in enumerate((3, 3, 2, 2, 2, 2, 0)):
+        limits = Limits(participations=times)
+        assert ledger.affordable([client], COST, limits) == [False]
+        assert ledger.affordable([client], COST, Limits(participations=times + 1)) == [True]
+    ledger.charge(TRAIN, [6])
+    assert Ledger(old, nodes=2).spent(2) == Ledger(old).spent(3) == Fraction(22, 3), "once, and not once more"
+
+
+@pytest.mark.parametrize(
+    "change", ["DROP INDEX by_client", "DROP TABLE charges", "CREATE TABLE totals (client INTEGER)"]
+)
+def test_an_old_ledger_of_other_tables_is_refused(old: Path, change: str) -> None:
+    with by_hand(old) as connection:
+        connection.execute(change)
+    with pytest.raises(LedgerError, match="its tables are not a ledger's"):
+        Ledger(old)
+
+
+def test_an_old_ledger_whose_index_has_lost_a_charge_is_refused(old: Path) -> None:
+    """SQLite would answer from the index, and ``quick_check`` does not look there."""
+    content = bytearray(old.read_bytes())
+    assert content[2 * 4096] == 0x0A, "a leaf of an index"
+    content[2 * 4096 + 4] -= 1  # the number of its entries
+    old.write_bytes(content)
+    with pytest.raises(LedgerError, match="is damaged"):
+        Ledger(old)
+
+
+# --- where it lies
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_ledger_that_may_not_be_read_is_named(path: Path) -> None:
+    path.chmod(0)
+    with pytest.raises(LedgerError, match="cannot be opened"):
         Ledger(path)
 
 
