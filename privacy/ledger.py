@@ -353,7 +353,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _number(connection: sqlite3.Connection) -> int:
-    [[charges]] = connection.execute("SELECT charges FROM head")
+    [[charges]] = connection.execute("SELECT COALESCE(MAX(charges), 0) FROM head")
     return int(charges)
 
 
