@@ -23,10 +23,12 @@ import tomli_w
 import typer
 
 from deployment import certs
+from deployment.guard import read_secret
 from deployment.split import split
 from federation import find_federation
 from protocol.cli import errors_in_one_line
 from protocol.errors import DemoError, FederationError
+from protocol.flower import keep_secret
 from protocol.home import umbel_home
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -96,12 +98,13 @@ def _run(compose: Run, keys: Path) -> Path:
     """Start everything, run the task, and return the folder with its results."""
     _title("The server")
     compose("up", "--detach", "--wait", "superlink", "serverapp")
-    address = compose("port", "superlink", "8000", capture=True).strip().rpartition(":")
+    address = f"localhost:{compose('port', 'superlink', '8000', capture=True).strip().rpartition(':')[2]}"
     with tempfile.TemporaryDirectory(prefix="umbel-demo-") as scratch:
-        connection = {"address": f"localhost:{address[2]}", "root-certificates": str(keys / "ca.crt")}
+        connection = {"address": address, "root-certificates": str(keys / "ca.crt")}
         (Path(scratch) / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": "demo", "demo": connection}}), encoding="utf-8"
         )
+        keep_secret(Path(scratch), address, read_secret(keys / "control.secret").decode())
         environment = os.environ | {
             "FLWR_HOME": scratch,
             "FLWR_TELEMETRY_ENABLED": "0",

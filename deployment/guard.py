@@ -91,12 +91,12 @@ class Guard:
     """
 
     def __init__(self, app: Asgi, rules: Rules) -> None:
-        self._app, self._rules = app, rules
+        self._app, self.rules = app, rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a connection on, or refuse it."""
         kind = scope["type"]
-        if kind == "lifespan" or (kind == "http" and self._rules.let(scope)):
+        if kind == "lifespan" or (kind == "http" and self.rules.let(scope)):
             await self._app(scope, receive, send)
         elif kind == "http":
             body = json.dumps({"detail": REFUSAL}).encode()

@@ -16,8 +16,11 @@ from flwr.common.config import parse_config_args
 from flwr.supercore.cli.flower_superexec import _parse_args as superexec
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
+from typer.testing import CliRunner
 
+from deployment import superlink as guarded
 from deployment.demo import CONFIG, POLICY, SITES
+from deployment.guard import Rules, parse_networks
 from privacy.site import Site
 from protocol.flower import build_bundle
 from server.setup import Setup
@@ -26,6 +29,8 @@ ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
 EXECUTOR = ["python", "-m", "client.executor"]
 """Takes the options of Flower's own executor."""
+GUARDED = ["python", "-m", "deployment.superlink"]
+"""Takes the options of Flower's own SuperLink, and the guard's."""
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
 DEMO = {*SERVER, *SITES, *(f"{site}-app" for site in SITES)}
@@ -65,9 +70,25 @@ def services() -> dict[str, Any]:
     return everything
 
 
+def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
+    """Return the options that the server's command hands on to Flower's, and the rules by which its guard goes."""
+    started: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded, "run_superlink", lambda *arguments: started.extend(arguments))
+        # Names and files are there in the container alone.
+        patch.setattr(guarded, "look_up", lambda name: frozenset({name}))
+        patch.setattr(guarded, "read_secret", lambda file: str(file).encode())
+        done = CliRunner().invoke(guarded.app, command[len(GUARDED) :])
+    assert done.exit_code == 0, done.output
+    options, guard = started
+    return options, guard(None).rules
+
+
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
     program, *arguments = ["flower-superexec", *command[3:]] if command[:3] == EXECUTOR else command
+    if command[:3] == GUARDED:
+        program, arguments = "flower-superlink", start_guarded(command)[0]
     PARSERS[program]().parse_args(arguments)
 
 
@@ -101,12 +122,33 @@ def test_tls_and_keys_are_the_default(services: dict[str, Any]) -> None:
     assert {name for name, service in services.items() if "--insecure" in service["command"]} == APPS
 
 
+def test_a_guard_stands_in_front_of_the_server(services: dict[str, Any]) -> None:
+    service = services["superlink"]
+    assert service["command"][:3] == GUARDED
+    _, rules = start_guarded(service["command"])
+    # No address opens anything: behind Docker's network they may all look alike.
+    assert rules == Rules(secret=b"/run/secrets/control.secret", runtime_at=frozenset({"inside"}))  # type: ignore[arg-type]
+    assert {secret["target"] for secret in service["secrets"]} >= {"/run/secrets/control.secret"}
+    holders = {name for name, one in services.items() if "control.secret" in json.dumps(one.get("secrets", []))}
+    assert holders == {"superlink"}
+
+
+def test_the_executor_alone_is_where_its_interface_is_open(services: dict[str, Any]) -> None:
+    assert services["superlink"]["networks"]["server"]["aliases"] == ["inside"]
+    assert not services["superlink"]["networks"]["front"]
+    assert {name for name, service in services.items() if "server" in service["networks"]} == SERVER
+    assert document("server")["networks"]["server"]["internal"]
+
+
 def test_insecure_must_be_asked_for_by_name() -> None:
     for profile in ("server", "client"):
         for service in compose(profile, "deployment/insecure.yml").values():
             assert "--insecure" in service["command"]
             assert not service.get("secrets")
             parse(service["command"])
+    _, rules = start_guarded(compose("server", "deployment/insecure.yml")["superlink"]["command"])
+    assert rules.control_from == parse_networks("0.0.0.0/0 ::/0")
+    assert rules.runtime_at == {"inside"}
 
 
 def test_apps_see_no_key_and_no_network_but_their_own(services: dict[str, Any]) -> None:

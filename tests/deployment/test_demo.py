@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
-from deployment import demo
+from deployment import certs, demo
 
 
 @pytest.fixture
@@ -38,6 +40,20 @@ def test_it_keeps_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert seen["LISTEN"] == "127.0.0.1:"
     assert seen["SERVER"] == "superlink:8000"
     assert Path(seen["CERTS"]).parent == tmp_path
+
+
+def test_it_has_the_operators_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certs.make(tmp_path, [], [])
+
+    def register(_: Path, environment: dict[str, str]) -> None:
+        kept = yaml.safe_load((Path(environment["FLWR_HOME"]) / "credentials.yaml").read_text(encoding="utf-8"))
+        [token] = [value for name, value in kept.items() if "localhost:49153" in name and "access" in name]
+        assert base64.b64decode(token) == (tmp_path / "control.secret").read_bytes()
+        raise demo.DemoError("far enough")
+
+    monkeypatch.setattr(demo, "_register", register)
+    with pytest.raises(demo.DemoError, match="far enough"):
+        demo._run(lambda *_, **__: "127.0.0.1:49153\n", tmp_path)
 
 
 def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,15 @@ A start of processes is dear, so that all looks at one run, in which one of the 
 
 from __future__ import annotations
 
+import json
+import ssl
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -20,7 +23,7 @@ from client.app import app as client_app
 from server.app import app as server_app
 from simulation.grid import InProcessGrid
 from tests.deployment.conftest import CLIENTS, SHORT, TRAIN, write_site
-from tests.deployment.processes import Deployment, Member, Run
+from tests.deployment.processes import APP, CONNECTION, Deployment, Member, Run
 
 pytestmark = pytest.mark.slow
 
@@ -68,6 +71,8 @@ class Episode:
     run: Run
     status: str
     strangers: dict[str, Member]
+    answers: dict[str, str]
+    """What a site reads that tries what is the operator's."""
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +83,19 @@ def episode(deployment: Deployment) -> Episode:
         "without key": deployment.start_stranger("keyless"),
         "without TLS": deployment.start_stranger("plain", tls=False),
     }
-    return Episode(run, deployment.wait(run), strangers)
+    key = deployment.write_key("another site of the south's")
+    answers = {
+        " ".join(words[:2]): deployment.flwr_of_somebody(*words)
+        for words in (
+            ("run", str(APP), CONNECTION),
+            ("supernode", "register", f"{key}.pub", CONNECTION),
+            ("supernode", "unregister", deployment.nodes["north"].node_id, CONNECTION),
+            ("supernode", "list", CONNECTION),
+            ("list", CONNECTION),
+            ("stop", run.id, CONNECTION),
+        )
+    }
+    return Episode(run, deployment.wait(run), strangers, answers)
 
 
 def test_sites_learn_together_though_one_refuses(episode: Episode) -> None:
@@ -175,3 +192,35 @@ def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Epi
     knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
     assert knows == {west.folder / "log"}
     assert reason.decode() not in log
+
+
+def test_a_site_starts_no_run_and_registers_nothing(deployment: Deployment, episode: Episode) -> None:
+    """With the server's certificate and keys of its own, from where others are let in."""
+    for command, answer in episode.answers.items():
+        assert "forbidden by this server's guard" in answer, f"{command}: {answer}"
+    asked = ("start-run", "register-node", "unregister-node", "list-nodes", "list-runs", "stop-run")
+    for path in asked:
+        assert f'"POST /v1/control/{path} HTTP/1.1" 403' in deployment.superlink.log
+    runs = json.loads(deployment.flwr("list", CONNECTION, "--format", "json"))["runs"]
+    assert [run["run-id"] for run in runs] == [episode.run.id]
+    nodes = json.loads(deployment.flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
+    assert {node["node-id"]: node["status"] for node in nodes} == {
+        node.node_id: "online" for node in deployment.nodes.values()
+    }
+
+
+def test_a_site_elsewhere_takes_no_task_of_the_servers(deployment: Deployment, episode: Episode) -> None:
+    trusted = ssl.create_default_context(cafile=deployment.folder / "ca.crt")
+    status = {}
+    for source in ("127.0.0.1", "127.0.0.2"):
+        with httpx.Client(transport=httpx.HTTPTransport(verify=trusted, local_address=source)) as caller:
+            for path in ("runtime/acquire-task", "runtime/push-messages", "fleet/pull-messages", "control/start-run"):
+                answer = caller.post(f"https://{deployment.address}/v1/{path}")
+                status[source, path] = answer.status_code == 403
+    # This machine may call what its own executor calls; Flower itself wants a task's token there.
+    assert [path for (source, path), forbidden in status.items() if forbidden and source == "127.0.0.1"] == [
+        "control/start-run"
+    ]
+    assert [path for (source, path), forbidden in status.items() if not forbidden and source == "127.0.0.2"] == [
+        "fleet/pull-messages"
+    ]
