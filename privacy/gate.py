@@ -28,7 +28,7 @@ from privacy import randomness
 from privacy.laplace import NoiseSource, sanitise
 from privacy.ledger import Charge, Ledger
 from privacy.memory_ledger import MemoryLedger
-from privacy.precision import min_radius, resolution, round_to_grid
+from privacy.precision import check_noise, min_radius, resolution, round_to_grid
 from privacy.site import Policy, Site
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
@@ -94,7 +94,7 @@ def local_report(
     losses, metrics : ndarray, shape (clients,)
         Of each asked client.
     clients : sequence of int
-        Their numbers in the ledger.
+        Their numbers within the node.
     trains : bool
         Whether they are training clients, whose reports need noise.
     """
@@ -173,9 +173,13 @@ class Gate:
         radius = max(demand.radius, policy.radius_floor)
         if not site.simulated:
             radius = max(radius, min_radius(n, nu, finest))
+        # Whatever a demand alone can make fail comes before the charge.
+        check_noise(n, nu, radius)
+        seed = site.seed(RunConfig.of(context.run_config))
         public = demand.radius_mode is RadiusMode.PUBLIC
         release = Release(Kind.TRAIN, n, nu, demand.radius_mode, radius if public else None)
-        asked = _which(demand.clients, ledger.affordable(demand.clients, release.cost, site.limits))
+        affords = ledger.affordable(site.client_ids(demand.clients), release.cost, site.limits)
+        asked = _which(demand.clients, affords)
         if not asked:
             raise Refused("no asked client can afford this round")
 
@@ -188,14 +192,13 @@ class Gate:
         trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
         chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), hypotheses, len(asked))
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
-        paid = np.array(ledger.charge(Charge(str(context.run_id), demand.round, release), asked, site.limits))
+        charge = Charge(str(context.run_id), demand.round, release)
+        paid = np.array(ledger.charge(charge, site.client_ids(asked), site.limits))
         for action in actions:
             action(paid)
         releasing = _which(asked, paid)
         _log_noise_source(site)
-        sources = iter(
-            randomness.noise(site.seed(RunConfig.of(context.run_config)), demand.round, site.client_ids(releasing))
-        )
+        sources = randomness.noise(seed, demand.round, site.client_ids(releasing))
         if not paid.all():
             trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
         releases = _sanitised(trained, everything, chosen, demand, radius, finest, parts, sources)
@@ -232,17 +235,16 @@ class Gate:
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
         own: Any = private["clients"]
-        clients: list[int] = list(own)
+        clients = site.client_ids(tuple(own))
+        if len(clients) != values.shape[1]:
+            raise Refused("the handler does not say whose loss and metric these are")
         radius = math.sqrt(2) * bound
+        check_noise(2, nu, radius)
+        seed = site.seed(RunConfig.of(context.run_config))
         charge = Charge(str(context.run_id), demand.round, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius))
         paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
-        sources = randomness.noise(
-            site.seed(RunConfig.of(context.run_config)),
-            demand.round,
-            site.client_ids(_which(clients, paid)),
-            "report",
-        )
+        sources = randomness.noise(seed, demand.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
         noised = sanitise(clipped - bound / 2, nu, radius, RadiusMode.PUBLIC, sources) + bound / 2
         reported = np.full_like(values, np.nan)
@@ -321,7 +323,7 @@ def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
             umbel_home().mkdir(parents=True, exist_ok=True)
         log(WARNING, "umbel made a new, empty ledger: %s", site.ledger_path)
         return Ledger.create(site.ledger_path)
-    return Ledger(site.ledger_path)
+    return Ledger(site.ledger_path, nodes=site.step)
 
 
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:

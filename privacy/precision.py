@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 from numpy.typing import NDArray
+
+from protocol.errors import Refused
 
 # Steps of the grid that the standard deviation of a coordinate's noise spans at least.
 STEPS = 16
@@ -24,6 +27,13 @@ def min_radius(n: int, noise_multiplier: float, resolution: float) -> float:
     component is nu r sqrt(n + 1) / n (Lemma 4.3).
     """
     return STEPS * resolution * n / (noise_multiplier * math.sqrt(n + 1))
+
+
+def check_noise(n: int, noise_multiplier: float, radius: float) -> None:
+    """Raise `Refused` where nu and radius, or what `round_to_grid` makes of them, are beyond 64-bit numbers."""
+    product = noise_multiplier * radius
+    if noise_multiplier > 0 and not (sys.float_info.min * n <= product <= sys.float_info.max / (n + 1)):
+        raise Refused(f"noise multiplier {noise_multiplier:g} at radius {radius:g} is no noise that can be computed")
 
 
 def round_to_grid(

@@ -1,4 +1,7 @@
-"""A client process that is killed at any moment: what it released, it has paid for."""
+"""A client process that is killed at any moment: what it released, it has paid for.
+
+``UMBEL_KILLS=500`` kills it so often in place of 200 times.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from federation import Manifest, offsets_of, write_federation
 from privacy.ledger import Ledger
 
 CLIENTS = 3
-KILLS = 200
+KILLS = int(os.environ.get("UMBEL_KILLS", "200"))
 ANSWER = b"".join(b"%d\n" % client for client in range(CLIENTS))
 """What is noted when all clients have released."""
 
@@ -84,7 +87,7 @@ def wait_for(process: BaseProcess, condition: Callable[[], bool]) -> None:
 def test_spent_is_never_less_than_what_was_released(
     folder: Path, run_config: dict[str, Any], forks: ForkServerContext
 ) -> None:
-    """A ledger on disk, a process that trains, charges and releases, and kill -9 at a random moment, 200 times."""
+    """A ledger on disk, a process that trains, charges and releases, and kill -9 at a random moment."""
     generator = np.random.default_rng(1)
     (folder / "sent").touch()
     cut_off = 0

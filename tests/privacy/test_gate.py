@@ -12,6 +12,7 @@ import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -882,6 +883,73 @@ BAD_HYPOTHESES: dict[str, Arrays] = {
 def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
     hypotheses = ArrayRecord({key: Array(value) for key, value in BAD_HYPOTHESES[name].items()})
     refused_unseen(asked(hypotheses, demanded((4, 7))), SIMULATED)
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 1e200, "radius": 1e200},
+        {"noise_multiplier": 1e200, "radius": 1e200, "radius_mode": "public"},
+        {"noise_multiplier": 1e200, "radius": 1e200, "noise_per": "row"},
+        {"noise_multiplier": 1e308, "radius": 1.0},
+    ],
+    ids=str,
+)
+def test_noise_that_cannot_be_computed_is_refused_before_anybody_pays(
+    changes: dict[str, Any], node_config: dict[str, Any]
+) -> None:
+    """Three such demands would use up three participations."""
+    context, spy = of_node(node_config), Spy(hands_over(np.ones((2, 2)), [0, 0]))
+    assert what_left(through_gate(request(ZEROS, (4, 7), **changes), context, spy), 2) is None
+    assert spy.calls == 0
+    assert spent(context, (4, 7)) == [0, 0]
+
+
+def test_a_run_config_that_cannot_be_run_is_refused_before_anybody_pays() -> None:
+    context, spy = of_node(OWN, rounds="many"), Spy(hands_over(np.ones((2, 2)), [0, 0]))
+    assert what_left(through_gate(request(ZEROS, (4, 7)), context, spy), 2) is None
+    assert spy.calls == 0
+    assert spent(context, (4, 7)) == [0, 0]
+
+
+# --- who pays
+
+
+def of_place(place: str, **policy: Any) -> Context:
+    return of_node(OWN | {"role": "split", "place": place} | policy)
+
+
+def test_clients_pay_by_the_federations_numbers() -> None:
+    """Client 3 of node 2 of 5 is client 17 of the federation; the message counts within the node."""
+    context = of_place("2/5")
+    handler = hands_over(np.ones((2, 2)), [0, 0])
+    assert assert_left(through_gate(request(ZEROS, (0, 3)), context, handler), 2, ONE).released == [1, 1]
+    assert [client for client in range(20) if spent(context, [client]) != [0]] == [2, 17]
+
+
+def test_a_client_out_of_budget_releases_nothing_under_another_nodes_numbers() -> None:
+    """Client 6 is client 3 of node 0 of 2, and client 1 of node 1 of 5; the nodes share a ledger."""
+    Ledger.create(umbel_home_made() / "ledger.sqlite")
+    limits: dict[str, Any] = {"max-participations": 1}
+    handler = hands_over(np.ones((1, 2)), [0])
+    first, second = of_place("0/2", **limits), of_place("1/5", **limits)
+    assert what_left(through_gate(request(ZEROS, (3,)), first, handler), 1, ONE) is not None
+    assert what_left(through_gate(request(ZEROS, (1,)), second, handler), 1, ONE) is None
+    assert what_left(through_gate(request(ZEROS, (3,)), second, handler), 1, ONE) is not None, "client 16 has not paid"
+
+
+def test_simulated_nodes_that_share_a_ledger_share_no_client() -> None:
+    path = umbel_home_made() / "ledger.sqlite"
+    for node in range(2):
+        context = of_node({"partition-id": node, "num-partitions": 2, "ledger-path": str(path)})
+        through_gate(request(ZEROS, (0, 1)), context, hands_over(np.ones((2, 2)), [0, 0]))
+    assert [account.client for account in Ledger(path).accounts()] == [0, 1, 2, 3]
+
+
+def umbel_home_made() -> Path:
+    umbel_home().mkdir(exist_ok=True)
+    return umbel_home()
 
 
 # --- where the data are the site's own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from privacy.laplace import sample
-from privacy.precision import STEPS, min_radius, resolution, round_to_grid
+from privacy.precision import STEPS, check_noise, min_radius, resolution, round_to_grid
+from protocol.errors import Refused
 
 
 def test_the_resolution_is_that_of_the_largest_hypothesis() -> None:
@@ -66,3 +68,27 @@ def test_a_large_model_with_little_noise_leaves_no_coordinate_without_noise() ->
 
     assert unchanged(0.01, rounded=False) > 0.1
     assert unchanged(min_radius(n, nu, spacing), rounded=True) < 0.03
+
+
+NUMBERS = st.floats(min_value=sys.float_info.min, max_value=sys.float_info.max)
+
+
+@given(st.sampled_from([1, 2, 11, 1_206_590]), NUMBERS, NUMBERS)
+def test_noise_that_passes_the_check_can_be_rounded(n: int, noise_multiplier: float, radius: float) -> None:
+    try:
+        check_noise(n, noise_multiplier, radius)
+    except Refused:
+        return
+    assert 0 < n / (noise_multiplier * radius) < math.inf
+    round_to_grid(np.ones(1), n, noise_multiplier, radius, 1e-7)
+
+
+@pytest.mark.parametrize(("nu", "radius"), [(1e200, 1e200), (1e-200, 1e-200), (3.0, math.inf), (1e307, 1.0)])
+def test_noise_beyond_64_bits_is_refused(nu: float, radius: float) -> None:
+    with pytest.raises(Refused, match="is no noise that can be computed"):
+        check_noise(1000, nu, radius)
+
+
+@pytest.mark.parametrize(("nu", "radius"), [(5.0, 1e38), (0.0, 0.01), (1e12, 1e-6), (1e-3, 1e-6)])
+def test_large_noise_small_noise_and_none_pass(nu: float, radius: float) -> None:
+    check_noise(1_206_590, nu, radius)
