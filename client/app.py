@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import partial
+from logging import ERROR
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
@@ -16,8 +19,12 @@ from client.node import Node
 from client.noisy_messages import noisy_messages
 from privacy.gate import Gate, guard, local_report, local_result, once_paid
 from privacy.randomness import noise, streams
+from privacy.site import Policy
+from privacy.time_limit import time_limit
+from protocol.arrays import Arrays
 from protocol.demands import VERSION, Evaluation, Training
-from protocol.errors import ProtocolError
+from protocol.errors import ProtocolError, UmbelError
+from protocol.flower import log
 from protocol.messages import evaluation_in, hosting_reply, hypotheses_in, run_in, training_in, version_in
 
 app = ClientApp()
@@ -58,20 +65,37 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
         raise ProtocolError(f"noisy messages are for models with local parameters, not {node.model.name!r}")
     clients, policy = node.training_clients(demand.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
-    own, learner = kept.read(clients), node.learner
-    cohort = Cohort.gather(node.federation, clients, learner.device)
-    update = LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps)
-    shuffles = streams(node.seed, "shuffle", demand.round, clients)
-    chosen = learner.choose(hypotheses, cohort, own)
-    trained, own = learner.train(hypotheses, chosen, cohort, update, shuffles, own, policy.balanced_batches)
-    # What nobody has paid for leaves no trace: else a server could train a client as often as it likes.
-    once_paid(partial(kept.write, clients, own, trained))
+    before = kept.read(clients)
+    learner = node.learner
+    # What cannot be trained stays where it is, and nobody learns that: see `_undisclosed`.
+    chosen = np.zeros(len(clients), np.int64)
+    trained = {name: np.full((len(clients), *shape), np.nan, np.float32) for name, shape in node.model.shapes.items()}
+    own: Arrays | None = None
+
+    def compute() -> None:
+        nonlocal chosen, trained, own
+        cohort = Cohort.gather(node.federation, clients, learner.device)
+        chosen = learner.choose(hypotheses, cohort, before)
+        shuffles = streams(node.seed, "shuffle", demand.round, clients)
+        trained, own = learner.train(
+            hypotheses, chosen, cohort, _update(demand, policy), shuffles, before, policy.balanced_batches
+        )
+
+    _undisclosed(node, compute)
+    if own is not None:
+        # What nobody has paid for leaves no trace: else a server could train a client as often as it likes.
+        once_paid(partial(kept.write, clients, own, trained))
     if demand.message_noise:
         sources = noise(node.seed, demand.round, clients, "message")
         # Noise on the rows that changed alone would show which those are.
         everywhere = policy.noise_all_items or not node.site.simulated
         trained = noisy_messages(trained, hypotheses, chosen, demand.message_noise, sources, everywhere)
     return local_result(trained, chosen)
+
+
+def _update(demand: Training, policy: Policy) -> LocalUpdate:
+    most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
+    return LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps, most)
 
 
 def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -81,13 +105,19 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
     clients = node.validation_clients(demand.clients)
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
     learner = node.learner
-    cohort = Cohort.gather(node.federation, clients, learner.device)
-    if not node.model.local_shapes:
-        losses, metrics = learner.score(hypotheses, cohort)
-    elif node.training_clients_report:
-        losses, metrics = learner.score(hypotheses, cohort, kept.read(clients))
-    else:
-        losses, metrics = learner.score_newcomers(hypotheses, cohort, kept.fresh(clients), demand.step_size)
+    losses, metrics = np.full((2, 1, len(clients)), np.nan)
+
+    def compute() -> None:
+        nonlocal losses, metrics
+        cohort = Cohort.gather(node.federation, clients, learner.device)
+        if not node.model.local_shapes:
+            losses, metrics = learner.score(hypotheses, cohort)
+        elif node.training_clients_report:
+            losses, metrics = learner.score(hypotheses, cohort, kept.read(clients))
+        else:
+            losses, metrics = learner.score_newcomers(hypotheses, cohort, kept.fresh(clients), demand.step_size)
+
+    _undisclosed(node, compute, node.training_clients_report)
     best = best_hypothesis(losses)[None]
     return local_report(
         np.take_along_axis(losses, best, 0)[0],
@@ -95,6 +125,31 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
         node.site.local_ids(clients),
         node.training_clients_report,
     )
+
+
+def _undisclosed(node: Node, compute: Callable[[], None], needed: bool = True) -> None:
+    """Compute on clients' data within the site's time; what goes wrong, the site alone is told.
+
+    Whether memory or time is enough depends on how many rows there are. A reply that stayed away would
+    tell that, for nothing. So the clients of the message are charged and answered as if nothing had gone
+    wrong, and to the gate, numbers that are not there are those of training that blew up.
+
+    Parameters
+    ----------
+    node : Node
+    compute : callable
+    needed : bool
+        Whether clients are to be protected; those that report their loss as it is are not. In
+        simulation, where nobody is, an error shall be seen.
+    """
+    try:
+        with time_limit(node.site.policy.max_seconds):
+            compute()
+    except Exception as error:
+        if node.site.simulated or not needed:
+            raise
+        trace = None if isinstance(error, UmbelError) else error
+        log(ERROR, "umbel could not compute, and answers and charges without an update: %s", error, exc_info=trace)
 
 
 @app.query("keep", mods=[guard])

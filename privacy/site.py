@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from privacy.ledger import Limits
 from protocol.demands import Training
@@ -76,9 +76,23 @@ def _number(value: Any) -> Any:
         return value
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return value
     return str(value) if math.isnan(number) else number
+
+
+def _unlimited(value: Any, entry: ValidationInfo) -> Any:
+    """Return a number, which is infinite where that is written as a word and nowhere else.
+
+    A number too large for a machine is read as infinite. It was meant as a limit, and would be none.
+    """
+    if isinstance(value, str) and value.strip().lower() == "inf":
+        return math.inf
+    number = _number(value)
+    if number in (math.inf, -math.inf):
+        name = str(entry.field_name).replace("_", "-")
+        raise ValueError(f'{name} must be a number that this machine can hold, or the text "inf", got {value!r}')
+    return number
 
 
 def _whole(value: Any) -> Any:
@@ -89,7 +103,7 @@ def _whole(value: Any) -> Any:
 Text = Annotated[str, BeforeValidator(_text)]
 Flag = Annotated[bool, BeforeValidator(_flag)]
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
-Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_number)]
+Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_unlimited)]
 Whole = Annotated[int, BeforeValidator(_whole)]
 
 
@@ -122,9 +136,19 @@ class Policy(Settings):
         0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
     )
     max_hypotheses: Whole = Field(
-        MAX_HYPOTHESES,
+        10,
         ge=1,
-        description="the largest k it accepts; the noise on an update does not hide which hypothesis was chosen",
+        description="the largest k it accepts; the noise does not hide which was chosen: log2 k bits an answer",
+    )
+    max_local_epochs: Unlimited = Field(100, ge=1, description="the most epochs a round that it accepts")
+    max_local_steps: Unlimited = Field(1000, ge=1, description="the most steps a round that it accepts")
+    max_examples: Unlimited = Field(
+        10_000_000,
+        ge=1,
+        description="how often rows are computed on in a client's round; passes beyond it are left out",
+    )
+    max_seconds: Unlimited = Field(
+        3600.0, gt=0, description="how long it computes for a message; an update that takes longer counts as none"
     )
     budget: Unlimited = Field(math.inf, ge=0, description="the most a client may spend, as a sum of n/nu")
     max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
@@ -169,8 +193,10 @@ class Policy(Settings):
             raise ValueError(
                 f"bundle must be SHA-256 sums of 64 hexadecimal digits, separated by spaces, got {strange[0]!r}"
             )
-        if self.max_participations not in (math.inf, int(min(self.max_participations, 1e18))):
-            raise ValueError(f"max-participations must be a whole number, got {self.max_participations}")
+        for name in ("max_local_epochs", "max_local_steps", "max_examples", "max_participations"):
+            value = getattr(self, name)
+            if not (math.isinf(value) or float(value).is_integer()):
+                raise ValueError(f"{name.replace('_', '-')} must be a whole number, got {value}")
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
         return self
@@ -190,6 +216,12 @@ class Policy(Settings):
             raise Refused(
                 f"the server asks for radius {demand.radius_mode.value!r}; this site accepts only a public radius"
             )
+        for key, asked, most in (
+            ("local-epochs", demand.local_epochs, self.max_local_epochs),
+            ("local-steps", demand.local_steps, self.max_local_steps),
+        ):
+            if asked > most:
+                raise Refused(f"the server asks for {key} = {asked}; this site accepts {most:g} at most")
         if demand.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")
 
@@ -201,6 +233,8 @@ _SIMULATED: dict[str, Any] = {
     "role": "split",
     "min-noise-multiplier": 0.0,
     "radius-floor": 0.0,
+    "max-hypotheses": MAX_HYPOTHESES,
+    **dict.fromkeys(("max-local-epochs", "max-local-steps", "max-examples", "max-seconds"), "inf"),
     "allow-unsanitised": True,
 }
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +24,8 @@ from privacy import gate, randomness
 from privacy.ledger import Ledger
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.records import to_array_record
-from protocol.run_config import MAX_HYPOTHESES
 from simulation.grid import InProcessGrid
-from tests.helpers.messages import asked, refused, released, scores
+from tests.helpers.messages import asked, refused, released, scores, wire
 from tests.helpers.messages import releases as arrays_of
 
 CLIENTS = 4
@@ -210,7 +209,7 @@ def stacked(k: int, value: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
         pytest.param(stacked(2) | {"bias": np.ones((2, 1), np.float32)}, id="one key too many"),
         pytest.param({}, id="no key"),
         pytest.param(stacked(0), id="none"),
-        pytest.param(stacked(MAX_HYPOTHESES + 1), id="too many"),
+        pytest.param(stacked(11), id="too many"),
         pytest.param(stacked(1_000_000), id="a million copies"),
         pytest.param({"weight": np.array([["<script>"]])}, id="text"),
         pytest.param({"weight": np.array([[None]], dtype=object)}, id="objects"),
@@ -305,6 +304,92 @@ def test_steps_that_blow_up_release_the_hypothesis_with_noise_and_cost_as_ever(s
     assert site.lives()
 
 
+# --- work without end
+
+
+@pytest.mark.parametrize("asked_for", [{"local_epochs": 101}, {"local_epochs": 2**31}, {"local_steps": 1001}])
+def test_work_beyond_the_policy_is_refused_before_any_data_are_looked_at(
+    site: Site, monkeypatch: pytest.MonkeyPatch, asked_for: dict[str, int]
+) -> None:
+    monkeypatch.setattr("client.app.Node.of", lambda *_: pytest.fail("the data were opened"))
+    assert refused(site.ask(replace(HONEST, **asked_for)))
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise MemoryError("Unable to allocate 14.9 TiB for an array with shape (5000, 411)")
+
+
+def no_memory_of_torch(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 411 bytes")
+
+
+@pytest.mark.parametrize("where", ["Cohort.gather", "LocalUpdate.passes_over", "LocalUpdate.size"])
+@pytest.mark.parametrize("fault", [no_memory, no_memory_of_torch])
+def test_memory_that_is_not_enough_is_charged_and_answered_as_any_release(
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: str, fault: Callable[..., Any], node_log: StringIO
+) -> None:
+    """How much is needed depends on the number of rows; a reply that stayed away would tell it."""
+    usual = site.ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"client.cohort.{where}", fault)
+        reply = site.ask()
+    assert set(reply.content) == set(usual.content) == {"arrays", "released"}
+    assert released(reply) == [1, 1]
+    assert len(wire(reply)) == len(wire(usual))
+    assert np.isfinite(releases(reply)).all()
+    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
+    assert "could not compute" in node_log.getvalue()
+    assert site.lives()
+
+
+def test_time_that_is_over_is_charged_and_answered_as_any_release(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """The release is one of the hypotheses with noise: nobody's data play a part in it."""
+    site = Site(tmp_path, run_config, **{"max-seconds": 1e-9, "min-noise-multiplier": 2**-10})
+    reply = site.ask(replace(HONEST, noise_multiplier=2**-10, step_size=0.5, batch_size=0, clients=(0, 1, 2, 3)))
+    assert released(reply) == [1] * 4
+    # They have not chosen either; training would have moved them by more than 1.
+    np.testing.assert_allclose(releases(reply), [[5, 6]] * 4, atol=0.01)
+    assert site.spent() == [2048] * 4
+    assert not (tmp_path / "ledger.sqlite.local").exists()
+
+
+def test_passes_beyond_max_examples_are_left_out_in_silence(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Ten rows a client and thirty computations: three epochs, whatever was asked."""
+    policy = {"min-noise-multiplier": 1e-6, "max-examples": 30}
+    site = Site(tmp_path, run_config, **policy)
+    exact = replace(HONEST, noise_multiplier=1e-6, batch_size=0, clients=(0,))
+    three, twenty = (releases(site.ask(replace(exact, local_epochs=epochs))) for epochs in (3, 20))
+    np.testing.assert_allclose(three, twenty, atol=1e-4)
+    two = releases(site.ask(replace(exact, local_epochs=2)))
+    assert np.abs(two - three).max() > 0.01
+
+
+def test_reports_of_training_clients_are_charged_where_nothing_could_be_computed(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0})
+    monkeypatch.setattr("client.cohort.Cohort.gather", no_memory)
+    losses, metrics = scores(site.evaluate((CLIENTS, CLIENTS + 1)))
+    assert np.isfinite([losses, metrics]).all()
+    assert site.spent() == [Fraction(1, 2), Fraction(1, 2), 0, 0]
+
+
+def test_clients_that_report_as_it_is_do_not_report_what_is_not_so(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, run_config, role="validation")
+    monkeypatch.setattr("client.cohort.Cohort.gather", no_memory)
+    assert refused(site.evaluate((0,)))
+
+
+def test_in_simulation_an_error_is_seen(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = InProcessGrid(app, run_config)
+    monkeypatch.setattr("client.cohort.Cohort.gather", no_memory)
+    [reply] = grid.send_and_receive([Message(asked(THETA, HONEST), *grid.get_node_ids(), "train")])
+    assert refused(reply)
+
+
 def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config, **{"radius-mode": "public"})
     assert refused(site.ask())
@@ -389,7 +474,7 @@ def test_a_loss_that_the_data_are_not_for_is_refused(tmp_path: Path, run_config:
     assert refused(Site(tmp_path, run_config | {"loss": "cross-entropy"}).ask())
 
 
-@pytest.mark.parametrize("hypotheses", [stacked(2, math.nan), stacked(MAX_HYPOTHESES + 1)])
+@pytest.mark.parametrize("hypotheses", [stacked(2, math.nan), stacked(11)])
 def test_evaluation_takes_no_other_hypotheses_than_training(
     tmp_path: Path, run_config: dict[str, Any], hypotheses: dict[str, Any]
 ) -> None:

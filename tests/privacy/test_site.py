@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from fractions import Fraction
@@ -255,6 +256,17 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"radius-floor": 0.0}, "radius-floor must be a number above 0 where the data are a site's own, got 0"),
         ({"budget": -1}, "budget must be a number of at least 0, got -1"),
         ({"budget": True}, "budget must be a number of at least 0, got True"),
+        ({"budget": "1e400"}, "budget must be a number that this machine can hold, or the text \"inf\", got '1e400'"),
+        ({"budget": math.inf}, 'budget must be a number that this machine can hold, or the text "inf", got inf'),
+        ({"max-participations": "-inf"}, "max-participations must be a number that this machine can hold"),
+        ({"max-participations": "infinity"}, "max-participations must be a number that this machine can hold"),
+        ({"max-participations": 1.5}, r"max-participations must be a whole number, got 1\.5"),
+        ({"max-participations": 10**400}, "max-participations must be a number of at least 0, got 1000"),
+        ({"min-noise-multiplier": "1e400"}, "min-noise-multiplier must be a finite number of at least 0, got inf"),
+        ({"max-local-epochs": 0}, "max-local-epochs must be a number of at least 1, got 0"),
+        ({"max-local-steps": 2.5}, r"max-local-steps must be a whole number, got 2\.5"),
+        ({"max-examples": "many"}, "max-examples must be a number of at least 1, got 'many'"),
+        ({"max-seconds": 0}, "max-seconds must be a number above 0, got 0"),
         ({"max-hypotheses": 0}, "max-hypotheses must be a whole number of at least 1, got 0"),
         ({"max-hypotheses": 1.5}, "max-hypotheses must be a whole number of at least 1, got 1.5"),
         ({"report-bound": float("inf")}, "report-bound must be a finite number above 0, got inf"),
@@ -290,6 +302,10 @@ SET: dict[str, tuple[str, Any]] = {
     "radius-mode": ("public", AcceptedRadius.PUBLIC),
     "radius-floor": ("0.5", 0.5),
     "max-hypotheses": ("3", 3),
+    "max-local-epochs": ("7", 7.0),
+    "max-local-steps": ("inf", math.inf),
+    "max-examples": ("5000", 5000.0),
+    "max-seconds": ("0.5", 0.5),
     "budget": ("7", 7.0),
     "max-participations": ("9", 9.0),
     "ledger-path": ("/ledger/umbel.sqlite", "/ledger/umbel.sqlite"),
@@ -330,7 +346,8 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     monkeypatch.setenv(variable(key), text)
     assert field(Site.of(base).policy, key) == value
     if key != "ledger-path":  # of which none is nowhere
-        assert field(Site.of(base | {key: default}).policy, key) == default
+        written = "inf" if default == math.inf else default
+        assert field(Site.of(base | {key: written}).policy, key) == default
     # A simulated node reads the same, by either way.
     entries = PARTITION | ({"role": "train"} if key == "report-noise-multiplier" else {})
     with in_process():
@@ -393,7 +410,17 @@ def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypa
 # --- what a policy accepts
 
 
-@pytest.mark.parametrize("changes", [{}, {"noise_multiplier": 0.0}, {"disclose_choice": True}, {"radius": 1e-9}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"noise_multiplier": 0.0},
+        {"disclose_choice": True},
+        {"radius": 1e-9},
+        {"local_epochs": 2**31},
+        {"local_steps": 2**31},
+    ],
+)
 def test_a_simulated_node_accepts_anything(changes: dict[str, Any]) -> None:
     simulated().policy.check(demanded(**changes))
 
@@ -412,6 +439,17 @@ def test_a_site_refuses_an_unsanitised_release() -> None:
 def test_a_site_refuses_less_noise_than_its_lowest(nu: float) -> None:
     with pytest.raises(Refused, match=r"noise multiplier .*; this site accepts no less than 1\.0"):
         own().policy.check(demanded(noise_multiplier=nu))
+
+
+@pytest.mark.parametrize(("key", "most"), [("local_epochs", 100), ("local_steps", 1000)])
+def test_a_site_refuses_more_work_than_it_allows(key: str, most: int) -> None:
+    policy = own().policy
+    policy.check(demanded(**{key: most}))
+    name = key.replace("_", "-")
+    with pytest.raises(Refused, match=f"asks for {name} = {most + 1}; this site accepts {most} at most"):
+        policy.check(demanded(**{key: most + 1}))
+    with pytest.raises(Refused, match="accepts 3 at most"):
+        own(**{f"max_{key}": 3}).policy.check(demanded(**{key: 4}))
 
 
 def test_a_site_does_not_tell_which_hypothesis_a_client_chose() -> None:
