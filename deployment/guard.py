@@ -152,7 +152,7 @@ def look_up(name: str) -> frozenset[Address]:
 
 
 def _is_this_machine(scope: Scope) -> bool:
-    """Return whether a connection has the same address at both ends, which none from elsewhere can have."""
+    """Return whether a connection has the same address at both ends, as none from another machine has."""
     caller = _address(scope.get("client"))
     return caller is not None and caller == _address(scope.get("server"))
 
