@@ -10,6 +10,7 @@
     ├── FleetError          the nodes that a run needs are not there
     ├── SiteError           a node is not set up to serve data
     ├── LedgerError         a site's ledger cannot be used
+    ├── LogError            a site's log cannot be used
     ├── Refused             a site refuses what a server asks; for the node's own log
     ├── OutOfTime           a node has computed for a message as long as its site lets it
     ├── LaunchError         a simulation does not start, or its run fails
@@ -55,6 +56,10 @@ class SiteError(UmbelError):
 
 class LedgerError(UmbelError):
     """A site's ledger cannot be used."""
+
+
+class LogError(UmbelError):
+    """A site's log cannot be used."""
 
 
 class Refused(UmbelError):
