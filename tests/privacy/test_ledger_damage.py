@@ -1,6 +1,6 @@
 """Ledgers that were damaged: each is refused, or still tells at least what was spent.
 
-The suite damages some hundreds; ``UMBEL_DAMAGED_LEDGERS=10000`` says how many instead.
+The suite damages some hundreds; ``DAMAGED_LEDGERS=10000`` says how many instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from privacy.ledger import Charge, Ledger, Limits
 from protocol.errors import LedgerError
 from protocol.release import Kind, RadiusMode, Release
 
-DAMAGED = int(os.environ.get("UMBEL_DAMAGED_LEDGERS", "400"))
+DAMAGED = int(os.environ.get("DAMAGED_LEDGERS", "400"))
 PAGE = 4096
 CHARGE = Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE))
 REPORT = Charge("7", 1, Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC, 0.5))
