@@ -5,7 +5,8 @@ validation clients passes one after the other, and what goes wrong with the one 
 other: the gate checks the demand against the site's policy and its budget before anything is trained,
 charges the ledger, adds the noise, and builds a new reply from the allowed fields alone. It fails
 closed: whatever goes wrong inside, nothing is released, the server reads nothing or "refused", and the
-reason stays in the node's own log.
+reason stays in the node's own log. Where the data are a site's own, nothing leaves that is not on record
+(`privacy.site_log`).
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from privacy.ledger import Charge, Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import check_noise, min_radius, resolution, round_to_grid
 from privacy.site import Policy, Site
+from privacy.site_log import Entry, on_record
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
 from protocol.demands import Evaluation, Training
@@ -109,23 +111,33 @@ def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Messa
     Flower itself would send the exception's text to the server. The error is replied, not
     raised, because in simulation a raised one also drops what the node has written to its state.
     """
-    try:
-        reply = call_next(msg, context)
-        if not reply.has_error():
-            return reply
-        _explain(msg.metadata.message_type, Refused("the handler replied an error"))
-    except Exception as error:  # anything at all: fail closed
-        _explain(msg.metadata.message_type, error)
-    return _refused(msg)
+
+    def answer(entry: Entry) -> Message:
+        try:
+            reply = call_next(msg, context)
+            if not reply.has_error():
+                return reply
+            raise Refused("the handler replied an error")
+        except Exception as error:  # anything at all: fail closed
+            return _refused(msg, error, entry)
+
+    return on_record(msg, context, answer, _refused)
 
 
-def _refused(msg: Message) -> Message:
+def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
+    _explain(msg.metadata.message_type, error, entry)
+    return _refusal(msg)
+
+
+def _refusal(msg: Message) -> Message:
     return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
 
 
-def _explain(what: str, error: Exception) -> None:
-    """Write the reason to the node's own log; an error in doing so must not leave either."""
+def _explain(what: str, error: Exception, entry: Entry | None = None) -> None:
+    """Write the reason to the node's own log, and to the site's; an error in doing so must not leave either."""
     with suppress(Exception):
+        if entry is not None:
+            entry.refuse(what, error)
         reason = None if isinstance(error, UmbelError) else error
         log(ERROR, "umbel refused to answer (%s): %s", what, error, exc_info=reason)
 
@@ -135,16 +147,18 @@ class Gate:
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
+        return on_record(msg, context, lambda entry: self._answer(msg, context, call_next, entry), _refused)
+
+    def _answer(self, msg: Message, context: Context, call_next: ClientAppCallable, entry: Entry) -> Message:
         content = RecordDict()
         try:
             site = Site.of(context.node_config)
             hypotheses = _checked_hypotheses(msg.content, site.policy)
         except Exception as error:
-            _explain(msg.metadata.message_type, error)
-            return _refused(msg)
+            return _refused(msg, error, entry)
         parts = {
-            "train": lambda: self._train(site, hypotheses, msg, context, call_next),
-            "evaluate": lambda: self._evaluate(site, msg, context, call_next),
+            "train": lambda: self._train(site, hypotheses, msg, context, call_next, entry),
+            "evaluate": lambda: self._evaluate(site, msg, context, call_next, entry),
         }
         for what, part in parts.items():
             try:
@@ -152,11 +166,17 @@ class Gate:
                 for name, record in passed.items() if passed is not None else ():
                     content[name] = record
             except Exception as error:  # anything at all: fail closed
-                _explain(what, error)
-        return Message(content, reply_to=msg) if content else _refused(msg)
+                _explain(what, error, entry)
+        return Message(content, reply_to=msg) if content else _refusal(msg)
 
     def _train(
-        self, site: Site, hypotheses: Arrays, msg: Message, context: Context, call_next: ClientAppCallable
+        self,
+        site: Site,
+        hypotheses: Arrays,
+        msg: Message,
+        context: Context,
+        call_next: ClientAppCallable,
+        entry: Entry,
     ) -> RecordDict | None:
         """Return the releases of the asked training clients; None where none are asked."""
         demand = training_in(msg.content)
@@ -194,6 +214,7 @@ class Gate:
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
         charge = Charge(str(context.run_id), demand.round, release)
         paid = np.array(ledger.charge(charge, site.client_ids(asked), site.limits))
+        _note_paid(entry, "train", paid, len(demand.clients))
         for action in actions:
             action(paid)
         releasing = _which(asked, paid)
@@ -209,7 +230,9 @@ class Gate:
             chosen.tolist() if demand.disclose_choice else None,
         )
 
-    def _evaluate(self, site: Site, msg: Message, context: Context, call_next: ClientAppCallable) -> RecordDict | None:
+    def _evaluate(
+        self, site: Site, msg: Message, context: Context, call_next: ClientAppCallable, entry: Entry
+    ) -> RecordDict | None:
         """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
         demand = evaluation_in(msg.content)
         if demand is None:
@@ -220,11 +243,17 @@ class Gate:
         if values.dtype != np.float64 or values.shape != (2, len(demand.clients)):
             raise Refused("the handler does not say loss and metric of each client")
         if private["trains"] is not False:
-            values = self._noised(values, private, site, demand, context)
+            values = self._noised(values, private, site, demand, context, entry)
         return evaluation_reply(*values)
 
     def _noised(
-        self, values: NDArray[np.float64], private: ConfigRecord, site: Site, demand: Evaluation, context: Context
+        self,
+        values: NDArray[np.float64],
+        private: ConfigRecord,
+        site: Site,
+        demand: Evaluation,
+        context: Context,
+        entry: Entry,
     ) -> NDArray[np.float64]:
         """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
 
@@ -243,6 +272,7 @@ class Gate:
         seed = site.seed(RunConfig.of(context.run_config))
         charge = Charge(str(context.run_id), demand.round, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius))
         paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))
+        _note_paid(entry, "evaluate", paid, len(clients))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(seed, demand.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
@@ -296,6 +326,13 @@ def _sanitised(
         np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
         unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
     return releases
+
+
+def _note_paid(entry: Entry, what: str, paid: NDArray[np.bool_], asked: int) -> None:
+    number = int(paid.sum())
+    entry.paid += number
+    if number < asked:
+        entry.refuse(what, Refused(f"{asked - number} of {asked} clients cannot pay any more"))
 
 
 def _log_noise_source(site: Site) -> None:

@@ -367,7 +367,7 @@ def test_training_and_evaluation_travel_back_together() -> None:
         ({}, {"disclose_choice": True}),
         ({"radius-mode": "public"}, {}),
         ({"tripwire": True}, {}),
-        ({"budget": 0.1, "ledger-path": "/nowhere/ledger.sqlite"}, {}),
+        ({"budget": 0.1}, {}),  # and no ledger
     ],
     ids=str,
 )

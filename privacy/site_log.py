@@ -1,0 +1,327 @@
+"""A site's own log: a line for each message, for whoever answers for the data.
+
+It lies beside the ledger, as JSON lines. Each line says what a message asked, what the site decided and
+why, and how many clients paid; never what the data are. Each has the SHA-256 of the line before and of
+itself, so that a line that was changed, moved or taken out is found. There is no key in it: whoever can
+write the file can write it anew.
+
+What is not on record does not leave: where a line cannot be written, the site refuses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from privacy.site import DATA_PATH, Site
+from protocol.demands import Evaluation, Training
+from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError
+from protocol.home import umbel_home
+
+SUFFIX = ".log.jsonl"
+FIRST = "0" * 64
+"""What stands for the hash before the first line."""
+
+_LONGEST_TEXT = 300  # of what a server or a path may make long
+_LONGEST_LINE = 1 << 16
+_MOST_RECORDS = 6
+_KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
+# The text of these is about the message or the site's set-up; that of others may hold data.
+_TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
+_END = b',"hash":"'
+
+Line = dict[str, Any]
+"""What stands in one line."""
+
+
+class Decision(StrEnum):
+    """What became of a message."""
+
+    ANSWERED = "answered"
+    PARTLY = "partly"
+    """Some of its clients, or one of its two parts, were refused."""
+    REFUSED = "refused"
+    SET_ASIDE = "set aside"
+    """No message: the log before this one was set aside."""
+
+
+@dataclass
+class Entry:
+    """A message, and what becomes of it.
+
+    Attributes
+    ----------
+    run : str
+        Flower's number of the run.
+    message : str
+        The message's type.
+    asked : dict
+        What it asks, in numbers.
+    paid : int
+        How many charges were made for it.
+    reasons : list of str
+        Why it, or a part of it, was refused.
+    """
+
+    run: str = ""
+    message: str = ""
+    asked: dict[str, Any] = field(default_factory=dict)
+    paid: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, message: Message, context: Context) -> Self:
+        """Return the entry of a message that has just come."""
+        asked = outline(message.content) if message.has_content() else {}
+        return cls(str(context.run_id), _text(message.metadata.message_type), asked)
+
+    def refuse(self, what: str, error: Exception) -> None:
+        """Note why the message, or a part of it, is refused."""
+        known = isinstance(error, _TOLD)
+        reason = str(error) if known else f"{type(error).__name__}; the node's own log says more"
+        self.reasons.append(_text(f"{what}: {reason}"))
+
+    def line(self, decision: Decision) -> Line:
+        """Return what is written down, but for its place in the log."""
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": self.run,
+            "message": self.message,
+            "asked": self.asked,
+            "decision": str(decision),
+            "reason": "; ".join(self.reasons),
+            "paid": self.paid,
+        }
+
+
+class SiteLog:
+    """The log of a site.
+
+    Parameters
+    ----------
+    path : Path
+        The file; the first line makes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> SiteLog | None:
+        """Return the log of the site that a node configuration describes; None where the data are no site's own."""
+        if not node_config.get(DATA_PATH):
+            return None
+        ledger = Site.of(node_config).ledger_path
+        assert ledger is not None, "a site of its own has a ledger"
+        if ledger.parent == umbel_home():
+            umbel_home().mkdir(parents=True, exist_ok=True)
+        return cls(beside(ledger))
+
+    def check_end(self) -> None:
+        """Raise unless a line can be added: the log may be written, and its last line is whole."""
+        with self._locked() as file:
+            self._last(file)
+
+    def answered(self, entry: Entry, answered: bool) -> None:
+        """Add the line of a message; on return it is on disk."""
+        partly = Decision.PARTLY if entry.reasons else Decision.ANSWERED
+        self.append(entry.line(partly if answered else Decision.REFUSED))
+
+    def append(self, line: Line) -> None:
+        """Add a line; on return it is on disk."""
+        with self._locked() as file:
+            self._write(file, line)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield every line, oldest first; raise at one that is not as it was written."""
+        number, before = 0, FIRST
+        with self._guarded(), self.path.open("rb") as file:
+            for text in file:
+                line = self._parsed(text)
+                number += 1
+                if (line["number"], line["previous"]) != (number, before):
+                    raise self._damaged(f"line {number} does not follow the one before it")
+                before = line["hash"]
+                yield line
+
+    def set_aside(self) -> Path:
+        """Rename the log and begin another, which names it; return where the old one lies."""
+        stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        aside = self.path.with_name(f"{self.path.name.removesuffix(SUFFIX)}.log-until-{stamp}.jsonl")
+        with self._locked(make=False) as file:
+            old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
+            with self._guarded():
+                os.rename(self.path, aside)
+        reason = f"the log before this one is {aside.name}, SHA-256 {old}"
+        self.append(Entry(message="log", reasons=[reason]).line(Decision.SET_ASIDE))
+        return aside
+
+    @contextmanager
+    def _locked(self, make: bool = True) -> Iterator[int]:
+        """Open the file alone, among all processes that ask for it here."""
+        with self._guarded():
+            file = self._open(make)
+        try:
+            yield file
+        finally:
+            os.close(file)  # which unlocks it
+
+    def _open(self, make: bool) -> int:
+        while True:
+            there = self.path.exists()
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
+            try:
+                if not there:
+                    _sync_folder(self.path.parent)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # Another process may have set it aside since it was opened.
+                if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+    def _write(self, file: int, line: Line) -> None:
+        number, before = self._last(file)
+        placed = {"number": number + 1, **line, "previous": before}
+        with self._guarded():
+            # Strict JSON: `outline` leaves no number that it does not have.
+            body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
+            text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
+            size = os.fstat(file).st_size
+            try:
+                if os.write(file, text) != len(text):
+                    raise OSError("the disk is full")
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, size)
+                raise
+
+    def _last(self, file: int) -> tuple[int, str]:
+        """Return number and hash of the last line; raise unless it is whole."""
+        with self._guarded():
+            size = os.fstat(file).st_size
+            end = os.pread(file, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
+        if not end:
+            return 0, FIRST
+        line = self._parsed(end[end.rfind(b"\n", 0, -1) + 1 :])
+        return line["number"], line["hash"]
+
+    def _parsed(self, text: bytes) -> Line:
+        body, _, end = text.rpartition(_END)
+        if end != sha256(body).hexdigest().encode() + b'"}\n':
+            raise self._damaged("a line is not as it was written")
+        with self._guarded():
+            line: Line = json.load(BytesIO(text))
+            return line
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise LogError(f"there is no log {self.path}, or no folder for it") from error
+        except (OSError, ValueError) as error:
+            raise LogError(f"the log {self.path} cannot be read or written: {error}") from error
+
+    def _damaged(self, fault: str) -> LogError:
+        return LogError(
+            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: "
+            "python -m privacy log set-aside PATH"
+        )
+
+
+def beside(ledger: Path) -> Path:
+    """Return where the log of the site with that ledger lies."""
+    return ledger.with_name(ledger.name + SUFFIX)
+
+
+def outline(content: RecordDict) -> dict[str, Any]:
+    """Return what a message asks, in few words whatever a server has put into it."""
+    asked: dict[str, Any] = {}
+    for name, record in list(content.items())[:_MOST_RECORDS]:
+        if isinstance(record, ConfigRecord):
+            asked[_text(name, 20)] = {
+                key: len(value) if isinstance(value, list) else _scalar(value)
+                for key, value in record.items()
+                if key in _KEYS
+            }
+        elif isinstance(record, ArrayRecord):
+            asked[_text(name, 20)] = _sizes(record)
+    return asked
+
+
+def _sizes(arrays: ArrayRecord) -> dict[str, Any]:
+    """Return k and n of hypotheses, as the message says."""
+    shapes = [array.shape for array in arrays.values()]
+    k = max((shape[0] for shape in shapes if shape), default=0)
+    return {"k": k, "n": min(sum(math.prod(shape[1:]) for shape in shapes), 2**63)}
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    return _text(value)
+
+
+def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
+    text = str(value)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have a new file's name on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def on_record(
+    message: Message,
+    context: Context,
+    answer: Callable[[Entry], Message],
+    refuse: Callable[[Message, Exception], Message],
+) -> Message:
+    """Return an answer that stands in the site's log, or a refusal where it cannot stand there.
+
+    Parameters
+    ----------
+    message : Message
+    context : Context
+    answer : callable
+        Is asked once the log is known to be writable, so that nobody pays for what cannot leave.
+    refuse : callable
+        Makes the refusal.
+    """
+    entry = Entry()
+    try:
+        log = SiteLog.of(context.node_config)
+        if log is not None:
+            entry = Entry.of(message, context)
+            log.check_end()
+    except Exception as error:  # anything at all: fail closed
+        return refuse(message, error)
+    reply = answer(entry)
+    if log is None:
+        return reply
+    try:
+        log.answered(entry, not reply.has_error())
+    except Exception as error:
+        return refuse(message, error)
+    return reply
