@@ -33,7 +33,8 @@ from flwr.app import Context, Error, Message
 
 from client.app import app
 from client.bundle import Bundle, reviewed
-from protocol.errors import SiteError
+from privacy.site_log import record_refusal
+from protocol.errors import Refused, SiteError
 from protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, run_superexec, run_task
 
 _REQUEST = 1 << 16  # bytes, more than a task takes
@@ -159,8 +160,13 @@ def load(kind: str, bundle: bytes) -> Answer:
             log(ERROR, "umbel refused to answer: %s", error)
             reason = "refused"
         if not reason:
-            return app(message=message, context=context)
+            try:
+                return app(message=message, context=context)
+            except Exception as error:  # a type of message that the app does not have
+                record_refusal(message, context, kind, error)
+                raise
         log(ERROR, "umbel refused to answer: %s", reason)
+        record_refusal(message, context, kind, Refused(reason))
         return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
 
     return answer

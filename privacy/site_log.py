@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
-from io import BytesIO
+from logging import ERROR
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,7 +28,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from privacy.site import DATA_PATH, Site
 from protocol.demands import Evaluation, Training
-from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError
+from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
+from protocol.flower import log
 from protocol.home import umbel_home
 
 SUFFIX = ".log.jsonl"
@@ -226,7 +227,7 @@ class SiteLog:
         if end != sha256(body).hexdigest().encode() + b'"}\n':
             raise self._damaged("a line is not as it was written")
         with self._guarded():
-            line: Line = json.load(BytesIO(text))
+            line: Line = json.loads(text)
             return line
 
     @contextmanager
@@ -311,17 +312,28 @@ def on_record(
     """
     entry = Entry()
     try:
-        log = SiteLog.of(context.node_config)
-        if log is not None:
+        site_log = SiteLog.of(context.node_config)
+        if site_log is not None:
             entry = Entry.of(message, context)
-            log.check_end()
+            site_log.check_end()
     except Exception as error:  # anything at all: fail closed
         return refuse(message, error)
     reply = answer(entry)
-    if log is None:
+    if site_log is None:
         return reply
     try:
-        log.answered(entry, not reply.has_error())
+        site_log.answered(entry, not reply.has_error())
     except Exception as error:
         return refuse(message, error)
     return reply
+
+
+def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
+    """Put on record a message that is refused before the app sees it; nothing leaves, on record or not."""
+    try:
+        if (site_log := SiteLog.of(context.node_config)) is not None:
+            entry = Entry.of(message, context)
+            entry.refuse(what, error)
+            site_log.answered(entry, False)
+    except UmbelError as fault:
+        log(ERROR, "a refusal is not on record: %s", fault)
