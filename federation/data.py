@@ -14,6 +14,7 @@ from federation.manifest import Manifest
 from protocol.errors import FederationError
 
 _SCAN_ROWS = 1 << 16
+_LARGEST, _LARGEST_WHOLE = float(np.finfo(np.float32).max), np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,16 @@ def check(federation: Federation, source: Path) -> None:
         raise FederationError(
             f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
         )
-    for name, array in (("features", features), ("targets", targets)):
+    if 0 in (*features.shape[1:], *targets.shape[1:]):
+        raise FederationError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
+    for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
             raise FederationError(f"{source}: {name} must be numbers, got {array.dtype}")
-        if array.dtype.kind == "f" and (row := _first_bad_row(array)) is not None:
+        if (row := _first_bad_row(array, scale)) is not None:
             client = int(np.searchsorted(offsets, row, side="right")) - 1
             raise FederationError(
-                f"{source}: {name} of client {client}, row {row}, are not finite; remove or repair that row"
+                f"{source}: {name} of client {client}, row {row}, are not finite, or larger than a model can take; "
+                "remove or repair that row"
             )
 
 
@@ -79,11 +83,22 @@ def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(list(lengths), dtype=np.int64)]).astype(np.int64)
 
 
-def _first_bad_row(array: NDArray[Any]) -> int | None:
-    """Return the first row with a NaN or an infinity, reading a bounded part at a time."""
+def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
+    """Return the first row that a model cannot take as it gets it, reading a bounded part at a time.
+
+    It gets numbers times the scale in 32 bits, and classes in 64 bits with a sign.
+    """
+    if array.dtype.kind in "iu":
+        limits = np.iinfo(array.dtype)
+        if limits.max <= _LARGEST_WHOLE and max(-limits.min, limits.max) * abs(scale) <= _LARGEST:
+            return None
     for start in range(0, len(array), _SCAN_ROWS):
-        finite: NDArray[np.bool_] = np.isfinite(array[start : start + _SCAN_ROWS])
-        if not finite.all():
-            rows = finite.reshape(len(finite), -1).all(axis=1)
+        part = array[start : start + _SCAN_ROWS]
+        with np.errstate(over="ignore"):
+            sound: NDArray[np.bool_] = np.isfinite(part.astype(np.float32, copy=False) * np.float32(scale))
+        if array.dtype.kind == "u":
+            sound &= part <= _LARGEST_WHOLE
+        if not sound.all():
+            rows = sound.reshape(len(sound), -1).all(axis=1)
             return start + int(rows.argmin())
     return None

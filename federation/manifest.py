@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from protocol.errors import FederationError
 from protocol.rules import Settings
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
 
 
 class Manifest(Settings):
@@ -57,7 +61,7 @@ class Manifest(Settings):
     local: str = ""
     units: dict[str, Any] = Field(default_factory=dict)
     feature_scale: float = Field(1.0, allow_inf_nan=False)
-    truth: list[list[float]] = Field(default_factory=list)
+    truth: list[list[Finite]] = Field(default_factory=list)
     groups: list[int] = Field(default_factory=list)
     provenance: str = ""
     licence: str = ""
@@ -80,6 +84,21 @@ class Manifest(Settings):
             )
         if groups and min(groups) < 0:
             raise ValueError(f'"groups" must hold whole numbers from 0 on, got {min(groups)}')
+        if not _SMALLEST <= abs(self.feature_scale) <= _LARGEST:
+            raise ValueError(f"feature_scale must be a 32-bit number other than 0, got {self.feature_scale}")
+        target = self.units.get("target", {})
+        if not isinstance(target, dict):
+            raise ValueError(f'"units" must say of the target an object, got {target!r}')
+        for what in ("name", "unit"):
+            if not isinstance(target.get(what, ""), str):
+                raise ValueError(f"units.target.{what} must be text, got {target[what]!r}")
+        scale = target.get("scale", 1.0)
+        if type(scale) not in (int, float) or not 0 < abs(scale) <= _LARGEST:
+            raise ValueError(f"units.target.scale must be a finite number other than 0, got {scale!r}")
+        try:
+            json.dumps(self.model_dump(exclude={"truth", "groups"}), ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:  # a number that is none, or text that cannot be written
+            raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
         return self
 
     @classmethod

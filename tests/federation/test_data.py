@@ -35,7 +35,7 @@ def test_a_row_that_is_not_finite_is_named_with_its_file_and_client(folder: Path
     array = np.load(folder / f"{name}.npy")
     array[3] = np.nan  # the first row of client 2
     np.save(folder / f"{name}.npy", array)
-    with pytest.raises(FederationError, match=f"{folder}: {name} of client 2, row 3, are not finite; remove or repair"):
+    with pytest.raises(FederationError, match=f"{folder}: {name} of client 2, row 3, are not finite, or"):
         open_federation(folder)
 
 
@@ -45,6 +45,26 @@ def test_a_bad_row_is_found_behind_the_first_part_that_is_read(tmp_path: Path) -
     two = manifest(1, 1)
     with pytest.raises(FederationError, match="features of client 1, row 70000, are not finite"):
         write_federation(tmp_path / "long", two, features, np.zeros(70_001), np.array([0, 70_000, 70_001]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kind", "scale"),
+    [
+        ("features", 1e300, "float64", 1.0),
+        ("targets", -1e39, "float64", 1.0),
+        ("features", 1e30, "float32", 1e9),
+        ("features", 2**40, "int64", 1e30),
+        ("targets", 2**63, "uint64", 1.0),
+    ],
+)
+def test_a_number_that_a_model_would_get_as_infinite_is_found(
+    tmp_path: Path, name: str, value: float, kind: str, scale: float
+) -> None:
+    arrays = {"features": np.zeros((3, 1), kind), "targets": np.zeros(3, kind)}
+    arrays[name][2] = value
+    own = manifest(1, 1, feature_scale=scale)
+    with pytest.raises(FederationError, match=f"{name} of client 1, row 2, are not finite, or larger than a model"):
+        write_federation(tmp_path / "own", own, arrays["features"], arrays["targets"], np.array([0, 2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -75,6 +95,7 @@ def test_offsets_that_do_not_fit_are_refused(
         ("targets", np.float32(1), r"features \(6, 2\) and targets \(\) must have the same number of rows"),
         ("features", np.zeros((6, 2), complex), "features must be numbers, got complex128"),
         ("targets", np.array(list("abcdef")), "targets must be numbers, got <U1"),
+        ("features", np.zeros((6, 0)), r"rows of features \(6, 0\) or targets \(6,\) are empty"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(folder: Path, name: str, array: NDArray[Any], reason: str) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from federation import Federation, check_out, open_federation, read_manifest, write_federation
@@ -82,6 +84,27 @@ def test_a_missing_array_is_named(folder: Path, name: str) -> None:
 def test_an_array_of_another_format_is_named(folder: Path, content: str) -> None:
     (folder / "targets.npy").write_text(content)
     with pytest.raises(FederationError, match=f"{folder}/targets.npy is not a plain .npy array"):
+        open_federation(folder)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.tuples(st.integers(0, 127), st.integers(0, 255)), max_size=4), st.integers(0, 200))
+def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[tuple[int, int]], length: int) -> None:
+    """Whatever numpy makes of it: some bytes are no more than white space."""
+    buffer = BytesIO()
+    np.save(buffer, FEATURES)
+    damaged = bytearray(buffer.getvalue())
+    for place, value in changes:
+        damaged[place] = value
+    (folder / "features.npy").write_bytes(damaged[:length])
+    with suppress(FederationError):
+        open_federation(folder)
+
+
+def test_a_header_that_never_ends_is_named(folder: Path) -> None:
+    file = folder / "features.npy"
+    file.write_bytes(file.read_bytes().replace(b"}", b" ", 1))
+    with pytest.raises(FederationError, match=f"{file} is not a plain .npy array"):
         open_federation(folder)
 
 

@@ -84,6 +84,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         ({"users": {"a": 0, "b": 1}}, "users and num_samples must be lists of one length"),
         ({"num_samples": 2}, "users and num_samples must be lists of one length"),
         ({"users": ["a", "a"]}, "users names a client twice"),
+        ({"users": ["a", 2]}, "the names in users must be text, got 2"),
+        ({"users": ["a", ["b"]]}, r"the names in users must be text, got \['b'\]"),
+        (
+            {"user_data": LEAF["user_data"] | {"a": {"x": [[1, 1e300]], "y": [0]}}},
+            "features of client 0, row 0, are not finite, or larger than a model can take",
+        ),
         (
             {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": 1, "y": [0]}}},
             "client 'a' needs rectangular lists x and y in user_data",
@@ -133,6 +139,13 @@ def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, An
     path = save_leaf(tmp_path / "bad.json", **changes)
     with pytest.raises(FederationError, match=f"{path}: {reason}"):
         open_federation(path)
+
+
+def test_a_number_of_too_many_digits_is_no_json(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('{"users": ' + "9" * 5000 + "}")
+    with pytest.raises(FederationError, match=f"{path} cannot be read as JSON"):
+        read_manifest(path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"users": [], "num_samples": []}'])
