@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from protocol.errors import FederationError
 FEW: dict[str, Any] = {"victims": 6, "after": 5, "interactions": 48}
 
 
+@cache
 def without(multipliers: str) -> list[Stolen]:
     """What is stolen without any defence."""
     return attack("preferences", {}, FEW | {"multipliers": multipliers})
 
 
+@cache
 def behind(name: str, **options: Any) -> list[Stolen]:
     """What is stolen at nu = 1 behind the defence whose name begins like this."""
     defence = next(defence for defence in defences(5) if defence.name.startswith(name))
