@@ -37,7 +37,8 @@ FIRST = "0" * 64
 """What stands for the hash before the first line."""
 
 _LONGEST_TEXT = 300  # of what a server or a path may make long
-_LONGEST_LINE = 1 << 16
+_LONGEST_OUTLINE = 3000  # ten times that of an honest message
+_LONGEST_LINE = 1 << 16  # more than all of that together
 _MOST_RECORDS = 6
 _KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
 # The text of these is about the message or the site's set-up; that of others may hold data.
@@ -87,6 +88,8 @@ class Entry:
     def of(cls, message: Message, context: Context) -> Self:
         """Return the entry of a message that has just come."""
         asked = outline(message.content) if message.has_content() else {}
+        if (size := len(json.dumps(asked))) > _LONGEST_OUTLINE:
+            asked = {"left out": {"characters": size}}
         return cls(str(context.run_id), _text(message.metadata.message_type), asked)
 
     def refuse(self, what: str, error: Exception) -> None:

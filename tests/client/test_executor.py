@@ -16,6 +16,7 @@ from flwr.app import Context, Message, RecordDict
 
 from client import executor
 from client.executor import WarmProcess, load
+from privacy.site_log import SiteLog, beside
 from protocol.messages import hosting_in, query
 from protocol.run_config import RunConfig
 from tests.client.test_bundle import OWN
@@ -37,10 +38,13 @@ TASK = SimpleNamespace(
 RUN = {**RunConfig().entries(), "federation": "", "model": "linear", "loss": "mse"}
 
 
+def of_site(node_config: dict[str, Any]) -> Context:
+    return Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config=RUN)
+
+
 def asked(kind: str, bundle: bytes, node_config: dict[str, Any]) -> Message:
     """Return what a node answers to a query that comes with a bundle."""
-    context = Context(run_id=1, node_id=1, node_config=node_config, state=RecordDict(), run_config=RUN)
-    return load(kind, bundle)(Message(query(), 1, "query"), context)
+    return load(kind, bundle)(Message(query(), 1, "query"), of_site(node_config))
 
 
 def test_the_sites_own_app_answers_a_reviewed_bundle(site_config: dict[str, Any]) -> None:
@@ -64,6 +68,24 @@ def test_all_else_is_refused(
     reply = asked(kind, bundle, site_config | policy)
     assert reason in reply.error.reason
     assert reason != "refused" or reply.error.reason == "refused"
+
+
+def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
+    log = SiteLog(beside(Path(site_config["ledger-path"])))
+    asked("flwr-clientapp", OWN, site_config)
+    asked("flwr-clientapp", b"another", site_config)
+    asked("flwr-agentapp", OWN, site_config)
+    with pytest.raises(ValueError, match="steal"):
+        load("flwr-clientapp", OWN)(Message(query(), 1, "query.steal"), of_site(site_config))
+    lines = [(line["decision"], line["reason"]) for line in log.lines()]
+    assert [decision for decision, _ in lines] == ["answered", "refused", "refused", "refused"]
+    assert "it has not reviewed bundle" in lines[1][1]
+    assert lines[2][1] == "flwr-agentapp: this site runs no flwr-agentapp"
+
+
+def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:
+    beside(Path(site_config["ledger-path"])).mkdir()
+    assert "it has not reviewed bundle" in asked("flwr-clientapp", b"another", site_config).error.reason
 
 
 PROBE = """

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from privacy.__main__ import app
 from privacy.ledger import Charge, Ledger
+from privacy.site_log import Entry, SiteLog, beside
 from protocol.release import Kind, RadiusMode, Release
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
@@ -91,3 +92,84 @@ def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert code == 1
     assert f"there is no ledger {tmp_path / 'none.sqlite'}" in output
     assert list(tmp_path.iterdir()) == [] or not (tmp_path / "none.sqlite").exists()
+
+
+# --- the site's log
+
+
+def logged(tmp_path: Path) -> SiteLog:
+    """A log of three messages: two charges, a refusal, and a part."""
+    log = SiteLog(beside(ledger(tmp_path)))
+    asked = {"training": {"round": 4, "clients": 2, "noise_multiplier": 3.0, "run": ""}}
+    log.answered(Entry("7", "train", asked, paid=2), True)
+    log.answered(Entry("7", "train", asked, reasons=["train: \x1b[31mtoo little noise"]), False)
+    log.answered(Entry("7", "train", asked, paid=1, reasons=["train: 1 of 2 clients cannot pay any more"]), True)
+    return log
+
+
+def test_log_show_prints_what_was_asked_decided_and_why(tmp_path: Path) -> None:
+    code, output = run("log show", str(logged(tmp_path).path))
+    assert code == 0
+    for text in ("round 4", "clients 2", "answered", "refused", "partly", "cannot pay any more"):
+        assert text in output
+    assert "\x1b" not in output, "what a server wrote does nothing to a terminal"
+
+
+def test_log_show_takes_the_ledger_for_its_log_and_leaves_out_what_was_answered(tmp_path: Path) -> None:
+    logged(tmp_path)
+    code, output = run("log show --refused", str(tmp_path / "ledger.sqlite"))
+    assert code == 0
+    assert "answered" not in output
+    assert "refused" in output
+    assert "partly" in output
+
+
+def test_log_show_begins_when_it_is_told_to(tmp_path: Path) -> None:
+    path = str(logged(tmp_path).path)
+    assert "round 4" in run("log show --since 2020-01-01", path)[1]
+    assert "round 4" not in run("log show --since 2999-01-01", path)[1]
+
+
+def test_the_log_is_by_default_that_of_the_default_ledger(umbel_home: Path) -> None:
+    umbel_home.mkdir()
+    logged(umbel_home)
+    assert run("log check")[0] == 0
+
+
+def test_log_check_compares_it_with_the_ledger(tmp_path: Path) -> None:
+    log = logged(tmp_path)
+    code, output = run("log check", str(log.path))
+    last = [line["hash"] for line in log.lines()][-1]
+    assert (code, output.splitlines()) == (
+        0,
+        [
+            f"{log.path} is a whole log of 3 lines; the last hash is {last}",
+            "3 charges are on record, of 12 in the ledger",
+        ],
+    )
+    log.answered(Entry(paid=10), True)
+    code, output = run("log check", str(log.path))
+    assert code == 1
+    assert "tells of 13 charges, and the ledger" in output
+
+
+def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path: Path) -> None:
+    log = logged(tmp_path)
+    log.path.write_bytes(log.path.read_bytes()[:-9])
+    code, output = run("log show", str(log.path))
+    assert code == 1
+    assert "too little noise" in output
+    assert "is damaged" in output
+    assert run("log check", str(log.path))[0] == 1
+    code, output = run("log set-aside", str(log.path))
+    assert code == 0
+    assert "the one before is" in output
+    assert run("log check", str(log.path))[0] == 0
+
+
+def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for command in ("show", "check", "set-aside"):
+        code, output = run(f"log {command}", str(tmp_path / "ledger.sqlite"))
+        assert code == 1
+        assert "there is no log" in output
+    assert list(tmp_path.iterdir()) == []
