@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from flwr.app import ConfigRecord, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,20 +15,11 @@ from protocol.messages import (
     evaluation_in,
     hosting_in,
     hosting_reply,
-    round_request,
     training_in,
 )
-from protocol.records import to_array_record
 from protocol.release import NoisePer, RadiusMode
-from tests.helpers.records import STACKED, over_the_wire
-
-TRAINING = Training(
-    round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.5
-)
-
-
-EVALUATION = Evaluation(round=3, clients=(7, 3))
-
+from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
+from tests.helpers.records import over_the_wire
 
 Asked = Training | Evaluation
 
@@ -37,47 +28,6 @@ def changed(asked: Asked = TRAINING, **entries: Any) -> ConfigRecord:
     """Return the record of what is asked with some entries changed; an entry of None is taken out."""
     values: dict[str, Any] = {**asked.to_record(), **entries}
     return ConfigRecord({name: value for name, value in values.items() if value is not None})
-
-
-def request(training: Training | None = None, evaluation: Evaluation | None = None) -> RecordDict:
-    """Return the content of a round's message that has `STACKED` for hypotheses."""
-    return round_request(to_array_record(STACKED), training, evaluation)
-
-
-whole = st.integers(0, 2**31)
-
-
-positive = st.floats(0, exclude_min=True, allow_infinity=False)
-
-
-# Noise on layers or rows by themselves works only with radius update.
-modes = st.sampled_from([("update", "vector"), ("update", "layer"), ("update", "row"), ("public", "vector")])
-
-
-who: dict[str, Any] = {
-    "clients": st.lists(whole, min_size=1, max_size=20, unique=True).map(tuple),
-    "step_size": positive,
-    "run": st.text(max_size=200),
-    "frozen_digest": st.text(max_size=64),
-}
-
-
-trainings = st.builds(
-    lambda mode, **fields: Training(radius_mode=mode[0], noise_per=mode[1], **fields),
-    mode=modes,
-    round=st.integers(1, 2**31),
-    local_epochs=whole,
-    local_steps=whole,
-    message_noise=st.floats(0, allow_infinity=False),
-    batch_size=whole,
-    noise_multiplier=st.floats(0, allow_infinity=False),
-    radius=positive,
-    disclose_choice=st.booleans(),
-    **who,
-)
-
-
-evaluations = st.builds(Evaluation, round=whole, **who)
 
 
 @given(st.one_of(trainings, evaluations))
@@ -224,7 +174,7 @@ def test_a_server_cannot_ask_the_impossible() -> None:
 shares = st.just((-1, -1)) | st.integers(1, 9).flatmap(lambda step: st.tuples(st.integers(0, step - 1), st.just(step)))
 
 
-@given(train=whole, validation=whole, share=shares)
+@given(train=st.integers(0, 2**31), validation=st.integers(0, 2**31), share=shares)
 def test_hosting_arrives_as_it_was_sent(train: int, validation: int, share: tuple[int, int]) -> None:
     hosting = Hosting(train, validation, *share)
     assert hosting_in(over_the_wire(hosting_reply(hosting))) == hosting

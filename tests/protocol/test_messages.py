@@ -24,7 +24,6 @@ from protocol.messages import (
     number_released,
     query,
     released_in,
-    round_request,
     scores_in,
     training_in,
     training_only,
@@ -32,55 +31,8 @@ from protocol.messages import (
     version_in,
 )
 from protocol.records import to_array_record
+from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
 from tests.helpers.records import STACKED, assert_same_arrays, over_the_wire
-
-TRAINING = Training(
-    round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.5
-)
-
-
-EVALUATION = Evaluation(round=3, clients=(7, 3))
-
-
-def request(training: Training | None = None, evaluation: Evaluation | None = None) -> RecordDict:
-    """Return the content of a round's message that has `STACKED` for hypotheses."""
-    return round_request(to_array_record(STACKED), training, evaluation)
-
-
-whole = st.integers(0, 2**31)
-
-
-positive = st.floats(0, exclude_min=True, allow_infinity=False)
-
-
-# Noise on layers or rows by themselves goes with radius update alone.
-modes = st.sampled_from([("update", "vector"), ("update", "layer"), ("update", "row"), ("public", "vector")])
-
-
-who: dict[str, Any] = {
-    "clients": st.lists(whole, min_size=1, max_size=20, unique=True).map(tuple),
-    "step_size": positive,
-    "run": st.text(max_size=200),
-    "frozen_digest": st.text(max_size=64),
-}
-
-
-trainings = st.builds(
-    lambda mode, **fields: Training(radius_mode=mode[0], noise_per=mode[1], **fields),
-    mode=modes,
-    round=st.integers(1, 2**31),
-    local_epochs=whole,
-    local_steps=whole,
-    message_noise=st.floats(0, allow_infinity=False),
-    batch_size=whole,
-    noise_multiplier=st.floats(0, allow_infinity=False),
-    radius=positive,
-    disclose_choice=st.booleans(),
-    **who,
-)
-
-
-evaluations = st.builds(Evaluation, round=whole, **who)
 
 
 @given(st.one_of(st.none(), trainings), st.one_of(st.none(), evaluations))

@@ -23,6 +23,7 @@ from protocol.release import Kind, RadiusMode, Release
 from server.history import Round, State
 from server.observer import Section
 from server.run_folder import RunFolder
+from tests.helpers.history import a_round
 
 LATEST = {"fc.weight": np.arange(4, dtype=np.float32).reshape(2, 1, 2), "fc.bias": np.zeros((2, 1), np.float32)}
 BEST = {name: value + 10 for name, value in LATEST.items()}
@@ -37,26 +38,6 @@ def costing(n: int, noise_multiplier: float) -> Release:
 ELEVEN_THIRDS, ONE, BARE = costing(11, 3.0), costing(1, 1.0), costing(1, 0.0)
 
 
-def entry(number: int, **changes: Any) -> Round:
-    """A round of five clients, all of which released."""
-    values: dict[str, Any] = {
-        "number": number,
-        "loss": 0.5,
-        "metric": 0.5,
-        "asked": 5,
-        "releases": 5,
-        "lost_nodes": 0,
-        "groups": [3, 2],
-        "nearest": [0.5, 0.5],
-        "moved": True,
-        "best_round": 1,
-        "median_participations": 1.5,
-        "max_participations": 3,
-        "seconds": 0.25,
-    }
-    return Round(**values | changes)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "runs" / "first")
@@ -64,7 +45,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 @pytest.fixture
 def state() -> State:
-    return State(hypotheses=LATEST, best=BEST, history=[entry(1), entry(2, loss=None, metric=None)])
+    return State(hypotheses=LATEST, best=BEST, history=[a_round(1), a_round(2, loss=None, metric=None)])
 
 
 def contents(path: Path) -> dict[str, bytes]:
@@ -185,7 +166,7 @@ def test_without_noise_nothing_bounds_what_was_spent(folder: RunFolder, state: S
 
 def test_every_round_replaces_the_last(folder: RunFolder, state: State) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
-    state.history.append(entry(3))
+    state.history.append(a_round(3))
     state.best = LATEST
     folder.write_round(state, np.array([2]), ONE, {})
     assert len((folder.path / "history.jsonl").read_text().splitlines()) == 3
@@ -223,7 +204,7 @@ def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
 ) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
     before = contents(folder.path)
-    state.history.append(entry(3))
+    state.history.append(a_round(3))
     state.hypotheses = BEST
     with monkeypatch.context() as patch:
         prepare(patch)
@@ -276,7 +257,7 @@ def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, 
     state.best_round, state.best_loss = 1, 0.5
     folder.write_round(state, np.array([1]), ONE, {"steps": np.array(2)})
     latest = (folder.path / "latest.safetensors").read_bytes()
-    state.history.append(entry(3, best_round=3))
+    state.history.append(a_round(3, best_round=3))
     state.best, state.best_round = LATEST, 3
     folder.write_round(state, np.array([2]), ONE, {"steps": np.array(3)})
     (folder.path / "latest.safetensors").write_bytes(latest)

@@ -13,6 +13,7 @@ from protocol.arrays import Arrays
 from protocol.release import Kind, RadiusMode, Release
 from server.history import Round, State
 from server.summary import Summary
+from tests.helpers.history import a_round, a_validation
 
 HOSPITAL = Manifest(
     name="hospital",
@@ -32,27 +33,13 @@ def summary(model: str = "mlp", manifest: Manifest | None = HOSPITAL, loss: str 
     return Summary(models.load(model, loss), manifest, release(**changes))
 
 
-def entry(**changes: Any) -> Round:
-    """Round 3, in which 98 of 100 clients released."""
-    values: dict[str, Any] = {
-        "number": 3,
-        "loss": 0.09,
-        "metric": 0.09,
-        "asked": 100,
-        "releases": 98,
-        "lost_nodes": 0,
-        "groups": [60, 38],
-        "nearest": [0.5, 0.5],
-        "moved": True,
-        "best_round": 2,
-        "median_participations": 1.5,
-        "max_participations": 3,
-        "seconds": 0.25,
-    }
-    return Round(**values | changes)
+def entry(number: int = 3, **changes: Any) -> Round:
+    """A round in which 98 of 100 clients released."""
+    values: dict[str, Any] = {"loss": 0.09, "metric": 0.09, "asked": 100, "releases": 98, "groups": [60, 38]}
+    return a_round(number, **{"best_round": 2} | values | changes)
 
 
-FINAL = entry(number=4, asked=0, releases=0, groups=[], moved=False)
+FINAL = a_validation(4, loss=0.09, metric=0.09, best_round=2)
 
 
 def linear(*rows: tuple[float, float]) -> Arrays:

@@ -9,6 +9,7 @@ import pytest
 
 from server.history import Round
 from server.report.alarms import alarms, drifted, last_rounds, name_hypotheses
+from tests.helpers.history import a_round
 
 
 def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]:
@@ -22,19 +23,15 @@ def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]
             "metric": 1 / number,
             "asked": 10 if trains else 0,
             "releases": 10 if trains else 0,
-            "lost_nodes": 0,
             "groups": [4, 6] if trains else [],
             "nearest": [5.0, 5.0],
             "moved": trains,
             "best_round": number,
-            "median_participations": 1.0,
-            "max_participations": 2,
-            "seconds": 0.1,
         }
         for name, change in changes.items():
             if trains or name not in ("groups", "moved", "releases", "lost_nodes"):
                 values[name] = change(number) if callable(change) else change
-        entries.append(Round(**values))
+        entries.append(a_round(**values))
     return entries
 
 

@@ -30,6 +30,7 @@ from server.report import figures, render
 from server.snapshots import Snapshot, Snapshots
 from server.summary import Summary
 from tests.helpers.drawing import leave_blank
+from tests.helpers.history import a_round, a_validation
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(
@@ -82,29 +83,17 @@ class Page(HTMLParser):
 
 
 def entry(number: int, **changes: Any) -> Round:
-    values: dict[str, Any] = {
-        "number": number,
-        "loss": 1 / number,
-        "metric": 1 / number,
-        "asked": 10,
-        "releases": 10,
-        "lost_nodes": 0,
-        "groups": [4, 6],
-        "nearest": [5.0, 5.0],
-        "moved": True,
-        "best_round": number,
-        "median_participations": 1.0,
-        "max_participations": 2,
-        "seconds": 0.1,
-    }
-    return Round(**values | changes)
+    """A round in which all ten clients released and the hypotheses became better than ever."""
+    values = {"loss": 1 / number, "metric": 1 / number, "nearest": [5.0, 5.0], "best_round": number}
+    return a_round(number, **values | {"median_participations": 1.0, "max_participations": 2} | changes)
 
 
 def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
     """A run in which the loss of theta(t) is 1/t."""
     history = [entry(t) for t in range(1, rounds + 1)]
     if final:
-        history.append(entry(rounds + 1, asked=0, releases=0, groups=[], moved=False))
+        last = rounds + 1
+        history.append(a_validation(last, loss=1 / last, metric=1 / last, nearest=[5.0, 5.0], best_round=last))
     best = {"weight": np.array([[[5.0, 6.5]], [[4.0, -4.0]]], np.float32)}
     values: dict[str, Any] = {
         "hypotheses": best,
@@ -234,7 +223,7 @@ def test_every_round_has_a_row_and_the_best_is_marked() -> None:
     rows = re.findall(r"<tr( class=\"best\")?><th scope=\"row\">(\d+|end)( \(best\))?</th>", page.html)
     assert [number for _, number, _ in rows] == [*map(str, range(1, 21)), "end"]
     assert [number for best, number, _ in rows if best] == ["end"]
-    assert "7 0.1429 10 of 10 4 + 6 5 0.10" in page.text
+    assert "7 0.1429 10 of 10 4 + 6 5 0.25" in page.text
 
 
 def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
