@@ -13,6 +13,7 @@ import httpx
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fleet.words import told
 from protocol.flower import ErrorCode, log
 
 # Seconds between looks. Short at first, for simulations; then a share of the time waited.
@@ -107,7 +108,7 @@ class _Mailbox:
             elif isinstance(pulled, _TRANSPORT):
                 lost = pulled
             else:
-                log(WARNING, "a reply cannot be read: %s", pulled)
+                log(WARNING, "a reply cannot be read: %s", told(pulled))
                 unreadable.append(message_id)
         if lost is not None:
             for read in replies:  # nobody can pull them again
@@ -216,9 +217,12 @@ class Exchange:
     def _match(self, reply: Message, waiting: dict[str, _Sent], keep_late: Sequence[str]) -> Answer | None:
         """Return the reply with its message, and forget the message; None where it is of no use."""
         sent_id, source = reply.metadata.reply_to_message_id, reply.metadata.src_node_id
-        late = self._overdue.pop(sent_id, None)
-        sent = waiting.pop(sent_id, late)
+        late = self._overdue.get(sent_id)
+        sent = waiting.get(sent_id, late)
         stranger = sent is not None and not reply.has_error() and source != sent.node
+        if not stranger:  # whose answer must not be taken for that of the node
+            self._overdue.pop(sent_id, None)
+            waiting.pop(sent_id, None)
         if sent is None or stranger or (late is not None and sent.kind not in keep_late):
             self.dropped += 1
             node = source if sent is None or stranger else sent.node

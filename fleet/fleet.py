@@ -12,17 +12,18 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from fleet.bounds import furthest
 from fleet.exchange import Answer, Exchange
-from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
-from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather
-from protocol.arrays import Arrays
+from fleet.replies import Asked, Average, Releases, Scores, read_releases, read_scores
+from fleet.roster import MAX_CLIENTS, TRAIN, VALIDATION, Roster, admitted, check_enough, gather, in_one_process
+from fleet.words import told
+from protocol.arrays import Arrays, flatten
 from protocol.demands import Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
 from protocol.flower import log
 from protocol.messages import (
     answers_training,
     asks,
-    hosting_in,
     keep_request,
     merged,
     number_released,
@@ -58,6 +59,14 @@ class Fleet:
         Number of nodes to wait for.
     node_wait : float
         Seconds to wait for them.
+    max_clients_per_node : int
+        A node that says it hosts more is left out, but for the parts of a simulation.
+    max_node_share : float
+        The largest share of a round's clients that one node may have; plays no part in simulation.
+    max_update_norm : float
+        Releases of longer updates are left out; 0 for what `fleet.bounds.furthest` says.
+    validate_by : str
+        ``mean`` or ``median``: what the losses of the validation clients become.
     """
 
     def __init__(
@@ -69,6 +78,10 @@ class Fleet:
         seed: int = 0,
         min_nodes: int = 1,
         node_wait: float = 300.0,
+        max_clients_per_node: int = MAX_CLIENTS,
+        max_node_share: float = 1.0,
+        max_update_norm: float = 0.0,
+        validate_by: Average = "mean",
     ) -> None:
         self.clients_per_round = clients_per_round
         self.validation_clients_per_round = validation_clients_per_round
@@ -76,6 +89,10 @@ class Fleet:
         self.seed = seed
         self.min_nodes = min_nodes
         self.node_wait = node_wait
+        self.max_clients_per_node = max_clients_per_node
+        self.max_node_share = max_node_share
+        self.max_update_norm = max_update_norm
+        self.validate_by = validate_by
         self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
         """How often each training client has released."""
         self._roster: Roster | None = None
@@ -84,11 +101,21 @@ class Fleet:
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
         self._sent: Arrays = {}
+        self._furthest = 0.0
+        self._outside = 0
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
         if self._roster is None:
-            roster = gather(grid, self.min_nodes, self.node_wait, self._exchange)
+            roster = gather(
+                grid,
+                self.min_nodes,
+                self.node_wait,
+                self._exchange,
+                clients=(self.clients_per_round, self.validation_clients_per_round),
+                max_clients=self.max_clients_per_node,
+                max_share=self.max_node_share,
+            )
             check_enough("clients-per-round", self.clients_per_round, roster.train)
             check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
             self.participations = np.zeros(roster.train, np.int64)
@@ -140,6 +167,7 @@ class Fleet:
         common, placed = _common(Training, demand), roster.place(TRAIN, clients)
         self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)))
         self._sent = from_array_record(hypotheses)
+        self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
         return [
             Message(
                 round_request(hypotheses, training=Training(**common, round=round, clients=tuple(locals_))),
@@ -190,6 +218,7 @@ class Fleet:
         timeout : float
             In seconds.
         """
+        self._outside = 0
         together = merged(messages)
         answers = self._exchange.run(
             grid,
@@ -201,9 +230,9 @@ class Fleet:
         silent = set(self._exchange.silent)
         for answer in answers:
             if answer.kind == "query":
-                self._welcome(answer)
+                self._welcome(answer, grid)
             elif answer.reply.has_error():
-                reason = answer.reply.error.reason
+                reason = told(answer.reply.error.reason)
                 log(WARNING, "node %s did not answer the message of round %d: %s", answer.node, round, reason)
                 if answer.gone:
                     silent.add(answer.node)
@@ -220,8 +249,8 @@ class Fleet:
 
     @property
     def dropped(self) -> int:
-        """Replies in the last round that came late, twice or unasked."""
-        return self._exchange.dropped
+        """Replies in the last round that came late, twice or unasked, and releases too far from what was sent."""
+        return self._exchange.dropped + self._outside
 
     # --- reading
 
@@ -230,14 +259,15 @@ class Fleet:
         asked = self._training
         assert asked is not None
         answers = {node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)}
-        found = read_releases(answers, asked, self._sent)
+        found = read_releases(answers, asked, self._sent, self._furthest)
+        self._outside += found.outside
         self.participations[found.clients] += 1
         return found
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
         asked = self._evaluation
-        return None if asked is None else read_scores(_usable(replies, asked), asked)
+        return None if asked is None else read_scores(_usable(replies, asked), asked, self.validate_by)
 
     @property
     def sent(self) -> Arrays:
@@ -252,18 +282,12 @@ class Fleet:
         trains = any(asks(message.content)[0] for message in messages)
         scores = any(asks(message.content)[1] for message in messages)
         if trains and self._training is not None:
-            positions = self._training.positions
-            there = sum(
-                number_released(answer.reply.content, len(positions[answer.node]))
-                for answer in own
-                if answer.node in positions
-            )
+            there = sum(_released(one, self._training) for one in own)
             if there < self.quorum * len(self._training.clients):
                 return False
         if scores and self._evaluation is not None:
-            asked = {node: len(positions) for node, positions in self._evaluation.positions.items()}
-            reported = [one.node for one in own if scores_in(one.reply.content, asked.get(one.node, 0)) is not None]
-            if sum(asked.get(node, 0) for node in reported) < self.quorum * len(self._evaluation.clients):
+            there = sum(_reported(one, self._evaluation) for one in own)
+            if there < self.quorum * len(self._evaluation.clients):
                 return False
         return True
 
@@ -276,18 +300,20 @@ class Fleet:
         self._invited.update(new)
         return [Message(query(), node, "query", group_id="query") for node in new]
 
-    def _welcome(self, answer: Answer) -> None:
+    def _welcome(self, answer: Answer, grid: Grid) -> None:
         assert self._roster is not None
         if answer.gone:
             self._invited.discard(answer.node)  # to be asked again
         try:
             if answer.reply.has_error():
-                raise ProtocolError(answer.reply.error.reason)
-            hosting = hosting_in(answer.reply.content)
+                raise ProtocolError(f"says {answer.reply.error.reason}")
+            hosting = admitted(answer.reply.content, self.max_clients_per_node, in_one_process(grid))
+            if answer.node in self._roster:
+                raise ProtocolError("takes part already")
             if hosting.simulated:
-                raise ProtocolError("it says that it is simulated")
-        except ProtocolError as error:
-            log(WARNING, "node %s cannot take part: %s", answer.node, error)
+                raise ProtocolError("says that it is simulated")
+        except Exception as error:  # whatever one node sends, the run goes on
+            log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
             return
         self._roster.join({answer.node: hosting})
         self.participations = np.concatenate([self.participations, np.zeros(hosting.train, np.int64)])
@@ -310,6 +336,23 @@ def _asked(
     clients: NDArray[np.int64], placed: Mapping[int, tuple[list[int], list[int]]], disclose: bool = False
 ) -> Asked:
     return Asked(clients, {node: np.array(positions) for node, (positions, _) in placed.items()}, disclose)
+
+
+def _released(answer: Answer, asked: Asked) -> int:
+    """Return how many of the clients that were asked to train an answer says released."""
+    try:
+        return number_released(answer.reply.content, len(asked.positions.get(answer.node, ())))
+    except Exception:  # it is read again, and the reason told, when the round is over
+        return 0
+
+
+def _reported(answer: Answer, asked: Asked) -> int:
+    """Return how many of the clients that were asked to report an answer has the scores of."""
+    number = len(asked.positions.get(answer.node, ()))
+    try:
+        return number if scores_in(answer.reply.content, number) is not None else 0
+    except Exception:  # as above
+        return 0
 
 
 def _usable(replies: Iterable[Message], asked: Asked) -> dict[int, Message]:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from logging import WARNING
+from typing import Literal
 
 import numpy as np
 from flwr.app import Message, MetricRecord
 from numpy.typing import NDArray
 
+from fleet.bounds import near, pulled_in
+from fleet.words import told
 from protocol.arrays import Arrays, all_finite, flatten
 from protocol.errors import ProtocolError
 from protocol.flower import log
 from protocol.messages import released_in, scores_in
+
+Average = Literal["mean", "median"]
+"""What the losses of many clients become."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -52,6 +59,8 @@ class Releases:
         How many clients were.
     lost_nodes : int
         Nodes that did not answer, or not as they should.
+    outside : int
+        Releases that were left out because they lie too far from what was sent.
     """
 
     vectors: NDArray[np.float64]
@@ -59,11 +68,15 @@ class Releases:
     choices: NDArray[np.int64] | None
     asked: int
     lost_nodes: int
+    outside: int = 0
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Loss and metric, averaged over the validation clients that answered, each counting once."""
+    """Loss and metric, averaged over the validation clients that answered, each counting once.
+
+    Values far from all others are pulled in (`fleet.bounds.pulled_in`).
+    """
 
     loss: float
     metric: float
@@ -80,7 +93,9 @@ class Scores:
         return cls(float(loss), float(metric), int(clients))
 
 
-def read_releases(answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays) -> Releases:
+def read_releases(
+    answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays, furthest: float = math.inf
+) -> Releases:
     """Return the releases in nodes' replies.
 
     Parameters
@@ -89,37 +104,52 @@ def read_releases(answers: Mapping[int, Message], asked: Asked, hypotheses: Arra
     asked : Asked
     hypotheses : dict of ndarray, each (k, \\*shape)
         What was sent.
+    furthest : float
+        How far a release may lie from the nearest of them (`fleet.bounds.furthest`).
     """
     n = sum(value[0].size for value in hypotheses.values())
     vectors, positions, choices = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    lost = len(asked.positions) - len(answers)
+    lost, outside, centres = len(asked.positions) - len(answers), 0, flatten(hypotheses)
     for node, reply in answers.items():
         try:
             matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
         except Exception as error:  # whatever one node sends, the run goes on
-            log(WARNING, "dropped the reply of node %s: %s", node, error)
+            log(WARNING, "dropped the reply of node %s: %s", node, told(error))
             lost += 1
             continue
+        inside, mine = near(matrix, centres, furthest), asked.positions[node][released]
+        if not inside.all():
+            log(
+                WARNING,
+                "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own radius-floor "
+                "or its data make its updates that long, raise max-update-norm",
+                (~inside).sum(),
+                len(inside),
+                node,
+                furthest,
+            )
+            outside += int((~inside).sum())
+            matrix, mine, chosen = matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen
         vectors.append(matrix)
-        positions.append(asked.positions[node][released])
+        positions.append(mine)
         choices.append(chosen)
     joined = np.concatenate(positions)
     order = np.argsort(joined)
     disclosed = np.concatenate(choices)[order] if asked.disclose else None
     # One node has its clients in order, and models may be large.
     matrix = vectors[0] if len(vectors) == 1 else np.concatenate([np.zeros((0, n)), *vectors])[order]
-    return Releases(matrix, asked.clients[joined[order]], disclosed, len(asked.clients), lost)
+    return Releases(matrix, asked.clients[joined[order]], disclosed, len(asked.clients), lost, outside)
 
 
-def read_scores(answers: Mapping[int, Message], asked: Asked) -> Scores | None:
-    """Return the mean loss and metric in nodes' replies; None when nobody answered."""
+def read_scores(answers: Mapping[int, Message], asked: Asked, by: Average = "mean") -> Scores | None:
+    """Return the mean, or the median, of loss and metric in nodes' replies; None when nobody answered."""
     scores = np.full((2, len(asked.clients)), np.nan)
     for node, reply in answers.items():
         positions = asked.positions[node]
         try:
             values = scores_in(reply.content, len(positions))
         except Exception as error:  # whatever one node sends, the run goes on
-            log(WARNING, "dropped the report of node %s: %s", node, error)
+            log(WARNING, "dropped the report of node %s: %s", node, told(error))
             continue
         if values is not None:
             scores[:, positions] = values
@@ -128,7 +158,11 @@ def read_scores(answers: Mapping[int, Message], asked: Asked) -> Scores | None:
     if not answered.any():
         return None
     # In client order, so that rounding does not depend on the nodes.
-    loss, metric = scores[:, answered].mean(axis=1)
+    there = scores[:, answered]
+    if by == "median":
+        loss, metric = np.median(there, axis=1)
+    else:
+        loss, metric = np.stack([pulled_in(values) for values in there]).mean(axis=1)
     return Scores(float(loss), float(metric), int(answered.sum()))
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from logging import INFO, WARNING
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from fleet.exchange import Exchange, pause
+from fleet.words import told
 from protocol.demands import Hosting
 from protocol.errors import ConfigError, FleetError, ProtocolError
 from protocol.flower import log
@@ -22,6 +24,8 @@ from protocol.messages import hosting_in, query
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
 _POLL_S = 1.0  # seconds that one look for answers may take
+MAX_CLIENTS = 1_000_000
+"""As many clients as a node may say it hosts."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,12 @@ class Roster:
     ----------
     nodes : dict from int to Hosting
         What each node says it hosts, by node id.
+    max_share : float
+        The largest share of a round's clients that one node may have; plays no part in simulation.
     """
 
-    def __init__(self, nodes: dict[int, Hosting]) -> None:
+    def __init__(self, nodes: dict[int, Hosting], max_share: float = 1.0) -> None:
+        self._max_share = max_share
         self._absent: dict[int, _Absence] = {}
         self._nodes = sorted(nodes)
         self._hosting = [nodes[node] for node in self._nodes]
@@ -65,7 +72,7 @@ class Roster:
         """
         if now.simulated:
             return now
-        roster = cls(dict(before))
+        roster = cls(dict(before), now._max_share)
         hosting = dict(now.nodes)
         roster._nodes = [node for node, _ in before]
         roster._hosting = [was for _, was in before]
@@ -137,13 +144,40 @@ class Roster:
         return clients[there] if there.any() else clients
 
     def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
-        """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order."""
+        """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
+
+        Where a node's share is bounded, fewer may be drawn: a node that has its share is passed over.
+        """
+        if self._max_share < 1 and not self.simulated:
+            return self._draw_shared(role, round, seed, size)
         if not self._gone(round):
             # The same draw without a list of all clients, who may be a million.
             total = self._total(role)
             return sample(seed, total, min(size, total))
         there = self.present(role, round)
         return there[sample(seed, len(there), min(size, len(there)))]
+
+    def _draw_shared(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
+        """Draw clients one after the other and pass over those whose node has its share.
+
+        Each client has a time, drawn from an exponential distribution, and the first come in. Of a node only
+        as many times are drawn as it may have clients: those of the first ones (Renyi, 1953).
+        """
+        counts, gone = self._counts[role], self._gone(round)
+        first = np.cumsum(counts) - counts
+        there = [i for i, node in enumerate(self._nodes) if counts[i] and node not in gone]
+        there = there or np.flatnonzero(counts).tolist()
+        most = largest_share(counts[there].tolist(), size, self._max_share)
+        generator = np.random.default_rng(seed)
+        times, owners = [np.zeros(0)], [np.zeros(0, np.int64)]
+        for i in there:
+            few = min(int(counts[i]), most)
+            times.append(np.cumsum(generator.standard_exponential(few) / (counts[i] - np.arange(few))))
+            owners.append(np.full(few, i))
+        come = np.concatenate(owners)[np.argsort(np.concatenate(times), kind="stable")[:size]]
+        taken = np.bincount(come, minlength=len(counts))
+        drawn = [first[i] + generator.choice(counts[i], taken[i], replace=False) for i in np.flatnonzero(taken)]
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *drawn]))
 
     def _total(self, role: str) -> int:
         return self.train if role == TRAIN else self.validation
@@ -184,11 +218,21 @@ class Roster:
         return placed
 
 
-def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None = None) -> Roster:
+def gather(
+    grid: Grid,
+    min_nodes: int,
+    wait_s: float,
+    exchange: Exchange | None = None,
+    *,
+    clients: tuple[int, int] = (0, 0),
+    max_clients: int = MAX_CLIENTS,
+    max_share: float = 1.0,
+) -> Roster:
     """Ask the nodes what they host, until all are there.
 
-    Waits for `min_nodes` nodes and, in simulation, for every part of the federation, since the
-    first look at a simulation may show only some of its nodes.
+    Waits for `min_nodes` nodes, for as many `clients` and, in simulation, for every part of the
+    federation, since the first look at a simulation may show only some of its nodes. A node whose
+    answer cannot be is left out.
 
     A node starts a process and imports PyTorch before its first answer, which takes a slow machine
     minutes. So a query lives as long as the run waits, and a node is not asked again before Flower
@@ -202,14 +246,20 @@ def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None 
         Seconds after which nodes that are missing are not waited for any more.
     exchange : Exchange, optional
         What the rounds will be sent with: it brings the answers that are not waited for.
+    clients : (int, int)
+        Training and validation clients that a round asks; the roster may have fewer.
+    max_clients : int
+        A node that says it hosts more is left out, but for the parts of a simulation.
+    max_share : float
+        See `Roster`.
 
     Raises
     ------
     FleetError
-        When they are not there after `wait_s` seconds, or a node speaks another version.
+        When the nodes are not there after `wait_s` seconds.
     """
     began = time.monotonic()
-    exchange = exchange or Exchange()
+    exchange, together = exchange or Exchange(), in_one_process(grid)
     nodes: dict[int, Hosting] = {}
     refused: set[int] = set()
     waiting = False
@@ -219,38 +269,107 @@ def gather(grid: Grid, min_nodes: int, wait_s: float, exchange: Exchange | None 
         new = [node for node in grid.get_node_ids() if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(grid, queries, _POLL_S, keep_late=("query",)):
-            node, reply = answer.node, answer.reply
-            if reply.has_error():
-                refused.update(() if answer.gone else (node,))
-                log(WARNING, "node %s cannot take part: %s (its own log says why)", node, reply.error.reason)
-                continue
             try:
-                nodes[node] = hosting_in(reply.content)
-            except ProtocolError as error:
-                raise FleetError(f"node {node} {error}; install the same umbel everywhere") from None
-        parts = next((hosting.step for hosting in nodes.values() if hosting.simulated), 1)
-        if len(nodes) >= max(min_nodes, parts):
-            roster = Roster(nodes)
-            log(
-                INFO,
-                "%d nodes host %d training and %d validation clients",
-                len(roster),
-                roster.train,
-                roster.validation,
-            )
-            return roster
-        if refused and parts > 1:
-            raise FleetError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
+                if answer.reply.has_error():
+                    raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)")
+                nodes[answer.node] = admitted(answer.reply.content, max_clients, together)
+            except Exception as error:  # whatever one node sends, the run goes on
+                refused.update(() if answer.gone else (answer.node,))
+                log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+        fitting = fellows(nodes)
+        parts = max(1, next((hosting.step for hosting in fitting.values()), 1))
         waited = time.monotonic() - began
+        if len(fitting) >= max(min_nodes, parts):
+            there = [sum(one.train for one in fitting.values()), sum(one.validation for one in fitting.values())]
+            # Where nodes are in many places, more of them may come; and that some are the whole of a split
+            # federation they may only say, until the others have answered too.
+            enough = there[0] >= clients[0] and there[1] >= clients[1]
+            certain = parts == 1 or not exchange.awaited("query")
+            if together or (enough and certain) or waited >= wait_s:
+                for node in set(nodes) - set(fitting):
+                    log(WARNING, "node %s shares the federation otherwise than most; it is left out", node)
+                log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)
+                return Roster(fitting, max_share)
+        if together and refused and parts > 1:
+            raise FleetError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
         if waited >= wait_s:
             raise FleetError(
-                f"after {wait_s:.0f} s {len(nodes)} nodes host clients, {len(refused)} refused, and the run needs "
+                f"after {wait_s:.0f} s {len(fitting)} nodes host clients, {len(refused)} refused, and the run needs "
                 f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait"
             )
         if not waiting:
             log(INFO, "waiting for nodes to say what they host, for %.0f s at most", wait_s)
             waiting = True
         time.sleep(pause(waited))
+
+
+def in_one_process(grid: Grid) -> bool:
+    """Return whether all nodes live beside the server, as they do in simulation and nowhere else."""
+    return getattr(grid, "in_process", False) or type(grid).__name__ == "InMemoryGrid"
+
+
+def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
+    """Return what a node's answer says that it hosts.
+
+    Parameters
+    ----------
+    content : RecordDict
+    max_clients : int
+    together : bool
+        Whether the nodes live `in_one_process`.
+
+    Raises
+    ------
+    ProtocolError
+        When it cannot be, or must not.
+    """
+    hosting = hosting_in(content)
+    if hosting.step == 1 and not together:
+        raise ProtocolError("says that it is the only node of a simulation")
+    if hosting.train + hosting.validation > max_clients and not (together and hosting.simulated):
+        raise ProtocolError(
+            f"says that it hosts {hosting.train} training and {hosting.validation} validation clients, more than "
+            f"max-clients-per-node = {max_clients}"
+        )
+    if not (hosting.train or hosting.validation or hosting.simulated):
+        raise ProtocolError("hosts no clients")
+    return hosting
+
+
+def fellows(nodes: Mapping[int, Hosting]) -> dict[int, Hosting]:
+    """Return those nodes that can be in one run: most of them, and on a tie those that serve their own data."""
+    counts = Counter(hosting.step for hosting in nodes.values())
+    step = max(counts, key=lambda step: (counts[step], step < 0), default=-1)
+    found: dict[int, Hosting] = {}
+    parts: set[int] = set()
+    for node, hosting in sorted(nodes.items()):
+        if hosting.step == step and hosting.first not in parts:
+            found[node] = hosting
+            parts.update({hosting.first} - {-1})
+    return found
+
+
+def largest_share(counts: Sequence[int], size: int, share: float) -> int:
+    """Return how many clients each node may have in a round so that none has more than its share of them.
+
+    With fewer nodes than fit the share, it is that of one node less: nodes that host next to nothing must not
+    make a round small.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        How many clients each node hosts.
+    size : int
+        Clients that the round asks.
+    share : float
+    """
+    share = max(share, 1 / max(1, len(counts) - 1))
+    low, high = 1, max(counts, default=1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = middle <= share * min(size, sum(min(count, middle) for count in counts)) * (1 + 1e-9)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
 
 
 def check_enough(what: str, asked: int, there: int) -> None:

@@ -194,8 +194,11 @@ class Hosting:
         ProtocolError
             When the node speaks another version, or counts are missing or negative.
         """
-        if record.get(_VERSION) != VERSION:
-            raise ProtocolError(f"speaks protocol {record.get(_VERSION)!r}, this server speaks {VERSION}")
+        version = record.get(_VERSION)
+        if type(version) is not int or version != VERSION:
+            raise ProtocolError(
+                f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere"
+            )
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
             raise ProtocolError(f"reports counts that cannot be: {values}")

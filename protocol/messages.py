@@ -95,6 +95,12 @@ def run_in(content: RecordDict) -> str:
     return name
 
 
+def run_names(content: RecordDict) -> set[str]:
+    """Return what a round's message calls its run, in the parts that can be read."""
+    names = (record.get(_RUN) for name, record in content.items() if name in (_TRAINING, _EVALUATION))
+    return {name for name in names if isinstance(name, str)}
+
+
 def hypotheses_in(content: RecordDict) -> Arrays:
     """Return the hypotheses of a message."""
     return from_array_record(record_in(content, _HYPOTHESES, ArrayRecord))
@@ -161,7 +167,10 @@ def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
 
 def hosting_in(content: RecordDict) -> Hosting:
     """Check and return what a node says of itself."""
-    return Hosting.from_record(record_in(content, _HOSTING, MetricRecord))
+    record = content.get(_HOSTING)
+    if not isinstance(record, MetricRecord):
+        raise ProtocolError("does not say what it hosts")
+    return Hosting.from_record(record)
 
 
 def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.bool_], NDArray[np.int64] | None]:

@@ -34,7 +34,8 @@ class RunConfig(Settings):
     source: ClassVar[str] = "the run config"
 
     strategy: str = Field(
-        "group-privacy", description="group-privacy, fedavg, ifca, recommender, or package.module:Class"
+        "group-privacy",
+        description="group-privacy, trimmed-mean, geometric-median, fedavg, ifca, recommender, or package.module:Class",
     )
     strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
     federation: str = Field(
@@ -63,6 +64,10 @@ class RunConfig(Settings):
     clients_per_round: int = Field(7, ge=1, description="U, training clients asked in each round")
     validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
+    validate_by: Literal["mean", "median"] = Field(
+        "mean",
+        description="over clients; a loss far from all others is pulled in; median where many sites may lie",
+    )
     min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
     restarts: int = Field(
         5, ge=1, description="random sets of initial hypotheses, of which validation clients pick the best"
@@ -97,6 +102,18 @@ class RunConfig(Settings):
     radius_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
     message_noise: Number = Field(
         0.0, ge=0, description="sigma of the PAC paper's noisy messages; the ledger does not count it"
+    )
+
+    max_clients_per_node: int = Field(
+        1_000_000, ge=1, description="a node that says it hosts more is left out; a simulation may have more"
+    )
+    max_node_share: Number = Field(
+        1.0, gt=0, le=1, description="the largest share of a round's clients that one node may have, not in simulation"
+    )
+    max_update_norm: Number = Field(
+        0.0,
+        ge=0,
+        description="longer updates are left out; 0 for the radius where it is public, and elsewhere for 1,000,000",
     )
 
     observers: str = Field(

@@ -63,7 +63,7 @@ def main(grid: Grid, context: Context) -> None:
 # What may change when a run goes on.
 _FREE = {
     "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
-    "node-wait", "round-timeout", "quorum",
+    "node-wait", "round-timeout", "quorum", "max-clients-per-node", "max-node-share", "max-update-norm",
 }  # fmt: skip
 
 

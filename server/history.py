@@ -34,7 +34,7 @@ class Round:
         Over all training clients, up to this round.
     seconds : float
     dropped : int
-        Replies that came late, twice or unasked.
+        Replies that came late, twice or unasked, and releases that lie too far from what was sent.
     """
 
     number: int

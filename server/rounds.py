@@ -85,7 +85,10 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
         messages += strategy.fleet.ask_evaluation(
             0, to_array_record(hypotheses), setup.demand(name), grid, f"restart-{r}"
         )
-    replies = [answer.reply for answer in Exchange().run(grid, messages, run.round_timeout)]
+    # A node that keeps silent must not hold up the start where a round would not wait for it.
+    needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
+    answers = Exchange().run(grid, messages, run.round_timeout, lambda there: len(there) >= needed)
+    replies = [answer.reply for answer in answers]
     losses = []
     for r in range(len(sets)):
         scores = strategy.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")

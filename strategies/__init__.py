@@ -11,11 +11,25 @@ from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
+from strategies.robust import GeometricMedian, TrimmedMean
 
-__all__ = ["IFCA", "STRATEGIES", "FedAvg", "GroupPrivacy", "HypothesisStrategy", "Recommender", "load", "make"]
+__all__ = [
+    "IFCA",
+    "STRATEGIES",
+    "FedAvg",
+    "GeometricMedian",
+    "GroupPrivacy",
+    "HypothesisStrategy",
+    "Recommender",
+    "TrimmedMean",
+    "load",
+    "make",
+]
 
 STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "group-privacy": GroupPrivacy,
+    "trimmed-mean": TrimmedMean,
+    "geometric-median": GeometricMedian,
     "fedavg": FedAvg,
     "ifca": IFCA,
     "recommender": Recommender,
@@ -52,6 +66,10 @@ def make(run: RunConfig) -> HypothesisStrategy:
         seed=run.seed,
         min_nodes=run.min_nodes,
         node_wait=run.node_wait,
+        max_clients_per_node=run.max_clients_per_node,
+        max_node_share=run.max_node_share,
+        max_update_norm=run.max_update_norm,
+        validate_by=run.validate_by,
     )
     return kind(
         fleet,

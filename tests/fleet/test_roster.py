@@ -10,14 +10,27 @@ import pytest
 from flwr.app import Error, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import chisquare
 
 import fleet.exchange
 import fleet.roster
 from fleet.exchange import Exchange
-from fleet.roster import TRAIN, VALIDATION, Roster, check_enough, gather, sample
+from fleet.roster import (
+    TRAIN,
+    VALIDATION,
+    Roster,
+    admitted,
+    check_enough,
+    fellows,
+    gather,
+    largest_share,
+    sample,
+)
 from protocol.demands import VERSION, Hosting
-from protocol.errors import ConfigError, FleetError
+from protocol.errors import ConfigError, FleetError, ProtocolError
 from protocol.flower import ErrorCode
+from protocol.messages import hosting_reply
 from tests.helpers.grids import PaperGrid
 
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
@@ -293,25 +306,181 @@ def test_a_simulation_cannot_do_without_a_part_of_its_federation(clock: Clock) -
     assert clock.now == 1000, "there is nothing to wait for"
 
 
-def test_another_version_is_refused() -> None:
+GOOD = {1: Hosting(2, 1), 2: Hosting(3, 0), 3: Hosting(0, 1)}
+
+
+def said(**changes: Any) -> MetricRecord:
+    """What a node with clients of its own says, with changes; an entry of None is taken out."""
+    values = {name: value for name, value in {**Hosting(2, 1).to_record(), **changes}.items() if value is not None}
+    return MetricRecord(values)
+
+
+IMPOSSIBLE = {
+    "counts below 0": said(train=-1),
+    "validation below 0": said(validation=-1),
+    "a real number": said(train=1.0),
+    "a list": said(train=[1]),
+    "nothing of its training": said(train=None),
+    "nothing of its place": said(step=None),
+    "nothing": MetricRecord(),
+    "another version": said(version=VERSION + 1),
+    "the version as a real number": said(version=float(VERSION)),
+    "no version": said(version=None),
+    "a version without end": said(version=[7] * 10**5),
+    "10^12 clients": said(train=10**12),
+    "as many as there can be": said(train=2**63 - 1),
+    "too many that report": said(validation=10**6),
+    "no clients": said(train=0, validation=0),
+    "that it is a simulation": said(first=0, step=1),
+    "that it is a part of one": said(first=0, step=2**62),
+    "a place that cannot be": said(first=3, step=2),
+}
+
+
+class Afar(PaperGrid):
+    """Nodes that are not in the server's process."""
+
+    in_process = False
+
+
+@pytest.mark.parametrize("bad", IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
+@pytest.mark.parametrize("first", [True, False])
+def test_a_node_that_says_what_cannot_be_is_named_and_left_out(
+    bad: MetricRecord, first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    says = {4: bad, **GOOD} if first else {**GOOD, 4: bad}
+    roster = gather(Afar(says), min_nodes=3, wait_s=60)
+    assert dict(roster.nodes) == GOOD
+    assert "node 4 " in caplog.text
+    assert max(map(len, caplog.messages)) < 500
+
+
+def test_bad_nodes_are_not_counted_as_nodes_that_are_there(clock: Clock) -> None:
+    says = {**dict(enumerate(IMPOSSIBLE.values())), 99: Hosting(1, 1)}
+    with pytest.raises(FleetError, match=r"after 30 s 1 nodes host clients, \d+ refused, and the run needs 2"):
+        gather(Afar(says), min_nodes=2, wait_s=30)
+    assert clock.now >= 1030
+
+
+def test_the_bound_on_what_a_node_hosts_is_the_runs() -> None:
+    says = {1: Hosting(3, 0), 2: Hosting(2, 2), 3: Hosting(2, 1)}
+    assert [node for node, _ in gather(Afar(says), 1, 60, max_clients=3).nodes] == [1, 3]
+    with pytest.raises(ProtocolError, match="hosts 2 training and 2 validation clients, more than max-clients-per"):
+        admitted(hosting_reply(says[2]), 3, together=False)
+    part = Hosting(10**7, 10**7, 0, 1)
+    assert admitted(hosting_reply(part), 3, together=True) == part, "one node may simulate all"
+
+
+def test_another_version_in_a_simulation_is_told(caplog: pytest.LogCaptureFixture) -> None:
     theirs = MetricRecord({**EVEN.to_record(), "version": VERSION + 1})
-    expected = f"node 6 speaks protocol {VERSION + 1}, this server speaks {VERSION}; install the same umbel everywhere"
-    with pytest.raises(FleetError, match=expected):
+    with pytest.raises(FleetError, match="1 of the simulated nodes refused to take part"):
         gather(PaperGrid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
+    expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, this server speaks {VERSION}; install"
+    assert expected in caplog.text
+
+
+def test_more_nodes_are_waited_for_until_they_host_as_many_clients_as_a_round_asks(clock: Clock) -> None:
+    says = {5: Hosting(1, 0), 6: Hosting(4, 2)}
+    looks = [[5]] * 9 + [[5, 6]]
+    assert gather(Afar(says, looks), min_nodes=1, wait_s=60, clients=(5, 2)).train == 5
+    assert gather(Afar(says, [[5]]), min_nodes=1, wait_s=60, clients=(5, 2)).train == 1, "for as long as the run waits"
+    assert clock.now >= 1060
 
 
 @pytest.mark.parametrize(
-    "changes", [{"train": -1}, {"validation": -1}, {"train": 1.0}, {"first": 0.0}, {"train": [1]}, {"step": None}]
+    ("nodes", "left"),
+    [
+        ({5: EVEN, 6: ODD, 7: Hosting(1, 1)}, [5, 6]),
+        ({5: EVEN, 6: Hosting(1, 1)}, [6]),
+        ({5: EVEN, 6: ODD, 7: EVEN}, [5, 6]),
+        ({5: EVEN, 6: ODD, 7: Hosting(1, 1, 0, 3)}, [5, 6]),
+        ({}, []),
+    ],
 )
-def test_counts_that_cannot_be_are_refused(changes: dict[str, Any]) -> None:
-    record = EVEN.to_record()
-    for key, value in changes.items():
-        if value is None:
-            del record[key]
-        else:
-            record[key] = value
-    with pytest.raises(FleetError, match="node 5 reports counts that cannot be"):
-        gather(PaperGrid({5: record}), min_nodes=1, wait_s=60)
+def test_of_nodes_that_do_not_fit_together_most_are_kept(nodes: dict[int, Hosting], left: list[int]) -> None:
+    assert list(fellows(nodes)) == left
+
+
+# --- a node's share
+
+
+def shares(roster: Roster, role: str = TRAIN, size: int = 20, rounds: int = 200) -> NDArray[np.float64]:
+    """Return how many clients of each node a round asks on average, and check what every draw is."""
+    hosts = {TRAIN: roster.train, VALIDATION: roster.validation}[role]
+    asked = np.zeros(len(roster))
+    for t in range(1, rounds + 1):
+        clients = roster.draw(role, t, [0, 1, t], size)
+        assert clients.tolist() == sorted(set(clients.tolist()))
+        assert set(clients.tolist()) <= set(range(hosts))
+        placed = roster.place(role, clients)
+        asked += [len(placed.get(node, ([], []))[0]) for node, _ in roster.nodes]
+    return asked / rounds
+
+
+def test_without_a_bound_a_node_that_says_it_hosts_many_is_asked_for_nearly_all() -> None:
+    nodes = {node: Hosting(50, 0) for node in range(1, 10)} | {10: Hosting(10**6, 0)}
+    assert shares(Roster(nodes))[9] > 19.9
+    found = shares(Roster(nodes, max_share=0.2))
+    assert found[9] == 4
+    np.testing.assert_allclose(found[:9], 16 / 9, atol=0.3)
+
+
+def test_below_its_bound_a_node_is_asked_as_often_as_it_hosts() -> None:
+    """Ten nodes that host 10, 20, ..., 100 clients."""
+    nodes = {node: Hosting(10 * node, 0) for node in range(1, 11)}
+    expected = np.arange(1, 11) * 20 / 55
+    np.testing.assert_allclose(shares(Roster(nodes, max_share=0.99), rounds=1000), expected, atol=0.15)
+
+
+def test_no_client_of_a_node_is_asked_more_often_than_another() -> None:
+    roster, times = Roster({1: Hosting(4, 0), 2: Hosting(8, 0), 3: Hosting(8, 0)}, max_share=0.5), np.zeros(20)
+    for t in range(3000):
+        times[roster.draw(TRAIN, 1, [0, 1, t], 6)] += 1
+    for own in (times[:4], times[4:12], times[12:]):
+        assert chisquare(own).pvalue > 1e-6
+
+
+def test_a_share_of_all_who_validate_is_bounded_too() -> None:
+    nodes = {node: Hosting(1, 50) for node in range(1, 9)} | {9: Hosting(1, 10**6), 10: Hosting(1, 10**6)}
+    roster = Roster(nodes, max_share=0.2)
+    found = shares(roster, VALIDATION, roster.validation, rounds=1)
+    assert found[:8].tolist() == [50] * 8
+    assert found[8] == found[9] == 133
+    assert found[8] / found.sum() <= 0.2
+
+
+@pytest.mark.parametrize("role", [TRAIN, VALIDATION])
+def test_a_bounded_draw_depends_on_its_seed_and_on_who_is_there(role: str) -> None:
+    nodes = {node: Hosting(20, 20) for node in range(1, 7)}
+    roster = Roster(nodes, max_share=0.25)
+    one = roster.draw(role, 3, [0, 1, 3], 12).tolist()
+    assert one == Roster(nodes, max_share=0.25).draw(role, 3, [0, 1, 3], 12).tolist()
+    assert one != roster.draw(role, 3, [1, 1, 3], 12).tolist()
+    roster.note(3, [], [2])
+    assert not set(roster.draw(role, 4, [0, 1, 4], 12).tolist()) & set(range(20, 40))
+    roster.note(4, [], list(nodes))
+    assert len(roster.draw(role, 5, [0, 1, 5], 12)) == 12, "when all are gone all are asked"
+
+
+def test_in_simulation_a_share_plays_no_part() -> None:
+    seed = [0, 1, 2]
+    expected = Roster({5: EVEN, 6: ODD}).draw(TRAIN, 1, seed, 2).tolist()
+    assert Roster({5: EVEN, 6: ODD}, max_share=0.1).draw(TRAIN, 1, seed, 2).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("counts", "size", "share", "most"),
+    [
+        ([50] * 10, 20, 0.2, 4),
+        ([50] * 10, 20, 0.01, 2),  # a tenth is the least there can be; that of nine is 2.2
+        ([10**6, 1], 20, 0.2, 20),  # of two nodes one may have all
+        ([50, 50, 50, 1], 60, 0.1, 20),  # one that hosts next to nothing does not make the round small
+        ([5], 3, 0.5, 3),
+        ([], 3, 0.5, 1),
+    ],
+)
+def test_the_largest_share_by_hand(counts: list[int], size: int, share: float, most: int) -> None:
+    assert largest_share(counts, size, share) == most
 
 
 # --- sampling

@@ -38,19 +38,24 @@ WHOLE = {
     "local-steps": 0,
     "batch-size": 0,
     "min-nodes": 1,
+    "max-clients-per-node": 1,
 }
-ABOVE_ZERO = ["step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum"]
-NOT_NEGATIVE = ["noise-multiplier", "message-noise"]
+ABOVE_ZERO = [
+    "step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum",
+    "max-node-share",
+]  # fmt: skip
+NOT_NEGATIVE = ["noise-multiplier", "message-noise", "max-update-norm"]
 CHOICES = {
     "device": "auto, cpu, cuda",
     "engine": "auto, loop, batched",
     "radius": "update, public",
     "noise-per": "vector, layer, row",
+    "validate-by": "mean, median",
 }
 TEXTS = [
     "strategy", "strategy-options", "federation", "model", "loss", "frozen", "local", "resume", "observers",
 ]  # fmt: skip
-MOST = {"hypotheses": ", at most 1000", "quorum": ", at most 1"}
+MOST = {"hypotheses": ", at most 1000", "quorum": ", at most 1", "max-node-share": ", at most 1"}
 
 FACTORS = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0}
 
@@ -310,7 +315,10 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"radius": ""}, "radius must be one of update, public, got ''"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
-        ({"strategy": "fedprox"}, "unknown strategy 'fedprox'; choose from group-privacy, fedavg, ifca"),
+        (
+            {"strategy": "fedprox"},
+            "unknown strategy 'fedprox'; choose from group-privacy, trimmed-mean, geometric-median",
+        ),
         ({"strategy": ""}, "unknown strategy ''; choose from"),
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"strategy": "protocol.demands:Training"}, "strategy 'protocol.demands:Training' is no class built on"),

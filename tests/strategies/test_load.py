@@ -13,6 +13,7 @@ from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
+from strategies.robust import GeometricMedian, TrimmedMean
 
 NOT_STRATEGIES = """
 from flwr.serverapp.strategy import FedAvg
@@ -26,6 +27,8 @@ instance = GroupPrivacy()
     ("name", "strategy"),
     [
         ("group-privacy", GroupPrivacy),
+        ("trimmed-mean", TrimmedMean),
+        ("geometric-median", GeometricMedian),
         ("fedavg", FedAvg),
         ("ifca", IFCA),
         ("recommender", Recommender),
@@ -40,7 +43,7 @@ def test_any_other_is_given_as_module_and_class() -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    known = "group-privacy, fedavg, ifca, recommender or give package.module:Class"
+    known = "group-privacy, trimmed-mean, geometric-median, fedavg, ifca, recommender or give package.module:Class"
     with pytest.raises(ConfigError, match=f"unknown strategy 'fedprox'; choose from {known}"):
         strategies.load("fedprox")
 
@@ -73,7 +76,8 @@ def test_a_strategy_of_flowers_own_or_an_instance_is_refused(
 def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
     run = RunConfig(
         strategy="fedavg", hypotheses=5, clients_per_round=11, validation_clients_per_round=12, min_releases=4, seed=13,
-        min_nodes=3, node_wait=14.0, quorum=0.5,
+        min_nodes=3, node_wait=14.0, quorum=0.5, max_clients_per_node=15, max_node_share=0.25, max_update_norm=16.0,
+        validate_by="median",
     )  # fmt: skip
     strategy = strategies.make(run)
     fleet = strategy.fleet
@@ -81,10 +85,12 @@ def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
     assert (strategy.hypotheses, strategy.min_releases, strategy.radius) == (1, 4, run.schedule)
     assert (fleet.clients_per_round, fleet.validation_clients_per_round, fleet.seed) == (11, 12, 13)
     assert (fleet.min_nodes, fleet.node_wait, fleet.quorum) == (3, 14.0, 0.5)
+    assert (fleet.max_clients_per_node, fleet.max_node_share, fleet.max_update_norm) == (15, 0.25, 16.0)
+    assert fleet.validate_by == "median"
 
 
-@pytest.mark.parametrize("name", strategies.STRATEGIES)
-def test_the_built_in_strategies_have_no_options(name: str) -> None:
+@pytest.mark.parametrize("name", ["group-privacy", "fedavg", "ifca", "recommender"])
+def test_the_papers_strategies_have_no_options(name: str) -> None:
     strategies.make(RunConfig(strategy=name))
     with pytest.raises(ConfigError, match="strategy-options: there is no option x; there are none"):
         strategies.make(RunConfig(strategy=name, strategy_options="x=1"))

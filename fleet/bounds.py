@@ -1,0 +1,97 @@
+"""How far a release may lie from the hypotheses, and a loss from those of others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.release import NoisePer, RadiusMode
+
+LARGEST_UPDATE = 1e6
+"""The norm of an update that a run asks no more than: of a model of n numbers, sqrt(n) of about 1 are far."""
+
+_RARE = 27.7  # -log of the chance that noise is longer than `_noise` says: 1e-12
+# A site raises a public radius to its own floor, which is this where it sets none, and until the noise spans so many
+# steps of 32-bit numbers.
+_SITE_FLOOR, _STEPS = 0.01, 16
+_FAR = 10.0  # times the spread of most losses
+_SHARE = 0.2  # of the clients may say what they like
+
+
+def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
+    """Return how far a release may lie from the nearest of the hypotheses.
+
+    That is as long as an update may be, and as the noise on it is but once in 10^12 releases: Laplace noise in n
+    dimensions within radius r has a norm of Gamma(n, nu r / n) (group privacy paper, Lemma 4.3).
+
+    Parameters
+    ----------
+    demand : mapping
+        Of the fields of `protocol.demands.Training`: ``noise_multiplier``, ``radius_mode``, ``radius``, ``noise_per``.
+    hypotheses : ndarray, shape (k, n)
+        What was sent.
+    most : float
+        The longest update; 0 for the radius where it is public, and elsewhere for `LARGEST_UPDATE`.
+    """
+    n, nu = hypotheses.shape[1], float(demand.get("noise_multiplier", 0.0))
+    public = demand.get("radius_mode", RadiusMode.UPDATE) == RadiusMode.PUBLIC
+    radius = max(float(demand.get("radius", 0.0)), _SITE_FLOOR)
+    largest = float(np.abs(hypotheses).max())
+    step = float(np.spacing(np.float32(min(largest, 3e38))))
+    if nu > 0:
+        radius = max(radius, _STEPS * step * n / (nu * math.sqrt(n + 1)))
+    if public:
+        update = max(radius, most)
+    else:
+        # Each layer or row has the floor for a radius of its own.
+        parts = 1 if demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR else n
+        update = math.hypot(most or LARGEST_UPDATE, radius * math.sqrt(parts))
+    whole = public or demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR
+    reach = update * (1 + nu * _noise(n if whole else 1, _RARE if whole else _RARE + math.log(n)))
+    # Rounding to 32 bits, and to a grid of at most 1/16 of a coordinate's noise.
+    return reach + nu * update / _STEPS + 2 * math.sqrt(n) * (step + reach * 2.0**-23)
+
+
+def _noise(n: int, rare: float) -> float:
+    """Return what a Gamma(n, 1 / n) exceeds with a chance of at most exp(-rare)."""
+    # Its tail is sub-gamma (Boucheron, Lugosi and Massart, Concentration inequalities, Sec. 2.4).
+    return 1 + math.sqrt(2 * rare / n) + rare / n
+
+
+def near(vectors: NDArray[np.float64], hypotheses: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
+    """Return which of the vectors (m, n) lie within reach of one of the hypotheses (k, n)."""
+    # By a matrix product, with no copy of vectors that may be large; where rounding could matter, exactly.
+    squares = np.einsum("ij,ij->i", vectors, vectors)[:, None] - 2 * (vectors @ hypotheses.T)
+    squares += np.einsum("ij,ij->i", hypotheses, hypotheses)
+    inside: NDArray[np.bool_] = squares.min(axis=1, initial=math.inf) <= reach**2
+    for i in np.flatnonzero(~inside).tolist():
+        inside[i] = np.linalg.norm(hypotheses - vectors[i], axis=1).min() <= reach
+    return inside
+
+
+def pulled_in(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values (m,) of clients with those that lie far from all others pulled towards them.
+
+    Values that are spread as losses are come back as they are, so that their mean is the plain one. One client
+    that says what it likes moves the mean of m by little more than its own share.
+
+    A value is far at ten times what four in five clients keep from the median, or than the median itself is from 0.
+    Where at most one in five is negative, as a loss that cannot be, none is.
+    """
+    if len(values) < 3:
+        return values
+    ordered = np.sort(values)
+    middle = float(np.median(ordered))
+    apart = np.sort(np.abs(ordered - middle))
+    width = _FAR * max(float(apart[int((1 - _SHARE) * (len(values) - 1))]), abs(middle))
+    if width == 0 and apart[-1] > 0:
+        # Most are 0, as a hinge loss that is met: the scale is that of the others.
+        width = _FAR * float(np.median(apart[apart > 0]))
+    low, high = middle - width, middle + width
+    if ordered[math.ceil(_SHARE * (len(values) - 1))] >= 0:
+        low = max(low, 0.0)
+    return values if low <= ordered[0] and ordered[-1] <= high else np.clip(values, low, high)

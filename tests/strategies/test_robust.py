@@ -1,0 +1,151 @@
+"""With a fifth of the clients hostile the trimmed mean and the geometric median hold where the mean does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import models
+import strategies
+from privacy.laplace import sanitise
+from protocol.errors import ConfigError
+from protocol.release import RadiusMode
+from protocol.run_config import RunConfig
+from strategies import GeometricMedian, GroupPrivacy, TrimmedMean
+from strategies.robust import HostileOptions, Robust
+
+Points = NDArray[np.float64]
+
+# --- by hand
+
+
+def ready(kind: type[Robust], few: int, reach: float = np.inf) -> Robust:
+    """Return a strategy that has seen a round."""
+    strategy = kind()
+    strategy._few, strategy._reach = few, reach
+    return strategy
+
+
+def test_as_many_values_as_may_be_hostile_are_left_out_at_each_end() -> None:
+    group = np.array([[0.0, 9], [100, 1], [2, 2], [4, 3], [3, -70]])
+    assert ready(TrimmedMean, 1).combine(group, np.zeros(2), 0).tolist() == [3, 2]
+    assert ready(TrimmedMean, 2).combine(group, np.zeros(2), 0).tolist() == [3, 2]
+    assert ready(TrimmedMean, 0).combine(group, np.zeros(2), 0).tolist() == group.mean(axis=0).tolist()
+
+
+def test_the_geometric_median_of_a_line_is_its_median_and_of_a_triangle_its_fermat_point() -> None:
+    line = np.array([[0.0, 0], [1, 0], [2, 0], [3, 0], [1e6, 0]])
+    np.testing.assert_allclose(ready(GeometricMedian, 0).combine(line, np.zeros(2), 0), [2, 0], atol=0.05)
+    corners = np.array([[0.0, 0], [1, 0], [0.5, np.sqrt(3) / 2]])
+    middle = ready(GeometricMedian, 0).combine(corners, np.ones(2), 0)
+    np.testing.assert_allclose(middle, [0.5, np.sqrt(3) / 6], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
+def test_points_that_are_all_the_same_have_that_centre(kind: type[Robust]) -> None:
+    group, sent = np.full((5, 2), 7.0), np.full(2, 7.0)
+    assert ready(kind, 1, reach=0.0).combine(group, sent, 0).tolist() == [7, 7]
+    assert ready(kind, 1).combine(group, np.zeros(2), 0).tolist() == pytest.approx([7, 7])
+
+
+@pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
+def test_a_group_that_may_be_hostile_as_a_whole_leaves_its_hypothesis(kind: type[Robust]) -> None:
+    far, sent = np.full((2, 2), 1e9), np.zeros(2)
+    assert ready(kind, 2).combine(far, sent, 0) is sent
+
+
+@pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
+@pytest.mark.parametrize("distance", [20.0, 1e3, 1e30])
+def test_a_fifth_far_away_captures_no_hypothesis(kind: type[Robust], distance: float) -> None:
+    """Eight honest releases near each of two hypotheses, and four elsewhere."""
+    rng = np.random.default_rng(1)
+    sent = np.array([[0.0, 0.0], [6.0, 0.0]])
+    honest = np.repeat(sent, 8, axis=0) + rng.normal(size=(16, 2)) * 0.5
+    strategy = kind(hypotheses=2, options=HostileOptions(0.2))
+    points = np.concatenate([honest, np.full((4, 2), distance)])
+    labels = strategy.assign(points, sent, None)
+    assert labels[:16].tolist() == [0] * 8 + [1] * 8
+    for j in (0, 1):
+        assert np.linalg.norm(strategy.combine(points[labels == j], sent[j], j) - sent[j]) < 1.0
+    captured = GroupPrivacy().assign(points, sent, None)[:16]
+    assert set(captured.tolist()) == {0}, "where by k-means all honest ones share what is left"
+
+
+@pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
+def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Robust]) -> None:
+    rng = np.random.default_rng(2)
+    for _ in range(50):
+        sent, points = rng.normal(size=(3, 4)), rng.standard_cauchy((30, 4)) * 10.0 ** rng.uniform(0, 6, (30, 1))
+        strategy = kind(hypotheses=3, options=HostileOptions(0.2))
+        labels = strategy.assign(points, sent, None)
+        nearest = np.linalg.norm(points[:, None] - sent, axis=2).min(axis=1)
+        for j in np.unique(labels).tolist():
+            step = strategy.combine(points[labels == j], sent[j], j) - sent[j]
+            # Of a trimmed mean each coordinate is bounded, and so is the length up to the root of their number.
+            assert np.linalg.norm(step) <= 2 * np.median(nearest) * (2 if kind is TrimmedMean else 1 + 1e-9)
+
+
+def test_the_share_is_an_option_and_what_cannot_work_is_refused() -> None:
+    assert strategies.make(RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.2")).options.hostile == 0.2
+    with pytest.raises(ConfigError, match=r"strategy-options: hostile must be below 0\.5, got '0\.5'"):
+        strategies.make(RunConfig(strategy="geometric-median", strategy_options="hostile=0.5"))
+    run = RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.25", hypotheses=4)
+    with pytest.raises(ConfigError, match=r"hostile = 0\.25 is as much as each of 4 groups; set it below 0\.25"):
+        strategies.make(run).check(run, models.load("linear"))
+
+
+# --- rounds of it: 100 clients in two groups, each with an optimum near its group's, descend the distance to it
+
+OPTIMA = np.array([[5, 6], [4, -4.5]])
+"""Of the group privacy paper's synthetic data (Sec. 5.1)."""
+
+
+def far(sent: Points, near: Points, honest: Points, rng: np.random.Generator) -> Points:
+    return honest + 1e5 * rng.standard_normal(honest.shape)
+
+
+def one_place(sent: Points, near: Points, honest: Points, rng: np.random.Generator) -> Points:
+    return np.full(honest.shape, 1e5)
+
+
+def flipped(sent: Points, near: Points, honest: Points, rng: np.random.Generator) -> Points:
+    return near - 10 * (honest - near)
+
+
+def beside(sent: Points, near: Points, honest: Points, rng: np.random.Generator) -> Points:
+    """All near one hypothesis, to take it along."""
+    return np.tile(sent[1] + 8, (len(honest), 1))
+
+
+def error(strategy: GroupPrivacy, attack: Any, seed: int, rounds: int = 60, m: int = 100) -> float:
+    """Return how far the optimum that is worst off is from the nearest hypothesis, at nu = 1."""
+    rng = np.random.default_rng(seed)
+    own = OPTIMA[np.arange(m) % 2] + 0.3 * rng.standard_normal((m, 2))
+    hostile = np.arange(m) % 5 == 0
+    sent = np.array([[3.0, 2.0], [3.0, -2.0]])
+    for _ in range(rounds):
+        start = sent[np.linalg.norm(own[:, None] - sent, axis=2).argmin(axis=1)]
+        releases = start + sanitise(0.35 * (own - start), 1.0, 0.01, RadiusMode.UPDATE, [rng] * m)
+        if attack is not None:
+            releases[hostile] = attack(sent, start[hostile], releases[hostile], rng)
+        labels, following = strategy.assign(releases, sent, None), sent.copy()
+        for j in np.unique(labels).tolist():
+            following[j] = strategy.combine(releases[labels == j], sent[j], j)
+        sent = following
+    return float(max(np.linalg.norm(sent - optimum, axis=1).min() for optimum in OPTIMA))
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("attack", [far, one_place, flipped, beside])
+def test_robust_centres_hold_with_a_fifth_hostile_where_the_mean_does_not(attack: Any, seed: int) -> None:
+    assert error(GroupPrivacy(), attack, seed) > 4
+    assert error(TrimmedMean(options=HostileOptions(0.2)), attack, seed) < 1.5
+    assert error(GeometricMedian(options=HostileOptions(0.2)), attack, seed) < 1
+
+
+@pytest.mark.parametrize("kind", [GroupPrivacy, TrimmedMean, GeometricMedian])
+def test_where_nobody_is_hostile_all_three_find_both_optima(kind: type[GroupPrivacy]) -> None:
+    assert error(kind(), None, seed=0) < 0.2
