@@ -17,8 +17,9 @@ from client.learner import best_hypothesis
 from client.local import LocalParameters
 from client.node import Node
 from client.noisy_messages import noisy_messages
-from privacy.gate import Gate, guard, local_report, local_result, once_paid
+from privacy.gate import Gate, checked_hypotheses, guard, local_report, local_result, once_paid
 from privacy.randomness import noise, streams
+from privacy.runs import Runs
 from privacy.site import Policy
 from privacy.time_limit import time_limit
 from protocol.arrays import Arrays
@@ -157,8 +158,10 @@ def keep_models(msg: Message, context: Context) -> Message:
     """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
     node = Node.of(context.node_config, context.run_config)
     if node.site.keep_model is not None:
-        hypotheses = hypotheses_in(msg.content)
+        hypotheses, name = checked_hypotheses(msg.content, node.site.policy), run_in(msg.content)
         node.check(hypotheses)
-        kept = LocalParameters(node.site, context.state, node.model, run_in(msg.content), node.seed)
+        if not node.site.simulated:
+            Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
+        kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
         keep(node, hypotheses, kept, node.site.keep_model)
     return Message(RecordDict(), reply_to=msg)

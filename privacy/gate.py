@@ -30,6 +30,7 @@ from privacy.laplace import NoiseSource, sanitise
 from privacy.ledger import Charge, Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import check_noise, min_radius, resolution, round_to_grid
+from privacy.runs import Runs
 from privacy.site import Policy, Site
 from privacy.site_log import Entry, on_record
 from privacy.tripwire import degenerate, repeated
@@ -43,6 +44,7 @@ from protocol.messages import (
     evaluation_only,
     evaluation_reply,
     hypotheses_in,
+    run_names,
     training_in,
     training_only,
     training_reply,
@@ -153,7 +155,8 @@ class Gate:
         content = RecordDict()
         try:
             site = Site.of(context.node_config)
-            hypotheses = _checked_hypotheses(msg.content, site.policy)
+            hypotheses = checked_hypotheses(msg.content, site.policy)
+            _remember(site, msg, context, hypotheses)
         except Exception as error:
             return _refused(msg, error, entry)
         parts = {
@@ -237,6 +240,9 @@ class Gate:
         demand = evaluation_in(msg.content)
         if demand is None:
             return None
+        if not site.simulated:
+            # Before anybody reports: a crash may waste a count, it never hides a report.
+            Runs.of(site).count_evaluation(str(context.run_id), site.policy)
         result = _ask(call_next, msg, evaluation_only(msg.content), context)
         private = record_in(result, _PRIVATE, ConfigRecord)
         values = from_array_record(record_in(result, _RESULT, ArrayRecord))["scores"]
@@ -351,6 +357,14 @@ def _check_honest(hypotheses: Arrays, context: Context) -> None:
         raise Refused("the server sent the same hypotheses before")
 
 
+def _remember(site: Site, msg: Message, context: Context, hypotheses: Arrays) -> None:
+    """Remember what a run sent, where the site is to know at its end what it has found."""
+    if site.keep_model is None or site.simulated:
+        return
+    for name in run_names(msg.content):
+        Runs.of(site).note_sent(str(context.run_id), name, hypotheses)
+
+
 def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
     if site.ledger_path is None:
         return MemoryLedger(context.state)
@@ -384,7 +398,7 @@ def _ask(call_next: ClientAppCallable, msg: Message, content: RecordDict, contex
     return reply.content
 
 
-def _checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:
+def checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:
     """Return what was sent if these are finite float32 arrays with one common leading axis."""
     hypotheses = hypotheses_in(content)
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}

@@ -152,6 +152,12 @@ class Policy(Settings):
     )
     budget: Unlimited = Field(math.inf, ge=0, description="the most a client may spend, as a sum of n/nu")
     max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
+    max_evaluations: Unlimited = Field(
+        1000, ge=1, description="how often a run may have clients report; one asks once a round, and a few times before"
+    )
+    max_evaluations_in_all: Unlimited = Field(
+        math.inf, ge=1, description="how often all runs together may have clients report"
+    )
     ledger_path: Text = Field("", description="the file where charges are kept; by default $UMBEL_HOME/ledger.sqlite")
     bundle: Text = Field(
         "",
@@ -193,12 +199,25 @@ class Policy(Settings):
             raise ValueError(
                 f"bundle must be SHA-256 sums of 64 hexadecimal digits, separated by spaces, got {strange[0]!r}"
             )
-        for name in ("max_local_epochs", "max_local_steps", "max_examples", "max_participations"):
+        for name in (
+            "max_local_epochs",
+            "max_local_steps",
+            "max_examples",
+            "max_participations",
+            "max_evaluations",
+            "max_evaluations_in_all",
+        ):
             value = getattr(self, name)
             if not (math.isinf(value) or float(value).is_integer()):
                 raise ValueError(f"{name.replace('_', '-')} must be a whole number, got {value}")
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
+        if self.role is Role.VALIDATION and min(self.budget, self.max_participations) < math.inf:
+            # It would look like a limit on what the site's clients tell.
+            raise ValueError(
+                "budget and max-participations are for clients that train; role validation reports without noise, "
+                "which has no price: set max-evaluations"
+            )
         return self
 
     def check(self, demand: Training) -> None:

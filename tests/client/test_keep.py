@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flwr.app import Message, RecordDict
+from numpy.typing import NDArray
 
 import models
 from client.app import app
@@ -16,14 +17,16 @@ from client.keep import keep as keep_models
 from client.local import LocalParameters
 from client.node import Node
 from federation import offsets_of, write_federation
+from privacy.runs import beside
 from privacy.site import in_process
 from protocol.arrays import Arrays
+from protocol.demands import Evaluation
 from protocol.messages import keep_request
 from protocol.records import to_array_record
 from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
-from tests.helpers.messages import refused
+from tests.helpers.messages import asked, demanded, refused
 from tests.helpers.nodes import ask
 
 Config = dict[str, Any]
@@ -42,10 +45,30 @@ def site(tmp_path: Path) -> Config:
     return {"data-path": str(tmp_path / "own"), "role": "split", "keep-model": str(tmp_path / "models")}
 
 
-def keep(config: Config, node_config: Config, hypotheses: Arrays = HYPOTHESES) -> Message:
-    """Tell a node what a run has found, and return its reply."""
-    grid = InProcessGrid(app, config, node_configs=[node_config])
-    return ask(grid, keep_request(to_array_record(hypotheses)), "query.keep")
+class Site:
+    """A node and what a run says to it; another `run` is another run, which may have the same `name`."""
+
+    def __init__(self, config: Config, node_config: Config, run: int = 1, name: str = "spring") -> None:
+        self.grid, self.name = InProcessGrid(app, config, node_configs=[node_config]), name
+        [context] = self.grid.contexts.values()
+        context.run_id = run
+
+    def evaluate(self, *clients: int, hypotheses: Arrays = HYPOTHESES) -> Message:
+        return ask(self.grid, asked(hypotheses, None, Evaluation(1, clients, run=self.name)))
+
+    def train(self, *clients: int, hypotheses: Arrays = HYPOTHESES) -> Message:
+        return ask(self.grid, asked(hypotheses, demanded(clients, run=self.name)))
+
+    def keep(self, hypotheses: Arrays = HYPOTHESES) -> Message:
+        """Tell the node what the run has found, and return its reply."""
+        return ask(self.grid, keep_request(to_array_record(hypotheses), self.name), "query.keep")
+
+
+def keep(config: Config, node_config: Config, hypotheses: Arrays = HYPOTHESES, **run: Any) -> Message:
+    """Have the clients that report do so, tell their node what the run has found, and return its reply."""
+    site = Site(config, node_config, **run)
+    assert not site.evaluate(2, 3, hypotheses=hypotheses).has_error()
+    return site.keep(hypotheses)
 
 
 def models_in(folder: Path) -> dict[str, Arrays]:
@@ -63,23 +86,90 @@ def test_each_client_gets_the_hypothesis_that_fits_it_best(site: Config, tmp_pat
 
 def test_the_models_of_the_run_before_are_replaced(site: Config, tmp_path: Path, run_config: Config) -> None:
     keep(run_config, site)
-    keep(run_config, site, {"weight": HYPOTHESES["weight"] * np.float32(0.5)})
+    keep(run_config, site, {"weight": HYPOTHESES["weight"] * np.float32(0.5)}, run=2)
     assert [own["weight"][0, 0] for own in models_in(tmp_path / "models").values()] == [2.5, -2, -2, 2.5]
 
 
 def test_a_site_that_does_not_want_models_gets_none(site: Config, tmp_path: Path, run_config: Config) -> None:
     del site["keep-model"]
-    before = sorted(tmp_path.iterdir())
     assert keep(run_config, site).content == RecordDict()
-    assert sorted(tmp_path.iterdir()) == before
+    assert not (tmp_path / "models").exists()
 
 
-def test_hypotheses_that_do_not_fit_are_not_kept(
+@pytest.mark.parametrize(
+    ("hypotheses", "reason"),
+    [
+        (np.zeros((2, 1, 3), np.float32), "do not fit model 'linear'"),
+        (np.array([[[5, np.nan]], [[-4, 0]]], np.float32), "hypotheses 'weight' are not finite"),
+        (np.array([[[5, np.inf]], [[-4, 0]]], np.float32), "hypotheses 'weight' are not finite"),
+        (np.zeros((2, 1, 2)), "hypotheses 'weight' are float64, not float32"),
+        (np.zeros((5000, 1, 2), np.float32), "the hypotheses are not 1 to 10 stacked arrays of one length"),
+        (np.zeros((0, 1, 2), np.float32), "the hypotheses are not 1 to 10 stacked arrays of one length"),
+        (HYPOTHESES["weight"] + np.float32(1), "is none of the hypotheses that it sent to this site"),
+    ],
+)
+def test_what_no_run_has_found_is_not_kept(
+    site: Config,
+    tmp_path: Path,
+    run_config: Config,
+    caplog: pytest.LogCaptureFixture,
+    hypotheses: NDArray[Any],
+    reason: str,
+) -> None:
+    node = Site(run_config, site)
+    assert not node.evaluate(2).has_error()
+    assert refused(node.keep({"weight": hypotheses}))
+    assert reason in caplog.text
+    assert not (tmp_path / "models").exists()
+    assert not refused(node.keep()), "and the run may still tell what it has found"
+
+
+def test_a_run_tells_once_what_it_has_found(
     site: Config, tmp_path: Path, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert refused(keep(run_config, site, {"weight": np.zeros((2, 1, 3), np.float32)}))
-    assert "do not fit model 'linear'" in caplog.text
-    assert not (tmp_path / "models").exists()
+    """A run that goes on after an interruption has its name and another number, and has found more."""
+    other = {"weight": HYPOTHESES["weight"] * np.float32(0.5)}
+    node = Site(run_config, site)
+    node.evaluate(2)
+    node.evaluate(2, hypotheses=other)
+    assert not refused(node.keep())
+    assert refused(node.keep(other))
+    assert "the run has told what it found before" in caplog.text
+    assert refused(Site(run_config, site).keep(other)), "a node that was started again remembers"
+    assert models_in(tmp_path / "models")["client-0.safetensors"]["weight"].tolist() == [[5, 0]]
+    assert not refused(Site(run_config, site, run=2).keep(other)), "which it sent before the interruption"
+    assert models_in(tmp_path / "models")["client-0.safetensors"]["weight"].tolist() == [[2.5, 0]]
+
+
+def test_a_run_that_has_asked_nothing_has_found_nothing(
+    site: Config, tmp_path: Path, run_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert refused(Site(run_config, site).keep())
+    assert not refused(keep(run_config, site))
+    assert refused(Site(run_config, site, run=2, name="").keep())
+    assert refused(Site(run_config, site, run=3, name="summer").keep())
+    assert caplog.text.count("has asked nothing of this site") == 3
+
+
+def test_where_clients_only_train_what_a_run_found_need_not_have_been_sent(
+    site: Config, tmp_path: Path, run_config: Config
+) -> None:
+    """The site may not have been asked in the round that found it."""
+    node = Site(run_config, site | {"role": "train"})
+    best = {"weight": HYPOTHESES["weight"] + np.float32(1)}
+    assert refused(node.keep(best))
+    node.train(0)
+    assert not refused(node.keep(best))
+    assert len(models_in(tmp_path / "models")) == 4
+
+
+def test_what_a_site_remembers_of_runs_must_be_whole(site: Config, tmp_path: Path, run_config: Config) -> None:
+    ledger = tmp_path / "ledger.sqlite"
+    node = Site(run_config, site | {"ledger-path": str(ledger)})
+    assert not node.evaluate(2).has_error()
+    beside(ledger).write_bytes(b"")
+    assert refused(node.evaluate(2))
+    assert refused(node.keep())
 
 
 def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Path, run_config: Config) -> None:
@@ -91,7 +181,10 @@ def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Pat
     own, rows = manifest(clients, model="factors-5x2"), np.tile(np.arange(5, dtype=np.float32), clients)[:, None]
     labels = np.tile([1, -1, 1, -1, 1], clients)
     write_federation(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
-    keep(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")}, hypotheses)
+    node = Site(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")})
+    # Refused, because it costs too much; no client has trained.
+    assert refused(ask(node.grid, asked(hypotheses, demanded(noise_multiplier=0.0, run=node.name))))
+    assert not refused(node.keep(hypotheses))
     found = models_in(tmp_path / "models")
     assert [list(arrays) for arrays in found.values()] == [["items"]] * clients
     for arrays in found.values():

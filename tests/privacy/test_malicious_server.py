@@ -22,6 +22,7 @@ from client.app import app
 from federation import Manifest, offsets_of, write_federation
 from privacy import gate, randomness
 from privacy.ledger import Ledger
+from privacy.runs import beside
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.records import to_array_record
 from simulation.grid import InProcessGrid
@@ -51,13 +52,18 @@ class Site:
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
         if {"budget", "max-participations"} & set(policy):
             Ledger.create(self.ledger_path)
-        self.run_config = run_config
+        self.run_config, self.config = run_config, config
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
         [self.node] = self.grid.get_node_ids()
 
     def send(self, content: RecordDict, message_type: str = "train") -> Message:
         [reply] = self.grid.send_and_receive([Message(content, self.node, message_type)])
         return reply
+
+    def run(self, number: int) -> None:
+        """Have what follows be another run's."""
+        for context in self.grid.contexts.values():
+            context.run_id = number
 
     def ask(self, demand: Training = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
         return self.send(asked(THETA if hypotheses is None else hypotheses, demand))
@@ -481,6 +487,50 @@ def test_evaluation_takes_no_other_hypotheses_than_training(
     site = Site(tmp_path, run_config, role="validation")
     assert not refused(site.evaluate((0,)))
     assert refused(site.evaluate((0,), hypotheses))
+
+
+# --- exact losses, of which six are enough for a small model
+
+
+def test_a_run_may_have_clients_report_so_often_and_no_oftener(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Least squares of two parameters is a quadratic function, which six losses give away."""
+    site = Site(tmp_path, run_config, role="validation", **{"max-evaluations": 3})
+    assert [refused(site.evaluate((0, 1))) for _ in range(5)] == [False] * 3 + [True] * 2
+    site.grid = InProcessGrid(app, run_config, node_configs=[site.config])
+    assert refused(site.evaluate((0, 1))), "a node that was started again remembers"
+    site.run(2)
+    assert [refused(site.evaluate((0,))) for _ in range(4)] == [False] * 3 + [True]
+
+
+def test_all_runs_together_may_have_clients_report_so_often(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Whoever may start runs may start another; this is what bounds them."""
+    site = Site(tmp_path, run_config, role="validation", **{"max-evaluations-in-all": 3})
+    answers = []
+    for number in range(5):
+        site.run(number)
+        answers.append(refused(site.evaluate((0,))))
+    assert answers == [False] * 3 + [True] * 2
+
+
+def test_a_report_that_fails_counts_too(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, run_config, role="validation", **{"max-evaluations": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("client.cohort.Cohort.gather", no_memory)
+        assert refused(site.evaluate((0,)))
+    assert refused(site.evaluate((0,)))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, but long enough to be taken for one" * 10])
+def test_a_count_that_cannot_be_read_closes_the_site(
+    tmp_path: Path, run_config: dict[str, Any], content: bytes
+) -> None:
+    site = Site(tmp_path, run_config, role="validation")
+    assert not refused(site.evaluate((0,)))
+    beside(site.ledger_path).write_bytes(content)
+    assert refused(site.evaluate((0,)))
+    assert beside(site.ledger_path).read_bytes() == content
 
 
 def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config: dict[str, Any]) -> None:
