@@ -157,11 +157,12 @@ def _undisclosed(node: Node, compute: Callable[[], None], needed: bool = True) -
 def keep_models(msg: Message, context: Context) -> Message:
     """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
     node = Node.of(context.node_config, context.run_config)
+    hypotheses, name = checked_hypotheses(msg.content, node.site.policy), run_in(msg.content)
+    node.check(hypotheses)
+    # All of it is checked by a site that keeps nothing too: which it is, is its own affair.
+    if not node.site.simulated:
+        Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
     if node.site.keep_model is not None:
-        hypotheses, name = checked_hypotheses(msg.content, node.site.policy), run_in(msg.content)
-        node.check(hypotheses)
-        if not node.site.simulated:
-            Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
         kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
         keep(node, hypotheses, kept, node.site.keep_model)
     return Message(RecordDict(), reply_to=msg)

@@ -358,8 +358,8 @@ def _check_honest(hypotheses: Arrays, context: Context) -> None:
 
 
 def _remember(site: Site, msg: Message, context: Context, hypotheses: Arrays) -> None:
-    """Remember what a run sent, where the site is to know at its end what it has found."""
-    if site.keep_model is None or site.simulated:
+    """Remember what a run sent, so that the site knows at its end what it can have found."""
+    if site.simulated:
         return
     for name in run_names(msg.content):
         Runs.of(site).note_sent(str(context.run_id), name, hypotheses)

@@ -96,6 +96,7 @@ def test_a_site_that_does_not_want_models_gets_none(site: Config, tmp_path: Path
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize(
     ("hypotheses", "reason"),
     [
@@ -115,8 +116,10 @@ def test_what_no_run_has_found_is_not_kept(
     caplog: pytest.LogCaptureFixture,
     hypotheses: NDArray[Any],
     reason: str,
+    keeps: bool,
 ) -> None:
-    node = Site(run_config, site)
+    """And a site that keeps nothing answers as one that does."""
+    node = Site(run_config, site if keeps else {key: value for key, value in site.items() if key != "keep-model"})
     assert not node.evaluate(2).has_error()
     assert refused(node.keep({"weight": hypotheses}))
     assert reason in caplog.text

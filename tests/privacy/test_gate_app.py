@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from client.app import app
 from federation import BUNDLED, open_federation
 from protocol.demands import VERSION, Evaluation, Training
-from protocol.messages import query
+from protocol.messages import keep_request, query
 from protocol.records import to_array_record
 from simulation.grid import InProcessGrid
 from tests.helpers.messages import arrived, asked, demanded, records, refused, released, releases, scores, stacked, wire
@@ -113,7 +113,7 @@ def test_the_app_tells_how_many_clients_a_node_has_and_no_more(run_config: dict[
 
 GOOD: dict[str, RecordDict] = {
     "query": query(),
-    "query.keep": asked(stacked(TRUTH, LINEAR)),
+    "query.keep": keep_request(to_array_record(stacked(TRUTH, LINEAR)), "spring"),
     "train": training((0,)),
     "evaluate": evaluation((100,)),
 }

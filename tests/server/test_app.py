@@ -22,9 +22,11 @@ import client.app
 from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
+from privacy.runs import beside
 from protocol.arrays import flatten
+from protocol.demands import Evaluation
 from protocol.errors import ConfigError, FleetError
-from protocol.messages import asks, keep_request
+from protocol.messages import asks, keep_request, round_request
 from protocol.records import to_array_record
 from protocol.run_config import RunConfig
 from server import run_folder
@@ -630,15 +632,25 @@ def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_
 
 def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(play: Play, tmp_path: Path) -> None:
     run = play(rounds=1, sites=sites(tmp_path, 2))
-    request = keep_request(to_array_record(run.arrays("hypotheses")))
+    found = to_array_record(run.arrays("hypotheses"))
     for wanted in (False, True):
         entries = {"keep_model": str(tmp_path / "own")} if wanted else {}
         grid = InProcessGrid(client.app.app, tomllib.loads((run.folder / "config.toml").read_text())["config"],
                              node_configs=sites(tmp_path, 1, **entries))  # fmt: skip
         (node,) = grid.get_node_ids()
-        (reply,) = grid.send_and_receive([Message(request, node, "query.keep", group_id="keep")])
-        assert not reply.has_error()
-        assert not dict(reply.content), "whether a site keeps its models is its own affair"
+        (early, _, reply, late) = [
+            grid.send_and_receive([Message(content, node, kind)])[0]
+            for content, kind in (
+                (keep_request(found), "query.keep"),
+                (round_request(found, evaluation=Evaluation(1, (100,))), "evaluate"),
+                (keep_request(found), "query.keep"),
+                (keep_request(found), "query.keep"),
+            )
+        ]
+        # Whether a site keeps its models is its own affair.
+        assert (early.has_error(), reply.has_error(), late.has_error()) == (True, False, True)
+        assert not dict(reply.content)
+        beside(tmp_path / "ledger-0.sqlite").unlink()
         assert (tmp_path / "own").exists() == wanted
 
 
