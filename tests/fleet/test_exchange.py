@@ -253,3 +253,18 @@ def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_ho
     round_message, invitation = grid.sent
     assert round_message.metadata.ttl == 7
     assert invitation.metadata.ttl > 3600
+
+
+def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None:
+    grid, exchange = Post(), Exchange()
+    message = to(1)
+    push = grid.push_messages
+
+    def posing(messages: Iterable[Message]) -> Iterable[str]:
+        ids = push(messages)
+        grid.arrived += [answers_of(message, node=7), answers_of(message)]
+        return ids
+
+    grid.push_messages = posing  # type: ignore[method-assign]
+    assert nodes(exchange.run(grid, [message], timeout=60)) == [1]
+    assert exchange.dropped == 1

@@ -268,6 +268,39 @@ def test_of_no_answer_at_all_there_are_releases_of_nobody() -> None:
     assert (len(releases.choices), releases.lost_nodes) == (0, 1)
 
 
+# --- releases too far from what was sent
+
+
+@pytest.mark.parametrize("disclose", [False, True])
+def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
+    disclose: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of clients 0 and 2 on one node and 1 and 3 on the other, client 3 has nothing in mind but the mean."""
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
+    messages = fleet.ask_training(1, RECORD, DEMAND | {"disclose_choice": disclose}, grid)
+    choices = {"choice_of": lambda client: client % 2} if disclose else {}
+    releases = fleet.releases(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
+    assert told(releases) == expected(0, 1, 2)
+    assert (releases.asked, releases.lost_nodes, releases.outside) == (4, 0, 1)
+    assert (None if releases.choices is None else releases.choices.tolist()) == ([0, 1, 0] if disclose else None)
+    assert fleet.participations.tolist() == [1, 1, 1, 0]
+    assert fleet.dropped == 1
+    assert "left out 1 of 2 releases of node 101, further than" in caplog.text
+    fleet.exchange(2, grid, [], timeout=1)
+    assert fleet.dropped == 0, "in the round after it"
+
+
+def test_how_far_a_release_may_lie_is_the_runs() -> None:
+    grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, max_update_norm=1.5)
+    messages = fleet.ask_training(1, RECORD, DEMAND | {"noise_multiplier": 0.0}, grid)
+    release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
+    assert fleet.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
+    public = DEMAND | {"noise_multiplier": 0.0, "radius_mode": "public", "radius": 1.0}
+    strict = Fleet(clients_per_round=4)
+    messages = strict.ask_training(1, RECORD, public, grid)
+    assert strict.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]
+
+
 # --- scores
 
 
@@ -367,3 +400,18 @@ def test_a_loss_that_no_client_can_have_does_not_carry_the_mean_away(loss: float
     scores = fleet.scores(replies)
     assert scores is not None
     assert (scores.loss, scores.clients) == ((2 + 4 + 9) / 3, 3)
+
+
+def test_a_loss_far_from_all_others_is_pulled_in() -> None:
+    fleet, grid, messages = validation()
+    for lie, mean in ((3e37, (1 + 2 + 4 + 33) / 4), (-3e37, 7 / 4)):
+        # The median of 1, 2, 4 and the lie is 3, or 1.5; the fence is ten times that further up, and 0.
+        scores = fleet.scores(grid.scores(messages, lambda client, lie=lie: lie if client == 5 else LOSS[client]))
+        assert scores is not None
+        assert scores.loss == pytest.approx(mean)
+
+
+def test_a_run_may_take_the_median() -> None:
+    grid, fleet = PaperGrid.simulated(train=2, validation=4), Fleet(clients_per_round=1, validate_by="median")
+    messages = fleet.ask_evaluation(1, RECORD, {}, grid)
+    assert fleet.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)
