@@ -15,6 +15,9 @@ settings.register_profile(
 )
 settings.load_profile("umbel")
 
+# Before PyTorch is imported, and for processes that tests start: threads beyond the cores do nothing but wait, busily.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file together, and the slow ones: many start processes, which would starve each other."""

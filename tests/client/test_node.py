@@ -127,9 +127,7 @@ def test_the_run_chooses_the_model_before_the_federation(
     ("model", "loss", "targets", "reason"),
     [
         ("mlp", "", [0.5], r"model 'mlp' does not take features of shape \(2,\)"),
-        ("", "cross-entropy", [0.5], "model 'linear' needs classes, whole numbers, as targets"),
         ("classes", "cross-entropy", [3], "model '.*classes:factory' knows the classes 0 to 2 alone"),
-        ("classes", "mse", [0.5], r"has 3 outputs, a target is of shape \(\)"),
     ],
 )
 def test_data_that_a_model_does_not_fit_are_refused_for_all_clients_alike(
@@ -257,16 +255,10 @@ def test_labels_may_be_of_any_type_of_number(kind: Any, tmp_path: Path, run_conf
 @pytest.mark.parametrize(
     ("numbers", "labels", "reason"),
     [
-        ([[0], [1], [2]], [1, 0, 1], "needs labels of -1 and 1"),
-        ([[0], [1], [2]], [1.0, -0.5, 1.0], "needs labels of -1 and 1"),
         ([[0], [3], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
-        ([[0], [-1], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
-        ([[0], [1.5], [2]], [1, -1, 1], "knows the items 0 to 2 alone"),
-        ([[1], [1], [2]], [1, -1, 1], "takes an item once at most from each client"),
-        ([[0, 1], [1, 2], [2, 0]], [1, -1, 1], "needs rows of one feature, an item's number, and one label"),
         ([[0], [1], [2]], [[1], [-1], [1]], "needs rows of one feature, an item's number, and one label"),
     ],
-)  # fmt: skip
+)
 def test_preferences_that_do_not_fit_are_an_error_at_once(
     numbers: Any, labels: Any, reason: str, tmp_path: Path, run_config: Config
 ) -> None:
@@ -274,27 +266,6 @@ def test_preferences_that_do_not_fit_are_an_error_at_once(
     config = preferences(tmp_path / "own", numbers, labels)
     with pytest.raises(FederationError, match=f"own: model 'factors-3x2' {reason}; name another model or repair"):
         Node.of(config, run_config)
-
-
-def test_numbers_of_items_are_no_quantities_to_scale(tmp_path: Path, run_config: Config) -> None:
-    config = preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1], feature_scale=0.5)
-    with pytest.raises(FederationError, match="needs items' numbers as they are, and feature_scale = 1"):
-        Node.of(config, run_config)
-
-
-@pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
-@pytest.mark.parametrize("labels", [[0.5, -1, 1], [[1], [-1], [1]]], ids=["a number", "an axis too many"])
-def test_losses_of_the_margin_need_labels_whatever_the_model(
-    loss: str, labels: Any, tmp_path: Path, run_config: Config
-) -> None:
-    """With an axis too many, each score would be compared with the labels of all rows."""
-    features = np.ones((3, 2), np.float32)
-    chosen = run_config | {"loss": loss}
-    fits = preferences(tmp_path / "fits", features, [1.0, -1.0, 1.0], model="linear", loss=loss)
-    assert Node.of(fits, chosen).model.loss.name == loss
-    config = preferences(tmp_path / "own", features, labels, model="linear", loss=loss)
-    with pytest.raises(FederationError, match=f"with loss '{loss}' needs one output, and labels of -1 and 1"):
-        Node.of(config, chosen)
 
 
 # --- hypotheses

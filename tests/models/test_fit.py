@@ -56,13 +56,21 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
         (classifier(), [0, -1, 2], "knows the classes 0 to 2 alone"),
         (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
         (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
-        (models.load("linear", "log"), [0.5, -1, 1], "with loss 'log' needs one output, and labels of -1 and 1"),
-        (models.load("linear", "hinge"), [[1], [-1], [1]], "with loss 'hinge' needs one output, and labels of -1"),
         (classifier("margin"), [1, -1, 1], "with loss 'margin' needs one output, and labels of -1 and 1"),
     ],
 )
 def test_data_that_do_not_fit_are_told(model: Model, targets: Any, reason: str) -> None:
     assert misfit(model, federation(ROWS, targets)).startswith(reason)
+
+
+@pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
+@pytest.mark.parametrize("labels", [[0.5, -1, 1], [[1], [-1], [1]]], ids=["a number", "an axis too many"])
+def test_losses_of_the_margin_need_labels_whatever_the_model(loss: str, labels: Any) -> None:
+    """With an axis too many, each score would be compared with the labels of all rows."""
+    model = models.load("linear", loss)
+    assert misfit(model, federation(ROWS, [1.0, -1.0, 1.0])) == ""
+    reason = f"with loss '{loss}' needs one output, and labels of -1 and 1"
+    assert misfit(model, federation(ROWS, labels)).startswith(reason)
 
 
 def test_all_clients_are_looked_at() -> None:
