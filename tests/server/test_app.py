@@ -281,8 +281,8 @@ def test_the_servers_ledger_is_the_sum_of_the_nodes_own(play: Play, nodes: int, 
     for first, context in enumerate(run.grid.contexts.values()):
         own = MemoryLedger(context.state)
         for number in range(first, 100, nodes):
-            if times := own.participations(number // nodes):
-                kept[number] = (times, own.spent(number // nodes))
+            if times := own.participations(number):
+                kept[number] = (times, own.spent(number))
     assert {number: times for number, (times, _) in run.ledger.items()} == {
         number: times for number, (times, _) in kept.items()
     }
