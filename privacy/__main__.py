@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from privacy.accountant import Guarantee, formal
-from privacy.ledger import Account, Ledger
+from privacy.charges import Account
+from privacy.ledger import Ledger
 from privacy.plan import plan
 from privacy.site_log import SUFFIX, Decision, Line, SiteLog, beside
 from protocol.cli import errors_in_one_line, fail

@@ -26,8 +26,9 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from privacy import randomness
+from privacy.charges import Charge
 from privacy.laplace import NoiseSource, sanitise
-from privacy.ledger import Charge, Ledger
+from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import check_noise, min_radius, resolution, round_to_grid
 from privacy.runs import Runs

@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from privacy.ledger import NO_LIMITS, Charge, Limits
+from privacy.charges import NO_LIMITS, Charge, Limits
 
 _RECORD = "umbel.ledger"
 _UNBOUNDED = "unbounded"

@@ -24,7 +24,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
-from privacy.ledger import Limits
+from privacy.charges import Limits
 from protocol.demands import Training
 from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from privacy.ledger import Account, Charge, Ledger, Limits
+from privacy.charges import Account, Charge, Limits
+from privacy.ledger import Ledger
 from protocol.errors import LedgerError
 from protocol.release import Kind, RadiusMode, Release
 

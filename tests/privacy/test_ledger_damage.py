@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from privacy.ledger import Charge, Ledger, Limits
+from privacy.charges import Charge, Limits
+from privacy.ledger import Ledger
 from protocol.errors import LedgerError
 from protocol.release import Kind, RadiusMode, Release
 

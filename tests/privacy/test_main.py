@@ -9,7 +9,8 @@ from pathlib import Path
 from typer.testing import CliRunner
 
 from privacy.__main__ import app
-from privacy.ledger import Charge, Ledger
+from privacy.charges import Charge
+from privacy.ledger import Ledger
 from privacy.site_log import Entry, SiteLog, beside
 from protocol.release import Kind, RadiusMode, Release
 

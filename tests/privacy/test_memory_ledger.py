@@ -11,7 +11,7 @@ from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
 from hypothesis import given
 from hypothesis import strategies as st
 
-from privacy.ledger import Charge
+from privacy.charges import Charge
 from privacy.memory_ledger import MemoryLedger
 from protocol.release import Kind, RadiusMode, Release
 

@@ -14,7 +14,7 @@ from flwr.app import Context, Message, RecordDict
 
 from client.app import app
 from federation import BUNDLED
-from privacy.ledger import Limits
+from privacy.charges import Limits
 from privacy.site import AcceptedRadius, Policy, Role, Site, in_process, runs_in_simulation
 from protocol.demands import Hosting
 from protocol.errors import Refused, SiteError
