@@ -196,14 +196,14 @@ class Schedule:
         A client that has fewer rows than others is padded with its first row at share 0; one that
         has none left in this step has 0.
         """
-        longest = int(self.lengths.max(initial=0))
-        if not longest:
-            return
         starts, lengths = (np.cumsum(self.lengths) - self.lengths)[:, None], self.lengths[:, None]
         passes = np.array([self.update.passes_over(length) for length in self.lengths.tolist()])
         order = self.rows.copy()
-        for pass_ in range(int(passes.max())):
+        for pass_ in range(int(passes.max(initial=0))):
             going = passes > pass_
+            longest = int(self.lengths[going].max())
+            if not longest:
+                return
             for c, draw in self.draws.items():
                 if going[c]:
                     order[starts[c, 0] : starts[c, 0] + lengths[c, 0]] = draw()

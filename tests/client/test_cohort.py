@@ -174,6 +174,7 @@ def test_passes_beyond_so_many_examples_are_left_out() -> None:
         schedule = Schedule.shuffled(lengths, update, streams(1, "shuffle", 1, range(3)))
         assert [sum(1 for _ in schedule.passes(c)) for c in range(3)] == expected
         counts = [count for _, _, count in schedule.minibatches()]
+        assert all(count.any() for count in counts), "and nobody waits for a client that is through"
         examples = np.sum(counts, axis=0) if counts else np.zeros(3)
         size = [update.size(length) if update.local_steps else length for length in lengths.tolist()]
         assert examples.tolist() == np.multiply(size, expected).tolist()
