@@ -12,11 +12,10 @@ reason stays in the node's own log. Where the data are a site's own, nothing lea
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
-from itertools import islice
 from logging import ERROR, INFO, WARNING
 from typing import Any
 
@@ -27,16 +26,18 @@ from numpy.typing import NDArray
 
 from privacy import randomness
 from privacy.charges import Charge
-from privacy.laplace import NoiseSource, sanitise
+from privacy.consent import check_approved
+from privacy.laplace import sanitise
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import check_noise, min_radius, resolution, round_to_grid
+from privacy.releases import parts_of, sanitised
 from privacy.runs import Runs
 from privacy.site import Policy, Site
 from privacy.site_log import Entry, on_record
 from privacy.tripwire import degenerate, repeated
-from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
-from protocol.demands import Evaluation, Training
+from protocol.arrays import Arrays, all_finite, flatten
+from protocol.demands import Evaluation
 from protocol.errors import Refused, UmbelError
 from protocol.flower import ErrorCode, log
 from protocol.home import umbel_home
@@ -51,13 +52,11 @@ from protocol.messages import (
     training_reply,
 )
 from protocol.records import from_array_record, record_in, to_array_record
-from protocol.release import Kind, NoisePer, RadiusMode, Release
+from protocol.release import Kind, RadiusMode, Release
 from protocol.run_config import RunConfig
 
 _RESULT = "result"
 _PRIVATE = "private"
-_LARGEST = float(np.finfo(np.float32).max)
-_BLOCK = 1 << 17  # numbers that are sanitised together
 
 _Action = Callable[[NDArray[np.bool_]], None]
 _actions: ContextVar[list[_Action] | None] = ContextVar("umbel_once_paid", default=None)
@@ -157,6 +156,7 @@ class Gate:
         try:
             site = Site.of(context.node_config)
             hypotheses = checked_hypotheses(msg.content, site.policy)
+            check_approved(site, context, _size(hypotheses), msg.content, hypotheses)
             _remember(site, msg, context, hypotheses)
         except Exception as error:
             return _refused(msg, error, entry)
@@ -192,7 +192,7 @@ class Gate:
             _check_honest(hypotheses, context)
         everything = flatten(hypotheses)
         finest = resolution(everything)
-        parts = _parts(hypotheses, demand.noise_per)
+        parts = parts_of(hypotheses, demand.noise_per)
         n, nu = everything.shape[1], demand.noise_multiplier
         radius = max(demand.radius, policy.radius_floor)
         if not site.simulated:
@@ -226,7 +226,7 @@ class Gate:
         sources = randomness.noise(seed, demand.round, site.client_ids(releasing))
         if not paid.all():
             trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
-        releases = _sanitised(trained, everything, chosen, demand, radius, finest, parts, sources)
+        releases = sanitised(trained, everything, chosen, demand, radius, finest, parts, sources)
         released = set(releasing)
         return training_reply(
             releases,
@@ -289,52 +289,6 @@ class Gate:
         return reported
 
 
-def _sanitised(
-    trained: Arrays,
-    everything: NDArray[np.float64],
-    chosen: NDArray[np.int64],
-    demand: Training,
-    radius: float,
-    finest: float,
-    parts: Sequence[slice] | None,
-    sources: Iterator[NoiseSource],
-) -> Arrays:
-    r"""Return the releases of clients that have paid.
-
-    Parameters
-    ----------
-    trained : dict of ndarray, each (clients, \*shape)
-    everything : ndarray, shape (k, n)
-        The hypotheses.
-    chosen : ndarray of int, shape (clients,)
-        Where each client started.
-    demand : Training
-    radius : float
-        As the site has it.
-    finest : float
-        See `privacy.precision.resolution`.
-    parts : sequence of slice, optional
-        What is noised by itself.
-    sources : iterator of NoiseSource, one a client
-    """
-    n, nu = everything.shape[1], demand.noise_multiplier
-    releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
-    for block in _blocks(len(chosen), n):
-        start = everything[chosen[block]]
-        updates = flatten({name: value[block] for name, value in trained.items()})
-        updates -= start
-        # Training that blew up counts as no update at all. Whether it does depends on the data and
-        # on what the server asks for, so a release that stayed away would tell about the data.
-        updates[~all_finite(updates, axis=1)] = 0.0
-        noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(updates)), parts)
-        noisy += start
-        if nu > 0:
-            noisy = round_to_grid(noisy, n, nu, radius, finest)
-        np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
-        unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
-    return releases
-
-
 def _note_paid(entry: Entry, what: str, paid: NDArray[np.bool_], asked: int) -> None:
     number = int(paid.sum())
     entry.paid += number
@@ -378,15 +332,13 @@ def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
     return Ledger(site.ledger_path, nodes=site.step)
 
 
+def _size(hypotheses: Arrays) -> int:
+    """Return n, the number of parameters of a hypothesis."""
+    return sum(math.prod(value.shape[1:]) for value in hypotheses.values())
+
+
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
-
-
-def _blocks(clients: int, n: int) -> Iterator[slice]:
-    """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
-    size = max(1, _BLOCK // n)
-    for begin in range(0, clients, size):
-        yield slice(begin, begin + size)
 
 
 def _ask(call_next: ClientAppCallable, msg: Message, content: RecordDict, context: Context) -> RecordDict:
@@ -429,37 +381,3 @@ def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, cl
     ):
         raise Refused("the handler does not say which hypothesis each client chose")
     return np.asarray(chosen, dtype=np.int64)
-
-
-def _parts(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
-    """Return the columns of what is noised by itself; None for the whole vector."""
-    if noise_per is NoisePer.VECTOR:
-        return None
-    return _layers(hypotheses) if noise_per is NoisePer.LAYER else _rows(hypotheses)
-
-
-def _rows(hypotheses: Arrays) -> Sequence[slice]:
-    """Return the columns of each row of each array; an array of one axis is a single row."""
-    rows: list[slice] = []
-    start = 0
-    for value in hypotheses.values():
-        shape = value.shape[1:]
-        size = int(np.prod(shape[1:] if len(shape) > 1 else shape))
-        stop = start + int(np.prod(shape))
-        rows += [slice(begin, begin + size) for begin in range(start, stop, size)]
-        start = stop
-    return rows
-
-
-def _layers(hypotheses: Arrays) -> Sequence[slice]:
-    """Return the columns of each layer: parameters that share a prefix, as weight and bias do."""
-    layers: dict[str, slice] = {}
-    start = 0
-    for name, value in hypotheses.items():
-        stop = start + int(np.prod(value.shape[1:]))
-        layer = name.rpartition(".")[0]
-        if layer in layers and layers[layer].stop != start:
-            raise Refused(f"the parameters of layer {layer!r} are not next to each other")
-        layers[layer] = slice(layers[layer].start if layer in layers else start, stop)
-        start = stop
-    return list(layers.values())
