@@ -17,6 +17,7 @@ from client.learner import best_hypothesis
 from client.local import LocalParameters
 from client.node import Node
 from client.noisy_messages import noisy_messages
+from privacy.consent import check_approved
 from privacy.gate import Gate, checked_hypotheses, guard, local_report, local_result, once_paid
 from privacy.randomness import noise, streams
 from privacy.runs import Runs
@@ -39,7 +40,10 @@ def query(msg: Message, context: Context) -> Message:
         raise ProtocolError(
             f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
         )
-    return Message(hosting_reply(Node.of(context.node_config, context.run_config).hosting), reply_to=msg)
+    node = Node.of(context.node_config, context.run_config)
+    # A node that the server does not know of is asked for nothing.
+    check_approved(node.site, context, node.model.num_parameters)
+    return Message(hosting_reply(node.hosting), reply_to=msg)
 
 
 @app.evaluate(mods=[Gate()])
@@ -159,6 +163,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     node = Node.of(context.node_config, context.run_config)
     hypotheses, name = checked_hypotheses(msg.content, node.site.policy), run_in(msg.content)
     node.check(hypotheses)
+    check_approved(node.site, context, node.model.num_parameters)
     # All of it is checked by a site that keeps nothing too: which it is, is its own affair.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from privacy import approvals
 from privacy.accountant import Guarantee, formal
 from privacy.charges import Account
 from privacy.ledger import Ledger
@@ -32,6 +33,7 @@ app.add_typer(ledger_app, name="ledger")
 
 log_app = typer.Typer(help="Read a site's log: what servers asked, and what the site decided.", no_args_is_help=True)
 app.add_typer(log_app, name="log")
+app.add_typer(approvals.app, name="approvals")
 
 _LogPath = Annotated[
     Path | None,

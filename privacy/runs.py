@@ -191,8 +191,7 @@ class Runs:
             ledger = self.path.with_name(self.path.name.removesuffix(_SUFFIX))
             raise Refused(
                 f"request {digest[:8]} of run {run} waits for approval: look at it with "
-                f"python -m privacy approvals list {ledger}, then python -m privacy approvals approve {ledger} "
-                f"{digest[:8]}, or refuse it"
+                f"python -m privacy approvals list --ledger {ledger}, then say approve {digest[:8]}, or refuse"
             )
 
     def requests(self) -> list[Request]:

@@ -62,6 +62,15 @@ class AcceptedRadius(StrEnum):
     """Demands with a formal guarantee alone."""
 
 
+class Approval(StrEnum):
+    """What a run needs before the site answers it."""
+
+    POLICY = "policy"
+    """Nothing but that the policy allows what it asks."""
+    ASK = "ask"
+    """That the site's people have approved it."""
+
+
 def _text(value: Any) -> Any:
     """Return what an entry of text, as the environment has it, or TOML's own types stand for."""
     return str(value)
@@ -159,6 +168,10 @@ class Policy(Settings):
         math.inf, ge=1, description="how often all runs together may have clients report"
     )
     ledger_path: Text = Field("", description="the file where charges are kept; by default $UMBEL_HOME/ledger.sqlite")
+    approve: Annotated[Approval, Field(strict=False)] = Field(
+        Approval.POLICY,
+        description="policy: answer whatever the policy allows; ask: only runs that the site's people have approved",
+    )
     bundle: Text = Field(
         "",
         description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel",

@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from client.app import app
 from federation import BUNDLED
 from privacy.charges import Limits
-from privacy.site import AcceptedRadius, Policy, Role, Site, in_process, runs_in_simulation
+from privacy.site import AcceptedRadius, Approval, Policy, Role, Site, in_process, runs_in_simulation
 from protocol.demands import Hosting
 from protocol.errors import Refused, SiteError
 from protocol.messages import hosting_in, query
@@ -281,6 +281,7 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"role": "validation", "max-participations": 9}, "which has no price: set max-evaluations"),
         ({"max-evaluations": 0}, "max-evaluations must be a number of at least 1, got 0"),
         ({"max-evaluations-in-all": 1.5}, r"max-evaluations-in-all must be a whole number, got 1\.5"),
+        ({"approve": "yes"}, "approve must be one of policy, ask, got 'yes'"),
         ({"trip-wire": True}, "this node's configuration: there is no trip-wire; did you mean tripwire"),
         ({"min_noise_multiplier": 9.0}, "there is no min_noise_multiplier; did you mean min-noise-multiplier"),
         ({"Budget": 9.0}, "there is no Budget; did you mean budget"),
@@ -315,6 +316,7 @@ SET: dict[str, tuple[str, Any]] = {
     "max-evaluations": ("12", 12.0),
     "max-evaluations-in-all": ("13", 13.0),
     "ledger-path": ("/ledger/umbel.sqlite", "/ledger/umbel.sqlite"),
+    "approve": ("ask", Approval.ASK),
     "bundle": ("ab" * 32, "ab" * 32),
     "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0),

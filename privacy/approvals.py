@@ -1,0 +1,118 @@
+"""``python -m privacy approvals``: look at what waits for a site's approval, and approve or refuse it."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from privacy.runs import Request, Runs, Status, beside
+from protocol.cli import errors_in_one_line
+from protocol.errors import LedgerError
+from protocol.home import umbel_home
+from protocol.release import Kind, RadiusMode, Release
+from protocol.run_config import RunConfig
+
+app = typer.Typer(
+    help='What waits for a site that sets approve = "ask", with its demand, its price and its plan.',
+    no_args_is_help=True,
+)
+
+_Ledger = Annotated[
+    Path | None,
+    typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
+]
+_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="How the request's name begins, as the list has it.")]
+# What a run config says of the training, in the order in which one asks.
+_PLAN = (
+    "strategy", "model", "loss", "frozen", "local", "hypotheses", "rounds", "clients-per-round", "local-epochs",
+    "local-steps", "batch-size", "step-size", "message-noise", "noise-multiplier", "noise-per", "radius",
+    "radius-start", "radius-decay", "radius-floor", "restarts", "validate-every",
+)  # fmt: skip
+
+
+@app.command("list")
+def list_requests(
+    ledger: _Ledger = None,
+    decided: Annotated[bool, typer.Option("--all", help="Those that were approved or refused as well.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Every entry of the run config.")] = False,
+) -> None:
+    """Print what waits, oldest first."""
+    with errors_in_one_line():
+        found = [one for one in _requests(ledger) if decided or one.status is Status.WAITING]
+        console = Console()
+        for request in found:
+            console.print(_table(request, whole))
+        if not found:
+            typer.echo("nothing waits" if not decided else "nothing was asked")
+
+
+@app.command()
+def approve(digest: _Digest, ledger: _Ledger = None) -> None:
+    """Let runs that ask for exactly this take part, now and later, within the site's limits."""
+    _decide(digest, Status.APPROVED, ledger)
+
+
+@app.command()
+def refuse(digest: _Digest, ledger: _Ledger = None) -> None:
+    """Answer no run that asks for this; one that was approved is no longer answered."""
+    _decide(digest, Status.REFUSED, ledger)
+
+
+def _decide(digest: str, status: Status, ledger: Path | None) -> None:
+    with errors_in_one_line():
+        request = _runs(ledger).decide(digest, status)
+        typer.echo(f"{request.digest[:8]} is {request.status}")
+
+
+def _runs(ledger: Path | None) -> Runs:
+    path = beside(ledger or umbel_home() / "ledger.sqlite")
+    if not path.exists():
+        raise LedgerError(f"there is no {path}: no run has asked this site for anything, or its ledger is another")
+    return Runs(path)
+
+
+def _requests(ledger: Path | None) -> list[Request]:
+    return _runs(ledger).requests()
+
+
+def _table(request: Request, whole: bool) -> Table:
+    """Return what a request asks, what it costs, and what it plans."""
+    asks = request.asks
+    entries: dict[str, Any] = asks["config"]
+    table = Table("", "", title=f"request {request.digest[:8]}, {request.status}", show_header=False)
+    table.add_row("asked", f"{request.at} by run {request.run}")
+    for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"])):
+        table.add_row(name, value)
+    for name in entries if whole else _PLAN:
+        if name in entries and (whole or entries[name] != ""):
+            table.add_row(name, _plain(entries[name]))
+    for name, value in asks["differs"].items():
+        table.add_row(Text(f"otherwise: {name.replace('_', '-')}", style="red"), _plain(value))
+    return table
+
+
+def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in entries.items()}
+
+
+def _price(run: RunConfig, n: int) -> list[tuple[str, str]]:
+    """Return what a participation costs, and what all that the run may ask of a client cost."""
+    release = Release(Kind.TRAIN, n, run.noise_multiplier, run.radius)
+    if release.cost is None:
+        return [("price", "no bound: noise multiplier 0")]
+    words = "formal, for updates one radius apart" if run.radius is RadiusMode.PUBLIC else "heuristic, no guarantee"
+    return [
+        ("price of a participation", f"n / nu = {n} / {run.noise_multiplier:g} = {float(release.cost):.4g}: {words}"),
+        ("price of every round", f"at most {float(Fraction(run.rounds) * release.cost):.4g} a client"),
+    ]
+
+
+def _plain(value: Any) -> Text:
+    """Return what a server wrote as it is, without what a terminal acts on."""
+    return Text("".join(one if one.isprintable() else "?" for one in str(value)))
