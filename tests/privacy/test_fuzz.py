@@ -4,7 +4,7 @@ Each is an honest message with parts changed, left out, doubled or made up, draw
 comes: the reply is one word or well-formed, each number of a training client in it went through the
 mechanism with the site's own noise, and the ledger holds at least what was released.
 
-``UMBEL_FUZZ=100000`` sends so many; by default there are 1,200.
+``FUZZ_MESSAGES=100000`` sends so many; by default there are 1,200.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from client.app import app
 from federation import offsets_of, write_federation
 from privacy import gate
+from privacy import releases as mechanism
 from privacy.ledger import Ledger
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.messages import keep_request
@@ -39,8 +40,8 @@ from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
 from tests.helpers.messages import arrived, asked, refused, releases
 
-MESSAGES = int(os.environ.get("UMBEL_FUZZ", "1200"))
-SEED = int(os.environ.get("UMBEL_FUZZ_SEED", "1"))
+MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "1200"))
+SEED = int(os.environ.get("FUZZ_SEED", "1"))
 BLOCK = 150  # messages to a site before another takes its place: a ledger is read whole each time
 CLIENTS, TRAIN = 6, 4
 SECRET = "patient-17"  # in every path and every text of the site's own
@@ -367,7 +368,8 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         sites.append(Watched.open(name, tmp_path / f"{name}-{number}"))
         return sites[-1]
 
-    monkeypatch.setattr(gate, "sanitise", look)
+    for module in (gate, mechanism):
+        monkeypatch.setattr(module, "sanitise", look)
     flower = logging.getLogger("flwr")
     level = flower.level
     flower.setLevel(logging.CRITICAL + 1)
