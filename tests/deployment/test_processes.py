@@ -20,6 +20,7 @@ import safetensors.numpy
 from flwr.app import Context, RecordDict
 
 from client.app import app as client_app
+from privacy.site_log import beside
 from server.app import app as server_app
 from simulation.grid import InProcessGrid
 from tests.deployment.conftest import CLIENTS, SHORT, TRAIN, write_site
@@ -190,7 +191,7 @@ def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Epi
         assert log.count(f"node {west.node_id} did not answer the message of round {round}: refused") == 1
     reason = f"this site accepts no less than {MIN}".encode()
     knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
-    assert knows == {west.folder / "log"}
+    assert knows == {west.folder / "log", beside(west.ledger)}
     assert reason.decode() not in log
 
 

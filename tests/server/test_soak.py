@@ -86,7 +86,7 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
         ledger = MemoryLedger(context.state)
         first = int(context.node_config["partition-id"])
         for local in range(100 // NODES):
-            charged[first + NODES * local] = ledger.participations(local)
+            charged[first + NODES * local] = ledger.participations(first + NODES * local)
     assert (charged >= fleet.participations).all()
     assert fleet.participations.sum() == sum(entry.releases for entry in trained)
     assert charged.sum() > fleet.participations.sum()
