@@ -83,7 +83,7 @@ def test_one_client_is_attacked_the_same_for_a_seed_whatever_the_number_of_nodes
         ]
         np.testing.assert_allclose([leak.norm for leak in leaks], [leak.norm for leak in first], rtol=1e-5)
     one = config | {"rounds": 1, "clients-per-round": 1}
-    assert len({leaks_of(one | {"seed": seed})[0].client for seed in range(20)}) > 5
+    assert len({leaks_of(one | {"seed": seed})[0].client for seed in range(8)}) > 3
 
 
 def test_no_other_client_is_asked_and_the_messages_are_its_own(run_config: Config) -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from experiments import handwriting, hospital, synthetic
 from experiments.__main__ import app
-from experiments.runs import Spec, finish
+from experiments.runs import Finished, Spec, finish
 from experiments.sweep import Result, _save
 from federation import Manifest, offsets_of, write_federation
 
@@ -174,21 +174,29 @@ def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) ->
     assert "patience 6: 1 of 4" in synthetic._picture(groups).text
 
 
-def test_the_synthetic_tables_and_figures(tmp_path: Path) -> None:
-    specs = synthetic.specs(tmp_path, seeds=1, quick=True)
-    synthetic.tables([_save(spec, finish(spec.config), "", tmp_path) for spec in specs], tmp_path)
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished]]:
+    """The runs of one seed, and what came out of them."""
+    specs = synthetic.specs(tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
+    return [(spec, finish(spec.config)) for spec in specs]
+
+
+def test_the_synthetic_tables_and_figures(ended: list[tuple[Spec, Finished]], tmp_path: Path) -> None:
+    synthetic.tables([_save(spec, one, "", tmp_path) for spec, one in ended], tmp_path)
     rows = {row["who"]: row for row in read_csv(tmp_path)}
     assert float(rows["FedAvg"]["rmse"]) > 3
     assert float(rows["IFCA"]["rmse"]) == pytest.approx(0.577, abs=0.02)
     assert {"figure-1.svg", "figure-1.png", "figure-2.svg", "figure-2.png"} <= set(os.listdir(tmp_path))
 
 
-def test_bad_runs_are_left_out_of_the_synthetic_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_runs_are_left_out_of_the_synthetic_tables(
+    ended: list[tuple[Spec, Finished]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("_figure_1", "_figure_2"):  # which take most of the time
         monkeypatch.setattr(synthetic, name, lambda *_: None)
-    specs = synthetic.specs(tmp_path, seeds=2, quick=True)
-    finished = [finish(spec.config) if spec.config["seed"] == 0 else None for spec in specs]
-    results = [_save(spec, one, "Boom: no", tmp_path) for spec, one in zip(specs, finished, strict=True)]
+    bad = [spec for spec in synthetic.specs(tmp_path, seeds=2, quick=True) if spec.config["seed"] == 1]
+    results = [_save(spec, one, "", tmp_path) for spec, one in ended]
+    results += [_save(spec, None, "Boom: no", tmp_path) for spec in bad]
     synthetic.tables(results, tmp_path)
     assert all(row["runs"] == "1" for row in read_csv(tmp_path))
     assert "4 of 8 runs failed or diverged" in (tmp_path / "table.md").read_text()
