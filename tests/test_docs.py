@@ -32,3 +32,21 @@ def test_every_key_of_a_sites_policy_stands_in_the_docs_with_its_default() -> No
 def test_no_key_goes_by_its_old_name() -> None:
     rows = table("privacy.md", "| key | default | meaning |")
     assert not {cell for row in rows for cell in row for old in Policy.renamed if old in cell}
+
+
+def test_the_tests_that_the_docs_name_are_there() -> None:
+    named = {
+        (path, test)
+        for file in DOCS.glob("*.md")
+        for path, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", file.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 10
+    for path, test in named:
+        source = (DOCS.parent / path).read_text(encoding="utf-8")
+        assert f"def {test or 'test_'}" in source, f"{path}::{test}"
+
+
+def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
+    rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
+    assert [row[0] for row in rows] == ["server", "site", "network", "other clients", "researcher", "image builder"]
+    assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
