@@ -26,6 +26,7 @@ import client.app
 import fleet.fleet
 import fleet.replies
 import privacy.gate
+import privacy.releases
 import protocol.messages
 import server.rounds
 import strategies.base
@@ -49,12 +50,13 @@ PARTS: dict[str, list[Place]] = {
     "scoring, to choose and to evaluate": [(Learner, "score")],
     "training": [(Learner, "train")],
     "ledger": [(MemoryLedger, "affordable"), (MemoryLedger, "charge")],
-    "noise": [(privacy.gate, "sanitise"), (privacy.gate, "round_to_grid")],
+    "noise": [(privacy.releases, "sanitise"), (privacy.releases, "round_to_grid")],
     "arrays to records and back": [
         (module, name)
         for module in (
             client.app,
             privacy.gate,
+            privacy.releases,
             protocol.messages,
             fleet.fleet,
             fleet.replies,

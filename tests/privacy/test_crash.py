@@ -33,13 +33,13 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
     from flwr.app import Message
 
     from client.app import app
-    from privacy import gate
+    from privacy import releases
     from protocol.demands import Training
     from simulation.grid import InProcessGrid
     from tests.helpers.messages import asked, released
 
     if die_before_noise:
-        gate.sanitise = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        releases.sanitise = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
     grid = InProcessGrid(app, run_config, node_configs=[config])
     [node] = grid.get_node_ids()

@@ -642,7 +642,7 @@ def test_a_crash_in_the_noise_is_paid_for_and_releases_nothing(monkeypatch: pyte
     def crash(*_: Any) -> Matrix:
         raise MemoryError(SECRET)
 
-    monkeypatch.setattr("privacy.gate.sanitise", crash)
+    monkeypatch.setattr("privacy.releases.sanitise", crash)
     context = of_node(OWN)
     reply = through_gate(SMALL, context, hands_over(TRAINED, [0, 0]))
     assert what_left(reply, 2, ONE) is None
@@ -656,7 +656,7 @@ def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatc
 
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), end)
-    monkeypatch.setattr("privacy.gate.sanitise", end)
+    monkeypatch.setattr("privacy.releases.sanitise", end)
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), hands_over(TRAINED, [0, 0]))
 

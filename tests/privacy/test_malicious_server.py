@@ -20,7 +20,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from client import node as client_node
 from client.app import app
 from federation import Manifest, offsets_of, write_federation
-from privacy import gate, randomness
+from privacy import randomness
 from privacy.ledger import Ledger
 from privacy.runs import beside
 from protocol.demands import VERSION, Evaluation, Training
@@ -619,7 +619,7 @@ def test_noise_is_drawn_only_after_the_charge_is_on_disk(site: Site, monkeypatch
         assert site.spent() == [PRICE, PRICE, 0, 0]
         raise RuntimeError("crash")
 
-    monkeypatch.setattr(gate, "sanitise", look)
+    monkeypatch.setattr("privacy.releases.sanitise", look)
     assert refused(site.ask())
     assert site.spent() == [PRICE, PRICE, 0, 0]
 
