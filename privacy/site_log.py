@@ -5,7 +5,9 @@ why, and how many clients paid; never what the data are. Each has the SHA-256 of
 itself, so that a line that was changed, moved or taken out is found. There is no key in it: whoever can
 write the file can write it anew.
 
-What is not on record does not leave: where a line cannot be written, the site refuses.
+What is not on record does not leave: where a line cannot be written, the site refuses. A line that was
+cut off while it was written, as a process that is killed leaves it, let nothing leave: the next one takes
+its place.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
-from logging import ERROR
+from logging import ERROR, WARNING
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,7 +40,7 @@ FIRST = "0" * 64
 
 _LONGEST_TEXT = 300  # of what a server or a path may make long
 _LONGEST_OUTLINE = 3000  # ten times that of an honest message
-_LONGEST_LINE = 1 << 16  # more than all of that together
+_LONGEST_END = 1 << 17  # more than two lines of all of that together
 _MOST_RECORDS = 6
 _KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
 # The text of these is about the message or the site's set-up; that of others may hold data.
@@ -135,7 +137,7 @@ class SiteLog:
         return cls(beside(ledger))
 
     def check_end(self) -> None:
-        """Raise unless a line can be added: the log may be written, and its last line is whole."""
+        """Raise unless a line can be added: the log may be written, and its last line is as it was written."""
         with self._locked() as file:
             self._last(file)
 
@@ -150,10 +152,15 @@ class SiteLog:
             self._write(file, line)
 
     def lines(self) -> Iterator[Line]:
-        """Yield every line, oldest first; raise at one that is not as it was written."""
+        """Yield every line, oldest first; raise at one that is not as it was written.
+
+        A last line that was cut off while it was written is left out.
+        """
         number, before = 0, FIRST
         with self._guarded(), self.path.open("rb") as file:
             for text in file:
+                if self._is_cut_off(text, number + 1):
+                    return
                 line = self._parsed(text)
                 number += 1
                 if (line["number"], line["previous"]) != (number, before):
@@ -200,13 +207,15 @@ class SiteLog:
             os.close(file)
 
     def _write(self, file: int, line: Line) -> None:
-        number, before = self._last(file)
+        number, before, size = self._last(file)
         placed = {"number": number + 1, **line, "previous": before}
         with self._guarded():
             # Strict JSON: `outline` leaves no number that it does not have.
             body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
             text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
-            size = os.fstat(file).st_size
+            if size < os.fstat(file).st_size:
+                log(WARNING, "the last line of %s was cut off while it was written; it is written over", self.path)
+                os.ftruncate(file, size)
             try:
                 if os.write(file, text) != len(text):
                     raise OSError("the disk is full")
@@ -215,15 +224,24 @@ class SiteLog:
                 os.ftruncate(file, size)
                 raise
 
-    def _last(self, file: int) -> tuple[int, str]:
-        """Return number and hash of the last line; raise unless it is whole."""
+    def _last(self, file: int) -> tuple[int, str, int]:
+        """Return number and hash of the last whole line, and where in the file it ends."""
         with self._guarded():
             size = os.fstat(file).st_size
-            end = os.pread(file, _LONGEST_LINE, max(0, size - _LONGEST_LINE))
-        if not end:
-            return 0, FIRST
-        line = self._parsed(end[end.rfind(b"\n", 0, -1) + 1 :])
-        return line["number"], line["hash"]
+            end = os.pread(file, _LONGEST_END, max(0, size - _LONGEST_END))
+        whole, cut = end[: end.rfind(b"\n") + 1], end[end.rfind(b"\n") + 1 :]
+        number, before = 0, FIRST
+        if whole:
+            line = self._parsed(whole[whole.rfind(b"\n", 0, -1) + 1 :])
+            number, before = line["number"], line["hash"]
+        if cut and not self._is_cut_off(cut, number + 1):
+            raise self._damaged("a line is not as it was written")
+        return number, before, size - len(cut)
+
+    def _is_cut_off(self, text: bytes, number: int) -> bool:
+        """Return whether this is what a process that was killed wrote of the line with that number."""
+        begins = b'{"number":%d,' % number
+        return not text.endswith(b"\n") and text[: len(begins)] == begins[: len(text)]
 
     def _parsed(self, text: bytes) -> Line:
         body, _, end = text.rpartition(_END)

@@ -156,7 +156,7 @@ def test_log_check_compares_it_with_the_ledger(tmp_path: Path) -> None:
 
 def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path: Path) -> None:
     log = logged(tmp_path)
-    log.path.write_bytes(log.path.read_bytes()[:-9])
+    log.path.write_bytes(log.path.read_bytes()[:-9] + b"\n")
     code, output = run("log show", str(log.path))
     assert code == 1
     assert "too little noise" in output

@@ -131,7 +131,7 @@ def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any
 def test_a_charge_that_led_to_no_release_is_on_record(
     log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privacy.gate.sanitise", broken)
+    monkeypatch.setattr("privacy.releases.sanitise", broken)
     assert refused(through_gate(asked(ZEROS, demanded((0, 1))), of_node(own), handler))
     [line] = log.lines()
     assert (line["decision"], line["paid"]) == ("refused", 2)
@@ -220,9 +220,9 @@ def test_lines_follow_each_other(log: SiteLog) -> None:
         lambda lines: [lines[1], lines[0], *lines[2:]],
         lambda lines: [*lines, lines[-1]],
         lambda lines: [*lines, b"\n"],
-        lambda lines: [*lines[:-1], lines[-1][:-1]],
-        lambda lines: [*lines[:-1], lines[-1][:50]],
         lambda lines: [*lines[:-1], bytes(len(lines[-1]))],
+        lambda lines: [*lines, lines[-1][:50]],
+        lambda lines: [*lines[:-1], lines[-1][:50] + b"\n"],
         lambda lines: [b"\xff\xfe", *lines],
     ],
 )
@@ -233,8 +233,27 @@ def test_what_was_changed_moved_or_taken_out_is_found(log: SiteLog, change: Any)
         list(damaged(log, change).lines())
 
 
+@pytest.mark.parametrize("length", [1, 9, 50, -1])
+def test_a_line_that_a_killed_process_left_unfinished_is_written_over(log: SiteLog, length: int) -> None:
+    for _ in range(3):
+        add(log)
+    damaged(log, lambda lines: [*lines[:-1], lines[-1][:length]])
+    assert [line["number"] for line in log.lines()] == [1, 2]
+    log.check_end()
+    add(log)
+    assert [line["number"] for line in log.lines()] == [1, 2, 3]
+
+
+def test_a_first_line_that_was_left_unfinished_is_written_over(log: SiteLog) -> None:
+    add(log)
+    damaged(log, lambda lines: [lines[0][:50]])
+    assert list(log.lines()) == []
+    add(log)
+    assert [line["number"] for line in log.lines()] == [1]
+
+
 def torn(lines: list[bytes]) -> list[bytes]:
-    return [*lines[:-1], lines[-1][:50]]
+    return [*lines[:-1], lines[-1][:50] + b"\n"]
 
 
 def test_nothing_is_added_to_a_log_whose_end_is_damaged(log: SiteLog) -> None:
@@ -249,7 +268,7 @@ def test_nothing_is_added_to_a_log_whose_end_is_damaged(log: SiteLog) -> None:
 def test_a_damaged_log_is_set_aside_and_the_new_one_names_it(log: SiteLog) -> None:
     add(log)
     aside = damaged(log, torn).set_aside()
-    assert len(aside.read_bytes()) == 50
+    assert len(aside.read_bytes()) == 51
     add(log)
     first, second = log.lines()
     assert (first["decision"], second["decision"]) == ("set aside", "answered")
