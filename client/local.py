@@ -130,7 +130,7 @@ def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
     The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
     data or clients have files of their own.
     """
-    where = _digest(f"{site.data_path}\n{site.first}/{site.step}")
+    where = _digest(site.identity)
     what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
     return ledger.with_name(f"{ledger.name}.local") / where / f"{_digest(what)}.safetensors"
 

@@ -22,7 +22,7 @@ from privacy.charges import Account
 from privacy.ledger import Ledger
 from privacy.plan import plan
 from privacy.site_log import SUFFIX, Decision, Line, SiteLog, beside
-from protocol.cli import errors_in_one_line, fail
+from protocol.cli import errors_in_one_line, fail, printable
 from protocol.errors import LedgerError, LogError
 from protocol.home import umbel_home
 from protocol.release import Release
@@ -234,14 +234,14 @@ def _log_path(path: Path | None) -> Path:
 
 
 def _cells(line: Line) -> list[Text]:
-    """Return what a row says of a line; what a server wrote is shown as it is, without what a terminal acts on."""
+    """Return what a row says of a line."""
     asked = "; ".join(
         f"{name}: " + ", ".join(f"{key.replace('_', '-')} {value}" for key, value in values.items() if value != "")
         for name, values in line["asked"].items()
     )
     cells = (line["number"], line["at"], line["run"], line["message"], asked, line["decision"], line["paid"])
     texts = [*map(str, cells), line["reason"]]
-    return [Text("".join(one if one.isprintable() else "?" for one in text)) for text in texts]
+    return [Text(printable(text)) for text in texts]
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
@@ -114,7 +114,7 @@ def loss_cdf(n: int, shift: float, losses: NDArray[np.float64]) -> NDArray[np.fl
     least = (shift - losses) / 2
     low, high = special.gammaincinv(n, _TAIL), special.gammainccinv(n, _TAIL)
     begin, end = (np.sqrt(np.maximum(bound - least, 0)) for bound in (low, high))
-    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    nodes, weights = _quadrature()
     t = begin + (end - begin) * (nodes[:, None] + 1) / 2
     rho = least + t**2
     density = np.exp((n - 1) * np.log(rho) - rho - special.gammaln(n)) * 2 * t
@@ -124,6 +124,12 @@ def loss_cdf(n: int, shift: float, losses: NDArray[np.float64]) -> NDArray[np.fl
     chance = np.where(cosine >= 0, upper, 1 - upper)
     cdf: NDArray[np.float64] = (weights[:, None] * density * chance).sum(0) * (end - begin) / 2
     return cdf
+
+
+@cache
+def _quadrature() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return nodes and weights of Gauss-Legendre quadrature on (-1, 1), which take longer than to use them."""
+    return np.polynomial.legendre.leggauss(_NODES)
 
 
 @lru_cache(maxsize=32)

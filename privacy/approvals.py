@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from privacy.runs import Request, Runs, Status, beside
-from protocol.cli import errors_in_one_line
+from protocol.cli import errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
 from protocol.release import Kind, RadiusMode, Release
@@ -91,9 +91,9 @@ def _table(request: Request, whole: bool) -> Table:
         table.add_row(name, value)
     for name in entries if whole else _PLAN:
         if name in entries and (whole or entries[name] != ""):
-            table.add_row(name, _plain(entries[name]))
+            table.add_row(name, _cell(entries[name]))
     for name, value in asks["differs"].items():
-        table.add_row(Text(f"otherwise: {name.replace('_', '-')}", style="red"), _plain(value))
+        table.add_row(Text(f"otherwise: {name.replace('_', '-')}", style="red"), _cell(value))
     return table
 
 
@@ -113,6 +113,5 @@ def _price(run: RunConfig, n: int) -> list[tuple[str, str]]:
     ]
 
 
-def _plain(value: Any) -> Text:
-    """Return what a server wrote as it is, without what a terminal acts on."""
-    return Text("".join(one if one.isprintable() else "?" for one in str(value)))
+def _cell(value: Any) -> Text:
+    return Text(printable(str(value)))

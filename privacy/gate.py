@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
+from dataclasses import dataclass
 from logging import ERROR, INFO, WARNING
 from typing import Any
 
@@ -30,17 +31,17 @@ from privacy.consent import check_approved
 from privacy.laplace import sanitise
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
-from privacy.precision import check_noise, min_radius, resolution, round_to_grid
-from privacy.releases import parts_of, sanitised
+from privacy.precision import check_noise, round_to_grid
+from privacy.releases import Mechanism
 from privacy.runs import Runs
 from privacy.site import Policy, Site
 from privacy.site_log import Entry, on_record
 from privacy.tripwire import degenerate, repeated
-from protocol.arrays import Arrays, all_finite, flatten
+from protocol.arrays import Arrays, all_finite
 from protocol.demands import Evaluation
 from protocol.errors import Refused, UmbelError
 from protocol.flower import ErrorCode, log
-from protocol.home import umbel_home
+from protocol.home import make_home_of
 from protocol.messages import (
     evaluation_in,
     evaluation_only,
@@ -149,76 +150,71 @@ class Gate:
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
-        return on_record(msg, context, lambda entry: self._answer(msg, context, call_next, entry), _refused)
 
-    def _answer(self, msg: Message, context: Context, call_next: ClientAppCallable, entry: Entry) -> Message:
+        def answer(entry: Entry) -> Message:
+            try:
+                passage = _Passage.of(msg, context, call_next, entry)
+            except Exception as error:
+                return _refused(msg, error, entry)
+            return passage.answer()
+
+        return on_record(msg, context, answer, _refused)
+
+
+@dataclass(frozen=True)
+class _Passage:
+    """A message on its way through the gate of the site that it came to, with its line of the site's log."""
+
+    site: Site
+    hypotheses: Arrays
+    msg: Message
+    context: Context
+    call_next: ClientAppCallable
+    entry: Entry
+
+    @classmethod
+    def of(cls, msg: Message, context: Context, call_next: ClientAppCallable, entry: Entry) -> _Passage:
+        """Let a message in that the site answers at all."""
+        site = Site.of(context.node_config)
+        hypotheses = checked_hypotheses(msg.content, site.policy)
+        check_approved(site, context, _size(hypotheses), msg.content, hypotheses)
+        _remember(site, msg, context, hypotheses)
+        return cls(site, hypotheses, msg, context, call_next, entry)
+
+    def answer(self) -> Message:
+        """Return what may leave of both parts, or "refused"."""
         content = RecordDict()
-        try:
-            site = Site.of(context.node_config)
-            hypotheses = checked_hypotheses(msg.content, site.policy)
-            check_approved(site, context, _size(hypotheses), msg.content, hypotheses)
-            _remember(site, msg, context, hypotheses)
-        except Exception as error:
-            return _refused(msg, error, entry)
-        parts = {
-            "train": lambda: self._train(site, hypotheses, msg, context, call_next, entry),
-            "evaluate": lambda: self._evaluate(site, msg, context, call_next, entry),
-        }
-        for what, part in parts.items():
+        for what, part in (("train", self.train), ("evaluate", self.evaluate)):
             try:
                 passed = part()
                 for name, record in passed.items() if passed is not None else ():
                     content[name] = record
             except Exception as error:  # anything at all: fail closed
-                _explain(what, error, entry)
-        return Message(content, reply_to=msg) if content else _refusal(msg)
+                _explain(what, error, self.entry)
+        return Message(content, reply_to=self.msg) if content else _refusal(self.msg)
 
-    def _train(
-        self,
-        site: Site,
-        hypotheses: Arrays,
-        msg: Message,
-        context: Context,
-        call_next: ClientAppCallable,
-        entry: Entry,
-    ) -> RecordDict | None:
+    def train(self) -> RecordDict | None:
         """Return the releases of the asked training clients; None where none are asked."""
-        demand = training_in(msg.content)
+        demand = training_in(self.msg.content)
         if demand is None:
             return None
-        policy, ledger = site.policy, _ledger(site, context)
-        policy.check(demand)
-        if policy.tripwire:
-            _check_honest(hypotheses, context)
-        everything = flatten(hypotheses)
-        finest = resolution(everything)
-        parts = parts_of(hypotheses, demand.noise_per)
-        n, nu = everything.shape[1], demand.noise_multiplier
-        radius = max(demand.radius, policy.radius_floor)
-        if not site.simulated:
-            radius = max(radius, min_radius(n, nu, finest))
+        site, ledger = self.site, _ledger(self.site, self.context)
+        site.policy.check(demand)
+        if site.policy.tripwire:
+            _check_honest(self.hypotheses, self.context)
         # Whatever a demand alone can make fail comes before the charge.
-        check_noise(n, nu, radius)
-        seed = site.seed(RunConfig.of(context.run_config))
-        public = demand.radius_mode is RadiusMode.PUBLIC
-        release = Release(Kind.TRAIN, n, nu, demand.radius_mode, radius if public else None)
+        mechanism = Mechanism.of(site, self.hypotheses, demand)
+        seed, release = self.seed, mechanism.release
         affords = ledger.affordable(site.client_ids(demand.clients), release.cost, site.limits)
         asked = _which(demand.clients, affords)
         if not asked:
             raise Refused("no asked client can afford this round")
 
-        actions: list[_Action] = []
-        token = _actions.set(actions)
-        try:
-            result = _ask(call_next, msg, training_only(msg.content, asked), context)
-        finally:
-            _actions.reset(token)
-        trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
-        chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), hypotheses, len(asked))
+        trained, chosen, actions = self._trained(asked)
         # The charge comes before the noise: a crash may waste budget, it never hides a release.
-        charge = Charge(str(context.run_id), demand.round, release)
+        charge = Charge(str(self.context.run_id), demand.round, release)
         paid = np.array(ledger.charge(charge, site.client_ids(asked), site.limits))
-        _note_paid(entry, "train", paid, len(demand.clients))
+        _note_paid(self.entry, "train", paid, len(demand.clients))
         for action in actions:
             action(paid)
         releasing = _which(asked, paid)
@@ -226,7 +222,7 @@ class Gate:
         sources = randomness.noise(seed, demand.round, site.client_ids(releasing))
         if not paid.all():
             trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
-        releases = sanitised(trained, everything, chosen, demand, radius, finest, parts, sources)
+        releases = mechanism.sanitised(trained, chosen, sources)
         released = set(releasing)
         return training_reply(
             releases,
@@ -234,39 +230,56 @@ class Gate:
             chosen.tolist() if demand.disclose_choice else None,
         )
 
-    def _evaluate(
-        self, site: Site, msg: Message, context: Context, call_next: ClientAppCallable, entry: Entry
-    ) -> RecordDict | None:
+    def evaluate(self) -> RecordDict | None:
         """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
-        demand = evaluation_in(msg.content)
+        demand = evaluation_in(self.msg.content)
         if demand is None:
             return None
-        if not site.simulated:
+        if not self.site.simulated:
             # Before anybody reports: a crash may waste a count, it never hides a report.
-            Runs.of(site).count_evaluation(str(context.run_id), site.policy)
-        result = _ask(call_next, msg, evaluation_only(msg.content), context)
+            Runs.of(self.site).count_evaluation(str(self.context.run_id), self.site.policy)
+        result = self._ask(evaluation_only(self.msg.content))
         private = record_in(result, _PRIVATE, ConfigRecord)
         values = from_array_record(record_in(result, _RESULT, ArrayRecord))["scores"]
         if values.dtype != np.float64 or values.shape != (2, len(demand.clients)):
             raise Refused("the handler does not say loss and metric of each client")
         if private["trains"] is not False:
-            values = self._noised(values, private, site, demand, context, entry)
+            values = self._noised(values, private, demand)
         return evaluation_reply(*values)
 
-    def _noised(
-        self,
-        values: NDArray[np.float64],
-        private: ConfigRecord,
-        site: Site,
-        demand: Evaluation,
-        context: Context,
-        entry: Entry,
-    ) -> NDArray[np.float64]:
+    @property
+    def seed(self) -> int | None:
+        """The run's seed in simulation, None where the data are the site's own."""
+        return self.site.seed(RunConfig.of(self.context.run_config))
+
+    def _trained(self, asked: tuple[int, ...]) -> tuple[Arrays, NDArray[np.int64], list[_Action]]:
+        """Have clients train; return what they trained, what each chose, and what is to be done once they paid."""
+        actions: list[_Action] = []
+        token = _actions.set(actions)
+        try:
+            result = self._ask(training_only(self.msg.content, asked))
+        finally:
+            _actions.reset(token)
+        trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
+        chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), self.hypotheses, len(asked))
+        return trained, chosen, actions
+
+    def _ask(self, content: RecordDict) -> RecordDict:
+        """Return what the handler answers to a part of the message; raise if that is an error."""
+        narrowed = copy(self.msg)
+        narrowed.content = content
+        reply = self.call_next(narrowed, self.context)
+        if reply.has_error():
+            raise Refused("the handler replied an error")
+        return reply.content
+
+    def _noised(self, values: NDArray[np.float64], private: ConfigRecord, demand: Evaluation) -> NDArray[np.float64]:
         """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
 
         Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
         reports.
         """
+        site = self.site
         nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
@@ -276,10 +289,10 @@ class Gate:
             raise Refused("the handler does not say whose loss and metric these are")
         radius = math.sqrt(2) * bound
         check_noise(2, nu, radius)
-        seed = site.seed(RunConfig.of(context.run_config))
-        charge = Charge(str(context.run_id), demand.round, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius))
-        paid = np.array(_ledger(site, context).charge(charge, clients, site.limits))
-        _note_paid(entry, "evaluate", paid, len(clients))
+        seed, release = self.seed, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius)
+        charge = Charge(str(self.context.run_id), demand.round, release)
+        paid = np.array(_ledger(site, self.context).charge(charge, clients, site.limits))
+        _note_paid(self.entry, "evaluate", paid, len(clients))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(seed, demand.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
@@ -325,8 +338,7 @@ def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
         return MemoryLedger(context.state)
     if not site.ledger_path.exists() and not site.limits.any:
         # Where there is a limit, a ledger that is not there may be one that was lost.
-        if site.ledger_path.parent == umbel_home():
-            umbel_home().mkdir(parents=True, exist_ok=True)
+        make_home_of(site.ledger_path)
         log(WARNING, "umbel made a new, empty ledger: %s", site.ledger_path)
         return Ledger.create(site.ledger_path)
     return Ledger(site.ledger_path, nodes=site.step)
@@ -339,16 +351,6 @@ def _size(hypotheses: Arrays) -> int:
 
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
     return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
-
-
-def _ask(call_next: ClientAppCallable, msg: Message, content: RecordDict, context: Context) -> RecordDict:
-    """Return what the handler answers to a part of a message; raise if that is an error."""
-    narrowed = copy(msg)
-    narrowed.content = content
-    reply = call_next(narrowed, context)
-    if reply.has_error():
-        raise Refused("the handler replied an error")
-    return reply.content
 
 
 def checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:

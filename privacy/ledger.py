@@ -9,12 +9,10 @@ this finds damage, and no forger.
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fractions import Fraction
@@ -22,6 +20,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from privacy import database
 from privacy.charges import NO_LIMITS, Account, Charge, Limits
 from protocol.errors import LedgerError
 from protocol.release import Kind, RadiusMode, Release
@@ -29,7 +28,6 @@ from protocol.release import Kind, RadiusMode, Release
 _APPLICATION = 0x554D424C  # "UMBL"
 _VERSION = 2
 _BEFORE_THE_CHAIN = 1  # the version without hashes, which is still read
-_BUSY_S = 60.0
 _SCHEMA = (
     """CREATE TABLE charges (
     id INTEGER PRIMARY KEY,
@@ -139,7 +137,7 @@ class Ledger:
     @classmethod
     def create(cls, path: Path) -> Ledger:
         """Make an empty ledger, in a folder that is there; one that is there already is opened."""
-        _create(path)
+        database.make(path, f"the ledger {path}", _APPLICATION, _fill)
         return cls(path)
 
     def affordable(self, clients: Sequence[int], cost: Fraction | None, limits: Limits) -> list[bool]:
@@ -200,21 +198,16 @@ class Ledger:
     def _transaction(self, write: bool = False) -> Iterator[sqlite3.Connection]:
         """Have the ledger stand still; what was written is on disk afterwards, or none of it is."""
         try:
-            connection = _connect(self.path)
+            connection = database.connect(self.path)
         except sqlite3.Error as error:
             raise LedgerError(f"the ledger {self.path} cannot be opened: {error}") from error
         try:
-            # EXTRA also syncs the folder, without which a power cut could bring a journal back.
-            connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
-            yield connection
-            connection.execute("COMMIT")
+            with database.transaction(connection, write):
+                yield connection
         except sqlite3.OperationalError as error:
             raise LedgerError(f"the ledger {self.path} cannot be read or written: {error}") from error
         except (sqlite3.Error, *_FAULTS) as error:
             raise self._damaged(error) from error
-        finally:
-            connection.close()  # rolls back what was not committed
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Raise unless SQLite itself finds nothing wrong with the file, and the tables are the ledger's."""
@@ -267,14 +260,6 @@ class Ledger:
 
     def _damaged(self, fault: object) -> LedgerError:
         return LedgerError(f"the ledger {self.path} is damaged ({fault}); restore it from a backup")
-
-
-def _connect(path: Path) -> sqlite3.Connection:
-    """Open a file that is there; none is made."""
-    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
-    connection.execute("PRAGMA trusted_schema = OFF")
-    connection.execute("PRAGMA cell_size_check = ON")
-    return connection
 
 
 def _version(connection: sqlite3.Connection) -> int:
@@ -358,31 +343,10 @@ def _make_tables(connection: sqlite3.Connection) -> None:
     connection.execute(f"PRAGMA user_version = {_VERSION}")
 
 
-def _create(path: Path) -> None:
-    """Make an empty ledger in one step, so that nobody ever opens half of one."""
-    if not path.parent.is_dir():
-        raise LedgerError(f"the folder of the ledger {path} is not there; make it, or set ledger-path")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-    except OSError as error:
-        raise LedgerError(f"the ledger {path} cannot be made: {error}") from error
-    os.close(handle)
-    scratch = Path(name)
-    try:
-        connection = sqlite3.connect(scratch, isolation_level=None)
-        connection.execute("PRAGMA synchronous = EXTRA")
-        connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-        connection.execute("BEGIN")
-        _make_tables(connection)
-        _append(connection, _EMPTY, [])
-        connection.execute("COMMIT")
-        connection.close()
-        with suppress(FileExistsError):
-            os.link(scratch, path)  # unlike a rename, this never replaces another process's ledger
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"the ledger {path} cannot be made: {error}") from error
-    finally:
-        scratch.unlink(missing_ok=True)
+def _fill(connection: sqlite3.Connection) -> None:
+    """Write an empty ledger's tables."""
+    _make_tables(connection)
+    _append(connection, _EMPTY, [])
 
 
 def _check_header(path: Path) -> None:
@@ -393,11 +357,8 @@ def _check_header(path: Path) -> None:
         raise LedgerError(f"the ledger {path} is not a file")
     if path.stat().st_size == 0:
         raise LedgerError(f"the ledger {path} is empty: charges may be lost; restore it from a backup")
-    # Read by hand: a charge that was cut off is rolled back when SQLite opens the file, and a file
-    # that is not ours must not be touched.
-    with path.open("rb") as file:
-        header = file.read(100)
-    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != _APPLICATION:
+    application, version = database.header(path) or (0, 0)
+    if application != _APPLICATION:
         raise LedgerError(f"{path} is not umbel's ledger; set ledger-path to another file")
-    if (version := int.from_bytes(header[60:64], "big")) not in (_BEFORE_THE_CHAIN, _VERSION):
+    if version not in (_BEFORE_THE_CHAIN, _VERSION):
         raise LedgerError(f"the ledger {path} is of version {version}, this umbel reads {_VERSION}; upgrade umbel")

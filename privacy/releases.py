@@ -3,69 +3,95 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from privacy.laplace import NoiseSource, sanitise
-from privacy.precision import round_to_grid
+from privacy.precision import check_noise, min_radius, resolution, round_to_grid
+from privacy.site import Site
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
 from protocol.demands import Training
 from protocol.errors import Refused
-from protocol.release import NoisePer
+from protocol.release import Kind, NoisePer, RadiusMode, Release
 
 _LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = 1 << 17  # numbers that are sanitised together
 
 
-def sanitised(
-    trained: Arrays,
-    everything: NDArray[np.float64],
-    chosen: NDArray[np.int64],
-    demand: Training,
-    radius: float,
-    finest: float,
-    parts: Sequence[slice] | None,
-    sources: Iterator[NoiseSource],
-) -> Arrays:
-    r"""Return the releases of clients that have paid.
+@dataclass(frozen=True)
+class Mechanism:
+    """The mechanism as a site applies it to what one demand asks for.
 
-    Parameters
+    Attributes
     ----------
-    trained : dict of ndarray, each (clients, \*shape)
-    everything : ndarray, shape (k, n)
-        The hypotheses.
-    chosen : ndarray of int, shape (clients,)
-        Where each client started.
     demand : Training
+    hypotheses : ndarray, shape (k, n)
     radius : float
         As the site has it.
     finest : float
         See `privacy.precision.resolution`.
     parts : sequence of slice, optional
-        What is noised by itself.
-    sources : iterator of NoiseSource, one a client
+        The columns of what is noised by itself; None for the whole vector.
     """
-    n, nu = everything.shape[1], demand.noise_multiplier
-    releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
-    for block in _blocks(len(chosen), n):
-        start = everything[chosen[block]]
-        updates = flatten({name: value[block] for name, value in trained.items()})
-        updates -= start
-        # Training that blew up counts as no update at all. Whether it does depends on the data and
-        # on what the server asks for, so a release that stayed away would tell about the data.
-        updates[~all_finite(updates, axis=1)] = 0.0
-        noisy = sanitise(updates, nu, radius, demand.radius_mode, islice(sources, len(updates)), parts)
-        noisy += start
-        if nu > 0:
-            noisy = round_to_grid(noisy, n, nu, radius, finest)
-        np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
-        unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
-    return releases
+
+    demand: Training
+    hypotheses: NDArray[np.float64]
+    radius: float
+    finest: float
+    parts: Sequence[slice] | None
+
+    @classmethod
+    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> Mechanism:
+        """Return what a site makes of a demand; raise `Refused` for one that no release can come of."""
+        everything = flatten(hypotheses)
+        finest = resolution(everything)
+        parts = _parts(hypotheses, demand.noise_per)
+        n, nu = everything.shape[1], demand.noise_multiplier
+        radius = max(demand.radius, site.policy.radius_floor)
+        if not site.simulated:
+            radius = max(radius, min_radius(n, nu, finest))
+        check_noise(n, nu, radius)
+        return cls(demand, everything, radius, finest, parts)
+
+    @property
+    def release(self) -> Release:
+        """What is paid for."""
+        n, mode = self.hypotheses.shape[1], self.demand.radius_mode
+        radius = self.radius if mode is RadiusMode.PUBLIC else None
+        return Release(Kind.TRAIN, n, self.demand.noise_multiplier, mode, radius)
+
+    def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Arrays:
+        r"""Return the releases of clients that have paid.
+
+        Parameters
+        ----------
+        trained : dict of ndarray, each (clients, \*shape)
+        chosen : ndarray of int, shape (clients,)
+            Where each client started.
+        sources : iterator of NoiseSource, one a client
+        """
+        n, nu, mode = self.hypotheses.shape[1], self.demand.noise_multiplier, self.demand.radius_mode
+        releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
+        for block in _blocks(len(chosen), n):
+            start = self.hypotheses[chosen[block]]
+            updates = flatten({name: value[block] for name, value in trained.items()})
+            updates -= start
+            # Training that blew up counts as no update at all. Whether it does depends on the data and
+            # on what the server asks for, so a release that stayed away would tell about the data.
+            updates[~all_finite(updates, axis=1)] = 0.0
+            noisy = sanitise(updates, nu, self.radius, mode, islice(sources, len(updates)), self.parts)
+            noisy += start
+            if nu > 0:
+                noisy = round_to_grid(noisy, n, nu, self.radius, self.finest)
+            np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
+            unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
+        return releases
 
 
-def parts_of(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
+def _parts(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
     """Return the columns of what is noised by itself; None for the whole vector."""
     if noise_per is NoisePer.VECTOR:
         return None

@@ -8,11 +8,9 @@ be read or written closes the site.
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
-import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,32 +19,32 @@ from logging import WARNING
 from pathlib import Path
 from typing import Any
 
+from privacy import database
 from privacy.site import Policy, Site
 from protocol.arrays import Arrays
 from protocol.errors import LedgerError, Refused
 from protocol.flower import log
-from protocol.home import umbel_home
+from protocol.home import make_home_of
 
 _SUFFIX = ".runs.sqlite"
 _APPLICATION = 0x554D4252  # "UMBR"
-_BUSY_S = 60.0
 # A server decides how many runs there are, and how much each sends; these are the newest of each kind.
 _KEPT_RUNS, _KEPT_SENT, _KEPT_WAITING = 10_000, 20_000, 100
 _ALL = ""  # the run that stands for all together
-_SCHEMA = """
-CREATE TABLE evaluations (
+_SCHEMA = (
+    """CREATE TABLE evaluations (
     id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, messages INTEGER NOT NULL, UNIQUE (node, run)
-) STRICT;
-CREATE TABLE sent (
+) STRICT""",
+    """CREATE TABLE sent (
     id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL,
     UNIQUE (node, run, name, digest)
-) STRICT;
-CREATE TABLE ended (id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, UNIQUE (node, run)) STRICT;
-CREATE TABLE requests (
+) STRICT""",
+    "CREATE TABLE ended (id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, UNIQUE (node, run)) STRICT",
+    """CREATE TABLE requests (
     id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, at TEXT NOT NULL, run TEXT NOT NULL, status TEXT NOT NULL,
     asks TEXT NOT NULL
-) STRICT;
-"""
+) STRICT""",
+)
 
 
 class Status(StrEnum):
@@ -94,17 +92,16 @@ class Runs:
 
     def __init__(self, path: Path, node: str = "") -> None:
         self.path, self._node = path, node
-        if not path.exists():
-            _create(path)
+        if not path.exists() and database.make(path, str(path), _APPLICATION, _fill):
+            log(WARNING, "umbel made a new %s: what runs have asked so far is not in it", path)
         _check(path)
 
     @classmethod
     def of(cls, site: Site) -> Runs:
         """Return what a site with data of its own remembers."""
         assert site.ledger_path is not None, "a site of its own has a ledger"
-        if site.ledger_path.parent == umbel_home():
-            umbel_home().mkdir(parents=True, exist_ok=True)
-        return cls(beside(site.ledger_path), _digest(f"{site.data_path}\n{site.first}/{site.step}"))
+        make_home_of(site.ledger_path)
+        return cls(beside(site.ledger_path), _digest(site.identity))
 
     # --- what clients report
 
@@ -212,18 +209,11 @@ class Runs:
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Hold the file alone; what was written is on disk afterwards, or none of it is."""
-        connection: sqlite3.Connection | None = None
         try:
-            connection = _connect(self.path)
-            connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute("BEGIN IMMEDIATE")
-            yield connection
-            connection.execute("COMMIT")
+            with database.transaction(database.connect(self.path), write=True) as connection:
+                yield connection
         except (sqlite3.Error, ValueError) as error:
             raise LedgerError(f"{self.path} cannot be read or written: {error}") from error
-        finally:
-            if connection is not None:
-                connection.close()
 
 
 def beside(ledger: Path) -> Path:
@@ -252,39 +242,16 @@ def _forget(connection: sqlite3.Connection, table: str, kept: int, only: str = "
     )
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
-
-
-def _create(path: Path) -> None:
-    """Make the file in one step, so that nobody ever opens half of one."""
-    if not path.parent.is_dir():
-        raise LedgerError(f"the folder of {path} is not there; make it, or set ledger-path")
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        os.close(handle)
-        scratch = Path(name)
-        try:
-            connection = sqlite3.connect(scratch, isolation_level=None)
-            connection.execute("PRAGMA synchronous = EXTRA")
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.executescript(_SCHEMA)
-            connection.close()
-            with suppress(FileExistsError):
-                os.link(scratch, path)  # unlike a rename, this never replaces another process's file
-                log(WARNING, "umbel made a new %s: what runs have asked so far is not in it", path)
-        finally:
-            scratch.unlink(missing_ok=True)
-    except (OSError, sqlite3.Error) as error:
-        raise LedgerError(f"{path} cannot be made: {error}") from error
+def _fill(connection: sqlite3.Connection) -> None:
+    for table in _SCHEMA:
+        connection.execute(table)
 
 
 def _check(path: Path) -> None:
     """Raise unless the file is one of these; never write to it."""
     try:
-        with path.open("rb") as file:
-            header = file.read(100)
+        found = database.header(path)
     except OSError as error:
         raise LedgerError(f"{path} cannot be read: {error}") from error
-    if not header.startswith(b"SQLite format 3\0") or int.from_bytes(header[68:72], "big") != _APPLICATION:
+    if found is None or found[0] != _APPLICATION:
         raise LedgerError(f"{path} is damaged, or not umbel's; bring it back from a backup")

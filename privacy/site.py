@@ -383,6 +383,11 @@ class Site:
         )
 
     @property
+    def identity(self) -> str:
+        """What tells the node from others that share its ledger: its data, and which of the clients it hosts."""
+        return f"{self.data_path}\n{self.first}/{self.step}"
+
+    @property
     def simulated(self) -> bool:
         """Whether the node holds no data of its own."""
         return self.data_path is None

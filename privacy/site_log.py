@@ -32,7 +32,7 @@ from privacy.site import DATA_PATH, Site
 from protocol.demands import Evaluation, Training
 from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from protocol.flower import log
-from protocol.home import umbel_home
+from protocol.home import make_home_of
 
 SUFFIX = ".log.jsonl"
 FIRST = "0" * 64
@@ -132,8 +132,7 @@ class SiteLog:
             return None
         ledger = Site.of(node_config).ledger_path
         assert ledger is not None, "a site of its own has a ledger"
-        if ledger.parent == umbel_home():
-            umbel_home().mkdir(parents=True, exist_ok=True)
+        make_home_of(ledger)
         return cls(beside(ledger))
 
     def check_end(self) -> None:

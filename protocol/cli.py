@@ -21,6 +21,11 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
         fail(str(error))
 
 
+def printable(text: str) -> str:
+    """Return text that a server wrote as it is, without what a terminal acts on."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def fail(reason: str) -> NoReturn:
     """End the command with one line."""
     typer.echo(f"Error: {reason}", err=True)

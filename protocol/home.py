@@ -17,6 +17,12 @@ def umbel_home() -> Path:
     return home
 
 
+def make_home_of(file: Path) -> None:
+    """Make umbel's own folder where a file shall lie in it; any other folder must be there."""
+    if file.parent == umbel_home():
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Replace a file so that a reader, or the next run, sees the old or the new one, never half."""
     # A name of the process's own, should two write the same file.
