@@ -18,8 +18,10 @@ import sys
 import tempfile
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,6 +32,7 @@ import typer
 
 from protocol.cli import errors_in_one_line
 from protocol.errors import LaunchError
+from protocol.flower import build_bundle
 
 APP = Path(__file__).resolve().parent.parent
 _START_S = 300.0
@@ -86,7 +89,7 @@ def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes
     home = Path(environment["FLWR_HOME"])
     override = home / "run-config.toml"
     override.write_text(tomli_w.dumps(values), encoding="utf-8")
-    flwr = [_tool("flwr"), "run", str(app), "simulation", "--stream"]
+    flwr = [_tool("flwr"), "run", str(unpacked(app, home)), "simulation", "--stream"]
     flwr += ["--federation-config", federation_config(nodes, cpus)]
     if values:
         flwr += ["--run-config", str(override)]
@@ -95,6 +98,18 @@ def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes
     status, details = _outcome(environment, home)
     if status != "finished:completed":
         raise LaunchError(f"the run ended as {status}: {details or 'see the log above'}")
+
+
+def unpacked(app: Path, home: Path) -> Path:
+    """Return a folder with the files of an app that make its bundle: among few files ``flwr`` finds them at once."""
+    try:
+        bundle = build_bundle(app)
+    except Exception:  # what is wrong with the app, ``flwr`` itself says
+        return app
+    folder = home / "app"
+    with zipfile.ZipFile(BytesIO(bundle)) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 def federation_config(nodes: int = 0, cpus: int = 2) -> str:

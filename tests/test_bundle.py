@@ -12,8 +12,8 @@ from io import BytesIO
 from pathlib import Path
 
 import pytest
-from flwr.cli.build import build_fab_from_disk
 
+from protocol.flower import build_bundle
 from simulation.launch import APP as CHECKOUT
 from tests.helpers.sources import APP, ROOT, files, imported, packages_imported
 
@@ -26,7 +26,7 @@ INSIDE = tuple(package for package in APP if package not in OUTSIDE)
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked bundle."""
     folder = tmp_path_factory.mktemp("bundle")
-    with zipfile.ZipFile(BytesIO(build_fab_from_disk(CHECKOUT))) as archive:
+    with zipfile.ZipFile(BytesIO(build_bundle(CHECKOUT))) as archive:
         archive.extractall(folder)
     return folder
 

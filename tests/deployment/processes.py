@@ -40,8 +40,10 @@ from numpy.typing import NDArray
 from privacy.ledger import Ledger
 from protocol.flower import keep_secret
 from protocol.home import write_atomically
+from simulation.launch import unpacked
 from tests.deployment.audit import audit
 from tests.deployment.certificates import write_certificates, write_key
+from tests.helpers.forks import flwr
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
@@ -353,7 +355,7 @@ class Deployment:
 
         wait_until("nodes online", online, START_S)
 
-    def submit(self, app: Path = APP, **run_config: Any) -> Run:
+    def submit(self, app: Path | None = None, **run_config: Any) -> Run:
         """Submit a run of the app, or of another one; a key is a run-config key with underscores."""
         run = Run(self.folder / "superlink" / "umbel" / "runs", [self._submit(run_config, app)])
         self.runs.append(run)
@@ -363,10 +365,14 @@ class Deployment:
         """Have a run that was interrupted go on, with all else in its config as it was."""
         run.ids.append(self._submit(run_config | {"resume": run.folder.name}))
 
-    def _submit(self, run_config: Mapping[str, Any], app: Path = APP) -> str:
+    def _submit(self, run_config: Mapping[str, Any], app: Path | None = None) -> str:
         values = {key.replace("_", "-"): value for key, value in run_config.items()}
         override = self._home / "run-config.toml"
         override.write_text(tomli_w.dumps(values), encoding="utf-8")
+        if app is None:
+            app = self._home / "app"
+            if not app.exists():
+                unpacked(APP, self._home)
         answer = self.flwr("run", str(app), CONNECTION, "--run-config", str(override), "--format", "json")
         return str(json.loads(answer)["run-id"])
 
@@ -398,7 +404,7 @@ class Deployment:
 
     def flwr(self, *arguments: str) -> str:
         """Return what a command of Flower prints."""
-        done = self._flwr(self._home, arguments)
+        done = flwr(arguments, self._environment(self._home), self._home, START_S)
         assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
         return done.stdout
 
@@ -414,22 +420,21 @@ class Deployment:
         home = self.folder / "somebody"
         if not home.exists():
             self._write_user(home)
-        done = self._flwr(home, arguments, {"PYTHONPATH": str(path)} if path else {})
+        environment = self._environment(home)
+        if path is None:
+            done = flwr(arguments, environment, home, START_S)
+        else:
+            done = subprocess.run(
+                [_tool("flwr"), *arguments],
+                env=environment | {"PYTHONPATH": str(path)},
+                cwd=home,
+                capture_output=True,
+                text=True,
+                timeout=START_S,
+                check=False,
+            )
         assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
         return done.stdout + done.stderr
-
-    def _flwr(
-        self, home: Path, arguments: Sequence[str], environment: Mapping[str, str] | None = None
-    ) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [_tool("flwr"), *arguments],
-            env=self._environment(home) | (environment or {}),
-            cwd=home,
-            capture_output=True,
-            text=True,
-            timeout=START_S,
-            check=False,
-        )
 
     def _write_user(self, home: Path) -> None:
         """Write where `flwr` of a user finds the SuperLink."""

@@ -5,13 +5,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Callable
-from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import pytest
 
 from federation import Manifest, offsets_of, write_federation
 from privacy.ledger import Ledger
+from tests.helpers.forks import forks
 
 CLIENTS = 3
 KILLS = int(os.environ.get("KILLS", "200"))
@@ -64,14 +63,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture(scope="module")
-def forks() -> ForkServerContext:
-    """Processes that start with everything imported already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["client.app", "simulation.grid"])
-    return context
-
-
 def times_paid(folder: Path) -> list[int]:
     paid = Counter({account.client: account.times for account in Ledger(folder / "ledger.sqlite").accounts()})
     return [paid[client] for client in range(CLIENTS)]
@@ -84,16 +75,14 @@ def wait_for(process: BaseProcess, condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.slow
-def test_spent_is_never_less_than_what_was_released(
-    folder: Path, run_config: dict[str, Any], forks: ForkServerContext
-) -> None:
+def test_spent_is_never_less_than_what_was_released(folder: Path, run_config: dict[str, Any]) -> None:
     """A ledger on disk, a process that trains, charges and releases, and kill -9 at a random moment."""
     generator = np.random.default_rng(1)
     (folder / "sent").touch()
     cut_off = 0
     for _ in range(KILLS):
         (folder / "ready").unlink(missing_ok=True)
-        process = forks.Process(target=_serve, args=(folder, run_config, False))
+        process = forks().Process(target=_serve, args=(folder, run_config, False))
         process.start()
         # A few demands are answered, and a part of one more: how large a part, this machine's own pace says.
         wait_for(process, (folder / "ready").exists)
@@ -117,10 +106,8 @@ def test_spent_is_never_less_than_what_was_released(
 
 
 @pytest.mark.slow
-def test_a_kill_between_charge_and_release_leaves_the_charge(
-    folder: Path, run_config: dict[str, Any], forks: ForkServerContext
-) -> None:
-    process = forks.Process(target=_serve, args=(folder, run_config, True))
+def test_a_kill_between_charge_and_release_leaves_the_charge(folder: Path, run_config: dict[str, Any]) -> None:
+    process = forks().Process(target=_serve, args=(folder, run_config, True))
     process.start()
     process.join()
     assert process.exitcode == -signal.SIGKILL

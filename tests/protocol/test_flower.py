@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from flwr.cli.build import build_fab_from_disk
 
 from tests.helpers.sources import APP, ROOT, files, imported
 
@@ -47,6 +48,52 @@ def test_all_of_it_is_handed_on() -> None:
     assert made == {
         "Answer", "CLIENT_TASK", "build_bundle", "keep_secret", "run_superexec", "run_superlink", "run_task",
     }  # fmt: skip
+
+
+IGNORED = ".venv/\n__pycache__/\n*.egg-info/\n/build/\ndocs/private/\n"
+KEPT = (
+    "app.py",
+    "inner/module.py",
+    "inner/build/module.py",
+    "README.md",
+    "data.json",
+    ".flwr/state.py",
+    "private/b.py",
+)
+LEFT = (
+    ".venv/lib/module.py", "inner/.venv/module.py", "inner/__pycache__/module.py", "a.egg-info/module.py",
+    "build/module.py", "docs/private/module.py", ".git/hooks/module.py",
+)  # fmt: skip
+PROJECT = """[project]
+name = "app"
+version = "1.0.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41,<1.42"]
+[tool.flwr.app]
+publisher = "umbel"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+fab-include = ["**/*.py"]
+[tool.flwr.app.components]
+serverapp = "app:server"
+clientapp = "app:client"
+"""
+
+
+def test_a_bundle_is_what_flower_makes_to_the_byte_without_a_look_at_what_is_ignored(tmp_path: Path) -> None:
+    door = importlib.import_module("protocol.flower")
+    for name, text in {"pyproject.toml": PROJECT, ".gitignore": IGNORED, "LICENSE": "own"}.items():
+        (tmp_path / name).write_text(text)
+    for name in (*KEPT, *LEFT):
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    (tmp_path / "linked.py").symlink_to(tmp_path / "app.py")
+    (tmp_path / "folder").symlink_to(tmp_path / "inner")
+    assert door.build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
+    looked_at = door._files(tmp_path)
+    assert {*KEPT} <= {*looked_at}
+    assert not {*LEFT, "linked.py"} & {*looked_at}
 
 
 def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
