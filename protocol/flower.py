@@ -57,7 +57,7 @@ def _files(folder: Path) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for where, folders, names in os.walk(folder):
         inside = Path(where).relative_to(folder)
-        folders[:] = [name for name in folders if name != ".git" and not ignored.match_file(f"{inside / name}/")]
+        folders[:] = [name for name in folders if not ignored.match_file(f"{inside / name}/")]
         files = [Path(where, name) for name in names]
         found |= {(inside / file.name).as_posix(): file for file in files if not file.is_symlink()}
     return found

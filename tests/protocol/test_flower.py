@@ -62,7 +62,7 @@ KEPT = (
 )
 LEFT = (
     ".venv/lib/module.py", "inner/.venv/module.py", "inner/__pycache__/module.py", "a.egg-info/module.py",
-    "build/module.py", "docs/private/module.py", ".git/hooks/module.py",
+    "build/module.py", "docs/private/module.py",
 )  # fmt: skip
 PROJECT = """[project]
 name = "app"
@@ -73,7 +73,7 @@ dependencies = ["flwr>=1.41,<1.42"]
 publisher = "umbel"
 fab-format-version = 1
 flwr-version-target = "1.41.0"
-fab-include = ["**/*.py"]
+fab-include = ["**/*.py", "LICENSE"]
 [tool.flwr.app.components]
 serverapp = "app:server"
 clientapp = "app:client"
