@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleet.bounds import furthest
 from fleet.exchange import Answer, Exchange
 from fleet.replies import Asked, Average, Releases, Scores, read_releases, read_scores
-from fleet.roster import MAX_CLIENTS, TRAIN, VALIDATION, Roster, admitted, check_enough, gather, in_one_process
+from fleet.roster import MAX_CLIENTS, TRAIN, VALIDATION, Absence, Roster, admitted, check_enough, gather, in_one_process
 from fleet.words import told
 from protocol.arrays import Arrays, flatten
 from protocol.demands import Evaluation, Hosting, Training
@@ -97,7 +97,7 @@ class Fleet:
         """How often each training client has released."""
         self._roster: Roster | None = None
         self._exchange = Exchange()
-        self._invited: set[int] = set()
+        self._invited: dict[int, Absence] = {}
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
         self._sent: Arrays = {}
@@ -222,7 +222,7 @@ class Fleet:
         together = merged(messages)
         answers = self._exchange.run(
             grid,
-            [*together, *self._invitations(grid)],
+            [*together, *self._invitations(round, grid)],
             timeout,
             lambda answers: self._enough(answers, together),
             keep_late=("query",),
@@ -291,19 +291,20 @@ class Fleet:
                 return False
         return True
 
-    def _invitations(self, grid: Grid) -> list[Message]:
-        """Ask nodes that were not there before what they host."""
+    def _invitations(self, round: int, grid: Grid) -> list[Message]:
+        """Ask nodes that do not take part what they host: new ones at once, those that refused some rounds later."""
         if self._roster is None or self._roster.simulated:
             return []
-        asked = self._invited | self._exchange.awaited("query")
+        asked = {node for node, absence in self._invited.items() if round <= absence.until}
+        asked |= self._exchange.awaited("query")
         new = [node for node in grid.get_node_ids() if node not in self._roster and node not in asked]
-        self._invited.update(new)
+        self._invited |= {node: Absence.following(self._invited.get(node), round) for node in new}
         return [Message(query(), node, "query", group_id="query") for node in new]
 
     def _welcome(self, answer: Answer, grid: Grid) -> None:
         assert self._roster is not None
         if answer.gone:
-            self._invited.discard(answer.node)  # to be asked again
+            self._invited.pop(answer.node, None)  # to be asked again
         try:
             if answer.reply.has_error():
                 raise ProtocolError(f"says {answer.reply.error.reason}")

@@ -29,11 +29,17 @@ MAX_CLIENTS = 1_000_000
 
 
 @dataclass(frozen=True)
-class _Absence:
-    """How often in a row a node did not answer, and the last round that it is left out of."""
+class Absence:
+    """How often in a row a node did not answer, or refused to, and the last round that it is left out of."""
 
     times: int
     until: int
+
+    @classmethod
+    def following(cls, before: Absence | None, round: int) -> Absence:
+        """Return that of a node that failed in a round: for one round, and for twice as many and one each time more."""
+        times = 1 if before is None else before.times + 1
+        return cls(times, round + min(2**times - 1, _LONGEST_ABSENCE))
 
 
 class Roster:
@@ -53,7 +59,7 @@ class Roster:
 
     def __init__(self, nodes: dict[int, Hosting], max_share: float = 1.0) -> None:
         self._max_share = max_share
-        self._absent: dict[int, _Absence] = {}
+        self._absent: dict[int, Absence] = {}
         self._nodes = sorted(nodes)
         self._hosting = [nodes[node] for node in self._nodes]
         self._arrange()
@@ -79,7 +85,7 @@ class Roster:
         roster._arrange()
         for node, was in before:
             if hosting.get(node, was) != was:
-                roster._absent[node] = _Absence(1, sys.maxsize)
+                roster._absent[node] = Absence(1, sys.maxsize)
                 log(WARNING, "node %s hosts other clients than before and is left out; a new run takes it in", node)
         roster.join({node: hosts for node, hosts in hosting.items() if node not in roster})
         return roster
@@ -128,9 +134,8 @@ class Roster:
         for node in answered:
             self._absent.pop(node, None)
         for node in silent:
-            times = self._absent[node].times + 1 if node in self._absent else 1
-            rounds = min(2**times - 1, _LONGEST_ABSENCE)
-            self._absent[node] = _Absence(times, round + rounds)
+            absence = self._absent[node] = Absence.following(self._absent.get(node), round)
+            rounds = absence.until - round
             log(WARNING, "node %s did not answer in round %d and is left out for %d rounds", node, round, rounds)
 
     def present(self, role: str, round: int) -> NDArray[np.int64]:

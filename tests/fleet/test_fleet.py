@@ -111,10 +111,35 @@ def test_a_node_whose_invitation_was_lost_is_invited_again() -> None:
     grid = PaperGrid({5: Hosting(4, 0), 6: [lost, Hosting(2, 0)], 7: refusal}, looks=[[5], [5, 6, 7]])
     fleet = Fleet(clients_per_round=3)
     assert fleet.roster(grid).train == 4
-    for round in (1, 2, 3):
+    for round in (1, 2):
         fleet.exchange(round, grid, [], timeout=60)
     assert fleet.roster(grid).train == 6
-    assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again"
+    assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again so soon"
+
+
+def test_a_node_that_refused_joins_once_it_agrees() -> None:
+    """As a site does whose people have approved the run meanwhile: at the start, or in any round."""
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: [refusal, refusal, refusal, Hosting(2, 0)]})
+    fleet = Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    asked = []
+    for round in range(1, 9):
+        before = len(grid.queried)
+        fleet.exchange(round, grid, [], timeout=60)
+        asked += [round] * (len(grid.queried) - before)
+    assert asked == [1, 3, 7], "after one round, after three more, ever more rarely"
+    assert fleet.roster(grid).train == 6
+
+
+def test_a_node_that_always_refuses_is_asked_every_sixteenth_round_at_last() -> None:
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: refusal})
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    for round in range(1, 65):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert grid.queried.count(6) == 1 + len([1, 3, 7, 15, 31, 47, 63])
 
 
 @pytest.mark.parametrize("share", [(0, 1), (0, 0), (0, -7), (3, -1)])
