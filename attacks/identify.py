@@ -44,7 +44,7 @@ class Defence:
     name : str
         What it is, for people.
     policy : dict
-        The entries of the site's policy that switch it on (`privacy.site.Policy`).
+        The entries of the site's policy that switch it on (`privacy.policy.Policy`).
     run : dict
         What else the run config says.
     options : dict

@@ -19,9 +19,9 @@ from client.node import Node
 from client.noisy_messages import noisy_messages
 from privacy.consent import check_approved
 from privacy.gate import Gate, checked_hypotheses, guard, local_report, local_result, once_paid
+from privacy.policy import Policy
 from privacy.randomness import noise, streams
 from privacy.runs import Runs
-from privacy.site import Policy
 from privacy.time_limit import time_limit
 from protocol.arrays import Arrays
 from protocol.demands import VERSION, Evaluation, Training

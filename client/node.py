@@ -14,7 +14,8 @@ from client.learner import Learner, learner_for
 from federation import Federation, Manifest, check, find_federation, open_federation
 from models.fit import misfit
 from models.model import Model
-from privacy.site import Role, Site
+from privacy.policy import Role
+from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
 from protocol.errors import FederationError, ProtocolError, SiteError

@@ -16,6 +16,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -25,6 +26,7 @@ from protocol.cli import errors_in_one_line
 from protocol.errors import SiteError
 
 _DEFAULT_PORT = "9094"
+_LOOK_S = 1.0
 _OURS = ("--isolation", "--superexec-auth-secret-file")
 
 
@@ -69,11 +71,20 @@ def _execute(supernode: int, folder: Path, address: str, secret: Path) -> NoRetu
         signal.signal(number, signal.SIG_IGN)  # both come to the executor as well, and it ends this
     command = [sys.executable, "-m", "client.executor", "--insecure", "--runtime-api-address", address]
     command += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(supernode)]
-    subprocess.run(command, check=False, preexec_fn=_listen)
+    _wait(subprocess.Popen(command, preexec_fn=_listen), supernode)
     shutil.rmtree(folder, ignore_errors=True)
     if os.getppid() == supernode:
         os.kill(supernode, signal.SIGTERM)
     os._exit(0)
+
+
+def _wait(executor: subprocess.Popen[bytes], supernode: int) -> None:
+    """Wait until the executor ends; end it once this process's parent is no more the SuperNode."""
+    while executor.poll() is None:
+        if os.getppid() != supernode:
+            executor.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            executor.wait(_LOOK_S)
 
 
 def _listen() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
+from privacy.policy import Approval
 from privacy.runs import Runs
-from privacy.site import Approval, Site
+from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation, Training
 from protocol.messages import evaluation_in, training_in

@@ -31,10 +31,11 @@ from privacy.consent import check_approved
 from privacy.laplace import sanitise
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
+from privacy.policy import Policy
 from privacy.precision import check_noise, round_to_grid
 from privacy.releases import Mechanism
 from privacy.runs import Runs
-from privacy.site import Policy, Site
+from privacy.site import Site
 from privacy.site_log import Entry, on_record
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite

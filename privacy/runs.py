@@ -20,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from privacy import database
-from privacy.site import Policy, Site
+from privacy.policy import Policy
+from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.errors import LedgerError, Refused
 from protocol.flower import log

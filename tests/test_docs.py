@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from privacy.site import Policy
+from privacy.policy import Policy
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from attacks.__main__ import app
 from attacks.identify import Defence, Stolen, attack, audit, cell, defences, summary, write
 from attacks.pac_attack import theorem_1
-from privacy.site import Policy
+from privacy.policy import Policy
 from protocol.errors import FederationError
 
 FEW: dict[str, Any] = {"victims": 6, "after": 5, "interactions": 48}

@@ -20,7 +20,8 @@ from client.noisy_messages import noisy_messages
 from federation import BUNDLED, Federation, open_federation, write_federation
 from models import Model
 from privacy.ledger import Ledger
-from privacy.site import Policy, Site
+from privacy.policy import Policy
+from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation, Training
 from protocol.records import from_array_record, to_array_record

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 import models
 from client.local import LocalParameters
 from models import Model
-from privacy.site import Policy, Site
+from privacy.policy import Policy
+from privacy.site import Site
 from protocol.arrays import Arrays
 from tests.helpers.models import headed
 

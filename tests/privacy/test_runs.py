@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from privacy import runs as module
+from privacy.policy import Policy
 from privacy.runs import Runs, Status, beside, digest_of
-from privacy.site import Policy, Site
+from privacy.site import Site
 from protocol.errors import LedgerError, Refused
 
 LIMITS = Policy.parse({"max-evaluations": 2, "max-evaluations-in-all": 5})
