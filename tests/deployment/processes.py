@@ -17,7 +17,6 @@ import csv
 import json
 import os
 import re
-import secrets
 import signal
 import socket
 import ssl
@@ -37,12 +36,12 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
+from deployment import certs
 from privacy.ledger import Ledger
 from protocol.flower import keep_secret
 from protocol.home import write_atomically
 from simulation.launch import unpacked
 from tests.deployment.audit import audit
-from tests.deployment.certificates import write_certificates, write_key
 from tests.helpers.forks import flwr
 
 APP = Path(__file__).resolve().parent.parent.parent
@@ -235,16 +234,16 @@ class Deployment:
         self.nodes: dict[str, Member] = {}
         self.runs: list[Run] = []
         self._home = folder / "user"
-        self._secret = folder / "control.secret" if secret else None
+        self._certs = folder / "certs"
+        self._secret = self._certs / "control.secret" if secret else None
         self._host, self._port = host, free_port()
         self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
         self._superlink: Member | None = None
 
     def __enter__(self) -> Self:
-        write_certificates(self.folder, self._host)
+        certs.make(self._certs, [self._host], [], os.getuid())
         self._write_user(self._home)
         if self._secret:
-            self._secret.write_text(secrets.token_hex(32), encoding="utf-8")
             keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
         try:
             self.start_superlink()
@@ -257,6 +256,17 @@ class Deployment:
         self._stop()
         for run in self.runs:
             audit(run, self.nodes.values())
+
+    @property
+    def ca(self) -> Path:
+        """The certificate by which the SuperLink is known."""
+        return self._certs / "ca.crt"
+
+    @property
+    def app(self) -> Path:
+        """A folder with the app's files alone, among which Flower finds them at once."""
+        folder = self._home / "app"
+        return folder if folder.exists() else unpacked(APP, self._home)
 
     @property
     def superlink(self) -> Member:
@@ -272,10 +282,10 @@ class Deployment:
         command = [*SERVER, "--host", self._host, "--port", str(self._port)]
         command += ["--control-secret", str(self._secret)] if self._secret else []
         command += ["--enable-supernode-auth", "--database", str(folder / "state.db")]
-        command += ["--ssl-ca-certfile", str(self.folder / "ca.crt")]
-        command += ["--ssl-certfile", str(self.folder / "server.pem"), "--ssl-keyfile", str(self.folder / "server.key")]
+        command += ["--ssl-ca-certfile", str(self.ca)]
+        command += ["--ssl-certfile", str(self._certs / "server.crt"), "--ssl-keyfile", str(self._certs / "server.key")]
         self._superlink = self._start("superlink", command, self._server_environment)
-        trusted = ssl.create_default_context(cafile=self.folder / "ca.crt")
+        trusted = ssl.create_default_context(cafile=self.ca)
 
         def healthy() -> bool:
             assert self.superlink.process.poll() is None, self.superlink.log
@@ -338,9 +348,8 @@ class Deployment:
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
-        key = self.folder / f"{name}.key"
-        write_key(key)
-        return key
+        certs.make(self._certs, [self._host], [name], os.getuid())
+        return self._certs / name
 
     def wait_until_online(self, *names: str) -> None:
         """Wait until these nodes, or else all that were started, are there."""
@@ -369,11 +378,7 @@ class Deployment:
         values = {key.replace("_", "-"): value for key, value in run_config.items()}
         override = self._home / "run-config.toml"
         override.write_text(tomli_w.dumps(values), encoding="utf-8")
-        if app is None:
-            app = self._home / "app"
-            if not app.exists():
-                unpacked(APP, self._home)
-        answer = self.flwr("run", str(app), CONNECTION, "--run-config", str(override), "--format", "json")
+        answer = self.flwr("run", str(app or self.app), CONNECTION, "--run-config", str(override), "--format", "json")
         return str(json.loads(answer)["run-id"])
 
     def status(self, run: Run) -> str:
@@ -439,7 +444,7 @@ class Deployment:
     def _write_user(self, home: Path) -> None:
         """Write where `flwr` of a user finds the SuperLink."""
         home.mkdir()
-        connection = {"address": self.address, "root-certificates": str(self.folder / "ca.crt")}
+        connection = {"address": self.address, "root-certificates": str(self.ca)}
         (home / "config.toml").write_text(
             tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
         )
@@ -470,7 +475,7 @@ class Deployment:
 
     @property
     def _tls(self) -> list[str]:
-        return ["--root-certificates", str(self.folder / "ca.crt")]
+        return ["--root-certificates", str(self.ca)]
 
     def _start_node(
         self,

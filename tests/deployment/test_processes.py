@@ -25,7 +25,7 @@ from privacy.site_log import beside
 from server.app import app as server_app
 from simulation.grid import InProcessGrid
 from tests.deployment.conftest import CLIENTS, SHORT, TRAIN, write_site
-from tests.deployment.processes import APP, CONNECTION, Deployment, Member, Run
+from tests.deployment.processes import CONNECTION, Deployment, Member, Run
 
 pytestmark = pytest.mark.slow
 
@@ -85,11 +85,11 @@ def episode(deployment: Deployment) -> Episode:
         "without key": deployment.start_stranger("keyless"),
         "without TLS": deployment.start_stranger("plain", tls=False),
     }
-    key = deployment.write_key("another site of the south's")
+    key = deployment.write_key("another")
     answers = {
         " ".join(words[:2]): deployment.flwr_of_somebody(*words)
         for words in (
-            ("run", str(APP), CONNECTION),
+            ("run", str(deployment.app), CONNECTION),
             ("supernode", "register", f"{key}.pub", CONNECTION),
             ("supernode", "unregister", deployment.nodes["north"].node_id, CONNECTION),
             ("supernode", "list", CONNECTION),
@@ -215,7 +215,7 @@ def test_a_site_starts_no_run_and_registers_nothing(deployment: Deployment, epis
 
 
 def test_a_site_elsewhere_takes_no_task_of_the_servers(deployment: Deployment, episode: Episode) -> None:
-    trusted = ssl.create_default_context(cafile=deployment.folder / "ca.crt")
+    trusted = ssl.create_default_context(cafile=deployment.ca)
     status = {}
     for source in ("127.0.0.1", "127.0.0.2"):
         with httpx.Client(transport=httpx.HTTPTransport(verify=trusted, local_address=source)) as caller:
