@@ -18,7 +18,7 @@ demo: $(READY) ## Learn two models from 100 clients, privately, in a simulation 
 run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/hospital.toml
 	$(BIN)/python -m simulation.launch --config $(CONFIG)
 
-test: $(READY) ## Run all tests, with coverage
+test: $(READY) ## Run all tests, with the coverage of the quick ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
 
 faults: $(READY) ## Run the tests in which processes die, lie or are cut off (some minutes, mostly waiting)

@@ -69,6 +69,7 @@ def test_it_needs_no_module_of_the_checkout_that_is_not_in_it(bundle: Path) -> N
             assert needed == {name for name in needed if there(bundle, name)}, file
 
 
+@pytest.mark.slow
 def test_an_installed_datasets_library_is_not_shadowed_and_the_bundle_is_enough(bundle: Path, tmp_path: Path) -> None:
     library = tmp_path / "site-packages" / "datasets"
     library.mkdir(parents=True)

@@ -26,6 +26,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("label", [0, 2])
 def test_image_and_label_are_found(smooth: Model, image: Tensor, label: int) -> None:
     start = start_of(smooth)

@@ -228,6 +228,7 @@ def test_of_one_hypothesis_there_is_no_choice_to_guess(run_config: Config) -> No
     assert leak.norm is not None
 
 
+@pytest.mark.slow
 def test_noise_hides_what_an_update_is_like(run_config: Config) -> None:
     """At nu = 1000 what is left of it over 60 seeds is chance, with a mean of 0.
 

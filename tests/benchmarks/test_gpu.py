@@ -25,6 +25,7 @@ def test_without_a_gpu_it_says_so() -> None:
     assert code == 1
 
 
+@pytest.mark.slow
 def test_both_forms_and_plain_pytorch_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.cohort_of(2, 1, torch.device("cpu"), tmp_path)
     printed = capsys.readouterr().out
@@ -34,6 +35,7 @@ def test_both_forms_and_plain_pytorch_are_timed(tmp_path: Path, capsys: pytest.C
     assert apart < 1e-5
 
 
+@pytest.mark.slow
 def test_rounds_of_colour_images_are_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gpu.rounds_like_cifar(1, "cpu", tmp_path, clients=2, rounds=1)
     assert "2 of 2 clients a round" in capsys.readouterr().out

@@ -70,6 +70,7 @@ def test_peers_get_umbels_network_for_images(tmp_path: Path) -> None:
     torch.testing.assert_close(network(brief, 1)(images), models.load("cnn").apply(parameters, images))
 
 
+@pytest.mark.slow
 def test_a_peer_that_does_not_run_gets_a_line_and_the_others_go_on(
     config: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -32,6 +32,7 @@ def test_the_federation_is_of_the_hospitals_shape_and_comes_from_its_seed(folder
     np.testing.assert_array_equal(open_federation(tmp_path / "again").features, federation.features)
 
 
+@pytest.mark.slow
 def test_a_run_is_timed_round_by_round(folder: Path) -> None:
     run = scale.apart(scale.play, folder, 5)
     assert len(run.rounds) == len(run.cpu) == 4, "the first warms up"
@@ -64,6 +65,7 @@ def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("here")
 def test_the_command_prints_a_row_a_size() -> None:
     app = Typer()

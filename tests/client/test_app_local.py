@@ -309,6 +309,7 @@ def test_newcomers_fit_a_head_to_each_hypothesis_and_report_the_best(headed_conf
         assert measured == pytest.approx(losses.min(axis=0).tolist(), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_whole_run_learns_the_body_together(headed_config: Config) -> None:
     run = play(headed_config | {"rounds": 2, "restarts": 2, "noise-multiplier": 20.0}, nodes=3)
     model = model_in(headed_config)

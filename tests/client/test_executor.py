@@ -110,6 +110,7 @@ for token in ("first", "raises", "last"):
 """
 
 
+@pytest.mark.slow
 def test_each_task_has_a_process_and_an_empty_home_of_its_own_and_leaves_nothing() -> None:
     """The pipe ends when the last process has gone, the warm one too: its maker ends at once, long before them."""
     read, write = os.pipe()
@@ -136,6 +137,7 @@ def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPa
     assert end.value.code == 1
 
 
+@pytest.mark.slow
 def test_the_options_are_those_of_flowers_own_executor() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "client.executor", "--help"], cwd=ROOT, capture_output=True, text=True, check=True

@@ -88,6 +88,7 @@ def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, tmp_path: Pa
     assert "19 of 38 are within 25 %" in (tmp_path / "table.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_hospital_command(hospitals: Path) -> None:
     done = CliRunner().invoke(app, ["hospital", "--quick"])
@@ -181,6 +182,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished
     return [(spec, finish(spec.config)) for spec in specs]
 
 
+@pytest.mark.slow
 def test_the_synthetic_tables_and_figures(ended: list[tuple[Spec, Finished]], tmp_path: Path) -> None:
     synthetic.tables([_save(spec, one, "", tmp_path) for spec, one in ended], tmp_path)
     rows = {row["who"]: row for row in read_csv(tmp_path)}
@@ -232,6 +234,7 @@ def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
     assert {"table-2.svg", "table-2.png"} <= set(os.listdir(tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_the_qmnist_command(umbel_home: Path) -> None:
     generator = np.random.default_rng(0)

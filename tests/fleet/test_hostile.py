@@ -232,6 +232,7 @@ def quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
+@pytest.mark.slow
 def test_no_reply_of_a_round_does_harm() -> None:
     """Each node is asked in each round for four clients, as if it had never failed."""
     grid = HostileGrid(honest_nodes=2, hostile_nodes=40, seed=1)
@@ -260,6 +261,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
     assert len(roster) == 42
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_as_it_should_with_a_fifth_of_its_nodes_hostile_and_more_that_come() -> None:
     rounds, size = 60, 50
     grid = HostileGrid(honest_nodes=20, hostile_nodes=5, seed=2)

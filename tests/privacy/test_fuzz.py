@@ -377,6 +377,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     flower.setLevel(level)
 
 
+@pytest.mark.slow
 def test_no_message_gets_more_than_the_policy_gives(watched: Callable[[str, int], Watched]) -> None:
     names = list(SITES)
     seen: Counter[str] = Counter()

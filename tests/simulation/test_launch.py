@@ -101,6 +101,7 @@ def test_a_failed_run_is_an_error_that_says_why(simulation: dict[str, str]) -> N
         submit(APP, SHORT | {"observers": "picky:Picky"}, simulation, 2)
 
 
+@pytest.mark.slow
 def test_a_key_that_the_app_does_not_have_is_not_submitted(simulation: dict[str, str]) -> None:
     with pytest.raises(LaunchError, match="could not be submitted"):
         submit(APP, {"no-such-key": 1}, simulation)
@@ -141,6 +142,7 @@ def test_nodes_share_out_the_machine(monkeypatch: pytest.MonkeyPatch, cpus: int,
     assert federation_config() == expected
 
 
+@pytest.mark.slow
 def test_the_command_line_exits_with_an_error_and_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "simulation.launch", "--config", str(tmp_path / "missing.toml")]
     done = subprocess.run(command, cwd=APP, capture_output=True, text=True, check=False)
