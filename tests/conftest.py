@@ -22,12 +22,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep the tests of a file together, and the slow ones: many start processes, which would starve each other.
 
-    Coverage is that of the quick ones: it makes a test take two thirds longer.
+    Coverage is that of the quick ones: it makes a test take two thirds longer. What is not measured plays no part.
     """
     for item in items:
         slow = item.get_closest_marker("slow") is not None
         item.add_marker(pytest.mark.xdist_group("slow" if slow else item.nodeid.partition("::")[0]))
-        if slow:
+        if slow or item.nodeid.startswith(("tests/benchmarks/", "tests/datasets/")):
             item.add_marker(pytest.mark.no_cover)
 
 

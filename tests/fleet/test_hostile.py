@@ -1,8 +1,12 @@
-"""Ten thousand hostile replies: none ends a run, gets into the hypotheses, or costs an honest client its share."""
+"""Hostile replies: none ends a run, gets into the hypotheses, or costs an honest client its share.
+
+``REPLIES=10000`` sends so many in place of 2,000.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -35,7 +39,7 @@ from strategies import GroupPrivacy
 
 LINEAR = models.load("linear")
 OPTIMUM = np.array([3.0, -2.0])
-REPLIES = 10_000
+REPLIES = int(os.environ.get("REPLIES", "2000"))
 
 
 # --- what hostile nodes say
