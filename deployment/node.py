@@ -22,6 +22,7 @@ from typing import NoReturn
 
 import typer
 
+from deployment import supernode
 from protocol.cli import errors_in_one_line
 from protocol.errors import SiteError
 
@@ -50,7 +51,6 @@ def start(arguments: list[str]) -> NoReturn:
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
         raise SiteError(f"{taken[0]} is set by this command; leave it out")
-    supernode = shutil.which("flower-supernode", path=str(Path(sys.executable).parent)) or "flower-supernode"
     host = _option(arguments, "--host", "127.0.0.1")
     port = _option(arguments, "--port", _DEFAULT_PORT)
     # Others on this machine reach the same port: without the secret they could take the site's messages.
@@ -62,26 +62,26 @@ def start(arguments: list[str]) -> NoReturn:
     if os.fork() == 0:
         _execute(own, folder, f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", secret)
     fixed = ["--isolation=process", f"--superexec-auth-secret-file={secret}", "--host", host, "--port", port]
-    os.execv(supernode, [supernode, *arguments, *fixed])
+    supernode.run([*arguments, *fixed])
 
 
-def _execute(supernode: int, folder: Path, address: str, secret: Path) -> NoReturn:
+def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
     """Run an executor that ends with the SuperNode, and end the SuperNode with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # both come to the executor as well, and it ends this
     command = [sys.executable, "-m", "client.executor", "--insecure", "--runtime-api-address", address]
-    command += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(supernode)]
-    _wait(subprocess.Popen(command, preexec_fn=_listen), supernode)
+    command += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
+    _wait(subprocess.Popen(command, preexec_fn=_listen), parent)
     shutil.rmtree(folder, ignore_errors=True)
-    if os.getppid() == supernode:
-        os.kill(supernode, signal.SIGTERM)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGTERM)
     os._exit(0)
 
 
-def _wait(executor: subprocess.Popen[bytes], supernode: int) -> None:
+def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
     """Wait until the executor ends; end it once this process's parent is no more the SuperNode."""
     while executor.poll() is None:
-        if os.getppid() != supernode:
+        if os.getppid() != parent:
             executor.terminate()
         with suppress(subprocess.TimeoutExpired):
             executor.wait(_LOOK_S)

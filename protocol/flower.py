@@ -32,6 +32,7 @@ __all__ = [
     "log",
     "run_superexec",
     "run_superlink",
+    "run_supernode",
     "run_task",
 ]
 
@@ -107,6 +108,24 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
         os.environ.pop(second_door, None)
     sys.argv = ["flower-superlink", *arguments]
     command.flower_superlink()
+
+
+def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> None:
+    """Run Flower's SuperNode with its own command-line options.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for ``flower-supernode``.
+    sleep : callable
+        Waits in place of Flower, which says how many seconds it would wait: for the next message, or a reply.
+    """
+    command = import_module("flwr.supernode.cli.flower_supernode")
+    client = import_module("flwr.supernode.start_client_internal")
+    for function in (client.start_client_internal, client._push_messages):
+        _replace(client, function, time=SimpleNamespace(sleep=sleep))
+    sys.argv = ["flower-supernode", *arguments]
+    command.flower_supernode()
 
 
 def keep_secret(home: Path, address: str, secret: str) -> None:

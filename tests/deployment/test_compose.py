@@ -31,6 +31,8 @@ EXECUTOR = ["python", "-m", "client.executor"]
 """Takes the options of Flower's own executor."""
 GUARDED = ["python", "-m", "deployment.superlink"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
+PACED = ["python", "-m", "deployment.supernode"]
+"""Takes the options of Flower's own SuperNode."""
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
 DEMO = {*SERVER, *SITES, *(f"{site}-app" for site in SITES)}
@@ -87,6 +89,8 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
 def parse(command: list[str]) -> None:
     """Have Flower parse a command's options."""
     program, *arguments = ["flower-superexec", *command[3:]] if command[:3] == EXECUTOR else command
+    if command[:3] == PACED:
+        program, arguments = "flower-supernode", command[3:]
     if command[:3] == GUARDED:
         program, arguments = "flower-superlink", start_guarded(command)[0]
     PARSERS[program]().parse_args(arguments)

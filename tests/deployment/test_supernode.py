@@ -1,0 +1,33 @@
+"""How often a site's SuperNode looks for messages; that it works, `test_processes.py` sees."""
+
+from __future__ import annotations
+
+import pytest
+
+from deployment import supernode
+from deployment.supernode import Pace
+
+
+@pytest.mark.parametrize(("since", "seconds"), [(0, 0.5), (10, 0.5), (20, 1.0), (40, 2.0), (60, 3.0), (3600, 3.0)])
+def test_it_looks_more_seldom_the_longer_no_message_has_come(since: float, seconds: float) -> None:
+    now = [100.0]
+    pace = Pace(clock=lambda: now[0])
+    now[0] += since
+    assert pace.seconds(3.0) == pytest.approx(seconds)
+
+
+def test_a_message_makes_it_look_often_again() -> None:
+    now = [0.0]
+    pace = Pace(clock=lambda: now[0])
+    now[0] = 3600.0
+    assert pace.seconds(0.5) == 0.1, "the reply is waited for"
+    assert pace.seconds(3.0) == 0.5
+
+
+def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(supernode.time, "sleep", waited.append)
+    monkeypatch.setattr(supernode, "run_supernode", lambda arguments, sleep: [sleep(3.0), sleep(0.5)])
+    with pytest.raises(SystemExit):
+        supernode.run(["--insecure"])
+    assert waited == [0.5, 0.1]
