@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FunctionType, ModuleType, SimpleNamespace
@@ -30,6 +31,7 @@ __all__ = [
     "build_bundle",
     "keep_secret",
     "log",
+    "pull_soon",
     "run_superexec",
     "run_superlink",
     "run_supernode",
@@ -38,6 +40,9 @@ __all__ = [
 
 Answer = Callable[[Message, Context], Message]
 """What a ClientApp is: from a message and the node's context to the reply."""
+
+_SOON_S = 0.05
+"""After which a part of a message that is still on its way is looked for again; Flower waits a second at first."""
 
 CLIENT_TASK = "flwr-clientapp"
 """The kind of task that is a ClientApp's."""
@@ -124,8 +129,15 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
     client = import_module("flwr.supernode.start_client_internal")
     for function in (client.start_client_internal, client._push_messages):
         _replace(client, function, time=SimpleNamespace(sleep=sleep))
+    _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
     sys.argv = ["flower-supernode", *arguments]
     command.flower_supernode()
+
+
+def pull_soon() -> None:
+    """Have the grid of a ServerApp look soon for what is still missing of a reply; a simulation's has all of it."""
+    if (grid := sys.modules.get("flwr.superlink.grid.http_grid")) is not None:
+        _replace(grid, grid.HttpGrid.pull_messages, pull_objects=_soon(grid.pull_objects))
 
 
 def keep_secret(home: Path, address: str, secret: str) -> None:
@@ -175,6 +187,8 @@ def run_task(
         get_project_dir=lambda *_: Path(),
         get_load_client_app_fn=lambda **_: lambda *_: app(bundles[-1]),
     )
+    pull = _soon(runtime.pull_and_inflate_object_from_tree)
+    _replace(runtime, runtime.pull_task_input, pull_and_inflate_object_from_tree=pull)
     runtime.run_clientapp(
         runtime_api_address=address,
         token=token,
@@ -207,6 +221,10 @@ class _Executor:
 
     def close(self) -> None:
         pass
+
+
+def _soon(pull: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(pull, initial_backoff=_SOON_S)
 
 
 def _replace(module: ModuleType, function: FunctionType, **parts: Any) -> None:

@@ -12,7 +12,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from protocol.errors import ConfigError
-from protocol.flower import log
+from protocol.flower import log, pull_soon
 from protocol.home import umbel_home
 from server.history import State
 from server.observers import Checkpoints, Log, Patience
@@ -29,6 +29,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run config names."""
+    pull_soon()
     setup = Setup.parse(context.run_config)
     setup.strategy.summary()
     setup.strategy.fleet.roster(grid)

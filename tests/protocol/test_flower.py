@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import ast
 import importlib
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
+from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 
 from tests.helpers.sources import APP, ROOT, files, imported
 
+RUNTIME = "flwr.supernode.runtime.run_clientapp"
 DOOR = ROOT / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
 IMPORTED = [
@@ -46,7 +49,7 @@ def test_all_of_it_is_handed_on() -> None:
     made = {name for name in door.__all__ if name not in handed}
     assert handed <= {*door.__all__}
     assert made == {
-        "Answer", "CLIENT_TASK", "build_bundle", "keep_secret", "run_superexec", "run_superlink",
+        "Answer", "CLIENT_TASK", "build_bundle", "keep_secret", "pull_soon", "run_superexec", "run_superlink",
         "run_supernode", "run_task",
     }  # fmt: skip
 
@@ -106,6 +109,25 @@ def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
         door._replace(module, module.work, another=lambda: 1)
     door._replace(module, module.work, part=lambda: 7)
     assert module.work() == 7
+
+
+def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    door, grid = (importlib.import_module(name) for name in ("protocol.flower", "flwr.superlink.grid.http_grid"))
+    for pull in (grid.pull_objects, importlib.import_module(RUNTIME).pull_and_inflate_object_from_tree):
+        assert signature(pull).parameters["initial_backoff"].default == 1, "a second, if nobody says otherwise"
+    monkeypatch.setattr(grid, "pull_objects", grid.pull_objects)  # is put back afterwards
+    door.pull_soon()
+    looks: list[str] = []
+
+    def part(name: str) -> bytes:
+        looks.append(name)
+        if len(looks) == 1:
+            raise ObjectUnavailableError("a")
+        return b"there"
+
+    assert grid.pull_objects(["a"], part) == {"a": b"there"}
+    assert len(looks) == 2
+    assert grid.pull_objects.keywords == {"initial_backoff": 0.05}
 
 
 def test_what_the_app_reads_of_it_is_there() -> None:
