@@ -190,7 +190,7 @@ def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> Non
 @pytest.mark.parametrize("policy", ["", POLICY, 'role="split" budget=40.0'])
 def test_the_site_reads_its_policy(policy: str) -> None:
     service = compose("client", env={"POLICY": policy} if policy else {})["supernode"]
-    node_config = parse_config_args([vars(supernode().parse_args(service["command"][1:]))["node_config"]])
+    node_config = parse_config_args([vars(supernode().parse_args(service["command"][3:]))["node_config"]])
     site = Site.of(node_config)
     assert str(site.data_path) == "/data"
     limits = site.limits
