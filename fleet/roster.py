@@ -14,7 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fleet.exchange import Exchange, pause
+from fleet.exchange import Answer, Exchange, pause
 from fleet.words import told
 from protocol.demands import Hosting
 from protocol.errors import ConfigError, FleetError, ProtocolError
@@ -274,13 +274,11 @@ def gather(
         new = [node for node in grid.get_node_ids() if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(grid, queries, _POLL_S, keep_late=("query",)):
-            try:
-                if answer.reply.has_error():
-                    raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)")
-                nodes[answer.node] = admitted(answer.reply.content, max_clients, together)
-            except Exception as error:  # whatever one node sends, the run goes on
-                refused.update(() if answer.gone else (answer.node,))
-                log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+            hosting = hosting_of(answer, max_clients, together)
+            if hosting is not None:
+                nodes[answer.node] = hosting
+            elif not answer.gone:
+                refused.add(answer.node)
         fitting = fellows(nodes)
         parts = max(1, next((hosting.step for hosting in fitting.values()), 1))
         waited = time.monotonic() - began
@@ -311,6 +309,17 @@ def gather(
 def in_one_process(grid: Grid) -> bool:
     """Return whether all nodes live beside the server, as they do in simulation and nowhere else."""
     return getattr(grid, "in_process", False) or type(grid).__name__ == "InMemoryGrid"
+
+
+def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | None:
+    """Return what a node hosts; None, and a line in the log, where it cannot take part, whatever it sent."""
+    try:
+        if answer.reply.has_error():
+            raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)")
+        return admitted(answer.reply.content, max_clients, together)
+    except Exception as error:  # the run goes on
+        log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+        return None
 
 
 def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
