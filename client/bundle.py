@@ -16,10 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import typer
-
 from privacy.site import Site
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import SiteError
 from protocol.flower import build_bundle
 
@@ -80,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command_line(main)()

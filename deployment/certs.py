@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import CertificateError
 
 CA_DAYS = 3650
@@ -239,4 +239,4 @@ def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command_line(main)()

@@ -26,7 +26,7 @@ from deployment import certs
 from deployment.guard import read_secret
 from deployment.split import split
 from federation import find_federation
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import DemoError, FederationError
 from protocol.flower import keep_secret
 from protocol.home import umbel_home
@@ -187,4 +187,4 @@ def _title(text: str) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command_line(main)()

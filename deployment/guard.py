@@ -13,7 +13,7 @@ import json
 import re
 import socket
 from collections.abc import Awaitable, Callable, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ class Rules:
         Addresses of this machine. The executor must call one of these; with none, it must be on this machine.
     """
 
-    secret: bytes | None = None
+    secret: bytes | None = field(default=None, repr=False)
     control_from: tuple[Network, ...] = ()
     runtime_at: frozenset[Address] = frozenset()
 

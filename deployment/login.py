@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from deployment.guard import read_secret
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import GuardError
 from protocol.flower import keep_secret
 
@@ -41,4 +41,4 @@ def _address(config: Path, connection: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command_line(main)()

@@ -23,7 +23,7 @@ from typing import NoReturn
 import typer
 
 from deployment import supernode
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import SiteError
 
 _DEFAULT_PORT = "9094"
@@ -41,8 +41,8 @@ def _option(arguments: list[str], name: str, default: str) -> str:
     return default
 
 
-def start(arguments: list[str]) -> NoReturn:
-    """Become a SuperNode, with an executor beside it.
+def start(arguments: list[str]) -> list[str]:
+    """Start an executor beside this process, which is to become its SuperNode; return the SuperNode's options.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def start(arguments: list[str]) -> NoReturn:
     if os.fork() == 0:
         _execute(own, folder, f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", secret)
     fixed = ["--isolation=process", f"--superexec-auth-secret-file={secret}", "--host", host, "--port", port]
-    supernode.run([*arguments, *fixed])
+    return [*arguments, *fixed]
 
 
 def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
@@ -95,10 +95,9 @@ def _listen() -> None:
 def main(context: typer.Context) -> None:
     """Start a site's node: a SuperNode with these options of Flower's, and umbel's executor beside it."""
     with errors_in_one_line():
-        start(context.args)
+        arguments = start(context.args)
+    supernode.run(arguments)
 
 
 if __name__ == "__main__":
-    app = typer.Typer(add_completion=False)
-    app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(main)
-    app()
+    command_line(main, passes_on=True)()

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from federation import Manifest, find_federation, offsets_of, open_federation, write_federation
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import FederationError
 
 
@@ -68,4 +68,4 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command_line(main)()

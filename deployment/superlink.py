@@ -15,7 +15,7 @@ from typing import Annotated
 import typer
 
 from deployment.guard import Guard, Rules, look_up, parse_networks, read_secret
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.flower import log, run_superlink
 
 
@@ -57,8 +57,7 @@ def _who(rules: Rules) -> str:
     return " and ".join(allowed) or "this machine itself"
 
 
-app = typer.Typer(add_completion=False)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(main)
+app = command_line(main, passes_on=True)
 
 if __name__ == "__main__":
     app()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NoReturn
 
@@ -19,6 +19,20 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
         yield
     except reported as error:
         fail(str(error))
+
+
+def command_line(main: Callable[..., None], passes_on: bool = False) -> typer.Typer:
+    """Return the command that a function is. A traceback, which may end in a log, shows no values.
+
+    Parameters
+    ----------
+    main : callable
+    passes_on : bool
+        Whether it takes options that it does not know, to pass them on.
+    """
+    command = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+    command.command(context_settings=dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), passes_on))(main)
+    return command
 
 
 def printable(text: str) -> str:

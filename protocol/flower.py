@@ -59,7 +59,10 @@ def build_bundle(folder: Path) -> bytes:
 def _files(folder: Path) -> dict[str, Path]:
     """Return the files of a folder by their paths in it, but for those in folders that git ignores, and for links."""
     utils = import_module("flwr.cli.utils")
-    ignored = utils.build_pathspec(utils.load_gitignore_patterns(folder / ".gitignore"))
+    rules = folder / ".gitignore"
+    patterns = [] if rules.is_symlink() else utils.load_gitignore_patterns(rules)
+    # A rule that takes others back may be about what lies in a folder that they leave out.
+    ignored = utils.build_pathspec([] if any(one.startswith("!") for one in patterns) else patterns)
     found: dict[str, Path] = {}
     for where, folders, names in os.walk(folder):
         inside = Path(where).relative_to(folder)

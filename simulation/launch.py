@@ -30,7 +30,7 @@ import psutil
 import tomli_w
 import typer
 
-from protocol.cli import errors_in_one_line
+from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import LaunchError
 from protocol.flower import build_bundle
 
@@ -102,14 +102,15 @@ def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes
 
 def unpacked(app: Path, home: Path) -> Path:
     """Return a folder with the files of an app that make its bundle: among few files ``flwr`` finds them at once."""
+    folder = Path(tempfile.mkdtemp(prefix="app-", dir=home))
     try:
         bundle = build_bundle(app)
-    except Exception:  # what is wrong with the app, ``flwr`` itself says
+        with zipfile.ZipFile(BytesIO(bundle)) as archive:
+            archive.extractall(folder)
+        # An app may have rules that only hold among all its files; and what is wrong with it, ``flwr`` itself says.
+        return folder if build_bundle(folder) == bundle else app
+    except Exception:
         return app
-    folder = home / "app"
-    with zipfile.ZipFile(BytesIO(bundle)) as archive:
-        archive.extractall(folder)
-    return folder
 
 
 def federation_config(nodes: int = 0, cpus: int = 2) -> str:
@@ -234,4 +235,4 @@ def _tool(name: str) -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    command_line(main)()

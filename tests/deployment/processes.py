@@ -235,6 +235,7 @@ class Deployment:
         self.runs: list[Run] = []
         self._home = folder / "user"
         self._certs = folder / "certs"
+        self._app: Path | None = None
         self._secret = self._certs / "control.secret" if secret else None
         self._host, self._port = host, free_port()
         self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
@@ -265,8 +266,9 @@ class Deployment:
     @property
     def app(self) -> Path:
         """A folder with the app's files alone, among which Flower finds them at once."""
-        folder = self._home / "app"
-        return folder if folder.exists() else unpacked(APP, self._home)
+        if self._app is None:
+            self._app = unpacked(APP, self._home)
+        return self._app
 
     @property
     def superlink(self) -> Member:

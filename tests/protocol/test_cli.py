@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from protocol.cli import errors_in_one_line, fail
+from protocol.cli import command_line, errors_in_one_line, fail
 from protocol.errors import FederationError, UmbelError
 
 
@@ -34,3 +38,34 @@ def test_a_command_may_fail_by_itself(capsys: pytest.CaptureFixture[str]) -> Non
         fail("no such thing")
     assert ended.value.exit_code == 1
     assert capsys.readouterr().err == "Error: no such thing\n"
+
+
+SCRIPT = """
+from protocol.cli import command_line
+
+def main() -> None:
+    secret = "-".join(["sword", "fish"])
+    print(1 / 0)
+
+command_line(main)()
+"""
+
+
+def test_a_traceback_shows_no_values() -> None:
+    """It may end in a log, and a value may be a secret."""
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "sword-fish" not in done.stderr
+
+
+@pytest.mark.parametrize("passes_on", [True, False])
+def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: bool) -> None:
+    got: list[str] = []
+
+    def main(context: typer.Context) -> None:
+        got.extend(context.args)
+
+    done = CliRunner().invoke(command_line(main, passes_on), ["--port", "7"])
+    assert (done.exit_code == 0) == passes_on
+    assert got == (["--port", "7"] if passes_on else [])

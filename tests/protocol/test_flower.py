@@ -12,6 +12,7 @@ import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 
+from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.sources import APP, ROOT, files, imported
 
 RUNTIME = "flwr.supernode.runtime.run_clientapp"
@@ -54,44 +55,25 @@ def test_all_of_it_is_handed_on() -> None:
     }  # fmt: skip
 
 
-IGNORED = ".venv/\n__pycache__/\n*.egg-info/\n/build/\ndocs/private/\n"
-KEPT = (
-    "app.py",
-    "inner/module.py",
-    "inner/build/module.py",
-    "README.md",
-    "data.json",
-    ".flwr/state.py",
-    "private/b.py",
+@pytest.mark.parametrize(
+    "ignored", ["", "*\n!*.py\n!pyproject.toml\n!LICENSE\n", "/inner*\n!/inner/module.py\n", "*.md\n# a word\n"]
 )
-LEFT = (
-    ".venv/lib/module.py", "inner/.venv/module.py", "inner/__pycache__/module.py", "a.egg-info/module.py",
-    "build/module.py", "docs/private/module.py",
-)  # fmt: skip
-PROJECT = """[project]
-name = "app"
-version = "1.0.0"
-license = { file = "LICENSE" }
-dependencies = ["flwr>=1.41,<1.42"]
-[tool.flwr.app]
-publisher = "umbel"
-fab-format-version = 1
-flwr-version-target = "1.41.0"
-fab-include = ["**/*.py", "LICENSE"]
-[tool.flwr.app.components]
-serverapp = "app:server"
-clientapp = "app:client"
-"""
+def test_a_bundle_is_what_flower_makes_whatever_is_ignored(ignored: str, tmp_path: Path) -> None:
+    write_app(tmp_path, ignored)
+    assert importlib.import_module("protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
+
+
+def test_a_link_to_rules_is_no_rule(tmp_path: Path) -> None:
+    write_app(tmp_path, "")
+    (tmp_path / ".gitignore").rename(tmp_path / "rules")
+    (tmp_path / "rules").write_text("*.py\n")
+    (tmp_path / ".gitignore").symlink_to(tmp_path / "rules")
+    assert importlib.import_module("protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
 
 
 def test_a_bundle_is_what_flower_makes_to_the_byte_without_a_look_at_what_is_ignored(tmp_path: Path) -> None:
     door = importlib.import_module("protocol.flower")
-    for name, text in {"pyproject.toml": PROJECT, ".gitignore": IGNORED, "LICENSE": "own"}.items():
-        (tmp_path / name).write_text(text)
-    for name in (*KEPT, *LEFT):
-        file = tmp_path / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(name)
+    write_app(tmp_path, IGNORED)
     (tmp_path / "linked.py").symlink_to(tmp_path / "app.py")
     (tmp_path / "folder").symlink_to(tmp_path / "inner")
     assert door.build_bundle(tmp_path) == build_fab_from_disk(tmp_path)

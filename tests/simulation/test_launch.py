@@ -16,8 +16,10 @@ import safetensors.numpy
 
 from client.app import app as client_app
 from protocol.errors import LaunchError
+from protocol.flower import build_bundle
 from simulation.grid import InProcessGrid
-from simulation.launch import APP, federation_config, read_settings, submit, superlink
+from simulation.launch import APP, federation_config, read_settings, submit, superlink, unpacked
+from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.runs import run_app
 
 SHORT = {"rounds": 4, "restarts": 2, "seed": 3}
@@ -99,6 +101,22 @@ def test_a_failed_run_is_an_error_that_says_why(simulation: dict[str, str]) -> N
     reason = r"finished:failed: .*this run is not worth watching \(2 nodes, 2 hypotheses\)"
     with pytest.raises(LaunchError, match=reason):
         submit(APP, SHORT | {"observers": "picky:Picky"}, simulation, 2)
+
+
+def test_an_app_lies_among_few_files_where_that_is_the_same_app(tmp_path: Path) -> None:
+    own = unpacked(APP, tmp_path)
+    assert own.is_relative_to(tmp_path)
+    assert build_bundle(own) == build_bundle(APP)
+    other = tmp_path / "other"
+    other.mkdir()
+    write_app(other, "", PROJECT.replace("fab-include", 'fab-exclude = ["private/b.py"]\nfab-include'))
+    assert unpacked(other, tmp_path) == other, "Flower wants to find what is to be left out"
+    (other / "pyproject.toml").write_text("no TOML")
+    assert unpacked(other, tmp_path) == other, "and says itself what is wrong"
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    write_app(plain, "")
+    assert not (unpacked(plain, tmp_path) / "client").exists(), "nothing of another app is in it"
 
 
 @pytest.mark.slow

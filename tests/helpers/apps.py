@@ -1,0 +1,44 @@
+"""Small Flower Apps, as files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+IGNORED = ".venv/\n__pycache__/\n*.egg-info/\n/build/\ndocs/private/\n"
+KEPT = (
+    "app.py",
+    "inner/module.py",
+    "inner/build/module.py",
+    "README.md",
+    "data.json",
+    ".flwr/state.py",
+    "private/b.py",
+)
+LEFT = (
+    ".venv/lib/module.py", "inner/.venv/module.py", "inner/__pycache__/module.py", "a.egg-info/module.py",
+    "build/module.py", "docs/private/module.py",
+)  # fmt: skip
+PROJECT = """[project]
+name = "app"
+version = "1.0.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41,<1.42"]
+[tool.flwr.app]
+publisher = "umbel"
+fab-format-version = 1
+flwr-version-target = "1.41.0"
+fab-include = ["**/*.py", "LICENSE"]
+[tool.flwr.app.components]
+serverapp = "app:server"
+clientapp = "app:client"
+"""
+
+
+def write_app(folder: Path, ignored: str, project: str = PROJECT) -> None:
+    """Write an app, and beside its files some that are no part of it."""
+    for name, text in {"pyproject.toml": project, ".gitignore": ignored, "LICENSE": "own"}.items():
+        (folder / name).write_text(text)
+    for name in (*KEPT, *LEFT):
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
