@@ -10,12 +10,15 @@ from types import ModuleType
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
-from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectUnavailableError,
+    pull_and_inflate_object_from_tree,
+    pull_objects,
+)
 
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.sources import APP, ROOT, files, imported
 
-RUNTIME = "flwr.supernode.runtime.run_clientapp"
 DOOR = ROOT / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
 IMPORTED = [
@@ -95,9 +98,9 @@ def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
 
 def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     door, grid = (importlib.import_module(name) for name in ("protocol.flower", "flwr.superlink.grid.http_grid"))
-    for pull in (grid.pull_objects, importlib.import_module(RUNTIME).pull_and_inflate_object_from_tree):
+    for pull in (pull_objects, pull_and_inflate_object_from_tree):
         assert signature(pull).parameters["initial_backoff"].default == 1, "a second, if nobody says otherwise"
-    monkeypatch.setattr(grid, "pull_objects", grid.pull_objects)  # is put back afterwards
+    monkeypatch.setattr(grid, "pull_objects", pull_objects)
     door.pull_soon()
     looks: list[str] = []
 
