@@ -5,6 +5,8 @@ READY := .venv/.ready
 CONFIG ?= configs/synthetic.toml
 # Only their owner may read private keys, and the image's user is their owner.
 export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
+# Tests and runs start many processes; without bytecode each would compile the same again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help demo run test faults quick check image certs compose-demo clean

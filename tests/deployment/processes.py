@@ -225,10 +225,17 @@ class Deployment:
         A folder from which the ServerApp can import.
     secret : bool
         Whether runs and registration are for whoever has a secret, as `flwr` here does; else for this machine.
+    database : bool
+        Whether the SuperLink keeps what it knows in a file, which takes longer, so that it can be started again.
     """
 
     def __init__(
-        self, folder: Path, host: str = "127.0.0.1", server_path: Path | None = None, secret: bool = True
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        server_path: Path | None = None,
+        secret: bool = True,
+        database: bool = False,
     ) -> None:
         self.folder = folder
         self.nodes: dict[str, Member] = {}
@@ -238,6 +245,7 @@ class Deployment:
         self._app: Path | None = None
         self._secret = self._certs / "control.secret" if secret else None
         self._host, self._port = host, free_port()
+        self._database = database
         self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
         self._superlink: Member | None = None
 
@@ -277,13 +285,14 @@ class Deployment:
         return self._superlink
 
     def start_superlink(self) -> None:
-        """Start the SuperLink, or start it again with the database that it left."""
+        """Start the SuperLink, or start it again with the database that it left, if it has one."""
         folder = self.folder / "superlink"
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
         command = [*SERVER, "--host", self._host, "--port", str(self._port)]
         command += ["--control-secret", str(self._secret)] if self._secret else []
-        command += ["--enable-supernode-auth", "--database", str(folder / "state.db")]
+        command += ["--database", str(folder / "state.db")] if self._database else []
+        command += ["--enable-supernode-auth"]
         command += ["--ssl-ca-certfile", str(self.ca)]
         command += ["--ssl-certfile", str(self._certs / "server.crt"), "--ssl-keyfile", str(self._certs / "server.key")]
         self._superlink = self._start("superlink", command, self._server_environment)
