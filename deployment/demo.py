@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -66,10 +67,10 @@ def main(
     typer.echo(f"The results are in this folder; open report.html first:\n{results}")
 
 
-def composer(home: Path) -> Run:
-    """Return a function that runs Compose on the demo's project and returns what it wrote if asked to capture."""
+def composer(home: Path, project: str = "umbel-demo") -> Run:
+    """Return a function that runs Compose on the demo's services and returns what it wrote if asked to capture."""
     environment = os.environ | {
-        "COMPOSE_PROJECT_NAME": "umbel-demo",
+        "COMPOSE_PROJECT_NAME": project,
         "CERTS": str(home / "certs"),
         "DEMO": str(home),
         "LISTEN": "127.0.0.1:",  # a free port, for this machine alone
@@ -96,6 +97,18 @@ def _hospital(csv: Path | None, geonames: Path | None) -> Path:
 
 def _run(compose: Run, keys: Path) -> Path:
     """Start everything, run the task, and return the folder with its results."""
+    with started(compose, keys) as flwr:
+        _title("The run")
+        flwr("run", str(ROOT), "demo", "--stream", "--run-config", str(CONFIG))
+        run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
+        if run["status"] != "finished:completed":
+            raise DemoError(f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}")
+    return _fetch(compose)
+
+
+@contextmanager
+def started(compose: Run, keys: Path) -> Iterator[Run]:
+    """Start the server and the sites; yield a function that runs `flwr` as the researcher, who has the secret."""
     _title("The server")
     compose("up", "--detach", "--wait", "superlink", "serverapp")
     address = f"localhost:{compose('port', 'superlink', '8000', capture=True).strip().rpartition(':')[2]}"
@@ -120,12 +133,7 @@ def _run(compose: Run, keys: Path) -> Path:
             compose("run", "--rm", "--no-deps", f"{site}-app", "sh", "-c", MAKE_LEDGER)
         compose("up", "--detach", "--wait")
         _wait_until_online(flwr)
-        _title("The run")
-        flwr("run", str(ROOT), "demo", "--stream", "--run-config", str(CONFIG))
-        run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
-        if run["status"] != "finished:completed":
-            raise DemoError(f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}")
-    return _fetch(compose)
+        yield flwr
 
 
 def _register(key: Path, environment: Mapping[str, str]) -> None:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from protocol.flower import run_supernode
+from protocol.polling import pause
 
-# Seconds between looks for a message: a share of the time since the last one. Then those between looks for its reply.
-_SHORTEST, _SHARE, _REPLY = 0.5, 0.05, 0.1
+# The fewest seconds between looks for a message, and those between looks for its reply.
+_SHORTEST, _REPLY = 0.5, 0.1
 
 
 class Pace:
@@ -40,7 +41,7 @@ class Pace:
             # It waits for the reply to a message.
             self._last = self._clock()
             return min(_REPLY, flowers_own)
-        return min(flowers_own, max(_SHORTEST, _SHARE * (self._clock() - self._last)))
+        return pause(self._clock() - self._last, _SHORTEST, flowers_own)
 
 
 def run(arguments: Sequence[str]) -> NoReturn:

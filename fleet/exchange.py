@@ -15,9 +15,8 @@ from flwr.serverapp import Grid
 
 from fleet.words import told
 from protocol.flower import ErrorCode, log
+from protocol.polling import pause
 
-# Seconds between looks. Short at first, for simulations; then a share of the time waited.
-_SHORTEST, _LONGEST, _SHARE = 0.01, 0.5, 0.05
 # Messages without a reply, of rounds that are over.
 _REMEMBERED = 1000
 # Pulls that a look begins at a time, and the seconds that it waits for them.
@@ -26,11 +25,6 @@ _LANES, _PATIENCE = 16, 1.0
 _TRANSPORT = (httpx.HTTPError, OSError)
 # What a client app raises is an answer; these are Flower's own words.
 _GONE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
-
-
-def pause(waited: float) -> float:
-    """Return the seconds until the next look for who has been waiting for so many."""
-    return min(_LONGEST, max(_SHORTEST, _SHARE * waited))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,13 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fleet.exchange import Answer, Exchange, pause
+from fleet.exchange import Answer, Exchange
 from fleet.words import told
 from protocol.demands import Hosting
 from protocol.errors import ConfigError, FleetError, ProtocolError
 from protocol.flower import log
 from protocol.messages import hosting_in, query
+from protocol.polling import pause
 
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from importlib import import_module
@@ -20,6 +21,8 @@ from flwr.common.constant import ErrorCode, SType
 from flwr.supercore import log
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+
+from protocol.polling import pause
 
 __all__ = [
     "CLIENT_TASK",
@@ -43,6 +46,9 @@ Answer = Callable[[Message, Context], Message]
 
 _SOON_S = 0.05
 """After which a part of a message that is still on its way is looked for again; Flower waits a second at first."""
+
+_IDLE_S = 1.0
+"""The most by which an executor without a task looks later for the next one."""
 
 CLIENT_TASK = "flwr-clientapp"
 """The kind of task that is a ClientApp's."""
@@ -207,6 +213,7 @@ class _Executor:
 
     def __init__(self, launch: Callable[[Any], None]) -> None:
         self._launch = launch
+        self._last = time.monotonic()
         self._results = import_module("flwr.supercore.superexec.executor.types").LaunchResult
 
     def get_eligible_capacity(self, supported: Collection[Any], **_: Any) -> tuple[set[Any], set[str]]:
@@ -216,11 +223,13 @@ class _Executor:
         pass
 
     def launch(self, task: Any) -> Any:
+        self._last = time.monotonic()
         self._launch(task)
         return self._results.accepted()
 
     def reconcile(self) -> None:
-        pass
+        """Wait, where no task has come for a while, before Flower looks for the next one."""
+        time.sleep(pause(time.monotonic() - self._last, 0.0, _IDLE_S))
 
     def close(self) -> None:
         pass

@@ -6,7 +6,7 @@ import ast
 import importlib
 from inspect import signature
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from flwr.cli.build import build_fab_from_disk
@@ -113,6 +113,18 @@ def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: py
     assert grid.pull_objects(["a"], part) == {"a": b"there"}
     assert len(looks) == 2
     assert grid.pull_objects.keywords == {"initial_backoff": 0.05}
+
+
+def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    door = importlib.import_module("protocol.flower")
+    now, waited = [0.0], list[float]()
+    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=waited.append))
+    executor = door._Executor(lambda _: None)
+    for now[0] in (0.0, 4.0, 3600.0):
+        executor.reconcile()
+    executor.launch("a task")
+    executor.reconcile()
+    assert waited == [0.0, pytest.approx(0.2), 1.0, 0.0]
 
 
 def test_what_the_app_reads_of_it_is_there() -> None:
