@@ -152,7 +152,8 @@ class Model:
     def _build(self, seed: int) -> nn.Module:
         """Build the network. PyTorch's initialisers read the global generator alone: it is put back afterwards."""
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+            # `torch.manual_seed` seeds accelerators as well, and where none is in use yet keeps a trace of each call.
+            torch.default_generator.manual_seed(seed)
             return self.network()
 
     def _shapes(self, kind: Kind) -> dict[str, tuple[int, ...]]:
