@@ -9,7 +9,7 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test faults quick check image certs compose-demo clean
+.PHONY: help demo run test coverage faults quick check image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -20,8 +20,11 @@ demo: $(READY) ## Learn two models from 100 clients, privately, in a simulation 
 run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/hospital.toml
 	$(BIN)/python -m simulation.launch --config $(CONFIG)
 
-test: $(READY) ## Run all tests, with the coverage of the quick ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-fail-under=90
+test: $(READY) ## Run all tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+coverage: $(READY) ## Show which lines the tests of a few seconds run
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --cov --cov-report=term --cov-fail-under=90
 
 faults: $(READY) ## Run the tests in which processes die, lie or are cut off (some minutes, mostly waiting)
 	$(BIN)/python -m pytest -m faults -n 2 --dist loadfile

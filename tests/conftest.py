@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import Any
@@ -18,23 +19,20 @@ settings.load_profile("umbel")
 # Before PyTorch is imported, and for processes that tests start: threads beyond the cores do nothing but wait, busily.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+HOMES = itertools.count()
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the tests of a file together, and the slow ones: many start processes, which would starve each other.
-
-    Coverage is that of the quick ones: it makes a test take two thirds longer. What is not measured plays no part.
-    """
+    """Keep the tests of a file together, and the slow ones: many start processes, which would starve each other."""
     for item in items:
         slow = item.get_closest_marker("slow") is not None
         item.add_marker(pytest.mark.xdist_group("slow" if slow else item.nodeid.partition("::")[0]))
-        if slow or item.nodeid.startswith(("tests/benchmarks/", "tests/datasets/")):
-            item.add_marker(pytest.mark.no_cover)
 
 
 @pytest.fixture(autouse=True)
-def umbel_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty $UMBEL_HOME, so that no test reads or writes the user's."""
-    home = tmp_path / "umbel-home"
+def umbel_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty $UMBEL_HOME, so that no test reads or writes the user's; it is made by who writes there first."""
+    home = tmp_path_factory.getbasetemp() / f"umbel-home-{next(HOMES)}"
     monkeypatch.setenv("UMBEL_HOME", str(home))
     return home
 
