@@ -83,8 +83,8 @@ class _Mailbox:
         self._pulling.update(begun)
         for message_id in begun:
             self._next.put(message_id)
-        # Threads of earlier looks may be stuck: these do not wait for them.
-        for _ in range(min(_LANES, len(begun))):
+        # Threads of earlier looks may be stuck: these do not wait for them, and take what those have left.
+        for _ in range(min(_LANES, self._next.qsize())):
             Thread(target=self._pull, args=(grid,), daemon=True).start()
         until = time.monotonic() + patience
         replies: list[tuple[str, list[Message]]] = []

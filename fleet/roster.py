@@ -6,7 +6,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import INFO, WARNING
 
 import numpy as np
@@ -326,6 +326,9 @@ def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | No
 def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     """Return what a node's answer says that it hosts.
 
+    Which part of a federation that is plays a role in simulation alone: elsewhere a site that lies about it would
+    have the others asked for clients that they do not host.
+
     Parameters
     ----------
     content : RecordDict
@@ -341,7 +344,9 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     hosting = hosting_in(content)
     if hosting.step == 1 and not together:
         raise ProtocolError("says that it is the only node of a simulation")
-    if hosting.train + hosting.validation > max_clients and not (together and hosting.simulated):
+    if not together:
+        hosting = replace(hosting, first=-1, step=-1)
+    if hosting.train + hosting.validation > max_clients and not hosting.simulated:
         raise ProtocolError(
             f"says that it hosts {hosting.train} training and {hosting.validation} validation clients, more than "
             f"max-clients-per-node = {max_clients}"

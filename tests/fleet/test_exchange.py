@@ -136,6 +136,25 @@ def test_of_many_replies_one_that_does_not_end_holds_up_no_other() -> None:
     grid.rest.set()
 
 
+def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
+    """More of them than are pulled at a time, and asked for first."""
+
+    class Dripping(Answering):
+        in_process = False
+        rest = Event()
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            due = list(super().pull_messages(message_ids))
+            if any(reply.metadata.src_node_id <= 40 for reply in due):
+                self.rest.wait()
+            return due
+
+    messages = [to(node) for node in range(1, 51)]
+    answers = Exchange().run(Dripping(), messages, timeout=600, enough=lambda got: len(got) == 10)
+    assert nodes(answers) == list(range(41, 51))
+    Dripping.rest.set()
+
+
 def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     """Do rounds until one drops a reply; return how many it drops."""
     deadline = time.monotonic() + 600

@@ -332,7 +332,6 @@ IMPOSSIBLE = {
     "too many that report": said(validation=10**6),
     "no clients": said(train=0, validation=0),
     "that it is a simulation": said(first=0, step=1),
-    "that it is a part of one": said(first=0, step=2**62),
     "a place that cannot be": said(first=3, step=2),
 }
 
@@ -353,6 +352,17 @@ def test_a_node_that_says_what_cannot_be_is_named_and_left_out(
     assert dict(roster.nodes) == GOOD
     assert "node 4 " in caplog.text
     assert max(map(len, caplog.messages)) < 500
+
+
+def test_a_site_that_lies_about_its_part_of_a_federation_changes_nothing_for_the_others() -> None:
+    """Another site's clients keep their numbers at that site, and two may say that they are the same part."""
+    honest = {2: Hosting(2, 1, 0, 2), 5: Hosting(2, 1, 1, 2)}
+    for lie in (Hosting(10**5, 1, 1, 2), Hosting(2, 1, 0, 2), Hosting(1, 1, 0, 2**62)):
+        roster = gather(Afar({1: lie, **honest}), min_nodes=3, wait_s=60)
+        assert roster.train == lie.train + 4
+        numbers = np.arange(lie.train, lie.train + 4)
+        assert roster.place(TRAIN, numbers) == {2: ([0, 1], [0, 1]), 5: ([2, 3], [0, 1])}
+        assert roster.place(VALIDATION, np.array([1, 2])) == {2: ([0], [2]), 5: ([1], [2])}
 
 
 def test_bad_nodes_are_not_counted_as_nodes_that_are_there(clock: Clock) -> None:
