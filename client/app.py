@@ -154,7 +154,7 @@ def _undisclosed(node: Node, compute: Callable[[], None], needed: bool = True) -
         if node.site.simulated or not needed:
             raise
         trace = None if isinstance(error, UmbelError) else error
-        log(ERROR, "umbel could not compute, and answers and charges without an update: %s", error, exc_info=trace)
+        log(ERROR, "umbel could not compute, and answers as if it could, without an update: %s", error, exc_info=trace)
 
 
 @app.query("keep", mods=[guard])
@@ -169,5 +169,6 @@ def keep_models(msg: Message, context: Context) -> Message:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
     if node.site.keep_model is not None:
         kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
-        keep(node, hypotheses, kept, node.site.keep_model)
+        folder = node.site.keep_model
+        _undisclosed(node, lambda: keep(node, hypotheses, kept, folder))
     return Message(RecordDict(), reply_to=msg)

@@ -30,6 +30,9 @@ Network = IPv4Network | IPv6Network
 REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"
 """What a caller reads; the ``flwr`` command prints it."""
 
+_LARGEST_BODY = 64 << 20
+"""Bytes of a request to the Fleet interface; Flower sends arrays in pieces of 5 MiB."""
+
 _PATH = re.compile(r"/v1/(fleet|control|runtime)/[a-z]+(?:-[a-z]+)*")
 _SECRET = re.compile(r"[!-~]{32,}")
 
@@ -96,16 +99,47 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a connection on, or refuse it."""
         kind = scope["type"]
-        if kind == "lifespan" or (kind == "http" and self.rules.let(scope)):
+        if kind == "http" and self.rules.let(scope) and scope["path"].startswith("/v1/fleet/"):
+            await self._bounded(scope, receive, send)
+        elif kind == "lifespan" or (kind == "http" and self.rules.let(scope)):
             await self._app(scope, receive, send)
         elif kind == "http":
-            body = json.dumps({"detail": REFUSAL}).encode()
-            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-            await send({"type": "http.response.start", "status": 403, "headers": headers})
-            await send({"type": "http.response.body", "body": body})
+            await _refuse(send, 403, REFUSAL)
         elif kind == "websocket":
             # Before it is accepted, which the caller sees as 403.
             await send({"type": "websocket.close", "code": 1008})
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a site's request on, but for one that is too large: Flower reads all of it before it looks at a key."""
+        left = _LARGEST_BODY
+        begun = False
+
+        async def receive_some() -> MutableMapping[str, Any]:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            return message if left >= 0 else {"type": "http.disconnect"}
+
+        async def send_some(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            if left >= 0:
+                begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive_some, send_some)
+        except Exception:
+            if left >= 0:
+                raise
+        if left < 0 and not begun:
+            await _refuse(send, 413, f"a request of more than {_LARGEST_BODY >> 20} MiB is not taken")
+
+
+async def _refuse(send: Send, status: int, detail: str) -> None:
+    body = json.dumps({"detail": detail}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def read_secret(file: Path) -> bytes:

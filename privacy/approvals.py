@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from privacy.runs import Request, Runs, Status, beside
+from privacy.runs import SHOWN, Request, Runs, Status, beside
 from protocol.cli import errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
@@ -27,7 +27,7 @@ _Ledger = Annotated[
     Path | None,
     typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
 ]
-_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="How the request's name begins, as the list has it.")]
+_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as the list has it.")]
 # What a run config says of the training, in the order in which one asks.
 _PLAN = (
     "strategy", "model", "loss", "frozen", "local", "hypotheses", "rounds", "clients-per-round", "local-epochs",
@@ -67,7 +67,7 @@ def refuse(digest: _Digest, ledger: _Ledger = None) -> None:
 def _decide(digest: str, status: Status, ledger: Path | None) -> None:
     with errors_in_one_line():
         request = _runs(ledger).decide(digest, status)
-        typer.echo(f"{request.digest[:8]} is {request.status}")
+        typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
 
 
 def _runs(ledger: Path | None) -> Runs:
@@ -85,7 +85,7 @@ def _table(request: Request, whole: bool) -> Table:
     """Return what a request asks, what it costs, and what it plans."""
     asks = request.asks
     entries: dict[str, Any] = asks["config"]
-    table = Table("", "", title=f"request {request.digest[:8]}, {request.status}", show_header=False)
+    table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
     table.add_row("asked", f"{request.at} by run {request.run}")
     for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"])):
         table.add_row(name, value)
@@ -108,9 +108,16 @@ def _price(run: RunConfig, n: int) -> list[tuple[str, str]]:
         return [("price", "no bound: noise multiplier 0")]
     words = "formal, for updates one radius apart" if run.radius is RadiusMode.PUBLIC else "heuristic, no guarantee"
     return [
-        ("price of a participation", f"n / nu = {n} / {run.noise_multiplier:g} = {float(release.cost):.4g}: {words}"),
-        ("price of every round", f"at most {float(Fraction(run.rounds) * release.cost):.4g} a client"),
+        ("price of a participation", f"n / nu = {n} / {run.noise_multiplier:g} = {_amount(release.cost)}: {words}"),
+        ("price of every round", f"at most {_amount(Fraction(run.rounds) * release.cost)} a client"),
     ]
+
+
+def _amount(cost: Fraction) -> str:
+    try:
+        return f"{float(cost):.4g}"
+    except OverflowError:
+        return "more than 1e308"
 
 
 def _cell(value: Any) -> Text:

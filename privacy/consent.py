@@ -65,13 +65,21 @@ def _of_training(config: RunConfig, demand: Training) -> dict[str, Any]:
     said |= {"radius_mode": config.radius, "disclose_choice": False}
     asked["round"], said["round"] = demand.round, min(demand.round, config.rounds)
     asked["radius"], said["radius"] = demand.radius, config.schedule.at(said["round"])
+    asked["clients_per_round"] = len(demand.clients)
+    said["clients_per_round"] = min(len(demand.clients), config.clients_per_round)
     return _unlike(asked, said)
 
 
 def _of_evaluation(config: RunConfig, demand: Evaluation) -> dict[str, Any]:
     # One evaluation follows the last round.
-    said = {"round": min(demand.round, config.rounds + 1), "step_size": config.step_size}
-    return _unlike({"round": demand.round, "step_size": demand.step_size}, said)
+    asked = {"round": demand.round, "step_size": demand.step_size, "validation_clients_per_round": len(demand.clients)}
+    most = config.validation_clients_per_round or len(demand.clients)
+    said = {
+        "round": min(demand.round, config.rounds + 1),
+        "step_size": config.step_size,
+        "validation_clients_per_round": min(len(demand.clients), most),
+    }
+    return _unlike(asked, said)
 
 
 def _unlike(asked: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

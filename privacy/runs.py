@@ -30,7 +30,10 @@ from protocol.home import make_home_of
 _SUFFIX = ".runs.sqlite"
 _APPLICATION = 0x554D4252  # "UMBR"
 # A server decides how many runs there are, and how much each sends; these are the newest of each kind.
-_KEPT_RUNS, _KEPT_SENT, _KEPT_WAITING = 10_000, 20_000, 100
+_KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
+_MOST_WAITING = 100
+SHOWN = 32
+"""Hex digits by which a request is known: so many that nobody finds another request with the same ones."""
 _ALL = ""  # the run that stands for all together
 _SCHEMA = (
     """CREATE TABLE evaluations (
@@ -172,25 +175,25 @@ class Runs:
         """Raise `Refused` unless this was approved; what is asked for the first time then waits."""
         text = json.dumps(asks, sort_keys=True, default=str)
         digest = _digest(text)
+        ledger = self.path.with_name(self.path.name.removesuffix(_SUFFIX))
+        look = f"python -m privacy approvals list --ledger {ledger}"
         with self._transaction() as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO requests (digest, at, run, status, asks) VALUES (?, ?, ?, ?, ?)",
-                (digest, datetime.now(UTC).isoformat(timespec="seconds"), run, Status.WAITING, text),
-            )
-            connection.execute(
-                "DELETE FROM requests WHERE status = ? AND id NOT IN "
-                "(SELECT id FROM requests WHERE status = ? ORDER BY id DESC LIMIT ?)",
-                (Status.WAITING, Status.WAITING, _KEPT_WAITING),
-            )
-            (status,) = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
-        if status == Status.REFUSED:
-            raise Refused(f"request {digest[:8]} of run {run} was refused by this site's people")
-        if status != Status.APPROVED:
-            ledger = self.path.with_name(self.path.name.removesuffix(_SUFFIX))
-            raise Refused(
-                f"request {digest[:8]} of run {run} waits for approval: look at it with "
-                f"python -m privacy approvals list --ledger {ledger}, then say approve {digest[:8]}, or refuse"
-            )
+            known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
+            waiting = "SELECT count(*) FROM requests WHERE status = ?"
+            # One that waits is never forgotten for another, which a server could send for that.
+            if known is None and connection.execute(waiting, (Status.WAITING,)).fetchone()[0] >= _MOST_WAITING:
+                raise Refused(f"{_MOST_WAITING} requests wait for approval, and no more are taken: {look}")
+            if known is None:
+                connection.execute(
+                    "INSERT INTO requests (digest, at, run, status, asks) VALUES (?, ?, ?, ?, ?)",
+                    (digest, datetime.now(UTC).isoformat(timespec="seconds"), run, Status.WAITING, text),
+                )
+        status = Status.WAITING if known is None else Status(known[0])
+        name = digest[:SHOWN]
+        if status is Status.REFUSED:
+            raise Refused(f"request {name} of run {run} was refused by this site's people")
+        if status is Status.WAITING:
+            raise Refused(f"request {name} of run {run} waits for approval: {look}, then say approve {name}, or refuse")
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
@@ -199,10 +202,12 @@ class Runs:
         return [Request(digest, at, run, Status(status), json.loads(asks)) for digest, at, run, status, asks in rows]
 
     def decide(self, beginning: str, status: Status) -> Request:
-        """Approve or refuse the request whose digest begins so."""
+        """Approve or refuse the request whose digest begins so, with as many digits as are shown, or more."""
+        if len(beginning) < SHOWN:
+            raise LedgerError(f"{beginning!r} is short; give a request's {SHOWN} digits, as the list shows them")
         with self._transaction() as connection:
             found = [row for row in connection.execute("SELECT digest FROM requests") if row[0].startswith(beginning)]
-            if len(found) != 1 or not beginning:
+            if len(found) != 1:
                 raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one")
             connection.execute("UPDATE requests SET status = ? WHERE digest = ?", (status, *found[0]))
         return next(request for request in self.requests() if request.digest == found[0][0])

@@ -29,19 +29,19 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from privacy.site import DATA_PATH, Site
-from protocol.demands import Evaluation, Training
+from protocol.demands import LONGEST_RUN_NAME, Evaluation, Training
 from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from protocol.flower import log
 from protocol.home import make_home_of
+from protocol.messages import PARTS
 
 SUFFIX = ".log.jsonl"
 FIRST = "0" * 64
 """What stands for the hash before the first line."""
 
 _LONGEST_TEXT = 300  # of what a server or a path may make long
-_LONGEST_OUTLINE = 3000  # ten times that of an honest message
+_LONGEST_ENTRY = LONGEST_RUN_NAME  # of a demand
 _LONGEST_END = 1 << 17  # more than two lines of all of that together
-_MOST_RECORDS = 6
 _KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
 # The text of these is about the message or the site's set-up; that of others may hold data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
@@ -90,8 +90,6 @@ class Entry:
     def of(cls, message: Message, context: Context) -> Self:
         """Return the entry of a message that has just come."""
         asked = outline(message.content) if message.has_content() else {}
-        if (size := len(json.dumps(asked))) > _LONGEST_OUTLINE:
-            asked = {"left out": {"characters": size}}
         return cls(str(context.run_id), _text(message.metadata.message_type), asked)
 
     def refuse(self, what: str, error: Exception) -> None:
@@ -274,15 +272,18 @@ def beside(ledger: Path) -> Path:
 def outline(content: RecordDict) -> dict[str, Any]:
     """Return what a message asks, in few words whatever a server has put into it."""
     asked: dict[str, Any] = {}
-    for name, record in list(content.items())[:_MOST_RECORDS]:
+    for name in PARTS:
+        record = content.get(name)
         if isinstance(record, ConfigRecord):
-            asked[_text(name, 20)] = {
+            asked[name] = {
                 key: len(value) if isinstance(value, list) else _scalar(value)
                 for key, value in record.items()
                 if key in _KEYS
             }
         elif isinstance(record, ArrayRecord):
-            asked[_text(name, 20)] = _sizes(record)
+            asked[name] = _sizes(record)
+    if others := len(set(content) - {*PARTS}):
+        asked["others"] = others
     return asked
 
 
@@ -296,7 +297,8 @@ def _sizes(arrays: ArrayRecord) -> dict[str, Any]:
 def _scalar(value: Any) -> Any:
     if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return value
-    return _text(value)
+    # As ASCII, since other characters take up to twelve times as much in a line.
+    return _text(value if str(value).isascii() else ascii(value), _LONGEST_ENTRY)
 
 
 def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:

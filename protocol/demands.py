@@ -15,7 +15,7 @@ VERSION = 2
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
-_RUN_NAME = 200  # the longest name of a run
+LONGEST_RUN_NAME = 200
 
 # What each field of a message may come as; a bool is no number here.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -250,5 +250,5 @@ def _one_of(name: str, kind: Any, value: str) -> Any:
 
 
 def _run_name(name: str) -> None:
-    if len(name) > _RUN_NAME:
-        raise ProtocolError(f"the run's name is {len(name)} characters long, more than {_RUN_NAME}")
+    if len(name) > LONGEST_RUN_NAME:
+        raise ProtocolError(f"the run's name is {len(name)} characters long, more than {LONGEST_RUN_NAME}")

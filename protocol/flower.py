@@ -117,6 +117,10 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
         uvicorn.run(app=guard(app), **options | {"proxy_headers": False})
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
+    router = import_module("flwr.superlink.routers.fleet.router")
+    handlers = SimpleNamespace(**vars(router.fleet_handlers))
+    handlers.push_messages = _answers_alone(router.fleet_handlers.push_messages)
+    _replace(router, router.fleet_push_messages, fleet_handlers=handlers)
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these Flower serves the same once more, on ports that nobody guards.
         os.environ.pop(second_door, None)
@@ -206,6 +210,25 @@ def run_task(
         parent_pid=parent_pid,
         runtime_dependency_install=False,
     )
+
+
+def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes from a node its own answers to the server, and nothing that a node could send otherwise.
+
+    Flower knows the node by its key, but believes what its message says of who sent it to whom: one from the
+    server to another site would be an order.
+    """
+    server = import_module("flwr.common.constant").SUPERLINK_NODE_ID
+    refusal = import_module("fastapi").HTTPException
+
+    def push_own(request: Any, state: Any) -> Any:
+        said = [one.metadata for one in request.messages_list]
+        own = [(one.src_node_id, one.dst_node_id) == (request.node.node_id, server) for one in said]
+        if own != [True] or not said[0].reply_to_message_id or len(request.message_object_trees) != 1:
+            raise refusal(403, "a node sends its own answers to the server, and nothing else")
+        return push(request=request, state=state)
+
+    return push_own
 
 
 class _Executor:

@@ -23,7 +23,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from protocol.arrays import Arrays
-from protocol.demands import VERSION, Evaluation, Hosting, Training
+from protocol.demands import LONGEST_RUN_NAME, VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
 from protocol.records import from_array_record, record_in, to_array_record
 
@@ -36,6 +36,8 @@ _RELEASED = "released"
 _SCORES = "scores"
 _HOSTING = "hosting"
 _RUN = "run"
+PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
+"""The records that a message to a node may have; a node looks at no others."""
 
 
 # --- what the server sends
@@ -98,7 +100,7 @@ def run_in(content: RecordDict) -> str:
 def run_names(content: RecordDict) -> set[str]:
     """Return what a round's message calls its run, in the parts that can be read."""
     names = (record.get(_RUN) for name, record in content.items() if name in (_TRAINING, _EVALUATION))
-    return {name for name in names if isinstance(name, str)}
+    return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_RUN_NAME}
 
 
 def hypotheses_in(content: RecordDict) -> Arrays:

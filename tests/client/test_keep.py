@@ -96,6 +96,33 @@ def test_a_site_that_does_not_want_models_gets_none(site: Config, tmp_path: Path
     assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.parametrize("fault", [MemoryError("cannot allocate"), TimeoutError("too slow"), OSError("disk full")])
+def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
+    site: Config,
+    run_config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception,
+) -> None:
+    """Whether memory is enough depends on the rows; which sites keep models is their own affair."""
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    monkeypatch.setattr("client.app.keep", fail)
+    assert keep(run_config, site).content == RecordDict()
+    assert str(fault) in caplog.text
+
+
+def test_a_run_of_a_name_that_is_too_long_is_not_remembered(site: Config, tmp_path: Path, run_config: Config) -> None:
+    """Else each refused message would leave on the site's disk whatever a server sends."""
+    node = Site(run_config, site | {"ledger-path": str(tmp_path / "ledger.sqlite")})
+    content = asked(HYPOTHESES, demanded((0,)))
+    content.config_records["training"]["run"] = "x" * 10**6
+    assert refused(ask(node.grid, content))
+    assert all(path.stat().st_size < 10**5 for path in tmp_path.glob("*.sqlite*"))
+
+
 @pytest.mark.parametrize("keeps", [True, False])
 @pytest.mark.parametrize(
     ("hypotheses", "reason"),

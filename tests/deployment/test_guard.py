@@ -238,6 +238,31 @@ def test_a_refusal_says_so_and_reads_nothing() -> None:
     assert ask(ALONE, scope(PULL))[0] == [PULL]
 
 
+@pytest.mark.parametrize(("chunks", "status"), [(64, 204), (65, 413), (10**9, 413)])
+def test_no_more_of_a_request_is_read_than_a_site_may_send(chunks: int, status: int) -> None:
+    """Also of who has no key: Flower looks at that when it has read all."""
+    sent: list[Any] = []
+    read = 0
+
+    async def reader(_: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def receive() -> Any:
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": read < chunks}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Guard(reader, ALONE)(scope(PULL), receive, send))
+    assert [message.get("status") for message in sent] == [status, None]
+    assert read <= 65
+
+
 @contextmanager
 def served(rules: Rules, implementation: str) -> Iterator[tuple[int, Listener]]:
     """Serve the guard on a port of this machine, as `protocol.flower.run_superlink` does."""

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,11 @@ import httpx
 import pytest
 import typer
 import uvicorn
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node
 from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
@@ -88,6 +94,45 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
         assert ask(app, "GET", path, site) == 403
         assert ask(app, "POST", path, site) == 403
     assert ask(app, "GET", "/health", site) == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, True),
+        # An order to another site, and one to the server itself, which would be taken for the answer of another.
+        ({"src_node_id": 1, "dst_node_id": 9, "reply_to_message_id": ""}, False),
+        ({"src_node_id": 1, "dst_node_id": 1, "reply_to_message_id": ""}, False),
+        ({"src_node_id": 1}, False),
+        ({"src_node_id": 9}, False),
+        ({"dst_node_id": 9}, False),
+        ({"reply_to_message_id": ""}, False),
+    ],
+)
+def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], passes: bool
+) -> None:
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    handlers, taken = router.fleet_handlers, []
+    monkeypatch.setattr(router, "fleet_handlers", handlers)
+    monkeypatch.setattr(
+        handlers, "push_messages", lambda request, state: taken.append(request) or PushMessagesResponse()
+    )
+    start()
+    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order"} | changes
+    request = PushMessagesRequest(
+        node=Node(node_id=7),
+        messages_list=[ProtoMessage(metadata=Metadata(**said))],
+        message_object_trees=[ObjectTree(object_id="answer")],
+    )
+    two = PushMessagesRequest()
+    two.CopyFrom(request)
+    two.messages_list.append(two.messages_list[0])
+    for sent, takes in ((request, passes), (two, False), (PushMessagesRequest(node=Node(node_id=7)), False)):
+        taken.clear()
+        with nullcontext() if takes else pytest.raises(HTTPException, match="403: a node sends its own answers"):
+            router.fleet_push_messages(sent, "state")
+        assert len(taken) == takes
 
 
 def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from client.app import app
 from federation import offsets_of, write_federation
 from privacy.__main__ import app as command
 from privacy.ledger import Ledger
-from privacy.runs import Runs, Status, beside
+from privacy.runs import SHOWN, Runs, Status, beside
 from protocol.demands import Evaluation, Training
 from protocol.errors import FleetError, LedgerError
 from protocol.messages import keep_request, query
@@ -83,10 +83,10 @@ def test_nothing_is_answered_before_it_is_approved(site: Site, caplog: pytest.Lo
     assert all(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
     assert not site.ledger.exists()
     [digest] = site.waiting
-    told = f"request {digest[:8]} of run 1 waits for approval: look at it with python -m privacy approvals list"
+    told = f"request {digest[:SHOWN]} of run 1 waits for approval: python -m privacy approvals list"
     assert caplog.text.count(told) >= 4
 
-    assert f"{digest[:8]} is approved" in site.run("approve", digest[:6])
+    assert f"{digest[:SHOWN]} is approved" in site.run("approve", digest[:SHOWN])
     assert not any(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
     assert [Ledger(site.ledger).spent(client) for client in range(2)] == [Fraction(2, 5)] * 2
 
@@ -186,12 +186,31 @@ def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_conf
 
 def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> None:
     site.query()
-    for beginning in ("", "xyz"):
+    # Of eight digits a server finds another request with the same ones in minutes.
+    for beginning in ("", site.waiting[0][:8], site.waiting[0][: SHOWN - 1]):
         done = CliRunner().invoke(command, ["approvals", "approve", beginning, "--ledger", str(site.ledger)])
         assert done.exit_code == 1
-        assert "requests begin with" in done.output
-    with pytest.raises(LedgerError, match="0 requests begin with 'zz'; name one"):
-        Runs(beside(site.ledger)).decide("zz", Status.APPROVED)
+        assert "is short; give a request's 32 digits, as the list shows them" in done.output.replace("\n", " ")
+    with pytest.raises(LedgerError, match=r"0 requests begin with 'z{32}'; name one"):
+        Runs(beside(site.ledger)).decide("z" * SHOWN, Status.APPROVED)
+
+
+def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    few = {"clients-per-round": 1, "validation-clients-per-round": 0, "min-releases": 1}
+    site = Site(tmp_path, run_config | few)
+    site.query()
+    site.run("approve", site.waiting[0])
+    assert not refused(site.train(clients=(1,)))
+    assert not refused(site.evaluate()), "0 stands for all"
+    assert refused(site.train(clients=(0, 1)))
+    assert "otherwise: clients-per-round" in site.run("list")
+    assert Ledger(site.ledger).spent(0) == 0
+
+
+def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config | {"noise-multiplier": 5e-324})
+    site.query()
+    assert "more than 1e308" in site.run("list")
 
 
 def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:

@@ -58,7 +58,6 @@ def test_processes_that_count_together_do_not_go_beyond(path: Path) -> None:
 
 def test_the_oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT_SENT", 3)
-    monkeypatch.setattr(module, "_KEPT_WAITING", 2)
     sent = [{"weight": np.full((1, 2), number, np.float32)} for number in range(5)]
     runs = Runs(path)
     for hypotheses in sent:
@@ -66,12 +65,23 @@ def test_the_oldest_are_forgotten(path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(Refused, match="none of the hypotheses that it sent"):
         runs.end("1", "", sent[1], evaluates=True)
     runs.end("1", "", sent[2], evaluates=True)
+
+
+def test_what_waits_is_not_forgotten_for_what_comes_later(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server could have what was listed replaced by what is worse."""
+    monkeypatch.setattr(module, "_MOST_WAITING", 2)
+    runs = Runs(path)
     for number in range(5):
-        with pytest.raises(Refused, match="waits"):
+        with pytest.raises(
+            Refused, match="waits for approval" if number < 2 else "2 requests wait .* no more are taken"
+        ):
             runs.check_approved(str(number), {"rounds": number})
-        if number == 0:
-            runs.decide(runs.requests()[0].digest, Status.APPROVED)
-    assert [request.run for request in runs.requests()] == ["0", "3", "4"], "what was decided stays"
+    assert [request.run for request in runs.requests()] == ["0", "1"]
+    runs.decide(runs.requests()[0].digest, Status.APPROVED)
+    with pytest.raises(Refused, match="waits for approval"):
+        runs.check_approved("4", {"rounds": 4})
+    runs.check_approved("0", {"rounds": 0})
+    assert [request.run for request in runs.requests()] == ["0", "1", "4"]
 
 
 def test_hypotheses_of_other_names_shapes_or_types_are_others() -> None:

@@ -171,15 +171,29 @@ ODD = RecordDict(
 )
 
 
-FULL = RecordDict({f"{i}": ConfigRecord(dict.fromkeys(demanded().to_record(), "\U0001f600" * 300)) for i in range(9)})
+FULL = RecordDict(
+    {
+        name: ConfigRecord(dict.fromkeys(demanded().to_record(), "\U0001f600" * 300))
+        for name in ("training", "evaluation")
+    }
+)
 
 
 @pytest.mark.parametrize("content", [HUGE, ODD, FULL], ids=["huge", "odd", "full"])
 def test_a_server_cannot_make_a_line_long(content: RecordDict, log: SiteLog, own: dict[str, Any]) -> None:
     through_gate(content, of_node(own), handler)
     [line] = log.lines()
-    assert log.path.stat().st_size < 5000
+    assert log.path.stat().st_size < 20_000
     assert line["decision"] == "refused"
+
+
+def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(log: SiteLog, own: dict[str, Any]) -> None:
+    message = asked(ZEROS, demanded((0, 1)))
+    blinding = {f"x{i}": ConfigRecord({"run": "x" * 10**5}) for i in range(50)}
+    assert not refused(through_gate(RecordDict({**blinding, **message}), of_node(own), handler))
+    [line] = log.lines()
+    assert line["asked"] == outline(message) | {"others": 50}
+    assert line["asked"]["training"]["clients"] == 2
 
 
 def test_a_line_of_a_round_takes_some_hundred_bytes(log: SiteLog, own: dict[str, Any]) -> None:
