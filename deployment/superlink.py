@@ -8,6 +8,8 @@ whoever reaches its port; here the guard (`deployment.guard`) lets in whoever ha
 
 from __future__ import annotations
 
+import os
+import sys
 from logging import INFO
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +49,8 @@ def main(
             control_from=parse_networks(control_from),
             runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
         )
+    # There Flower finds its executor, also where this environment is not activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     log(INFO, "Runs and registration are for %s", _who(rules))
     run_superlink(context.args, lambda served: Guard(served, rules))
 

@@ -260,8 +260,9 @@ class Fleet:
         assert asked is not None
         answers = {node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)}
         found = read_releases(answers, asked, self._sent, self._furthest)
-        self._outside += found.outside
-        self.participations[found.clients] += 1
+        self._outside += len(found.outside)
+        for clients in (found.clients, found.outside):
+            self.participations[clients] += 1
         return found
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
 
@@ -59,8 +59,8 @@ class Releases:
         How many clients were.
     lost_nodes : int
         Nodes that did not answer, or not as they should.
-    outside : int
-        Releases that were left out because they lie too far from what was sent.
+    outside : ndarray of int
+        Clients whose releases were left out because they lie too far from what was sent; they have paid as well.
     """
 
     vectors: NDArray[np.float64]
@@ -68,7 +68,7 @@ class Releases:
     choices: NDArray[np.int64] | None
     asked: int
     lost_nodes: int
-    outside: int = 0
+    outside: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,8 @@ def read_releases(
     """
     n = sum(value[0].size for value in hypotheses.values())
     vectors, positions, choices = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    lost, outside, centres = len(asked.positions) - len(answers), 0, flatten(hypotheses)
+    outside = [np.zeros(0, np.int64)]
+    lost, centres = len(asked.positions) - len(answers), flatten(hypotheses)
     for node, reply in answers.items():
         try:
             matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
@@ -128,7 +129,7 @@ def read_releases(
                 node,
                 furthest,
             )
-            outside += int((~inside).sum())
+            outside.append(mine[~inside])
             matrix, mine, chosen = matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen
         vectors.append(matrix)
         positions.append(mine)
@@ -138,7 +139,14 @@ def read_releases(
     disclosed = np.concatenate(choices)[order] if asked.disclose else None
     # One node has its clients in order, and models may be large.
     matrix = vectors[0] if len(vectors) == 1 else np.concatenate([np.zeros((0, n)), *vectors])[order]
-    return Releases(matrix, asked.clients[joined[order]], disclosed, len(asked.clients), lost, outside)
+    return Releases(
+        matrix,
+        asked.clients[joined[order]],
+        disclosed,
+        len(asked.clients),
+        lost,
+        asked.clients[np.concatenate(outside)],
+    )
 
 
 def read_scores(answers: Mapping[int, Message], asked: Asked, by: Average = "mean") -> Scores | None:

@@ -22,9 +22,12 @@ def misfit(model: Model, federation: Federation) -> str:
     targets, shape = federation.targets, federation.features.shape[1:]
     try:
         with torch.inference_mode():
-            width = model.module(torch.zeros(1, *shape)).shape[-1]
+            outputs = tuple(model.module(torch.zeros(2, *shape)).shape)
     except (RuntimeError, TypeError, ValueError) as error:
         return f"does not take features of shape {shape}: {error}"
+    if len(outputs) != 2 or outputs[0] != 2:
+        return f"gives two rows outputs of shape {outputs}, not (2, outputs of a row)"
+    width = outputs[1]
     if model.loss.name in SLOPES:
         fits = width == 1 and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
         return "" if fits else f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"

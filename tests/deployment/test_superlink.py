@@ -72,11 +72,13 @@ def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
     served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    monkeypatch.setenv("PATH", "/usr/bin")
     for door in DOORS:
         monkeypatch.setenv(door, "1")
     done = start("--control-secret", str(secret))
     assert done.exit_code == 0, done.output
     assert (served["host"], served["port"], served["proxy_headers"]) == ("127.0.0.1", 21999, False)
+    assert os.environ["PATH"].startswith(str(Path(sys.executable).parent)), "there its executor is found"
     # Flower would serve the same on other ports.
     assert not any(door in os.environ for door in DOORS)
 

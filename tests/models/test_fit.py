@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch import nn
+from torch import Tensor, nn
 
 import models
 from federation import Federation, offsets_of
@@ -23,6 +23,26 @@ def federation(features: Any, targets: Any, lengths: Any = (2, 1), **entries: An
 def classifier(loss: str = "cross-entropy") -> Model:
     """Return a model of three outputs for rows of two numbers."""
     return Model("own", lambda: nn.Linear(2, 3), LOSSES[loss], METRICS["accuracy" if "entropy" in loss else "rmse"])
+
+
+class Squeeze(nn.Module):
+    """A network that gives a number for each row, and not a list of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(rows)
+        return outputs.squeeze(-1)
+
+
+def squeezed() -> Model:
+    return Model("own", Squeeze, LOSSES["mse"], METRICS["rmse"])
+
+
+def flattened() -> Model:
+    return Model("own", lambda: nn.Sequential(nn.Linear(2, 3), nn.Flatten(0)), LOSSES["mse"], METRICS["rmse"])
 
 
 ROWS = np.zeros((3, 2), np.float32)
@@ -56,6 +76,8 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
         (classifier(), [0, -1, 2], "knows the classes 0 to 2 alone"),
         (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
         (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
+        (squeezed(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (2,), not (2, outputs of a row)"),
+        (flattened(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (6,), not (2, outputs of a row)"),
         (classifier("margin"), [1, -1, 1], "with loss 'margin' needs one output, and labels of -1 and 1"),
     ],
 )
