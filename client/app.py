@@ -167,8 +167,7 @@ def keep_models(msg: Message, context: Context) -> Message:
     # All of it is checked by a site that keeps nothing too: which it is, is its own affair.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
-    if node.site.keep_model is not None:
+    if (folder := node.site.keep_model) is not None:
         kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
-        folder = node.site.keep_model
         _undisclosed(node, lambda: keep(node, hypotheses, kept, folder))
     return Message(RecordDict(), reply_to=msg)

@@ -99,12 +99,15 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Hand a connection on, or refuse it."""
         kind = scope["type"]
-        if kind == "http" and self.rules.let(scope) and scope["path"].startswith("/v1/fleet/"):
-            await self._bounded(scope, receive, send)
-        elif kind == "lifespan" or (kind == "http" and self.rules.let(scope)):
+        if kind == "lifespan":
             await self._app(scope, receive, send)
         elif kind == "http":
-            await _refuse(send, 403, REFUSAL)
+            if not self.rules.let(scope):
+                await _refuse(send, 403, REFUSAL)
+            elif scope["path"].startswith("/v1/fleet/"):
+                await self._bounded(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
         elif kind == "websocket":
             # Before it is accepted, which the caller sees as 403.
             await send({"type": "websocket.close", "code": 1008})

@@ -285,11 +285,9 @@ def gather(
         waited = time.monotonic() - began
         if len(fitting) >= max(min_nodes, parts):
             there = [sum(one.train for one in fitting.values()), sum(one.validation for one in fitting.values())]
-            # Where nodes are in many places, more of them may come; and that some are the whole of a split
-            # federation they may only say, until the others have answered too.
+            # Where nodes are in many places, more of them may come.
             enough = there[0] >= clients[0] and there[1] >= clients[1]
-            certain = parts == 1 or not exchange.awaited("query")
-            if together or (enough and certain) or waited >= wait_s:
+            if together or enough or waited >= wait_s:
                 for node in set(nodes) - set(fitting):
                     log(WARNING, "node %s shares the federation otherwise than most; it is left out", node)
                 log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)

@@ -179,11 +179,12 @@ class Runs:
         look = f"python -m privacy approvals list --ledger {ledger}"
         with self._transaction() as connection:
             known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
-            waiting = "SELECT count(*) FROM requests WHERE status = ?"
-            # One that waits is never forgotten for another, which a server could send for that.
-            if known is None and connection.execute(waiting, (Status.WAITING,)).fetchone()[0] >= _MOST_WAITING:
-                raise Refused(f"{_MOST_WAITING} requests wait for approval, and no more are taken: {look}")
             if known is None:
+                count = "SELECT count(*) FROM requests WHERE status = ?"
+                (waiting,) = connection.execute(count, (Status.WAITING,)).fetchone()
+                # One that waits is never forgotten for another, which a server could send for that.
+                if waiting >= _MOST_WAITING:
+                    raise Refused(f"{_MOST_WAITING} requests wait for approval, and no more are taken: {look}")
                 connection.execute(
                     "INSERT INTO requests (digest, at, run, status, asks) VALUES (?, ?, ?, ?, ?)",
                     (digest, datetime.now(UTC).isoformat(timespec="seconds"), run, Status.WAITING, text),

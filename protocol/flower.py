@@ -118,9 +118,8 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
 
     _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
     router = import_module("flwr.superlink.routers.fleet.router")
-    handlers = SimpleNamespace(**vars(router.fleet_handlers))
-    handlers.push_messages = _answers_alone(router.fleet_handlers.push_messages)
-    _replace(router, router.fleet_push_messages, fleet_handlers=handlers)
+    handlers = router.fleet_handlers
+    _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these Flower serves the same once more, on ports that nobody guards.
         os.environ.pop(second_door, None)
