@@ -75,13 +75,16 @@ class BatchedLearner(Learner):
             # holds the gradient of each.
             # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
             objective = model.loss.objective(torch.where(share > 0, losses * share, 0.0).sum(1))
-            if not counts.all():
-                objective = objective * torch.from_numpy((counts > 0).astype(np.float32)).to(self.device)
             gradients = torch.autograd.grad(objective.sum(), list(trained.values()))
+            still = None if counts.all() else torch.from_numpy(np.flatnonzero(counts == 0)).to(self.device)
             with torch.no_grad():
                 for (name, value), gradient in zip(trained.items(), gradients, strict=True):
+                    if still is not None:
+                        # Not multiplied by 0, for the same reason.
+                        gradient = gradient.index_fill(0, still, 0.0)
                     if name in model.summed:
-                        gradient *= torch.from_numpy(counts).to(self.device).reshape(-1, *[1] * (gradient.ndim - 1))
+                        own = torch.from_numpy(counts).to(self.device).reshape(-1, *[1] * (gradient.ndim - 1))
+                        gradient = gradient * own
                     parameters[name] = value.sub(gradient, alpha=step_size)
         return {name: value.detach() for name, value in parameters.items()}
 

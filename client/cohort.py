@@ -14,6 +14,7 @@ from torch import Tensor
 
 from federation import Federation
 
+_MANY = 2**62  # more examples than anybody has
 _HELD_OUT = 5  # of a newcomer's rows every fifth is kept to score it on
 
 
@@ -57,6 +58,8 @@ class Cohort:
 
     def part(self, clients: slice) -> Cohort:
         """Return a run of clients as a cohort of its own, without a copy."""
+        if clients.indices(len(self)) == (0, len(self), 1):
+            return self
         starts, lengths = self.starts[clients], self.lengths[clients]
         rows = slice(int(starts[0]), int(starts[-1] + lengths[-1]))
         return Cohort(self.features[rows], self.targets[rows], lengths)
@@ -100,12 +103,13 @@ class LocalUpdate:
         """How often the rows are put in a new order: once an epoch, or once a step."""
         return self.local_steps or self.local_epochs
 
-    def passes_over(self, rows: int) -> int:
-        """Return how many passes a client of so many rows makes."""
+    def passes_over(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return how many passes clients of so many rows make."""
         if self.max_examples is None:
-            return self.passes
-        a_pass = self.size(rows) if self.local_steps else rows
-        return min(self.passes, max(1, self.max_examples // max(1, a_pass)))
+            return np.full_like(rows, self.passes)
+        a_pass = np.minimum(self.batch_size or rows, rows) if self.local_steps else rows
+        most: NDArray[np.int64] = np.maximum(min(self.max_examples, _MANY) // np.maximum(a_pass, 1), 1)
+        return np.minimum(self.passes, most)
 
     def batches(self, rows: int) -> range:
         """Return where, in a pass over so many rows, each minibatch begins."""
@@ -187,17 +191,17 @@ class Schedule:
         """Yield a client's rows in the order of each of its passes."""
         start, length = int(self.lengths[:client].sum()), int(self.lengths[client])
         draw = self.draws.get(client)
-        for _ in range(self.update.passes_over(length) if length else 0):
+        for _ in range(int(self.update.passes_over(self.lengths[client])) if length else 0):
             yield self.rows[start : start + length] if draw is None else draw()
 
     def minibatches(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float32]]]:
         """Yield, a step, the rows (clients, b), their shares of the mean, and how many each client has.
 
-        A client that has fewer rows than others is padded with its first row at share 0; one that
-        has none left in this step has 0.
+        A client that has fewer rows than others is padded, at share 0, with the first that it has in this step, so
+        that padding blows up only where a row does. One that has none left in this step has 0.
         """
         starts, lengths = (np.cumsum(self.lengths) - self.lengths)[:, None], self.lengths[:, None]
-        passes = np.array([self.update.passes_over(length) for length in self.lengths.tolist()])
+        passes = self.update.passes_over(self.lengths)
         order = self.rows.copy()
         for pass_ in range(int(passes.max(initial=0))):
             going = passes > pass_
@@ -210,8 +214,9 @@ class Schedule:
             for begin in self.update.batches(longest):
                 position = np.arange(begin, min(begin + self.update.size(longest), longest))[None, :]
                 real = (position < lengths) & going[:, None]
-                # A client without rows in this pass has no first one to be padded with.
-                rows = order[np.minimum(starts + np.where(real, position, 0), len(order) - 1)]
+                # A client without rows in this step has none to be padded with.
+                padding = np.where(begin < lengths, begin, 0)
+                rows = order[np.minimum(starts + np.where(real, position, padding), len(order) - 1)]
                 count = real.sum(1, keepdims=True)
                 weights = real / np.maximum(count, 1)
                 yield rows, weights.astype(np.float32), count[:, 0].astype(np.float32)

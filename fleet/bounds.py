@@ -85,13 +85,19 @@ def pulled_in(values: NDArray[np.float64]) -> NDArray[np.float64]:
     if len(values) < 3:
         return values
     ordered = np.sort(values)
-    middle = float(np.median(ordered))
+    middle = _middle(ordered)
     apart = np.sort(np.abs(ordered - middle))
     width = _FAR * max(float(apart[int((1 - _SHARE) * (len(values) - 1))]), abs(middle))
     if width == 0 and apart[-1] > 0:
         # Most are 0, as a hinge loss that is met: the scale is that of the others.
-        width = _FAR * float(np.median(apart[apart > 0]))
+        width = _FAR * _middle(apart[apart > 0])
     low, high = middle - width, middle + width
     if ordered[math.ceil(_SHARE * (len(values) - 1))] >= 0:
         low = max(low, 0.0)
     return values if low <= ordered[0] and ordered[-1] <= high else np.clip(values, low, high)
+
+
+def _middle(ordered: NDArray[np.float64]) -> float:
+    """Return the median of values (m,) in increasing order."""
+    half = len(ordered) // 2
+    return float(ordered[half]) if len(ordered) % 2 else float(ordered[half - 1] + ordered[half]) / 2

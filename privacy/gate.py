@@ -380,7 +380,8 @@ def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, cl
     if (
         not isinstance(chosen, list)
         or len(chosen) != clients
-        or not all(isinstance(j, int) and 0 <= j < k for j in chosen)
+        or set(map(type, chosen)) != {int}
+        or not 0 <= min(chosen) <= max(chosen) < k
     ):
         raise Refused("the handler does not say which hypothesis each client chose")
     return np.asarray(chosen, dtype=np.int64)

@@ -104,7 +104,7 @@ class Site:
         if own.get(DATA_PATH):
             if DATA_PATH in environment:
                 raise SiteError(f"{DATA_PATH} is for the node's own configuration alone; unset UMBEL_DATA_PATH")
-            policy = Policy.parse(environment | own)
+            policy = Policy.of(environment | own)
             first, step = _place(policy)
             site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
             site._check_own()
@@ -112,7 +112,7 @@ class Site:
         if not runs_in_simulation():
             raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
         # What else a user has in the environment is no policy of a simulated node.
-        policy = Policy.parse(
+        policy = Policy.of(
             _SIMULATED | {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}} | own
         )
         return cls(policy, None, int(node_config["partition-id"]), int(node_config["num-partitions"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
+from functools import cache
 from typing import Any, Self
 
 from flwr.app import ConfigRecord, MetricRecord
@@ -36,28 +37,32 @@ class _Asked:
 
     def to_record(self) -> ConfigRecord:
         """Return what is asked as a ConfigRecord."""
-        own: Any = self  # a dataclass, as all that is built on this
-        values = {entry.name: getattr(own, entry.name) for entry in fields(own)}
-        return ConfigRecord(
-            {
-                key: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
-                for key, value in values.items()
-            }
-        )
+        record = ConfigRecord()
+        for name in _kinds(type(self)):
+            value = getattr(self, name)
+            record[name] = (
+                list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
+            )
+        return record
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
         """Check a ConfigRecord from the network and return what it asks."""
-        kind: Any = cls
-        values: dict[str, Any] = {}
-        for entry in fields(kind):
-            if entry.name not in record:
-                raise ProtocolError(f"the demand lacks {entry.name}")
-            value = record[entry.name]
-            if type(value) not in _KINDS[str(entry.type)]:
-                raise ProtocolError(f"{entry.name} of the demand is a {type(value).__name__}")
-            values[entry.name] = tuple(value) if isinstance(value, list) else value
+        there, values = dict(record.items()), {}
+        for name, kinds in _kinds(cls).items():
+            if name not in there:
+                raise ProtocolError(f"the demand lacks {name}")
+            value: Any = there[name]
+            if type(value) not in kinds:
+                raise ProtocolError(f"{name} of the demand is a {type(value).__name__}")
+            values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
+
+
+@cache
+def _kinds(asked: Any) -> dict[str, tuple[type, ...]]:
+    """Return the fields of a class built on `_Asked`, each with what it may come as."""
+    return {entry.name: _KINDS[str(entry.type)] for entry in fields(asked)}
 
 
 @dataclass(frozen=True)

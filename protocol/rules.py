@@ -11,6 +11,7 @@ import math
 import types
 from collections.abc import Mapping
 from enum import StrEnum
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -73,11 +74,18 @@ class Settings(BaseModel):
         """
         try:
             # By the fields' own names, with underscores, they come from code alone.
-            if strange := set(entries).difference(cls.names()):
+            if strange := entries.keys() - cls.names():
                 raise cls.error(cls._unknown(list(strange)))
             return cls(**entries)
         except cls.error as error:
             raise cls.error(f"{source}: {error}" if source else str(error)) from None
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Self:
+        """Return what `parse` does, at once when it is asked the same again, as it is in each message of a run."""
+        # With their types: 1, 1.0 and true are the same to Python, and not to a setting.
+        settings: Self = _parsed(cls, tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True)))
+        return settings
 
     @classmethod
     def _explain(cls, error: ValidationError) -> str:
@@ -113,9 +121,10 @@ class Settings(BaseModel):
         return f"{cls.source}: {'; '.join(told)}"
 
     @classmethod
-    def names(cls) -> list[str]:
+    @cache
+    def names(cls) -> tuple[str, ...]:
         """Return the names of all settings, in order."""
-        return [field.alias or name for name, field in cls.model_fields.items()]
+        return tuple(field.alias or name for name, field in cls.model_fields.items())
 
     @classmethod
     def table(cls) -> list[tuple[str, str, str, str]]:
@@ -124,6 +133,11 @@ class Settings(BaseModel):
             (field.alias or name, shown(field.default), rule(field), field.description or "")
             for name, field in cls.model_fields.items()
         ]
+
+
+@lru_cache(maxsize=16)
+def _parsed(kind: type[Settings], entries: tuple[tuple[str, type, Any], ...]) -> Any:
+    return kind.parse({name: value for name, _, value in entries})
 
 
 def rule(field: FieldInfo) -> str:

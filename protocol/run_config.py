@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -152,12 +150,6 @@ class RunConfig(Settings):
         except OverflowError:
             return False
 
-    @classmethod
-    def of(cls, entries: Mapping[str, Any]) -> RunConfig:
-        """Return the run config in a message's context, checked; it is the same in all of a run."""
-        # With their types: 1, 1.0 and true are the same to Python, and not to a run config.
-        return _checked(tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True)))
-
     @property
     def schedule(self) -> RadiusSchedule:
         """The radius of each round."""
@@ -169,8 +161,3 @@ class RunConfig(Settings):
             key: str(value) if isinstance(value, str) else value
             for key, value in self.model_dump(by_alias=True).items()
         }
-
-
-@lru_cache(maxsize=4)
-def _checked(entries: tuple[tuple[str, type, Any], ...]) -> RunConfig:
-    return RunConfig.parse({name: value for name, _, value in entries})

@@ -20,7 +20,7 @@ from client.cohort import Cohort, LocalUpdate
 from client.learner import Learner, best_hypothesis, learner_for
 from client.loop import LoopLearner
 from models import LOSSES, METRICS, Loss, Model
-from protocol.arrays import Arrays
+from protocol.arrays import Arrays, flatten
 from protocol.errors import ConfigError
 from tests.helpers.cohorts import (
     CLOSE,
@@ -231,6 +231,28 @@ def test_padding_of_a_client_whose_loss_overflows_changes_nothing(batch_size: in
     )
     assert thetas(loop)[0] == [1, 2]
     assert_close(batched, loop)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_the_clients_whose_training_blows_up_are_the_same_in_both_forms(batch_size: int) -> None:
+    model, update = models.load("mlp"), LocalUpdate(1, 0.1, batch_size)
+    hypotheses, unharmed = draw_hypotheses(model, 1), []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        rows = []
+        for length in rng.integers(1, 6, 4).tolist():
+            # Some are so large that outputs, or gradients, exceed float32; padding repeats one of a client's rows.
+            large = np.where(rng.random(length) < 0.5, 10 ** rng.uniform(17, 26), 1.0).astype(np.float32)
+            features = rng.standard_normal((length, 3), np.float32) * large[:, None]
+            rows.append((features, rng.standard_normal(length, np.float32) * large))
+        loop, batched = (
+            train(model, hypotheses, np.zeros(4, np.int64), cohort_of(*rows), update, generators(4), engine)
+            for engine in ("loop", "batched")
+        )
+        finite = [np.isfinite(flatten(trained)).all(axis=1).tolist() for trained in (loop, batched)]
+        assert finite[0] == finite[1], seed
+        unharmed += finite[0]
+    assert 0.5 < np.mean(unharmed) < 0.95
 
 
 # --- against plain PyTorch

@@ -137,8 +137,8 @@ def test_each_class_raises_its_own_error() -> None:
 
 
 def test_a_table_has_a_row_for_each_setting_in_order() -> None:
-    assert Garden.names() == [row[0] for row in Garden.table()]
-    assert Garden.names()[:3] == ["name", "min-roses", "height"]
+    assert Garden.names() == tuple(row[0] for row in Garden.table())
+    assert Garden.names()[:3] == ("name", "min-roses", "height")
     assert Garden.table()[1] == ("min-roses", "3", "a whole number of at least 1, at most 9", "how many roses")
     rules = {name: rule for name, _, rule, _ in Garden.table()}
     assert rules["height"] == "a finite number above 0"
