@@ -252,7 +252,7 @@ def test_the_clients_whose_training_blows_up_are_the_same_in_both_forms(batch_si
         finite = [np.isfinite(flatten(trained)).all(axis=1).tolist() for trained in (loop, batched)]
         assert finite[0] == finite[1], seed
         unharmed += finite[0]
-    assert 0.5 < np.mean(unharmed) < 0.95
+    assert 0.5 < np.mean(unharmed) < 0.98
 
 
 # --- against plain PyTorch
