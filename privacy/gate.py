@@ -17,6 +17,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
+from itertools import compress
 from logging import ERROR, INFO, WARNING
 from typing import Any
 
@@ -351,7 +352,9 @@ def _size(hypotheses: Arrays) -> int:
 
 
 def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
-    return tuple(client for client, flag in zip(clients, flags, strict=True) if flag)
+    if len(clients) != len(flags):
+        raise ValueError(f"{len(flags)} flags for {len(clients)} clients")
+    return tuple(compress(clients, flags))
 
 
 def checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:
@@ -375,7 +378,7 @@ def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, cl
     for name, value in trained.items():
         if value.dtype != np.float32 or value.shape != (clients, *hypotheses[name].shape[1:]):
             raise Refused(f"trained {name!r} is {value.dtype} of shape {value.shape}")
-    chosen = private.get("chosen")
+    chosen: Any = private.get("chosen")
     k = len(next(iter(hypotheses.values())))
     if (
         not isinstance(chosen, list)

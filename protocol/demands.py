@@ -38,7 +38,7 @@ class _Asked:
     def to_record(self) -> ConfigRecord:
         """Return what is asked as a ConfigRecord."""
         record = ConfigRecord()
-        for name in _kinds(type(self)):
+        for name in self._fields():
             value = getattr(self, name)
             record[name] = (
                 list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
@@ -46,10 +46,17 @@ class _Asked:
         return record
 
     @classmethod
+    @cache
+    def _fields(cls) -> dict[str, tuple[type, ...]]:
+        """Return the fields, each with what it may come as."""
+        kind: Any = cls  # a dataclass, as all that is built on this
+        return {entry.name: _KINDS[str(entry.type)] for entry in fields(kind)}
+
+    @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
         """Check a ConfigRecord from the network and return what it asks."""
         there, values = dict(record.items()), {}
-        for name, kinds in _kinds(cls).items():
+        for name, kinds in cls._fields().items():
             if name not in there:
                 raise ProtocolError(f"the demand lacks {name}")
             value: Any = there[name]
@@ -57,12 +64,6 @@ class _Asked:
                 raise ProtocolError(f"{name} of the demand is a {type(value).__name__}")
             values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
-
-
-@cache
-def _kinds(asked: Any) -> dict[str, tuple[type, ...]]:
-    """Return the fields of a class built on `_Asked`, each with what it may come as."""
-    return {entry.name: _KINDS[str(entry.type)] for entry in fields(asked)}
 
 
 @dataclass(frozen=True)

@@ -54,8 +54,8 @@ def from_array_record(record: ArrayRecord) -> Arrays:
 
 
 def _encode(value: NDArray[Any]) -> Array:
-    data = b"".join((_header(value.dtype.str, value.shape), value.data if value.size else b""))
-    return Array(str(value.dtype), value.shape, SType.NUMPY, data)
+    name, header = _header(value.dtype, value.shape)
+    return Array(name, value.shape, SType.NUMPY, b"".join((header, value.data if value.size else b"")))
 
 
 def _decode(array: Array) -> NDArray[Any]:
@@ -71,11 +71,11 @@ def _decode(array: Array) -> NDArray[Any]:
 
 
 @lru_cache(maxsize=256)
-def _header(dtype: str, shape: tuple[int, ...]) -> bytes:
-    """Return the beginning of an array in numpy's format."""
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """Return the name of a type, and the beginning of an array in numpy's format."""
     buffer = BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
-    return buffer.getvalue()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    return str(dtype), buffer.getvalue()
 
 
 @lru_cache(maxsize=256)
