@@ -98,7 +98,7 @@ class LeakMeter(Observer):
 
     def begin(self, run: Run) -> None:
         """Draw the client, and read what an earlier part of the run found."""
-        federation = run.setup.federation
+        federation = run.setup.open_federation()
         if federation is None or not run.strategy.fleet.roster(run.grid).simulated:
             raise ConfigError(
                 "observers: the leak meter is for simulation; leave it out where sites have data of their own"

@@ -128,6 +128,7 @@ def finish(config: Mapping[str, Any]) -> Finished:
 
 
 def _federation(setup: Setup) -> Federation:
-    if setup.federation is None:
+    federation = setup.open_federation()
+    if federation is None:
         raise ConfigError("an experiment measures on the validation clients of a federation; name one in federation")
-    return setup.federation
+    return federation

@@ -40,9 +40,7 @@ class _Asked:
         record = ConfigRecord()
         for name in self._fields():
             value = getattr(self, name)
-            record[name] = (
-                list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
-            )
+            record[name] = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
         return record
 
     @classmethod

@@ -26,8 +26,8 @@ class Setup:
     config : RunConfig
     strategy : HypothesisStrategy
     model : Model
-    federation : Federation or None
-        None where every node serves its own.
+    manifest : Manifest or None
+        What the federation says of itself; None where every node serves its own.
     observers : tuple of Observer
         Those that the run config names, and the strategy if it is one.
     """
@@ -35,7 +35,7 @@ class Setup:
     config: RunConfig
     strategy: HypothesisStrategy
     model: Model
-    federation: Federation | None
+    manifest: Manifest | None
     observers: tuple[Observer, ...] = ()
 
     @classmethod
@@ -51,8 +51,9 @@ class Setup:
         try:
             strategy = strategies.make(run)
             # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
-            federation = open_federation(find_federation(run.federation)) if run.federation else None
-            model = models.load_for(run, federation.manifest if federation else None)
+            federation = _open(run)
+            manifest = federation.manifest if federation else None
+            model = models.load_for(run, manifest)
         except (FederationError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)
@@ -61,12 +62,11 @@ class Setup:
         observers = load_observers(run.observers)
         if isinstance(strategy, Observer):
             observers = (*observers, strategy)
-        return cls(run, strategy, model, federation, observers)
+        return cls(run, strategy, model, manifest, observers)
 
-    @property
-    def manifest(self) -> Manifest | None:
-        """What the federation says of itself; None where every node serves its own."""
-        return self.federation.manifest if self.federation else None
+    def open_federation(self) -> Federation | None:
+        """Return the federation, for those that look at its rows; None where every node serves its own."""
+        return _open(self.config)
 
     @property
     def release(self) -> Release:
@@ -87,3 +87,7 @@ class Setup:
             "run": name,
             "frozen_digest": self.model.frozen_digest,
         }
+
+
+def _open(run: RunConfig) -> Federation | None:
+    return open_federation(find_federation(run.federation)) if run.federation else None

@@ -62,7 +62,7 @@ def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: i
 def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     """Return a run config's task as its peers get it: the clients that umbel draws, its initial hypotheses."""
     setup, grid = Setup.parse(config), InProcessGrid(client.app.app, config)
-    run, strategy, federation = setup.config, setup.strategy, setup.federation
+    run, strategy, federation = setup.config, setup.strategy, setup.open_federation()
     assert federation is not None
     hypotheses = initial_hypotheses(setup, grid)
     arrays, demand = to_array_record(hypotheses), ConfigRecord(setup.demand())
