@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
 from logging import INFO, WARNING
 from typing import Any
 
@@ -330,8 +329,7 @@ class Fleet:
 
 def _common(kind: type[Training] | type[Evaluation], demand: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a demand says of the fields that all clients of a round share."""
-    own = {field.name for field in fields(kind)} - {"round", "clients"}
-    return {key: value for key, value in demand.items() if key in own}
+    return {key: value for key, value in demand.items() if key in kind.shared()}
 
 
 def _asked(

@@ -51,6 +51,12 @@ class _Asked:
         return {entry.name: _KINDS[str(entry.type)] for entry in fields(kind)}
 
     @classmethod
+    @cache
+    def shared(cls) -> frozenset[str]:
+        """Return the names of the fields in which the demands on all nodes in a round are alike."""
+        return frozenset(cls._fields()) - {"round", "clients"}
+
+    @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
         """Check a ConfigRecord from the network and return what it asks."""
         there, values = dict(record.items()), {}

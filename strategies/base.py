@@ -195,7 +195,7 @@ class HypothesisStrategy(Strategy):
     def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
         """Return what the clients of a round are asked, all alike."""
         return {
-            **config,
+            **dict(config.items()),
             "radius_mode": self.radius.mode,
             "radius": self.radius.at(round),
             "disclose_choice": self.discloses_choice,
