@@ -66,7 +66,7 @@ class BatchedLearner(Learner):
         for rows, weights, counts in schedule.minibatches():
             check_time()
             index = torch.from_numpy(rows).to(self.device)
-            share = torch.from_numpy(weights).to(self.device)
+            share, padding = (torch.from_numpy(one).to(self.device) for one in (weights, weights == 0))
             parameters = {name: value.detach() for name, value in parameters.items()}
             trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
             outputs = self._forward(parameters, cohort.features[index])
@@ -74,7 +74,7 @@ class BatchedLearner(Learner):
             # Each client's loss depends on its own parameters alone, so the gradient of the sum
             # holds the gradient of each.
             # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
-            objective = model.loss.objective(torch.where(share > 0, losses * share, 0.0).sum(1))
+            objective = model.loss.objective((losses * share).masked_fill(padding, 0.0).sum(1))
             gradients = torch.autograd.grad(objective.sum(), list(trained.values()))
             still = None if counts.all() else torch.from_numpy(np.flatnonzero(counts == 0)).to(self.device)
             with torch.no_grad():
