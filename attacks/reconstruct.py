@@ -32,7 +32,7 @@ from protocol.arrays import Arrays
 from protocol.demands import Training
 from protocol.errors import ConfigError, FederationError, FleetError, ModelError, NotApplicableError
 from protocol.messages import released_in, round_request
-from protocol.records import to_array_record
+from protocol.records import pack
 from protocol.release import NoisePer
 from simulation.grid import InProcessGrid
 
@@ -244,7 +244,7 @@ def _write_one_image_each(folder: Path, federation: Federation, rows: NDArray[np
 
 def _probe(grid: InProcessGrid, hypothesis: Arrays, demand: Training) -> Arrays:
     """Return what the clients release, each array (clients, \\*shape)."""
-    sent = to_array_record({name: value[None] for name, value in hypothesis.items()})
+    sent = pack({name: value[None] for name, value in hypothesis.items()})
     (node,) = grid.get_node_ids()
     message = grid.create_message(round_request(sent, demand), "train", node, "1")
     (reply,) = grid.send_and_receive([message])

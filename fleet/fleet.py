@@ -30,7 +30,7 @@ from protocol.messages import (
     round_request,
     scores_in,
 )
-from protocol.records import from_array_record, to_array_record
+from protocol.records import from_array_record, pack
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -166,10 +166,11 @@ class Fleet:
         common, placed = _common(Training, demand), roster.place(TRAIN, clients)
         self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)))
         self._sent = from_array_record(hypotheses)
+        packed = pack(self._sent)
         self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
         return [
             Message(
-                round_request(hypotheses, training=Training(**common, round=round, clients=tuple(locals_))),
+                round_request(packed, training=Training(**common, round=round, clients=tuple(locals_))),
                 node,
                 "train",
                 group_id=str(round),
@@ -189,9 +190,10 @@ class Fleet:
             return []
         common, placed = _common(Evaluation, demand), roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
+        packed = pack(from_array_record(hypotheses))
         return [
             Message(
-                round_request(hypotheses, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
+                round_request(packed, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
                 node,
                 "evaluate",
                 group_id=group or str(round),
@@ -242,7 +244,7 @@ class Fleet:
 
     def send_best(self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "") -> None:
         """Send all nodes what the run has found, for them to keep; what they make of it they do not say."""
-        content = keep_request(to_array_record(hypotheses), run)
+        content = keep_request(pack(hypotheses), run)
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
         self._exchange.run(grid, messages, min(timeout, _KEEP_S))
 

@@ -34,6 +34,7 @@ from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, R
 from protocol.flower import log
 from protocol.home import make_home_of
 from protocol.messages import PARTS
+from protocol.records import unpack
 
 SUFFIX = ".log.jsonl"
 FIRST = "0" * 64
@@ -287,11 +288,16 @@ def outline(content: RecordDict) -> dict[str, Any]:
     return asked
 
 
-def _sizes(arrays: ArrayRecord) -> dict[str, Any]:
-    """Return k and n of hypotheses, as the message says."""
-    shapes = [array.shape for array in arrays.values()]
-    k = max((shape[0] for shape in shapes if shape), default=0)
-    return {"k": k, "n": min(sum(math.prod(shape[1:]) for shape in shapes), 2**63)}
+def _sizes(record: ArrayRecord) -> dict[str, Any]:
+    """Return k and n of hypotheses; nothing where they cannot be read."""
+    try:
+        arrays = unpack(record).values()
+    except ProtocolError:
+        return {}
+    return {
+        "k": max((len(value) for value in arrays), default=0),
+        "n": sum(math.prod(value.shape[1:]) for value in arrays),
+    }
 
 
 def _scalar(value: Any) -> Any:

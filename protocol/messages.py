@@ -10,7 +10,8 @@ query.keep  the best hypotheses, when a run is over; back, nothing
 ==========  ==============================================================================
 
 The records are Flower's own. Arrays are a model's shared parameters with one more axis in front: the
-hypotheses in what the server sends, the clients that released in what a node sends back.
+hypotheses in what the server sends, the clients that released in what a node sends back. They travel
+packed (`protocol.records.pack`), a row a hypothesis or a client.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays
 from protocol.demands import LONGEST_RUN_NAME, VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
-from protocol.records import from_array_record, record_in, to_array_record
+from protocol.records import pack, record_in, unpack
 
 _VERSION = "version"
 _HYPOTHESES = "hypotheses"
@@ -51,7 +52,7 @@ def query() -> RecordDict:
 def round_request(
     hypotheses: ArrayRecord, training: Training | None = None, evaluation: Evaluation | None = None
 ) -> RecordDict:
-    """Return the content of a round's message to a node; `hypotheses` may be shared by all of a round's."""
+    """Return the content of a round's message to a node; all of a round may share the packed `hypotheses`."""
     content = RecordDict({_HYPOTHESES: hypotheses})
     if training is not None:
         content[_TRAINING] = training.to_record()
@@ -105,7 +106,7 @@ def run_names(content: RecordDict) -> set[str]:
 
 def hypotheses_in(content: RecordDict) -> Arrays:
     """Return the hypotheses of a message."""
-    return from_array_record(record_in(content, _HYPOTHESES, ArrayRecord))
+    return unpack(record_in(content, _HYPOTHESES, ArrayRecord))
 
 
 def training_in(content: RecordDict) -> Training | None:
@@ -155,7 +156,7 @@ def training_reply(releases: Arrays, released: Sequence[int], choices: Sequence[
     counts: dict[str, int | float | list[int] | list[float]] = {"clients": list(released)}
     if choices is not None:
         counts["choices"] = list(choices)
-    return RecordDict({_ARRAYS: to_array_record(releases), _RELEASED: MetricRecord(counts)})
+    return RecordDict({_ARRAYS: pack(releases), _RELEASED: MetricRecord(counts)})
 
 
 def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
@@ -181,7 +182,7 @@ def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.boo
     flags = np.asarray(counts.get("clients", ()))
     if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
         raise ProtocolError("it does not say who released")
-    arrays = from_array_record(record_in(content, _ARRAYS, ArrayRecord))
+    arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
     choices = np.asarray(counts["choices"]) if "choices" in counts else None
     if choices is not None and (choices.dtype.kind not in "iu" and choices.size):
         raise ProtocolError("it does not say what its clients chose")

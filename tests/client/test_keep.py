@@ -22,7 +22,7 @@ from privacy.site import in_process
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation
 from protocol.messages import keep_request
-from protocol.records import to_array_record
+from protocol.records import pack
 from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
@@ -61,7 +61,7 @@ class Site:
 
     def keep(self, hypotheses: Arrays = HYPOTHESES) -> Message:
         """Tell the node what the run has found, and return its reply."""
-        return ask(self.grid, keep_request(to_array_record(hypotheses), self.name), "query.keep")
+        return ask(self.grid, keep_request(pack(hypotheses), self.name), "query.keep")
 
 
 def keep(config: Config, node_config: Config, hypotheses: Arrays = HYPOTHESES, **run: Any) -> Message:

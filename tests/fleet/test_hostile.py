@@ -21,6 +21,7 @@ from fleet.fleet import Fleet
 from fleet.roster import MAX_CLIENTS, admitted
 from protocol.arrays import flatten
 from protocol.demands import VERSION, Hosting
+from protocol.errors import ProtocolError
 from protocol.messages import (
     evaluation_in,
     evaluation_reply,
@@ -29,13 +30,14 @@ from protocol.messages import (
     training_in,
     training_reply,
 )
-from protocol.records import to_array_record
+from protocol.records import pack, to_array_record, unpack
 from protocol.run_config import RunConfig
 from server.history import State
 from server.rounds import Run, run_rounds
 from server.setup import Setup
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
+from tests.helpers.messages import rows, sent
 
 LINEAR = models.load("linear")
 OPTIMUM = np.array([3.0, -2.0])
@@ -70,7 +72,7 @@ def put(record: Any, name: str, value: Any) -> None:
         record._data[name] = value
 
 
-def odd_array(rng: np.random.Generator, like: NDArray[Any]) -> Array:
+def odd_array(rng: np.random.Generator, like: NDArray[Any]) -> Array | NDArray[Any]:
     choice = rng.integers(6)
     if choice == 0:
         value = np.full(like.shape, rng.choice([np.nan, np.inf, 3.4e38, -3.4e38, 1e30, 1e9]), np.float32)
@@ -81,11 +83,21 @@ def odd_array(rng: np.random.Generator, like: NDArray[Any]) -> Array:
     elif choice == 3:
         return Array("float32", (10**9, 10**9), "numpy.ndarray", rng.bytes(int(rng.integers(60))))
     elif choice == 4:
-        whole = Array(like)
+        whole = pack({"weight": like})["rows"]
         return Array(whole.dtype, whole.shape, str(rng.choice(["numpy.ndarray", "pickle"])), whole.data[:-3])
     else:
         value = np.zeros((0, *like.shape[1:]), np.float32)
-    return Array(np.ascontiguousarray(value))
+    return np.ascontiguousarray(value)
+
+
+def odd_arrays(rng: np.random.Generator, record: ArrayRecord) -> ArrayRecord:
+    """Return arrays of the same names that cannot be, or one of bytes in the place of all."""
+    try:
+        odd = {name: odd_array(rng, value) for name, value in unpack(record).items()}
+    except ProtocolError:
+        return record  # changed before
+    whole = next((value for value in odd.values() if isinstance(value, Array)), None)
+    return sent(odd) if whole is None else rows(whole)
 
 
 def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:
@@ -101,21 +113,11 @@ def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:
         elif choice == 2:
             content[f"{name}\x1b[0m" * int(rng.integers(1, 50))] = MetricRecord({"a": 1})
         elif isinstance(record, ArrayRecord):
-            for key in list(record):
-                arrays = hypothesis_like(record[key])
-                record[key] = odd_array(rng, arrays)
+            content[name] = odd_arrays(rng, record)
         elif isinstance(record, MetricRecord):
             keys = [*record, "clients", "choices", "loss", "metric", "train", "step"]
             put(record, str(rng.choice(keys)), odd(rng))
     return content
-
-
-def hypothesis_like(array: Array) -> NDArray[Any]:
-    try:
-        value: NDArray[Any] = array.numpy()
-        return value
-    except Exception:
-        return np.zeros((1, 1, 2), np.float32)
 
 
 def odd_hosting(rng: np.random.Generator) -> RecordDict:

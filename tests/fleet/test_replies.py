@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from fleet.fleet import Fleet
 from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
+from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
 from protocol.messages import evaluation_reply, training_reply
-from protocol.records import to_array_record
+from protocol.records import pack, to_array_record, unpack
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
+from tests.helpers.messages import rows
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 DEMAND: dict[str, Any] = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0}
@@ -114,8 +116,8 @@ def test_neither_the_number_of_nodes_nor_the_order_of_replies_changes_a_bit(
 def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
     fleet, grid, messages = training()
     (reply,) = replies = grid.releases(messages, RELEASE.__getitem__)
-    arrays = reply.content.array_records["arrays"]
-    reply.content["arrays"] = ArrayRecord({name: arrays[name] for name in ("bias", "weight")})
+    arrays = unpack(reply.content.array_records["arrays"])
+    reply.content["arrays"] = pack({name: arrays[name] for name in ("bias", "weight")})
     assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
 
 
@@ -161,10 +163,19 @@ def npz(**arrays: NDArray[Any]) -> bytes:
     return file.getvalue()
 
 
-def weight(value: Any) -> Callable[[RecordDict], Any]:
+def changed(change: Callable[[Arrays], Mapping[str, Any]]) -> Callable[[RecordDict], Any]:
+    """Put other arrays in the place of a reply's."""
+    return lambda content: content.update({"arrays": pack(change(unpack(content.array_records["arrays"])))})
+
+
+def weight(value: NDArray[Any]) -> Callable[[RecordDict], Any]:
     """Put another array in the place of a reply's weight."""
-    array = value if isinstance(value, Array) else Array(np.asarray(value))
-    return lambda content: content.array_records["arrays"].update(weight=array)
+    return changed(lambda arrays: arrays | {"weight": value})
+
+
+def instead(value: Any) -> Callable[[RecordDict], Any]:
+    """Put any array in the place of the one that a reply's arrays travel in."""
+    return lambda content: content.update({"arrays": rows(value)})
 
 
 def flags(value: Any) -> Callable[[RecordDict], Any]:
@@ -173,10 +184,11 @@ def flags(value: Any) -> Callable[[RecordDict], Any]:
 
 
 def serialised(data: bytes, stype: str = "numpy.ndarray") -> Array:
-    return Array("float32", (2, 1, 2), stype, data)
+    return Array("void96", (2,), stype, data)
 
 
 TWO = np.ones((2, 1, 2), np.float32)
+PACKED = pack({"weight": TWO, "bias": TWO[:, 0, :1]})["rows"].data
 SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nothing of training": lambda content: content.pop("released"),
     "no arrays": lambda content: content.pop("arrays"),
@@ -190,24 +202,31 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "a negative flag": flags([1, -1]),
     "half a flag": flags([1.0, 0.5]),
     "more rows than flags": flags([1, 0]),
-    "a row too few": weight(TWO[:1]),
-    "a row too many": weight(np.ones((3, 1, 2), np.float32)),
+    "a row too few": changed(lambda arrays: {name: value[:1] for name, value in arrays.items()}),
+    "a row too many": changed(lambda arrays: {name: value[[0, 1, 1]] for name, value in arrays.items()}),
     "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
-    "a number alone": weight(np.float32(1)),
-    "a name too few": lambda content: content.array_records["arrays"].pop("bias"),
-    "a name too many": lambda content: content.array_records["arrays"].update(extra=Array(TWO)),
-    "another name": lambda content: content.update({"arrays": ArrayRecord({"w": Array(TWO), "bias": Array(TWO)})}),
+    "a number alone": instead(np.float32(1)),
+    "rows without names": instead(np.ones((2, 3), np.float32)),
+    "a table of rows": instead(np.zeros((2, 1), [("weight", "f4", (1, 2)), ("bias", "f4", (1,))])),
+    "rows of nothing": instead(np.zeros(2, np.dtype([]))),
+    "rows within rows": instead(np.zeros(2, [("weight", [("weight", "f4", (1, 2))]), ("bias", "f4", (1,))])),
+    "arrays one by one": lambda content: content.update(
+        {"arrays": to_array_record(unpack(content.array_records["arrays"]))}
+    ),
+    "a name too few": changed(lambda arrays: {"weight": arrays["weight"]}),
+    "a name too many": changed(lambda arrays: arrays | {"extra": TWO}),
+    "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
     "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
     "infinite": weight(np.float32([[[1, 1]], [[-np.inf, 1]]])),
     "finite in float64 alone": weight(TWO * np.float64(1e300)),
     "whole numbers": weight(TWO.astype(np.int64)),
     "complex": weight(TWO * 1j),
     "text": weight(TWO.astype(str)),
-    "no bytes": weight(serialised(b"")),
-    "bytes that end early": weight(serialised(Array(TWO).data[:-1])),
-    "bytes that are no array": weight(serialised(b"umbel")),
-    "another format": weight(serialised(Array(TWO).data, "torch.tensor")),
-    "an archive of arrays": weight(serialised(npz(weight=TWO))),
+    "no bytes": instead(serialised(b"")),
+    "bytes that end early": instead(serialised(PACKED[:-1])),
+    "bytes that are no array": instead(serialised(b"umbel")),
+    "another format": instead(serialised(PACKED, "torch.tensor")),
+    "an archive of arrays": instead(serialised(npz(weight=TWO))),
 }
 
 

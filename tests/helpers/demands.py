@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from protocol.demands import Evaluation, Training
 from protocol.messages import round_request
-from protocol.records import to_array_record
+from protocol.records import pack
 
 from .records import STACKED
 
@@ -21,7 +21,7 @@ EVALUATION = Evaluation(round=3, clients=(7, 3))
 
 def request(training: Training | None = None, evaluation: Evaluation | None = None) -> RecordDict:
     """Return the content of a round's message that has `STACKED` for hypotheses."""
-    return round_request(to_array_record(STACKED), training, evaluation)
+    return round_request(pack(STACKED), training, evaluation)
 
 
 _whole = st.integers(0, 2**31)

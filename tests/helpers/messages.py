@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
@@ -17,7 +17,7 @@ from privacy.site import in_process
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation, Training
 from protocol.messages import round_request
-from protocol.records import from_array_record, record_in, to_array_record
+from protocol.records import pack, record_in, to_array_record, unpack
 
 Layout = Mapping[str, tuple[int, ...]]
 Handler = Callable[[Message, Context], Message]
@@ -67,13 +67,26 @@ def through_gate(content: RecordDict, context: Context, handler: Handler, messag
         return Gate()(to_node(content, message_type), context, handler)
 
 
+def sent(arrays: Mapping[str, Any]) -> ArrayRecord:
+    """Return arrays as they travel; such as cannot, each by itself."""
+    try:
+        return pack(arrays)
+    except (TypeError, ValueError):
+        return to_array_record(arrays)
+
+
+def rows(value: Any) -> ArrayRecord:
+    """Return any array in the place of the one that travels."""
+    return ArrayRecord({"rows": value if isinstance(value, Array) else Array(np.asarray(value))})
+
+
 def asked(
     hypotheses: ArrayRecord | Mapping[str, Any],
     training: Training | ConfigRecord | None = None,
     evaluation: Evaluation | ConfigRecord | None = None,
 ) -> RecordDict:
     """Return the content of a round's message; records stand for what a server of another mind would send."""
-    record = hypotheses if isinstance(hypotheses, ArrayRecord) else to_array_record(hypotheses)
+    record = hypotheses if isinstance(hypotheses, ArrayRecord) else sent(hypotheses)
     content = round_request(record)
     for name, demand in (("training", training), ("evaluation", evaluation)):
         if demand is not None:
@@ -115,7 +128,7 @@ def releases(reply: Message) -> Arrays:
         data = io.BytesIO(array.data)
         np.load(data)
         assert not data.read(), "something hides behind the numbers"
-    return from_array_record(record)
+    return unpack(record)
 
 
 def scores(reply: Message) -> tuple[list[float], list[float]]:

@@ -21,7 +21,7 @@ from privacy.runs import SHOWN, Runs, Status, beside
 from protocol.demands import Evaluation, Training
 from protocol.errors import FleetError, LedgerError
 from protocol.messages import keep_request, query
-from protocol.records import to_array_record
+from protocol.records import pack
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
 from tests.helpers.messages import asked, refused
@@ -56,7 +56,7 @@ class Site:
         return ask(self.grid, asked(THETA, None, replace(Evaluation(1, (2,), 0.1), **changes)), "evaluate")
 
     def keep(self) -> Message:
-        return ask(self.grid, keep_request(to_array_record(THETA)), "query.keep")
+        return ask(self.grid, keep_request(pack(THETA)), "query.keep")
 
     def run(self, *words: str) -> str:
         """Do what a person at the site types."""

@@ -32,13 +32,14 @@ from privacy import gate
 from privacy import releases as mechanism
 from privacy.ledger import Ledger
 from protocol.demands import VERSION, Evaluation, Training
+from protocol.errors import ProtocolError
 from protocol.messages import keep_request
-from protocol.records import to_array_record
+from protocol.records import pack, unpack
 from protocol.release import RadiusMode
 from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
-from tests.helpers.messages import arrived, asked, refused, releases
+from tests.helpers.messages import arrived, asked, refused, releases, sent
 
 MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "1200"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
@@ -262,7 +263,7 @@ class Attacker:
             for name, shape in site.shapes.items()
         }
         if kind.startswith("query.k"):
-            return keep_request(to_array_record(hypotheses), pick(["", "spring", "summer"]))
+            return keep_request(pack(hypotheses), pick(["", "spring", "summer"]))
         if kind == "query":
             return RecordDict({"version": ConfigRecord({"version": VERSION})})
         run, number = pick(["", "spring", "summer"]), pick([1, 1, 2, 3])
@@ -308,48 +309,57 @@ class Attacker:
             if what < 0.4:
                 content.pop(name, None)
             else:
-                one = to_array_record({pick(["weight", "x"]): np.ones((2, 1, 2), np.float32)})
+                one = pack({pick(["weight", "x"]): np.ones((2, 1, 2), np.float32)})
                 content[name] = pick(
                     [one, ConfigRecord({"clients": [0]}), MetricRecord({"clients": [1]}), ArrayRecord()]
                 )
 
     def _change_arrays(self, record: ArrayRecord) -> None:
         pick: Callable[[Sequence[Any]], Any] = self.random.choice
-        name = pick(list(record))
-        array = record[name]
-        shape = array.shape
         what = self.random.randrange(10)
+        try:
+            arrays = dict(unpack(record))
+        except ProtocolError:
+            return  # changed before
+        name = pick(list(arrays))
+        value, shape = arrays[name], arrays[name].shape
         if what == 0:
-            record[name] = Array(
-                np.full(shape, pick(NUMBERS), pick([np.float32, np.float64, np.int64, np.float16, bool]))
-            )
+            arrays[name] = np.full(shape, pick(NUMBERS), pick([np.float32, np.float64, np.int64, np.float16, bool]))
         elif what == 1:
             k = pick([0, 1, 10, 11, 1000, 5000])
-            record[name] = Array(np.ones((k, *shape[1:]), np.float32))
+            arrays[name] = np.ones((k, *shape[1:]), np.float32)
         elif what == 2:
-            record[name] = Array(np.ones(pick([(), (2,), (2, 2), (2, 0, 2), (2, 1, 3), (2, 1, 2, 1)]), np.float32))
+            arrays[name] = np.ones(pick([(), (2,), (2, 2), (2, 0, 2), (2, 1, 3), (2, 1, 2, 1)]), np.float32)
         elif what == 3:
-            record[pick(["weight", "bias", "items", "user", "\0"])] = array
+            arrays[pick(["weight", "bias", "items", "user", "\0"])] = value
         elif what == 4:
-            del record[name]
+            del arrays[name]
         elif what == 5:
-            value = array.numpy().copy()
+            value = value.copy()
             value.flat[self.random.randrange(value.size)] = pick(
                 [math.nan, math.inf, -math.inf, 3.4e38, -3.4e38, 1e-45]
             )
-            record[name] = Array(value)
+            arrays[name] = value
         elif what == 6:
-            data = bytearray(array.data)
-            data[self.random.randrange(len(data))] = self.random.randrange(256)
-            record[name] = Array(array.dtype, shape, array.stype, bytes(data))
-        elif what == 7:
-            record[name] = Array(array.dtype, shape, array.stype, array.data[: self.random.randrange(len(array.data))])
-        elif what == 8:
-            said = pick([(), (-1, 2), (10**9, 10**9), shape])
-            record[name] = Array(pick(["float32", "object", "<U9"]), said, pick([array.stype, "torch", ""]), array.data)
+            arrays[name] = value.astype(pick([">f4", "<f4", np.float32]))
         else:
-            value = np.asfortranarray(array.numpy()).astype(pick([">f4", "<f4", np.float32]))
-            record[name] = Array(value)
+            self._change_bytes(record, what)
+            return
+        record.clear()
+        record.update(sent(arrays))
+
+    def _change_bytes(self, record: ArrayRecord, what: int) -> None:
+        pick: Callable[[Sequence[Any]], Any] = self.random.choice
+        array = record["rows"]
+        said, data = [array.dtype, array.shape, array.stype], bytearray(array.data)
+        if what == 7:
+            data[self.random.randrange(len(data))] = self.random.randrange(256)
+        elif what == 8:
+            data = data[: self.random.randrange(len(data))]
+        else:
+            shape = pick([(), (-1, 2), (10**9, 10**9), array.shape])
+            said = [pick(["float32", "object", "<U9"]), shape, pick([array.stype, "torch", ""])]
+        record["rows"] = Array(*said, bytes(data))
 
 
 @pytest.fixture

@@ -881,8 +881,7 @@ BAD_HYPOTHESES: dict[str, Arrays] = {
 
 @pytest.mark.parametrize("name", BAD_HYPOTHESES)
 def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
-    hypotheses = ArrayRecord({key: Array(value) for key, value in BAD_HYPOTHESES[name].items()})
-    refused_unseen(asked(hypotheses, demanded((4, 7))), SIMULATED)
+    refused_unseen(asked(BAD_HYPOTHESES[name], demanded((4, 7))), SIMULATED)
 
 
 @pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])

@@ -13,7 +13,7 @@ from client.app import app
 from federation import BUNDLED, open_federation
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.messages import keep_request, query
-from protocol.records import to_array_record
+from protocol.records import pack
 from simulation.grid import InProcessGrid
 from tests.helpers.messages import arrived, asked, demanded, records, refused, released, releases, scores, stacked, wire
 
@@ -113,11 +113,11 @@ def test_the_app_tells_how_many_clients_a_node_has_and_no_more(run_config: dict[
 
 GOOD: dict[str, RecordDict] = {
     "query": query(),
-    "query.keep": keep_request(to_array_record(stacked(TRUTH, LINEAR)), "spring"),
+    "query.keep": keep_request(pack(stacked(TRUTH, LINEAR)), "spring"),
     "train": training((0,)),
     "evaluate": evaluation((100,)),
 }
-OTHER_MODEL = to_array_record(stacked(np.zeros((2, 3)), {"weight": (1, 3)}))
+OTHER_MODEL = pack(stacked(np.zeros((2, 3)), {"weight": (1, 3)}))
 TWICE = Evaluation(1, (100,)).to_record()
 TWICE["clients"] = [100, 100]
 BAD: list[tuple[str, RecordDict]] = [

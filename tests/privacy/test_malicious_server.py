@@ -24,9 +24,9 @@ from privacy import randomness
 from privacy.ledger import Ledger
 from privacy.runs import beside
 from protocol.demands import VERSION, Evaluation, Training
-from protocol.records import to_array_record
+from protocol.records import pack
 from simulation.grid import InProcessGrid
-from tests.helpers.messages import asked, refused, released, scores, wire
+from tests.helpers.messages import asked, refused, released, scores, sent, wire
 from tests.helpers.messages import releases as arrays_of
 
 CLIENTS = 4
@@ -120,7 +120,7 @@ def test_a_radius_that_goes_to_zero_is_raised_to_the_floor(site: Site, mode: str
     for the radius that was asked; the mean distance is at least half of .03 with a false alarm
     below 1e-6.
     """
-    hypotheses = to_array_record({"weight": np.array([[[1.0, 2.0]]], np.float32)})  # the optimum: updates are nil
+    hypotheses = pack({"weight": np.array([[[1.0, 2.0]]], np.float32)})  # the optimum: updates are nil
     distances = []
     for number in range(1, 26):
         reply = site.ask(replace(HONEST, round=number, radius_mode=mode, radius=radius), hypotheses)
@@ -223,7 +223,7 @@ def stacked(k: int, value: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
 )
 def test_hypotheses_that_are_none(site: Site, hypotheses: dict[str, Any]) -> None:
     try:
-        record = to_array_record(hypotheses)
+        record = sent(hypotheses)
     except (TypeError, ValueError):
         pytest.skip("Flower itself cannot send this")
     assert refused(site.ask(hypotheses=record))
@@ -239,10 +239,10 @@ def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> 
         def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
             return (Path.touch, (marker,))  # type: ignore[return-value]
 
-    array = to_array_record(stacked(2))
+    array = pack(stacked(2))
     buffer = BytesIO()
     np.save(buffer, np.array([[Payload()]], dtype=object), allow_pickle=True)
-    array["weight"].data = buffer.getvalue()
+    array["rows"].data = buffer.getvalue()
     assert refused(site.ask(hypotheses=array))
     assert not marker.exists()
     assert site.lives()
@@ -460,7 +460,7 @@ def test_releases_are_counted_where_noise_makes_them_cheap(tmp_path: Path, run_c
 def test_a_site_may_accept_one_hypothesis_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config, **{"max-hypotheses": 1})
     assert refused(site.ask())
-    assert not site.ask(hypotheses=to_array_record({"weight": THETA["weight"][:1]})).has_error()
+    assert not site.ask(hypotheses=pack({"weight": THETA["weight"][:1]})).has_error()
 
 
 @pytest.mark.parametrize("model", ["mlp", "os:getcwd", "sys:exit", "torch.nn:PReLU"])
@@ -635,7 +635,7 @@ def test_a_choice_shows_through_any_noise_and_costs_next_to_nothing(site: Site) 
         middle = np.array([offset, 0.0])
         pair = np.stack([middle - 1024 * side, middle + 1024 * side]).astype(np.float32)
         question = replace(HONEST, clients=(0,), noise_multiplier=1e3, radius_mode="public", step_size=1e-30)
-        reply = site.ask(question, to_array_record({"weight": pair[:, None]}))
+        reply = site.ask(question, pack({"weight": pair[:, None]}))
         nearest = np.linalg.norm(pair - releases(reply), axis=1).argmin()
         assert nearest == expected
     assert site.spent()[0] == Fraction(2, 1000) * 2
@@ -661,7 +661,7 @@ class Preferences(Site):
     def updates(self, items: np.ndarray[Any, Any], **changes: Any) -> np.ndarray[Any, Any]:
         """Return what the first client says of items (20, 4)."""
         demand = replace(HONEST, **{"clients": (0,), "local_epochs": 0, "local_steps": 1, **changes})
-        reply = self.ask(demand, to_array_record({"items": items[None].astype(np.float32)}))
+        reply = self.ask(demand, pack({"items": items[None].astype(np.float32)}))
         assert not reply.has_error()
         released: np.ndarray[Any, Any] = arrays_of(reply)["items"][0] - items
         return released

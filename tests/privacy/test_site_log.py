@@ -21,7 +21,7 @@ from privacy.site_log import FIRST, Entry, SiteLog, beside, outline
 from protocol.demands import Evaluation
 from protocol.errors import FederationError, LogError, ProtocolError, Refused
 from protocol.messages import keep_request, query, training_in
-from protocol.records import to_array_record
+from protocol.records import pack
 from tests.helpers.messages import SIMULATED, asked, demanded, of_node, refused, stacked, through_gate, to_node
 
 SECRET = "diagnosis-of-patient-17"
@@ -107,7 +107,7 @@ BARE = demanded((0, 1), noise_multiplier=0.0)
         (round_of(), "refused", "", 0),
         (other(query(), "query"), "answered", "", 0),
         (other(query(), "query", broken), "refused", "query: ValueError", 0),
-        (other(keep_request(to_array_record(ZEROS), "run-1"), "query.keep"), "answered", "", 0),
+        (other(keep_request(pack(ZEROS), "run-1"), "query.keep"), "answered", "", 0),
     ],
 )  # fmt: skip
 def test_every_message_is_on_record(

@@ -30,7 +30,7 @@ from protocol.messages import (
     training_reply,
     version_in,
 )
-from protocol.records import to_array_record
+from protocol.records import pack
 from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
 from tests.helpers.records import STACKED, assert_same_arrays, over_the_wire
 
@@ -98,13 +98,13 @@ def test_training_may_be_asked_of_some_clients_alone() -> None:
 
 
 def test_what_a_run_has_found_travels_by_itself() -> None:
-    arrived = over_the_wire(keep_request(to_array_record(STACKED)))
+    arrived = over_the_wire(keep_request(pack(STACKED)))
     assert asks(arrived) == (False, False)
     assert_same_arrays(hypotheses_in(arrived), STACKED)
 
 
 def test_a_query_asks_for_the_version_spoken_here() -> None:
-    assert version_in(over_the_wire(query())) == VERSION == 2
+    assert version_in(over_the_wire(query())) == VERSION == 3
 
 
 def test_a_query_may_name_no_version() -> None:
@@ -164,8 +164,8 @@ def test_choices_that_are_no_whole_numbers_are_refused() -> None:
         RecordDict({"released": MetricRecord()}),
         RecordDict({"released": MetricRecord({"clients": 1})}),
         RecordDict({"released": MetricRecord({"clients": [1, 1]})}),
-        RecordDict({"released": MetricRecord({"clients": [1] * 1000}), "arrays": to_array_record(STACKED)}),
-        RecordDict({"released": MetricRecord({"clients": [1, 2]}), "arrays": to_array_record(STACKED)}),
+        RecordDict({"released": MetricRecord({"clients": [1] * 1000}), "arrays": pack(STACKED)}),
+        RecordDict({"released": MetricRecord({"clients": [1, 2]}), "arrays": pack(STACKED)}),
     ],
 )
 def test_of_a_reply_that_says_something_else_nobody_is_counted(content: RecordDict) -> None:

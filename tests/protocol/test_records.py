@@ -11,7 +11,7 @@ from hypothesis import given
 
 from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
-from protocol.records import from_array_record, record_in, to_array_record
+from protocol.records import from_array_record, pack, record_in, to_array_record, unpack
 from tests.helpers.records import assert_same_arrays, over_the_wire, stacked
 
 
@@ -87,3 +87,45 @@ def test_a_record_is_found_by_name_and_kind() -> None:
     for name, kind in (("a", MetricRecord), ("b", ConfigRecord), ("c", ArrayRecord)):
         with pytest.raises(ProtocolError, match=f"there is no {kind.__name__} '{name}'"):
             record_in(content, name, kind)
+
+
+# --- packed
+
+
+PACKED: dict[str, dict[str, Any]] = {
+    "two layers": {"0.weight": np.arange(12, dtype=np.float32).reshape(2, 3, 2), "0.bias": np.ones((2, 3), np.float32)},
+    "no rows": {"weight": np.zeros((0, 3), np.float32)},
+    "a number a row": {"scale": np.array([1.5, -2.0], np.float32), "empty": np.zeros((2, 0), np.float32)},
+    "names of all kinds": {name: np.ones((1, 2), np.float32) for name in ("z", "a:b", "a b", "ü", "(", "'\"", "f0")},
+    "types of all kinds": {str(kind): np.ones((2, 1), kind) for kind in ("f2", ">f4", "f8", "i8", "?", "c8")},
+    "not in order of memory": {"w": np.arange(6, dtype=np.float32).reshape(3, 2).T},
+    "a thousand layers": {f"encoder.layers.{i}.attention.weight": np.full((2, 1), i, np.float32) for i in range(2000)},
+}
+
+
+@pytest.mark.parametrize("arrays", PACKED.values(), ids=PACKED)
+def test_packed_arrays_travel_as_one_and_arrive_as_they_are(arrays: dict[str, Any]) -> None:
+    arrived = record_in(over_the_wire(RecordDict({"arrays": pack(arrays)})), "arrays", ArrayRecord)
+    assert len(arrived) == 1
+    found = unpack(arrived)
+    assert list(found) == list(arrays), "in the same order"
+    assert_same_arrays(found, arrays)
+    assert not any(value.flags.writeable for value in found.values())
+
+
+@pytest.mark.parametrize("lengths", [(), (1, 2), (2, 1), (0, 1)])
+def test_only_arrays_of_one_length_can_be_packed(lengths: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="arrays of one length can be packed"):
+        pack({str(i): np.zeros((length, 1), np.float32) for i, length in enumerate(lengths)})
+
+
+def test_what_was_not_packed_is_not_unpacked() -> None:
+    good = pack({"w": np.zeros((2, 1), np.float32)})
+    for record in (ArrayRecord(), to_array_record({"w": np.zeros(2)}), ArrayRecord(dict(good) | {"w": good["rows"]})):
+        with pytest.raises(ProtocolError, match="the arrays are not one of rows"):
+            unpack(record)
+    for rows in (np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2), [("w", "f4")]), np.zeros((), [("w", "f4")])):
+        with pytest.raises(ProtocolError, match="array 'rows' has no rows of named fields"):
+            unpack(to_array_record({"rows": rows}) if rows.dtype.names is None else ArrayRecord({"rows": Array(rows)}))
+    with pytest.raises(ProtocolError, match="array 'rows' cannot be read"):
+        unpack(ArrayRecord({"rows": Array("void4", (2,), "numpy.ndarray", good["rows"].data[:-1])}))

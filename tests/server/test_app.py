@@ -27,7 +27,7 @@ from protocol.arrays import flatten
 from protocol.demands import Evaluation
 from protocol.errors import ConfigError, FleetError
 from protocol.messages import asks, keep_request, round_request
-from protocol.records import to_array_record
+from protocol.records import pack, unpack
 from protocol.run_config import RunConfig
 from server import run_folder
 from server.rounds import draw_hypotheses
@@ -388,7 +388,7 @@ def test_every_node_gets_one_message_a_round_and_its_reply_holds_what_is_allowed
             assert set(reply.content) == {"arrays", "released", "scores"}
             assert set(reply.content.metric_records["released"]) == {"clients"}
             assert set(reply.content.metric_records["scores"]) == {"loss", "metric"}
-            assert set(reply.content.array_records["arrays"]) == {"weight"}
+            assert set(unpack(reply.content.array_records["arrays"])) == {"weight"}
             assert not reply.content.config_records
     for message, reply in grid.exchanged("7"):
         assert message.metadata.message_type == "evaluate"
@@ -632,7 +632,7 @@ def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_
 
 def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(play: Play, tmp_path: Path) -> None:
     run = play(rounds=1, sites=sites(tmp_path, 2))
-    found = to_array_record(run.arrays("hypotheses"))
+    found = pack(run.arrays("hypotheses"))
     for wanted in (False, True):
         entries = {"keep_model": str(tmp_path / "own")} if wanted else {}
         grid = InProcessGrid(client.app.app, tomllib.loads((run.folder / "config.toml").read_text())["config"],

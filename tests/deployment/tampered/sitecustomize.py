@@ -23,10 +23,9 @@ def _with_arrays(change: Callable[[Any], Any]) -> Callable[[Any], None]:
     """Return what puts other arrays in the place of a train reply's."""
 
     def tamper(content: Any) -> None:
-        from flwr.app import Array, ArrayRecord
+        from protocol.records import pack, unpack
 
-        changed = {name: change(value.numpy()) for name, value in content["arrays"].items()}
-        content["arrays"] = ArrayRecord({name: Array(value) for name, value in changed.items()})
+        content["arrays"] = pack({name: change(value) for name, value in unpack(content["arrays"]).items()})
 
     return tamper
 
