@@ -124,9 +124,12 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
 
     _undisclosed(node, compute, node.training_clients_report)
     best = best_hypothesis(losses)[None]
+    reported = (np.take_along_axis(values, best, 0)[0] for values in (losses, metrics))
+    # To the server, no number at all is a client that did not answer; here it is a model that blew up.
+    loss, metric = (np.where(np.isnan(values), np.inf, values) for values in reported)
     return local_report(
-        np.take_along_axis(losses, best, 0)[0],
-        np.take_along_axis(metrics, best, 0)[0],
+        loss,
+        metric,
         node.site.local_ids(clients),
         node.training_clients_report,
     )

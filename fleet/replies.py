@@ -161,8 +161,10 @@ def read_scores(answers: Mapping[int, Message], asked: Asked, by: Average = "mea
             continue
         if values is not None:
             scores[:, positions] = values
-    # Numbers that no 32-bit loss reaches would carry the mean of all to infinity.
-    answered = (np.abs(scores) <= _LARGEST).all(axis=0)
+    answered = ~np.isnan(scores).any(axis=0)
+    # A loss that overflows counts as the largest that there is: where it was left out, a model that blew up for most
+    # would be the best for those that are left. One that no model has would carry the mean of all to infinity.
+    scores = np.clip(scores, -_LARGEST, _LARGEST)
     if not answered.any():
         return None
     # In client order, so that rounding does not depend on the nodes.

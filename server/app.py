@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 
 import safetensors
@@ -97,6 +97,8 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     releases = path / "releases.safetensors"
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
     log(INFO, "The run goes on after round %d: %s", len(state.history), path)
+    if setup.model.local_shapes and setup.strategy.fleet.roster(grid).simulated:
+        log(WARNING, "Simulated clients kept their local parameters for as long as their nodes ran: they start anew.")
     return folder, state, snapshots
 
 

@@ -258,6 +258,12 @@ def test_both_engines_report_the_same(run_config: Config) -> None:
     np.testing.assert_allclose(batched, loop, rtol=1e-6)
 
 
+def test_a_model_that_blows_up_has_an_infinite_loss_and_not_none(run_config: Config) -> None:
+    hypotheses = {"weight": np.array([[[3e38, -3e38]]], np.float32)}
+    losses, metrics = scores(evaluate(InProcessGrid(app, run_config), 100, 101, hypotheses=hypotheses))
+    assert losses == metrics == [np.inf, np.inf]
+
+
 def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
     tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import textwrap
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -36,6 +37,7 @@ from simulation.grid import InProcessGrid
 from tests.helpers.drawing import leave_blank
 from tests.helpers.grids import ListeningGrid, failing
 from tests.helpers.messages import scores
+from tests.helpers.models import write_module
 from tests.helpers.runs import AppRun, run_app
 
 # What is drawn `tests/server/report` looks at.
@@ -555,6 +557,24 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     for number, (participations, _) in whole.ledger.items():
         assert again.ledger[number][0] >= participations
     assert (umbel_home / "runs" / "resumed" / "report.html").exists()
+
+
+def test_a_run_that_goes_on_says_that_simulated_clients_have_lost_their_local_parameters(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = """
+    class Headed(nn.Sequential):
+        def __init__(self):
+            super().__init__(nn.Linear(2, 3), nn.Linear(3, 1))
+    """
+    model = write_module(tmp_path, monkeypatch, textwrap.dedent(source))
+    headed = {"model": f"{model}:Headed", "loss": "mse", "local": "1.*"}
+    short = play(rounds=1, **headed)
+    assert "start anew" not in caplog.text
+    play(rounds=2, resume=str(short.folder), **headed)
+    assert (
+        "Simulated clients kept their local parameters for as long as their nodes ran: they start anew." in caplog.text
+    )
 
 
 def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, whole: AppRun) -> None:
