@@ -141,8 +141,7 @@ class Roster:
 
     def present(self, role: str, round: int) -> NDArray[np.int64]:
         """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
-        clients = np.arange(self._total(role))
-        gone = self._gone(round)
+        clients, gone = np.arange(self._total(role)), self._gone(round)
         there = np.full(len(clients), True)
         for node, (positions, _) in self.place(role, clients).items() if gone else ():
             there[positions] = node not in gone
