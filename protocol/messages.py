@@ -11,7 +11,7 @@ query.keep  the best hypotheses, when a run is over; back, nothing
 
 The records are Flower's own. Arrays are a model's shared parameters with one more axis in front: the
 hypotheses in what the server sends, the clients that released in what a node sends back. They travel
-packed (`protocol.records.pack`), a row a hypothesis or a client.
+packed (`protocol.records.pack`): as one matrix, a row a hypothesis or a client.
 """
 
 from __future__ import annotations
@@ -196,7 +196,7 @@ def number_released(content: RecordDict, asked: int) -> int:
     if not isinstance(flags, list) or len(flags) != asked or not set(flags) <= {0, 1}:
         return 0
     arrays, released = content.get(_ARRAYS), sum(flag == 1 for flag in flags)
-    there = isinstance(arrays, ArrayRecord) and all(value.shape[:1] == (released,) for value in arrays.values())
+    there = isinstance(arrays, ArrayRecord) and [value.shape[:1] for value in arrays.values()] == [(released,)]
     return released if there else 0
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from functools import lru_cache
 from io import BytesIO
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -16,8 +18,8 @@ from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
 from protocol.flower import SType
 
-_ROWS = "rows"
-_LONGEST_HEADER = 1 << 20  # of an array, in bytes: some thousands of names
+_LONGEST_NAME = 1 << 18  # of a matrix, in characters: the names and shapes of some thousands of parameters
+_MOST_AXES = 32
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
 
@@ -57,19 +59,19 @@ def from_array_record(record: ArrayRecord) -> Arrays:
 
 
 def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
-    """Return named arrays (m, \\*shape) as a record of one array of m rows, each with a field a name.
+    """Return named arrays (m, \\*shape) of one type as a record of one matrix (m, n), called as its columns are.
 
     Flower sends every array of a record by itself, in two requests, each of which a SuperLink's database waits for.
+    The name is JSON: an object that says each array's name and shape, in order.
     """
-    lengths = {len(value) for value in arrays.values()}
-    if len(lengths) != 1:
-        raise ValueError(f"arrays of one length can be packed, not of {sorted(lengths)}")
-    dtype = _row_type(tuple((name, value.dtype.str, value.shape[1:]) for name, value in arrays.items()))
-    rows = np.empty(lengths.pop(), dtype)
-    for name, value in arrays.items():
-        rows[name] = value
+    lengths, types = ({of(value) for value in arrays.values()} for of in (len, attrgetter("dtype")))
+    if len(lengths) != 1 or len(types) != 1:
+        raise ValueError(f"arrays of one length and type can be packed, not of lengths {lengths} and types {types}")
+    shapes = {name: value.shape[1:] for name, value in arrays.items()}
+    m = lengths.pop()
+    parts = [value.reshape(m, math.prod(shapes[name])) for name, value in arrays.items()]
     record = ArrayRecord()
-    record[_ROWS] = _encode(rows)
+    record[_name(tuple(shapes.items()))] = _encode(np.ascontiguousarray(np.concatenate(parts, axis=1)))
     return record
 
 
@@ -81,18 +83,48 @@ def unpack(record: ArrayRecord) -> Arrays:
     ProtocolError
         When the record is anything else.
     """
-    if list(record.keys()) != [_ROWS]:
-        raise ProtocolError(f"the arrays are not one of rows, called {_ROWS!r}")
-    rows = from_array_record(record)[_ROWS]
-    if rows.ndim != 1 or rows.dtype.names is None:
-        raise ProtocolError(f"array {_ROWS!r} has no rows of named fields")
-    return {name: rows[name] for name in rows.dtype.names}
+    if len(record) != 1:
+        raise ProtocolError(f"there are {len(record)} arrays where one matrix should be")
+    ((name, array),) = record.items()
+    try:
+        matrix, columns = _decode(array), _columns(name)
+        if matrix.ndim != 2 or matrix.shape[1] != columns[-1][2]:
+            raise ValueError(f"it is of shape {matrix.shape}, its name says {columns[-1][2]} columns")
+        m = len(matrix)
+        return {name: matrix[:, start:stop].reshape(m, *shape) for name, start, stop, shape in columns}
+    except Exception as error:  # whatever a sender makes of it
+        raise ProtocolError(f"the matrix cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=16)
+def _name(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    name = json.dumps(dict(shapes), separators=(",", ":"))
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"the names of the parameters are {len(name)} characters long, more than {_LONGEST_NAME}")
+    return name
+
+
+@lru_cache(maxsize=4)
+def _columns(name: str) -> list[tuple[str, int, int, tuple[int, ...]]]:
+    """Return each array's name, its first column and the one after its last, and its shape."""
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"its name is {len(name)} characters long")
+    pairs = json.loads(name, object_pairs_hook=list)
+    columns, stop = [], 0
+    for one, shape in pairs:
+        # Nothing else than whole numbers that fit an array: what is computed with them is as long as they are.
+        if len(shape) > _MOST_AXES or any(type(axis) is not int or not 0 <= axis < 2**40 for axis in shape):
+            raise ValueError("its name says no shapes")
+        start, stop = stop, stop + math.prod(shape)
+        columns.append((one, start, stop, tuple(shape)))
+    if len({one for one, *_ in columns}) != len(pairs) or not all(type(one) is str for one, *_ in columns):
+        raise ValueError("its name does not tell arrays apart")
+    return columns
 
 
 def _encode(value: NDArray[Any]) -> Array:
     name, header = _header(value.dtype, value.shape)
-    numbers = value if value.dtype.names is None else value.view(np.uint8)  # names may not be such as a buffer takes
-    return Array(name, value.shape, SType.NUMPY, b"".join((header, numbers.data if value.size else b"")))
+    return Array(name, value.shape, SType.NUMPY, b"".join((header, value.data if value.size else b"")))
 
 
 def _decode(array: Array) -> NDArray[Any]:
@@ -107,22 +139,12 @@ def _decode(array: Array) -> NDArray[Any]:
     return flat.reshape(shape, order=order)
 
 
-@lru_cache(maxsize=16)
-def _row_type(fields: tuple[tuple[str, str, tuple[int, ...]], ...]) -> np.dtype[Any]:
-    return np.dtype(list(fields))
-
-
 @lru_cache(maxsize=256)
 def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
     """Return the name of a type, and the beginning of an array in numpy's format."""
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     buffer = BytesIO()
-    try:
-        np.lib.format.write_array_header_1_0(buffer, header)
-    except ValueError:  # of a model of a thousand layers it is longer than that version takes
-        buffer = BytesIO()
-        np.lib.format.write_array_header_2_0(buffer, header)
-    return str(dtype) if dtype.names is None else dtype.name, buffer.getvalue()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    return str(dtype), buffer.getvalue()
 
 
 @lru_cache(maxsize=256)
@@ -131,7 +153,7 @@ def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Litera
     buffer = BytesIO(header)
     version = np.lib.format.read_magic(buffer)
     read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, fortran, dtype = read(buffer, max_header_size=_LONGEST_HEADER)
-    if dtype.hasobject or min(shape, default=0) < 0:
+    shape, fortran, dtype = read(buffer)
+    if dtype.kind not in "biufc" or min(shape, default=0) < 0:
         raise ValueError(f"it is of type {dtype} and shape {shape}")
     return dtype, shape, "F" if fortran else "C"

@@ -84,7 +84,11 @@ class Settings(BaseModel):
     def of(cls, entries: Mapping[str, Any]) -> Self:
         """Return what `parse` does, at once when it is asked the same again, as it is in each message of a run."""
         # With their types: 1, 1.0 and true are the same to Python, and not to a setting.
-        settings: Self = _parsed(cls, tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True)))
+        key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
+        try:
+            settings: Self = _parsed(cls, key)
+        except TypeError:  # a value that cannot be looked up, which no setting is
+            return cls.parse(entries)
         return settings
 
     @classmethod

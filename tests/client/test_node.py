@@ -304,6 +304,17 @@ def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(
         node.check(hypotheses | {"0.bias": np.zeros((3, 2), np.float32)})
 
 
+def test_parameters_in_another_order_than_the_models_are_refused_before_any_data_is_looked_at(
+    run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer of a client that cannot train is in the model's order: a server could tell it from others'."""
+    monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
+    node = part(0, 1, run_config | {"model": "mlp"})
+    hypotheses = {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
+    with pytest.raises(ProtocolError, match="do not fit model 'mlp'"):
+        node.check(dict(reversed(hypotheses.items())))
+
+
 def test_a_model_with_local_parameters_may_come_as_several_hypotheses(tmp_path: Path, run_config: Config) -> None:
     node = Node.of(preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1]), run_config)
     for k in (1, 3):

@@ -37,7 +37,7 @@ from server.rounds import Run, run_rounds
 from server.setup import Setup
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
-from tests.helpers.messages import rows, sent
+from tests.helpers.messages import instead, sent
 
 LINEAR = models.load("linear")
 OPTIMUM = np.array([3.0, -2.0])
@@ -83,7 +83,7 @@ def odd_array(rng: np.random.Generator, like: NDArray[Any]) -> Array | NDArray[A
     elif choice == 3:
         return Array("float32", (10**9, 10**9), "numpy.ndarray", rng.bytes(int(rng.integers(60))))
     elif choice == 4:
-        whole = pack({"weight": like})["rows"]
+        (whole,) = pack({"weight": like}).values()
         return Array(whole.dtype, whole.shape, str(rng.choice(["numpy.ndarray", "pickle"])), whole.data[:-3])
     else:
         value = np.zeros((0, *like.shape[1:]), np.float32)
@@ -97,7 +97,7 @@ def odd_arrays(rng: np.random.Generator, record: ArrayRecord) -> ArrayRecord:
     except ProtocolError:
         return record  # changed before
     whole = next((value for value in odd.values() if isinstance(value, Array)), None)
-    return sent(odd) if whole is None else rows(whole)
+    return sent(odd) if whole is None else instead(whole, record)
 
 
 def spoilt(content: RecordDict, rng: np.random.Generator) -> RecordDict:

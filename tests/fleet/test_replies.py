@@ -21,7 +21,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import evaluation_reply, training_reply
 from protocol.records import pack, to_array_record, unpack
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
-from tests.helpers.messages import rows
+from tests.helpers.messages import instead
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 DEMAND: dict[str, Any] = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0}
@@ -173,9 +173,18 @@ def weight(value: NDArray[Any]) -> Callable[[RecordDict], Any]:
     return changed(lambda arrays: arrays | {"weight": value})
 
 
-def instead(value: Any) -> Callable[[RecordDict], Any]:
-    """Put any array in the place of the one that a reply's arrays travel in."""
-    return lambda content: content.update({"arrays": rows(value)})
+def matrix(value: Any) -> Callable[[RecordDict], Any]:
+    """Put any array in the place of the matrix that a reply's arrays travel in."""
+    return lambda content: content.update({"arrays": instead(value, content.array_records["arrays"])})
+
+
+def wide(arrays: Arrays) -> Arrays:
+    return {name: value.astype(np.float64) for name, value in arrays.items()}
+
+
+def named(name: str) -> Callable[[RecordDict], Any]:
+    """Give that matrix another name."""
+    return lambda content: content.update({"arrays": ArrayRecord({name: next(iter(content["arrays"].values()))})})
 
 
 def flags(value: Any) -> Callable[[RecordDict], Any]:
@@ -184,11 +193,11 @@ def flags(value: Any) -> Callable[[RecordDict], Any]:
 
 
 def serialised(data: bytes, stype: str = "numpy.ndarray") -> Array:
-    return Array("void96", (2,), stype, data)
+    return Array("float32", (2, 3), stype, data)
 
 
 TWO = np.ones((2, 1, 2), np.float32)
-PACKED = pack({"weight": TWO, "bias": TWO[:, 0, :1]})["rows"].data
+MATRIX = Array(np.ones((2, 3), np.float32)).data
 SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "nothing of training": lambda content: content.pop("released"),
     "no arrays": lambda content: content.pop("arrays"),
@@ -205,11 +214,20 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "a row too few": changed(lambda arrays: {name: value[:1] for name, value in arrays.items()}),
     "a row too many": changed(lambda arrays: {name: value[[0, 1, 1]] for name, value in arrays.items()}),
     "another shape with as many numbers": weight(TWO.reshape(2, 2, 1)),
-    "a number alone": instead(np.float32(1)),
-    "rows without names": instead(np.ones((2, 3), np.float32)),
-    "a table of rows": instead(np.zeros((2, 1), [("weight", "f4", (1, 2)), ("bias", "f4", (1,))])),
-    "rows of nothing": instead(np.zeros(2, np.dtype([]))),
-    "rows within rows": instead(np.zeros(2, [("weight", [("weight", "f4", (1, 2))]), ("bias", "f4", (1,))])),
+    "a number alone": matrix(np.float32(1)),
+    "a list": matrix(np.ones(6, np.float32)),
+    "a column too few": matrix(np.ones((2, 2), np.float32)),
+    "a column too many": matrix(np.ones((2, 4), np.float32)),
+    "rows of fields": matrix(np.zeros((2, 3), [("a", "f4")])),
+    "no name": named(""),
+    "a name that is no object": named("3"),
+    "a name of another shape": named('{"weight":[2,1],"bias":[1]}'),
+    "a name in another order of columns": named('{"bias":[2],"weight":[1]}'),
+    "a name of a negative shape": named('{"weight":[1,4],"bias":[-1]}'),
+    "a name of a shape that is none": named('{"weight":[1,2],"bias":[true]}'),
+    "a name said twice": named('{"weight":[1,2],"weight":[1]}'),
+    "a name that never ends": named("[" * 200_000),
+    "a name that is too long": named('{"' + "a" * 2**18 + '":[3]}'),
     "arrays one by one": lambda content: content.update(
         {"arrays": to_array_record(unpack(content.array_records["arrays"]))}
     ),
@@ -218,15 +236,15 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
     "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
     "infinite": weight(np.float32([[[1, 1]], [[-np.inf, 1]]])),
-    "finite in float64 alone": weight(TWO * np.float64(1e300)),
-    "whole numbers": weight(TWO.astype(np.int64)),
-    "complex": weight(TWO * 1j),
-    "text": weight(TWO.astype(str)),
-    "no bytes": instead(serialised(b"")),
-    "bytes that end early": instead(serialised(PACKED[:-1])),
-    "bytes that are no array": instead(serialised(b"umbel")),
-    "another format": instead(serialised(PACKED, "torch.tensor")),
-    "an archive of arrays": instead(serialised(npz(weight=TWO))),
+    "finite in float64 alone": changed(lambda arrays: {name: value * 1e300 for name, value in wide(arrays).items()}),
+    "whole numbers": changed(lambda arrays: {name: value.astype(np.int64) for name, value in arrays.items()}),
+    "complex": changed(lambda arrays: {name: value.astype(np.complex64) for name, value in arrays.items()}),
+    "text": matrix(np.full((2, 3), "1.0")),
+    "no bytes": matrix(serialised(b"")),
+    "bytes that end early": matrix(serialised(MATRIX[:-1])),
+    "bytes that are no array": matrix(serialised(b"umbel")),
+    "another format": matrix(serialised(MATRIX, "torch.tensor")),
+    "an archive of arrays": matrix(serialised(npz(weight=TWO))),
 }
 
 

@@ -75,9 +75,10 @@ def sent(arrays: Mapping[str, Any]) -> ArrayRecord:
         return to_array_record(arrays)
 
 
-def rows(value: Any) -> ArrayRecord:
-    """Return any array in the place of the one that travels."""
-    return ArrayRecord({"rows": value if isinstance(value, Array) else Array(np.asarray(value))})
+def instead(value: Any, like: ArrayRecord) -> ArrayRecord:
+    """Return any array in the place of the matrix that travels, under its name."""
+    (name,) = like
+    return ArrayRecord({name: value if isinstance(value, Array) else Array(np.asarray(value))})
 
 
 def asked(

@@ -316,7 +316,7 @@ class Attacker:
 
     def _change_arrays(self, record: ArrayRecord) -> None:
         pick: Callable[[Sequence[Any]], Any] = self.random.choice
-        what = self.random.randrange(10)
+        what = self.random.randrange(11)
         try:
             arrays = dict(unpack(record))
         except ProtocolError:
@@ -350,16 +350,21 @@ class Attacker:
 
     def _change_bytes(self, record: ArrayRecord, what: int) -> None:
         pick: Callable[[Sequence[Any]], Any] = self.random.choice
-        array = record["rows"]
+        ((name, array),) = record.items()
         said, data = [array.dtype, array.shape, array.stype], bytearray(array.data)
         if what == 7:
             data[self.random.randrange(len(data))] = self.random.randrange(256)
         elif what == 8:
             data = data[: self.random.randrange(len(data))]
+        elif what == 9:
+            del record[name]
+            text = bytearray(name.encode())
+            text[self.random.randrange(len(text))] = pick(b'0123456789{}[]",:wx')
+            name = text.decode()
         else:
             shape = pick([(), (-1, 2), (10**9, 10**9), array.shape])
             said = [pick(["float32", "object", "<U9"]), shape, pick([array.stype, "torch", ""])]
-        record["rows"] = Array(*said, bytes(data))
+        record[name] = Array(*said, bytes(data))
 
 
 @pytest.fixture

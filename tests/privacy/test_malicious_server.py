@@ -242,7 +242,7 @@ def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> 
     array = pack(stacked(2))
     buffer = BytesIO()
     np.save(buffer, np.array([[Payload()]], dtype=object), allow_pickle=True)
-    array["rows"].data = buffer.getvalue()
+    next(iter(array.values())).data = buffer.getvalue()
     assert refused(site.ask(hypotheses=array))
     assert not marker.exists()
     assert site.lives()

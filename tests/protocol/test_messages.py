@@ -164,6 +164,7 @@ def test_choices_that_are_no_whole_numbers_are_refused() -> None:
         RecordDict({"released": MetricRecord()}),
         RecordDict({"released": MetricRecord({"clients": 1})}),
         RecordDict({"released": MetricRecord({"clients": [1, 1]})}),
+        RecordDict({"released": MetricRecord({"clients": [1, 1]}), "arrays": ArrayRecord()}),
         RecordDict({"released": MetricRecord({"clients": [1] * 1000}), "arrays": pack(STACKED)}),
         RecordDict({"released": MetricRecord({"clients": [1, 2]}), "arrays": pack(STACKED)}),
     ],

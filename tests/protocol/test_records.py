@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Any
 
 import numpy as np
@@ -92,15 +93,15 @@ def test_a_record_is_found_by_name_and_kind() -> None:
 # --- packed
 
 
+NAMES = ("z", "a:b", "a b", "ü", "β", "日本", "(", "'\"", "\\", "f0", "a" * 10_000)
 PACKED: dict[str, dict[str, Any]] = {
     "two layers": {"0.weight": np.arange(12, dtype=np.float32).reshape(2, 3, 2), "0.bias": np.ones((2, 3), np.float32)},
     "no rows": {"weight": np.zeros((0, 3), np.float32)},
     "a number a row": {"scale": np.array([1.5, -2.0], np.float32), "empty": np.zeros((2, 0), np.float32)},
-    "names of all kinds": {name: np.ones((1, 2), np.float32) for name in ("z", "a:b", "a b", "ü", "(", "'\"", "f0")},
-    "types of all kinds": {str(kind): np.ones((2, 1), kind) for kind in ("f2", ">f4", "f8", "i8", "?", "c8")},
+    "names of all kinds": {name: np.full((1, 2), i, np.float32) for i, name in enumerate(NAMES)},
     "not in order of memory": {"w": np.arange(6, dtype=np.float32).reshape(3, 2).T},
-    "a thousand layers": {f"encoder.layers.{i}.attention.weight": np.full((2, 1), i, np.float32) for i in range(2000)},
-}
+    "thousands of layers": {f"layers.{i}.attention.weight": np.full((2, 1), i, np.float32) for i in range(3000)},
+} | {kind: {"w": np.ones((2, 1), kind), "v": np.zeros((2, 3), kind)} for kind in ("f2", "f8", "i8", "?", "c8")}
 
 
 @pytest.mark.parametrize("arrays", PACKED.values(), ids=PACKED)
@@ -115,17 +116,81 @@ def test_packed_arrays_travel_as_one_and_arrive_as_they_are(arrays: dict[str, An
 
 @pytest.mark.parametrize("lengths", [(), (1, 2), (2, 1), (0, 1)])
 def test_only_arrays_of_one_length_can_be_packed(lengths: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="arrays of one length can be packed"):
+    with pytest.raises(ValueError, match="arrays of one length and type can be packed"):
         pack({str(i): np.zeros((length, 1), np.float32) for i, length in enumerate(lengths)})
 
 
-def test_what_was_not_packed_is_not_unpacked() -> None:
-    good = pack({"w": np.zeros((2, 1), np.float32)})
-    for record in (ArrayRecord(), to_array_record({"w": np.zeros(2)}), ArrayRecord(dict(good) | {"w": good["rows"]})):
-        with pytest.raises(ProtocolError, match="the arrays are not one of rows"):
+def test_only_arrays_of_one_type_can_be_packed() -> None:
+    with pytest.raises(ValueError, match="arrays of one length and type can be packed"):
+        pack({"w": np.zeros((2, 1), np.float32), "v": np.zeros((2, 1))})
+
+
+def test_names_that_nobody_would_read_are_not_sent() -> None:
+    with pytest.raises(ValueError, match="the names of the parameters are 300008 characters long, more than 262144"):
+        pack({"w" * 300_000: np.zeros((1, 1))})
+
+
+def test_the_columns_of_the_matrix_are_the_arrays_one_after_the_other() -> None:
+    arrays = {"w": np.array([[[1, 2]], [[4, 5]]], np.float32), "b": np.array([[3], [6]], np.float32)}
+    ((name, matrix),) = pack(arrays).items()
+    assert name == '{"w":[1,2],"b":[1]}'
+    assert matrix.numpy().tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+FIELDS = [
+    [("w", "f4", (1, 2)), ("b", "f4", (1,))],
+    {"names": ["w"], "formats": ["(1,2)f4"], "offsets": [4], "itemsize": 12},
+    np.dtype(("f4", (3,))),
+]
+
+
+@pytest.mark.parametrize("kind", FIELDS, ids=["fields", "fields with gaps", "arrays"])
+def test_no_type_of_the_senders_own_making_is_read(kind: Any) -> None:
+    """NumPy counts the sizes of such a type in 32 bits, and a field may then lie outside of the message."""
+    buffer = BytesIO()
+    header = {"descr": np.lib.format.dtype_to_descr(np.dtype(kind)), "fortran_order": False, "shape": (2,)}
+    np.lib.format.write_array_header_1_0(buffer, header)
+    record = ArrayRecord({'{"w":[3]}': Array("float32", (2, 3), "numpy.ndarray", buffer.getvalue() + bytes(24))})
+    with pytest.raises(ProtocolError, match="the matrix cannot be read: it is of type"):
+        unpack(record)
+    descr = "{'descr': ('<V8',{'names':['w'],'formats':['(1,2)f4'],'offsets':[2147483643],'itemsize':8}), "
+    text = (descr + "'fortran_order': False, 'shape': (1,), }").ljust(245).encode() + b"\n"
+    data = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(1 << 10)
+    for record in (ArrayRecord({'{"w":[1,2]}': Array("V8", (1,), "numpy.ndarray", data)}),):
+        for read in (unpack, from_array_record):
+            with pytest.raises(ProtocolError, match="cannot be read: it is of type"):
+                read(record)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("", "Expecting value"),
+        ("{}", "list index out of range"),
+        ("2", "not iterable"),
+        ('{"w":2}', "no len"),
+        ('{"w":[1.0,2]}', "its name says no shapes"),
+        ('{"w":[true,2]}', "its name says no shapes"),
+        ('{"w":[-1,-2]}', "its name says no shapes"),
+        ('{"w":[1099511627776,0],"v":[2]}', "its name says no shapes"),
+        ('{"w":%s}' % ([1] * 33 + [2]), "its name says no shapes"),
+        ('{"w":[1],"w":[1]}', "its name does not tell arrays apart"),
+        ('[[1,[2]]]', "its name does not tell arrays apart"),
+        ('{"w":[3]}', "it is of shape \\(2, 2\\), its name says 3 columns"),
+        ("[" * 100_000, "recursion"),
+        ('{"w":[%s]}' % ("9" * 5000), "digits"),
+        ("w" * (2**18 + 1), "its name is 262145 characters long"),
+    ],
+)  # fmt: skip
+def test_a_name_that_does_not_fit_the_matrix_is_told(name: str, words: str) -> None:
+    with pytest.raises(ProtocolError, match=words):
+        unpack(ArrayRecord({name: Array(np.zeros((2, 2), np.float32))}))
+
+
+def test_one_matrix_is_read_and_no_more() -> None:
+    for record in (ArrayRecord(), to_array_record({'{"w":[1]}': np.zeros((2, 1)), '{"v":[1]}': np.zeros((2, 1))})):
+        with pytest.raises(ProtocolError, match="arrays where one matrix should be"):
             unpack(record)
-    for rows in (np.zeros(2), np.zeros((2, 2)), np.zeros((2, 2), [("w", "f4")]), np.zeros((), [("w", "f4")])):
-        with pytest.raises(ProtocolError, match="array 'rows' has no rows of named fields"):
-            unpack(to_array_record({"rows": rows}) if rows.dtype.names is None else ArrayRecord({"rows": Array(rows)}))
-    with pytest.raises(ProtocolError, match="array 'rows' cannot be read"):
-        unpack(ArrayRecord({"rows": Array("void4", (2,), "numpy.ndarray", good["rows"].data[:-1])}))
+    for value in (np.zeros(2), np.zeros((2, 1, 1)), np.float64(1)):
+        with pytest.raises(ProtocolError, match="its name says 1 columns"):
+            unpack(ArrayRecord({'{"w":[1]}': Array(np.asarray(value))}))

@@ -56,6 +56,24 @@ def test_entries_go_by_their_names_outside() -> None:
     assert garden == Garden(name="mine", min_roses=4, unit=NoisePer.LAYER)
 
 
+def test_what_is_asked_again_is_not_parsed_again() -> None:
+    assert Garden.of({"name": "mine", "min-roses": 4}) is Garden.of({"name": "mine", "min-roses": 4})
+    assert Garden.of({"name": "mine", "open": True}).open is True
+    for wrong in (1, 1.0):
+        with pytest.raises(SiteError, match="open must be true or false"):
+            Garden.of({"name": "mine", "open": wrong})
+    assert Garden.of({"name": "mine", "min-roses": 1}).min_roses == 1
+    for wrong in (True, 1.0):
+        with pytest.raises(SiteError, match="min-roses must be a whole number"):
+            Garden.of({"name": "mine", "min-roses": wrong})
+
+
+def test_what_cannot_be_looked_up_is_parsed_each_time() -> None:
+    assert Garden.of({"name": "mine", "paths": ["a"]}).paths == ["a"]
+    with pytest.raises(SiteError, match="name must be text, got \\['mine'\\]"):
+        Garden.of({"name": ["mine"]})
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Garden(name="mine").min_roses = 4  # type: ignore[misc]
