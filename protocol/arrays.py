@@ -21,11 +21,11 @@ def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
         return np.isfinite(values.sum(axis=axis, dtype=np.float64))
 
 
-def flatten(arrays: Mapping[str, NDArray[Any]]) -> NDArray[np.float64]:
+def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDArray[Any]:
     """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n)."""
     rows = len(next(iter(arrays.values())))
     parts = [value.reshape(rows, math.prod(value.shape[1:])) for value in arrays.values()]
-    return np.concatenate(parts, axis=1, dtype=np.float64)
+    return np.concatenate(parts, axis=1, dtype=dtype)
 
 
 def unflatten(matrix: NDArray[Any], like: Mapping[str, NDArray[Any]]) -> Arrays:

@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from protocol.arrays import Arrays
+from protocol.arrays import Arrays, flatten
 from protocol.errors import ProtocolError
 from protocol.flower import SType
 
@@ -67,12 +67,8 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     lengths, types = ({of(value) for value in arrays.values()} for of in (len, attrgetter("dtype")))
     if len(lengths) != 1 or len(types) != 1:
         raise ValueError(f"arrays of one length and type can be packed, not of lengths {lengths} and types {types}")
-    shapes = {name: value.shape[1:] for name, value in arrays.items()}
-    m = lengths.pop()
-    parts = [value.reshape(m, math.prod(shapes[name])) for name, value in arrays.items()]
-    record = ArrayRecord()
-    record[_name(tuple(shapes.items()))] = _encode(np.ascontiguousarray(np.concatenate(parts, axis=1)))
-    return record
+    name = _name(tuple((name, value.shape[1:]) for name, value in arrays.items()))
+    return to_array_record({name: flatten(arrays, types.pop())})
 
 
 def unpack(record: ArrayRecord) -> Arrays:

@@ -14,6 +14,7 @@ import client.node
 from client.node import Node
 from federation import BUNDLED, offsets_of, write_federation, write_leaf
 from privacy.site import in_process
+from protocol.arrays import Arrays
 from protocol.demands import Hosting
 from protocol.errors import ConfigError, FederationError, ProtocolError, SiteError
 from tests.helpers.federations import manifest, save_plane
@@ -293,24 +294,26 @@ def test_hypotheses_of_another_model_are_refused(hypotheses: dict[str, Any], run
         part(0, 1, run_config).check(hypotheses)
 
 
-def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(
-    run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def of_four_arrays(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Arrays]:
+    """Return a node, and two hypotheses of its model."""
     monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
     node = part(0, 1, run_config | {"model": "mlp"})
-    hypotheses = {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
+    return node, {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
+
+
+def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(of_four_arrays: tuple[Node, Arrays]) -> None:
+    node, hypotheses = of_four_arrays
     node.check(hypotheses)
     with pytest.raises(ProtocolError, match="hypotheses"):
         node.check(hypotheses | {"0.bias": np.zeros((3, 2), np.float32)})
 
 
 def test_parameters_in_another_order_than_the_models_are_refused_before_any_data_is_looked_at(
-    run_config: Config, monkeypatch: pytest.MonkeyPatch
+    of_four_arrays: tuple[Node, Arrays],
 ) -> None:
     """The answer of a client that cannot train is in the model's order: a server could tell it from others'."""
-    monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
-    node = part(0, 1, run_config | {"model": "mlp"})
-    hypotheses = {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
+    node, hypotheses = of_four_arrays
     with pytest.raises(ProtocolError, match="do not fit model 'mlp'"):
         node.check(dict(reversed(hypotheses.items())))
 

@@ -178,10 +178,6 @@ def matrix(value: Any) -> Callable[[RecordDict], Any]:
     return lambda content: content.update({"arrays": instead(value, content.array_records["arrays"])})
 
 
-def wide(arrays: Arrays) -> Arrays:
-    return {name: value.astype(np.float64) for name, value in arrays.items()}
-
-
 def named(name: str) -> Callable[[RecordDict], Any]:
     """Give that matrix another name."""
     return lambda content: content.update({"arrays": ArrayRecord({name: next(iter(content["arrays"].values()))})})
@@ -236,7 +232,9 @@ SPOILT: dict[str, Callable[[RecordDict], Any]] = {
     "another name": changed(lambda arrays: {"w": arrays["weight"], "bias": arrays["bias"]}),
     "not a number": weight(np.float32([[[1, np.nan]], [[1, 1]]])),
     "infinite": weight(np.float32([[[1, 1]], [[-np.inf, 1]]])),
-    "finite in float64 alone": changed(lambda arrays: {name: value * 1e300 for name, value in wide(arrays).items()}),
+    "finite in float64 alone": changed(
+        lambda arrays: {name: value * np.float64(1e300) for name, value in arrays.items()}
+    ),
     "whole numbers": changed(lambda arrays: {name: value.astype(np.int64) for name, value in arrays.items()}),
     "complex": changed(lambda arrays: {name: value.astype(np.complex64) for name, value in arrays.items()}),
     "text": matrix(np.full((2, 3), "1.0")),
