@@ -1,0 +1,178 @@
+"""What a mechanism is: noise on a client's update, what it costs, and the law of what it gives away.
+
+A mechanism adds noise to vectors of n numbers, in units of the radius that they lie within. Its price
+is told in two ways: pure epsilon, which adds up, and the privacy loss of one release, from which
+`mechanisms.accountant` computes epsilon at a delta.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+# Prices with a larger denominator are rounded up to a multiple of 1/_STEP: the denominator of a sum
+# of many different fractions grows without bound otherwise.
+_DENOMINATOR = 1000
+_STEP = 2**32
+
+
+class NoiseSource(Protocol):
+    """The part of ``numpy.random.Generator`` that mechanisms draw from."""
+
+    def standard_normal(self, size: int, /) -> Matrix:
+        """Return independent standard normals."""
+
+    def standard_gamma(self, shape: float, /) -> float:
+        """Return a gamma variate of scale 1."""
+
+    def random(self, size: int, /) -> Matrix:
+        """Return independent numbers, uniform in [0, 1)."""
+
+
+class Loss(ABC):
+    """The privacy loss of one release between two inputs; the same for adding and removing.
+
+    With P and Q the laws of the release for one input and the other, L = log(dP/dQ) under P. It is
+    symmetric: log(dQ/dP) under Q has the law of L. Subclasses are frozen dataclasses, so that equal
+    losses are counted and cached as one.
+    """
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """E[L]. Like `deviation` only for the choice of a grid, so it may be approximate."""
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """Standard deviation of L."""
+
+    @property
+    @abstractmethod
+    def largest(self) -> float:
+        """The largest loss possible: epsilon at delta = 0; infinite for the Gaussian mechanism."""
+
+    @abstractmethod
+    def delta(self, epsilons: Matrix) -> Matrix:
+        """Return the hockey-stick divergence delta(epsilon) = E[(1 - exp(epsilon - L))+].
+
+        Accurate to 1e-12, and at epsilon >= 0 to about nine digits as well: the accountant multiplies small
+        ones by the number of participations.
+
+        Parameters
+        ----------
+        epsilons : ndarray, shape (m,)
+            Any real numbers, in any order.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+        """
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """Additive noise on vectors of n numbers, in units of the radius.
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        nu, finite and above 0; its meaning is the mechanism's.
+    """
+
+    noise_multiplier: float
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(f"the noise multiplier must be finite and above 0, got {self.noise_multiplier}")
+
+    def constrain(self, updates: Matrix, radius: float) -> Matrix:
+        """Return `updates` (m, n) with each row moved to within `radius`: here to the Euclidean ball."""
+        return clip(updates, radius)
+
+    @abstractmethod
+    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+        """Draw noise: in each row independent vectors of the given sizes, side by side.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Numbers in each part of a row.
+        radii : ndarray, shape (m, parts)
+            Part p of row i is scaled to ``radii[i, p]``.
+        generators : iterator of NoiseSource, one a row
+            Each is used up before the next is asked for.
+
+        Returns
+        -------
+        ndarray of float64, shape (m, sum(sizes))
+
+        Raises
+        ------
+        ValueError
+            When there are fewer generators than rows.
+        """
+
+    @abstractmethod
+    def deviation(self, n: int) -> float:
+        """Return the standard deviation of one of n components at radius 1."""
+
+    @abstractmethod
+    def pure(self, n: int, distance: int) -> Fraction | None:
+        """Return epsilon at delta = 0 between two inputs `distance` radii apart; None when there is none.
+
+        Exact but for `price`'s rounding up.
+        """
+
+    @abstractmethod
+    def loss(self, n: int, distance: float) -> Loss:
+        """Return the privacy loss of one release between two inputs `distance` radii apart."""
+
+
+def clip(updates: Matrix, radius: float) -> Matrix:
+    """Shorten the rows of `updates` (m, n) that are longer than `radius`."""
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    shrink = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
+    clipped: Matrix = updates * shrink
+    return clipped
+
+
+def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
+    """Yield one generator a row, asking for each only when it is its turn.
+
+    Raises
+    ------
+    ValueError
+        When there are fewer generators than rows.
+    """
+    for _ in range(rows):
+        generator = next(generators, None)
+        if generator is None:
+            raise ValueError("there are fewer generators than clients")
+        yield generator
+
+
+def exact(nu: float) -> Fraction:
+    """Return `nu` as the decimal that people write for it: 1/10 for 0.1, not the float's 0.1000000000000000055..."""
+    return Fraction(repr(float(nu)))
+
+
+@lru_cache(maxsize=256)
+def price(above: Fraction, below: Fraction) -> Fraction:
+    """Return above/below; a fraction whose denominator is over 1000 is rounded up to a multiple of 2**-32."""
+    cost = above / below
+    if cost.denominator <= _DENOMINATOR:
+        return cost
+    return Fraction(math.ceil(cost * _STEP), _STEP)

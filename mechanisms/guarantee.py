@@ -1,0 +1,190 @@
+"""What releases guarantee together: one number, between any two data sets of a client.
+
+A release with a public radius is noise around "hypothesis plus update", and any two clipped updates lie
+within two radii. Which hypothesis that is, is covered by randomised response, or there is only one. So a
+release costs what these two cost together, and releases add up. Where the radius is the norm of the
+client's own update, the choice is open, or there is no noise, there is no guarantee.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from mechanisms import load
+from mechanisms.accountant import compose
+from mechanisms.base import Loss
+from mechanisms.choice import RandomisedResponse
+from protocol.release import Kind, RadiusMode, Release, exact
+
+DELTA = 1e-5
+"""Of the figures that are printed, where nobody says another."""
+
+MEANINGFUL = 20
+"""Beyond this epsilon, a factor of e**epsilon between what two data sets may lead to says nothing."""
+
+# How far apart two inputs of one client can move what is noised, in radii.
+DISTANCE = {Kind.TRAIN: 2, Kind.REPORT: 1}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A guarantee between any two data sets of a client.
+
+    Attributes
+    ----------
+    pure : float
+        Epsilon at delta = 0; infinite where a mechanism has none.
+    epsilon, delta : float
+        The smaller of the epsilon at `delta` by numerical composition, and the pure one. It holds for
+        demands that were fixed in advance; for servers that pick them as they go, see `adaptive`.
+    """
+
+    pure: float
+    epsilon: float
+    delta: float
+
+
+def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
+    """Return what is guaranteed to a client that released each so often; None where that is nothing."""
+    some = {release: times for release, times in releases.items() if times}
+    if not all(release.formal for release in some):
+        return None
+    if not some:
+        return Guarantee(0.0, 0.0, delta)
+    pure = _as_float(pure_spent(some))
+    return Guarantee(pure, min(pure, _composed(frozenset(some.items()), delta)), delta)
+
+
+def gap(release: Release) -> str:
+    """Return why a release has no guarantee; nothing where it has one."""
+    if not release.noise_multiplier > 0:
+        return "there is no noise"
+    if release.radius_mode is not RadiusMode.PUBLIC:
+        return "the radius is the norm of the client's own update"
+    return "" if release.formal else f"the choice among {release.hypotheses or 'several'} hypotheses is open"
+
+
+def pure_cost(release: Release) -> Fraction | float:
+    """Return the pure epsilon of a release, exactly; infinite where nothing pure bounds it.
+
+    2 n / nu for vector Laplace noise, and choice-epsilon on top where the client chose.
+    """
+    return _pure_cost(replace(release, radius=None))
+
+
+@lru_cache(maxsize=1024)
+def _pure_cost(release: Release) -> Fraction | float:
+    if not release.formal:
+        return math.inf
+    mechanism = load(release.mechanism)(release.noise_multiplier)
+    own = mechanism.pure(release.n, DISTANCE[release.kind])
+    if own is None:
+        return math.inf
+    return own + (exact(release.choice_epsilon) if release.chooses else 0)
+
+
+def pure_spent(releases: Mapping[Release, int]) -> Fraction | float:
+    """Return the pure epsilon of all releases together."""
+    total: Fraction | float = Fraction(0)
+    for release, times in releases.items():
+        cost = pure_cost(release)
+        if isinstance(cost, float):
+            return math.inf
+        total += cost * times
+    return total
+
+
+def adaptive(
+    releases: Mapping[Release, int], delta: float, min_noise_multiplier: float, max_choice_epsilon: float
+) -> Fraction | float:
+    r"""Return an epsilon at `delta` that holds whatever a server picked as it went.
+
+    Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016).
+    Numerical composition is proven for parameters fixed in advance. So the releases of the kind that the
+    client made first are all taken for ones with the least noise that the site accepts: that dominates
+    whatever the server picked, and is fixed. All others count by their pure epsilon. The smaller of this
+    and the pure sum is returned.
+
+    Parameters
+    ----------
+    releases : mapping from Release to int
+        In the order in which each came first.
+    delta : float
+        Above 0.
+    min_noise_multiplier, max_choice_epsilon : float
+        What the site accepts at most.
+    """
+    pure = pure_spent(releases)
+    some = [release for release, times in releases.items() if times]
+    if not some or not all(release.formal for release in some):
+        return pure
+    first = _Sort.of(some[0])
+    alike = [release for release in some if _Sort.of(release) == first]
+    rest = pure_spent({release: releases[release] for release in some if release not in alike})
+    worst = replace(
+        some[0],
+        radius=None,
+        noise_multiplier=min(min_noise_multiplier or math.inf, *(release.noise_multiplier for release in alike)),
+        # Of two, a choice tells most.
+        hypotheses=2 if any(release.chooses for release in alike) else 1,
+        choice_epsilon=max(
+            [release.choice_epsilon for release in alike] + ([max_choice_epsilon] if some[0].chooses else [])
+        ),
+    )
+    if math.isinf(rest) or math.isinf(worst.choice_epsilon):
+        return pure
+    times = sum(releases[release] for release in alike)
+    return min(pure, _as_float(rest) + _composed(frozenset({worst: times}.items()), delta))
+
+
+@dataclass(frozen=True)
+class _Sort:
+    """Of which sort a release is: releases of one sort differ in how much noise they have alone."""
+
+    kind: Kind
+    n: int
+    mechanism: str
+
+    @classmethod
+    def of(cls, release: Release) -> _Sort:
+        return cls(release.kind, release.n, release.mechanism)
+
+
+def losses(release: Release) -> list[Loss]:
+    """Return the privacy losses of a release that has a guarantee."""
+    mechanism = load(release.mechanism)(release.noise_multiplier)
+    found: list[Loss] = [mechanism.loss(release.n, DISTANCE[release.kind])]
+    if release.chooses:
+        found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
+    times: dict[Loss, int] = {}
+    for release, often in releases:
+        for loss in losses(release):
+            times[loss] = times.get(loss, 0) + often
+    return compose(times, delta)
+
+
+def _as_float(cost: Fraction | float) -> float:
+    try:
+        return float(cost)
+    except OverflowError:
+        return math.inf
+
+
+def in_words(found: Guarantee | None) -> tuple[str, str]:
+    """Return the pure epsilon and that at delta as people read them: "none" where there is none."""
+    return ("none", "none") if found is None else (amount(found.pure), amount(found.epsilon))
+
+
+def amount(epsilon: Fraction | float) -> str:
+    """Return an epsilon in four digits, and "none" for one that bounds nothing."""
+    value = _as_float(epsilon)
+    return "none" if math.isinf(value) else f"{value:.4g}"
