@@ -228,7 +228,7 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
         scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
         beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
     # What a client has spent that took part in every round so far, which nobody spends more than.
-    spent = [] if setup.release.cost is None else [setup.release.spend(number) for number in rounds]
+    spent = [] if setup.release.paper_cost is None else [setup.release.paper_spend(number) for number in rounds]
     often = "round" if every == 1 else f"{every} rounds"
     text = (
         f"Every {often} the server attacked one simulated client (number {leaks[0].client}), from one release of the "

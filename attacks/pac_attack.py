@@ -347,7 +347,7 @@ class PacAttack(Recommender, Observer):
                     "client": client,
                     "interactions": times,
                     "error": errors.get(client),
-                    "spent": None if release.cost is None else release.spend(times),
+                    "spent": None if release.paper_cost is None else release.paper_spend(times),
                 }
             )
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from logging import ERROR
 
 import numpy as np
@@ -17,8 +16,9 @@ from client.learner import best_hypothesis
 from client.local import LocalParameters
 from client.node import Node
 from client.noisy_messages import noisy_messages
+from mechanisms.choice import OWN
 from privacy.consent import check_approved
-from privacy.gate import Gate, checked_hypotheses, guard, local_report, local_result, once_paid
+from privacy.gate import Gate, checked_hypotheses, guard, local_report, local_result
 from privacy.policy import Policy
 from privacy.randomness import noise, streams
 from privacy.runs import Runs
@@ -27,7 +27,7 @@ from protocol.arrays import Arrays
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.errors import ProtocolError, UmbelError
 from protocol.flower import log
-from protocol.messages import evaluation_in, hosting_reply, hypotheses_in, run_in, training_in, version_in
+from protocol.messages import assigned_in, evaluation_in, hosting_reply, hypotheses_in, run_in, training_in, version_in
 
 app = ClientApp()
 
@@ -46,8 +46,21 @@ def query(msg: Message, context: Context) -> Message:
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
 
-@app.evaluate(mods=[Gate()])
-@app.train(mods=[Gate()])
+def _check_training(content: RecordDict, context: Context) -> None:
+    """Raise where this node cannot train what a message asks, whatever its data are."""
+    node, demand = Node.of(context.node_config, context.run_config), training_in(content)
+    assert demand is not None, "the gate asks for messages with training alone"
+    node.check(hypotheses_in(content), demand.frozen_digest)
+    node.training_clients(demand.clients)
+    if demand.message_noise and not node.model.local_shapes:
+        raise ProtocolError(f"noisy messages are for models with local parameters, not {node.model.name!r}")
+
+
+_gate = Gate(_check_training)
+
+
+@app.evaluate(mods=[_gate])
+@app.train(mods=[_gate])
 def take_part(msg: Message, context: Context) -> Message:
     """Train the asked clients, or score the hypotheses for them; the gate stands between this and the server.
 
@@ -63,24 +76,24 @@ def take_part(msg: Message, context: Context) -> Message:
 
 
 def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict) -> RecordDict:
-    """Train the asked clients from the hypotheses that fit them best (Algorithm 1, lines 5 and 6)."""
-    hypotheses = hypotheses_in(content)
-    node.check(hypotheses, demand.frozen_digest)
-    if demand.message_noise and not node.model.local_shapes:
-        raise ProtocolError(f"noisy messages are for models with local parameters, not {node.model.name!r}")
+    """Train the asked clients, which have paid, from the hypotheses that fit them best (Algorithm 1, lines 5 and 6).
+
+    Those to which the gate assigned a hypothesis train that one.
+    """
+    hypotheses, assigned = hypotheses_in(content), assigned_in(content)
     clients, policy = node.training_clients(demand.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
     before = kept.read(clients)
     learner = node.learner
     # What cannot be trained stays where it is, and nobody learns that: see `_undisclosed`.
-    chosen = np.zeros(len(clients), np.int64)
+    chosen = np.maximum(assigned, 0)
     trained = {name: np.full((len(clients), *shape), np.nan, np.float32) for name, shape in node.model.shapes.items()}
     own: Arrays | None = None
 
     def compute() -> None:
         nonlocal chosen, trained, own
         cohort = Cohort.gather(node.federation, clients, learner.device)
-        chosen = learner.choose(hypotheses, cohort, before)
+        chosen = np.where(assigned == OWN, learner.choose(hypotheses, cohort, before), assigned)
         shuffles = streams(node.seed, "shuffle", demand.round, clients)
         trained, own = learner.train(
             hypotheses, chosen, cohort, _update(demand, policy), shuffles, before, policy.balanced_batches
@@ -88,8 +101,7 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
 
     _undisclosed(node, compute)
     if own is not None:
-        # What nobody has paid for leaves no trace: else a server could train a client as often as it likes.
-        once_paid(partial(kept.write, clients, own, trained))
+        kept.write(clients, own, trained)
     if demand.message_noise:
         sources = noise(node.seed, demand.round, clients, "message")
         # Noise on the rows that changed alone would show which those are.

@@ -79,10 +79,8 @@ class LocalParameters:
         """Return what the local parameters of clients start from."""
         return self._model.initial_local(streams(self._seed, "local", 0, clients))
 
-    def write(
-        self, clients: Sequence[int], values: Arrays, shared: Arrays, paid: NDArray[np.bool_] | None = None
-    ) -> None:
-        """Keep the local parameters of clients, or of those that have `paid`.
+    def write(self, clients: Sequence[int], values: Arrays, shared: Arrays) -> None:
+        """Keep the local parameters of clients.
 
         Training that diverged counts as no update, as in `privacy.gate`: a client whose `shared` or
         local parameters are not finite keeps the local ones that it had.
@@ -93,8 +91,6 @@ class LocalParameters:
             [all_finite(value.reshape(len(clients), -1), axis=1) for value in (*values.values(), *shared.values())],
             axis=0,
         )
-        if paid is not None:
-            sound &= paid
         if not sound.any():
             return
         which = np.asarray(clients, np.int64)[sound]

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.laplace import NoiseSource
+from mechanisms.base import NoiseSource
 from protocol.arrays import Arrays
 
 

@@ -22,8 +22,9 @@ from experiments.figures import COLOURS, MARKERS, figure
 from experiments.pac_trials import FACTORS, ITEMS, LABELLED, LOSS, NOISE, Matrix, Trials, attack, interactions, vectors
 from experiments.sweep import PACKAGES
 from experiments.tables import Section, Value, write_page
+from mechanisms import Laplace
 from models.losses import SLOPES
-from privacy.laplace import sanitise
+from privacy.releases import sanitise
 from protocol.release import RadiusMode
 from server.run_folder import versions
 
@@ -258,14 +259,14 @@ def _rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matri
     """Sanitise each changed item by itself; the others stay as they are."""
     rows = updates.reshape(-1, FACTORS).astype(np.float64)
     changed = rows.any(axis=1)
-    rows[changed] = sanitise(rows[changed], nu, _FLOOR, RadiusMode.UPDATE, [noise] * int(changed.sum()))
+    rows[changed] = sanitise(Laplace(nu), rows[changed], _FLOOR, RadiusMode.UPDATE, [noise] * int(changed.sum()))
     return rows.reshape(updates.shape)
 
 
 def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
     """Sanitise each client's update as one vector."""
     flat = updates.reshape(len(updates), -1).astype(np.float64)
-    return sanitise(flat, nu, _FLOOR, RadiusMode.UPDATE, [noise] * len(flat)).reshape(updates.shape)
+    return sanitise(Laplace(nu), flat, _FLOOR, RadiusMode.UPDATE, [noise] * len(flat)).reshape(updates.shape)
 
 
 def _proposition_1(clients: Trials, seed: int) -> Part:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from experiments.baselines import local_only, measure
 from federation import Federation
+from mechanisms.guarantee import guarantee
 from protocol.arrays import Arrays
 from protocol.errors import ConfigError
 from protocol.release import Release
@@ -95,8 +97,10 @@ def finish(config: Mapping[str, Any]) -> Finished:
     -------
     Finished
         Its `measures` are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest
-        validation loss), ``median_budget`` and ``max_budget`` (over training clients; None when
-        nothing bounds them), and for the ``best`` and the ``last`` hypotheses what
+        validation loss), ``median_budget`` and ``max_budget`` (the paper's, over training clients; None
+        without noise), ``max_participations``, what they guarantee to the client that took part most
+        often as ``pure_epsilon`` and ``epsilon`` (at `mechanisms.guarantee.DELTA`; None where that is
+        nothing), and for the ``best`` and the ``last`` hypotheses what
         `experiments.baselines.measure` says.
 
     Raises
@@ -112,14 +116,18 @@ def finish(config: Mapping[str, Any]) -> Finished:
     run = play(config, observers=[trace])
     setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
     model, federation, release = setup.model, _federation(setup), setup.release
-    bounded = release.cost is not None
+    bounded = release.paper_cost is not None
+    most = guarantee({release: int(spent.max())})
     measures = {
         "rounds": sum(1 for entry in state.history if entry.asked),
         "stopped": state.stopped,
         "best_round": state.best_round,
         "best_loss": state.best_loss,
-        "median_budget": release.spend(float(np.median(spent))) if bounded else None,
-        "max_budget": release.spend(int(spent.max())) if bounded else None,
+        "median_budget": release.paper_spend(float(np.median(spent))) if bounded else None,
+        "max_budget": release.paper_spend(int(spent.max())) if bounded else None,
+        "max_participations": int(spent.max()),
+        "pure_epsilon": most.pure if most and math.isfinite(most.pure) else None,
+        "epsilon": most.epsilon if most else None,
         "best": measure(model, federation, state.best, setup.config.step_size),
         "last": measure(model, federation, state.hypotheses, setup.config.step_size),
     }

@@ -34,7 +34,7 @@ _ROUNDING = 1e-15
 # Largest losses out of these bounds are added up as they are: they are no guarantee, or nothing.
 _TINY, _HUGE = 1e-12, 1e9
 # Points of a grid; more than this only losses need that are nearly always tiny and now and then large.
-_MAX_GRID = 100_000
+_MAX_GRID = 20_000
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,9 @@ from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, exact, p
 _NODES = 100
 _DROP = 50.0
 _FLAT = 40.0
-_HALVINGS = 40
+_HALVINGS = 24
+# Epsilons at a time, which bounds the memory.
+_AT_ONCE = 1000
 # Steps of the recurrence for the ratio of Bessel functions.
 _STEPS = 2000
 
@@ -116,25 +118,45 @@ class LaplaceLoss(Loss):
             positive = -np.expm1((size - self.shift) / 2)
         else:
             # An integral of what is never negative loses no digits, as 1 - F(eps) - e^eps F(-eps) would.
-            excess, weights, scale = _points(self.n, self.shift, size)
-            positive = (weights * -np.expm1(-excess)).sum(0) * np.exp(scale - _moments(self.n, self.shift)[2])
+            positive = np.concatenate(
+                [self._positive(some) for some in np.array_split(size, max(1, len(size) // _AT_ONCE))]
+            )
         # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
         below = np.abs(epsilons)
         delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-below) * positive - np.expm1(-below))
         return delta
 
+    def _positive(self, epsilons: Matrix) -> Matrix:
+        """Return delta at epsilons between 0 and `shift`, for n >= 2."""
+        excess, weights, scale = _points(self.n, self.shift, epsilons)
+        delta: Matrix = (weights * -np.expm1(-excess)).sum(0) * np.exp(scale - _moments(self.n, self.shift)[2])
+        return delta
+
+
+@lru_cache(maxsize=256)
+def _mode(n: int, shift: float) -> float:
+    """Return about where the density of t = sqrt(shift - L) for L >= 0 is greatest.
+
+    It is a mixture of exp(-t^2/2) v^m t at m = (n - 3)/2 and (n - 1)/2; this is the mode halfway.
+    """
+    b, c = 2 * shift + 2 * n - 3, (n - 1) * 2 * shift
+    return min(math.sqrt(2 * c / (b + math.sqrt(b * b - 4 * c))), math.sqrt(shift))
+
 
 def _log_density(n: int, shift: float, t: Matrix) -> Matrix:
-    """Return the logarithm of the density of t = sqrt(shift - L) for L >= 0, up to a constant.
+    """Return the logarithm of the density of t = sqrt(shift - L) for L >= 0, less that at its mode.
 
-    In t the density is smooth, where in L it starts from L = shift like a power of (n - 3)/2.
+    In t the density is smooth, where in L it starts from L = shift like a power of (n - 3)/2. For a million
+    components the logarithm itself would be a million, and lose as many digits.
     """
-    t = np.maximum(t, 1e-150)
-    w = t / shift * t
-    # Each form keeps its digits on its side.
-    near, far = np.minimum(w, 0.5), np.maximum(w, 0.5)
-    log_v = np.where(w > 0.5, np.log1p(-np.square(1 - far)), np.log(near * (2 - near)))
-    log_density: Matrix = -t * t / 2 + (n - 3) / 2 * log_v + np.log(_ratio(n, shift) + w * (2 - w)) + np.log(t)
+    mode, t = _mode(n, shift), np.maximum(t, 1e-150)
+    w, w_mode = t / shift * t, mode / shift * mode
+    v, v_mode = w * (2 - w), w_mode * (2 - w_mode)
+    gain = (mode - t) * (mode + t)  # of L
+    change = -gain / shift * (2 - w - w_mode) / v_mode  # of v, as a share
+    log_v = np.where(np.abs(change) < 0.5, np.log1p(np.clip(change, -0.5, 0.5)), np.log(v / v_mode))
+    ratio = _ratio(n, shift)
+    log_density: Matrix = gain / 2 + (n - 3) / 2 * log_v + np.log((ratio + v) / (ratio + v_mode)) + np.log(t / mode)
     return log_density
 
 
@@ -158,9 +180,7 @@ def _points(n: int, shift: float, epsilons: Matrix) -> tuple[Matrix, Matrix, Mat
         What to add to the logarithms of the weights for the constant to be the same for each epsilon.
     """
     end = np.sqrt(shift - epsilons)
-    # The density is a mixture of exp(-t^2/2) v^m t at m = (n - 3)/2 and (n - 1)/2; this is the mode halfway.
-    b, c = 2 * shift + 2 * n - 3, (n - 1) * 2 * shift
-    mode = np.minimum(math.sqrt(2 * c / (b + math.sqrt(b * b - 4 * c))), end)
+    mode = np.minimum(_mode(n, shift), end)
     scale = _log_density(n, shift, mode)
     # Bisect to where the density has fallen on either side of the mode.
     sides = []

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections import defaultdict
 from datetime import UTC, datetime
-from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Annotated
 
@@ -16,16 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mechanisms.guarantee import DELTA, amount, gap, guarantee, in_words
+from mechanisms.plan import Plan, Task, plan, plan_for, what_helps
 from privacy import approvals
-from privacy.accountant import Guarantee, formal
-from privacy.charges import Account
+from privacy.charges import paper_spent
 from privacy.ledger import Ledger
-from privacy.plan import plan
 from privacy.site_log import SUFFIX, Decision, Line, SiteLog, beside
 from protocol.cli import errors_in_one_line, fail, printable
 from protocol.errors import LedgerError, LogError
 from protocol.home import umbel_home
-from protocol.release import Release
+from protocol.release import LAPLACE
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_show_locals=False)
 ledger_app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
@@ -48,97 +45,84 @@ _Delta = Annotated[float, typer.Option(help="Delta of the (epsilon, delta) guara
 @app.command("plan")
 def plan_command(
     parameters: Annotated[int, typer.Option(help="n, the number of parameters of the model.")],
-    noise_multiplier: Annotated[float, typer.Option(help="nu.")],
     hypotheses: Annotated[int, typer.Option(help="k.")],
     clients: Annotated[int, typer.Option(help="Number of training clients.")],
     clients_per_round: Annotated[int, typer.Option(help="U.")],
-    rounds: Annotated[int, typer.Option(help="Number of rounds.")],
-    delta: _Delta = 1e-5,
+    noise_multiplier: Annotated[float | None, typer.Option(help="nu; or give --target-epsilon.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Number of rounds; with --noise-multiplier.")] = None,
+    target_epsilon: Annotated[float | None, typer.Option(help="The epsilon that is wanted; nu is worked out.")] = None,
+    participations: Annotated[
+        int | None, typer.Option(help="The most often that a client takes part; with --target-epsilon.")
+    ] = None,
+    choice_epsilon: Annotated[
+        float | None, typer.Option(help="Of the randomised choice.", show_default="open, or a quarter of the target")
+    ] = None,
+    mechanism: Annotated[str, typer.Option(help="laplace, gaussian, or package.module:Class.")] = LAPLACE,
+    delta: _Delta = DELTA,
 ) -> None:
-    """Print what a run would cost its clients, before anything is run."""
-    try:
-        figures = plan(parameters, noise_multiplier, hypotheses, clients, clients_per_round, rounds, delta)
-    except ValueError as error:
-        fail(str(error))
+    """Print what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
+    forward = noise_multiplier is not None and rounds is not None
+    backward = target_epsilon is not None and participations is not None
+    if forward == backward:
+        fail("give --noise-multiplier and --rounds, or --target-epsilon and --participations")
+    with errors_in_one_line():
+        try:
+            task, ways = Task(parameters, hypotheses, clients, clients_per_round, mechanism), {}
+            if noise_multiplier is not None and rounds is not None:
+                figures = plan(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta)
+            else:
+                assert target_epsilon is not None, "one of the two was given"
+                assert participations is not None, "one of the two was given"
+                wanted = (task, target_epsilon, delta, participations, choice_epsilon)
+                figures, ways = plan_for(*wanted), what_helps(*wanted)
+        except ValueError as error:
+            fail(str(error))
+    _print_plan(figures, ways, delta)
+
+
+def _print_plan(figures: Plan, ways: dict[str, float], delta: float) -> None:
+    release = figures.release
+    (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
+    between = gap(release) or "between any two data sets of a client, over all its participations; radius public"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
-    median, maximum = figures.median_participations, figures.max_participations
-    add("cost a participation", f"{figures.cost:.4g}", "n/nu, within one radius")
-    add(
-        "participations",
-        f"median {median}, most {maximum}",
-        "expected, over all clients",
-    )
-    add(
-        "heuristic spend",
-        f"median {median * figures.cost:.4g}, most {maximum * figures.cost:.4g}",
-        "radius update: the paper's figure, no guarantee",
-    )
-    add(
-        "pure epsilon",
-        f"median {figures.formal_median.pure:.4g}, most {figures.formal_max.pure:.4g}",
-        "radius public: formal, for updates one radius apart",
-    )
-    add(
-        f"epsilon at delta {delta:g}",
-        f"median {figures.formal_median.epsilon:.4g}, most {figures.formal_max.epsilon:.4g}",
-        "radius public: formal, numerical composition or the pure one if smaller",
-    )
-    add(
-        "for any two updates",
-        f"median {figures.any_median.epsilon:.4g}, most {figures.any_max.epsilon:.4g}",
-        f"epsilon at delta {delta:g}, radius public, from the same hypothesis",
-    )
-    add("noise against update", f"{figures.noise_to_update:.3g}", "left in a hypothesis after averaging, in radii")
+    add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
+    if release.chooses:
+        add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
+    participations = f"median {figures.median_participations}, most {figures.max_participations}"
+    add("participations", participations, "expected, over all clients; max-participations bounds them")
+    add("pure epsilon", f"median {pure}, most {most_pure}", between)
+    add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
+    often = (figures.median_participations, figures.max_participations)
+    paper = (amount(release.paper_spend(times)) for times in often)
+    add("paper's budget", "median {}, most {}".format(*paper), "n/nu a participation: a heuristic, no guarantee")
+    add("noise against update", f"{figures.noise_left:.3g}", "left in a hypothesis after averaging, in radii")
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
     console.print(table)
+    for way, factor in sorted(ways.items(), key=lambda pair: -pair[1]):
+        console.print(f"With {way} the noise left is {factor:.2f} times less, at the same guarantee.", soft_wrap=True)
     for warning in figures.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
 
 
 @ledger_app.command()
-def show(path: _LedgerPath, delta: _Delta = 1e-5) -> None:
-    """Print what each client has spent; heuristic and formal spends are never added up."""
-    accounts = _open(path).accounts()
+def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
+    """Print what each client has spent; the guarantee and the paper's heuristic are never added up."""
     table = Table(
-        "client",
-        "participations",
-        "heuristic",
-        "formal: pure",
-        f"formal: at delta {delta:g}",
-        "for any two updates",
-        title=str(path),
+        "client", "participations", "epsilon", f"epsilon at delta {delta:g}", "paper's budget", title=str(path)
     )
-    by_client: dict[int, list[Account]] = defaultdict(list)
-    for account in accounts:
-        by_client[account.client].append(account)
-    for client, own in sorted(by_client.items()):
-        rest = [account for account in own if not account.release.formal]
-        releases = {account.release: account.times for account in own if account.release.formal}
-        near, any_two = _guarantees(frozenset(releases.items()), delta)
-        table.add_row(
-            str(client),
-            str(sum(account.times for account in own)),
-            f"{float(sum((account.spent for account in rest), Fraction(0))):.4g}",
-            f"{near.pure:.4g}",
-            f"{near.epsilon:.4g}",
-            f"{any_two.epsilon:.4g}",
-        )
+    for client, account in _open(path).accounts().items():
+        found = guarantee(account, delta)
+        table.add_row(str(client), str(sum(account.values())), *in_words(found), amount(paper_spent(account)))
     console = Console()
     console.print(table)
     console.print(
-        "heuristic: radius update, n/nu within the norm of each update, no guarantee. "
-        "formal: radius public, given the hypothesis that was chosen, for updates one radius apart; "
-        "clipping keeps any two within two radii.",
+        "epsilon: what is guaranteed between any two data sets of a client, over all that it ever released, for "
+        "demands fixed in advance; none where it once released without a public radius, or with an open choice. "
+        "paper's budget: the sum of n/nu, a heuristic, which guarantees nothing.",
         soft_wrap=True,
     )
-
-
-@cache
-def _guarantees(releases: frozenset[tuple[Release, int]], delta: float) -> tuple[Guarantee, Guarantee]:
-    """Return the guarantee one and two radii apart; many clients have released the same."""
-    return formal(dict(releases), delta), formal(dict(releases), delta, distance=2.0)
 
 
 @ledger_app.command()
@@ -168,8 +152,12 @@ def create(path: _LedgerPath) -> None:
 def check(path: _LedgerPath) -> None:
     """Say whether the file is a whole ledger; exit with an error if it is not."""
     ledger = _open(path)
-    charges = sum(account.times for account in ledger.accounts())
+    charges = _charges(ledger)
     typer.echo(f"{path} is a whole ledger with {charges} charges")
+
+
+def _charges(ledger: Ledger) -> int:
+    return sum(sum(account.values()) for account in ledger.accounts().values())
 
 
 def _open(path: Path) -> Ledger:
@@ -211,7 +199,7 @@ def check_log(path: _LogPath = None) -> None:
         last = "none"
         for line in log.lines():
             lines, last, paid = line["number"], line["hash"], paid + line["paid"]
-        charges = sum(account.times for account in _open(ledger).accounts()) if ledger.exists() else 0
+        charges = _charges(_open(ledger)) if ledger.exists() else 0
         if charges < paid:
             raise LogError(
                 f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,11 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mechanisms.guarantee import DELTA, amount, guarantee, in_words
+from privacy.charges import paper_spent
 from privacy.runs import SHOWN, Request, Runs, Status, beside
 from protocol.cli import errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
-from protocol.release import Kind, RadiusMode, Release
+from protocol.release import Kind, Release
 from protocol.run_config import RunConfig
 
 app = typer.Typer(
@@ -103,21 +104,28 @@ def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
 
 def _price(run: RunConfig, n: int) -> list[tuple[str, str]]:
     """Return what a participation costs, and what all that the run may ask of a client cost."""
-    release = Release(Kind.TRAIN, n, run.noise_multiplier, run.radius)
-    if release.cost is None:
-        return [("price", "no bound: noise multiplier 0")]
-    words = "formal, for updates one radius apart" if run.radius is RadiusMode.PUBLIC else "heuristic, no guarantee"
-    return [
-        ("price of a participation", f"n / nu = {n} / {run.noise_multiplier:g} = {_amount(release.cost)}: {words}"),
-        ("price of every round", f"at most {_amount(Fraction(run.rounds) * release.cost)} a client"),
-    ]
-
-
-def _amount(cost: Fraction) -> str:
-    try:
-        return f"{float(cost):.4g}"
-    except OverflowError:
-        return "more than 1e308"
+    k = run.hypotheses
+    release = Release(
+        Kind.TRAIN,
+        n,
+        run.noise_multiplier,
+        run.radius,
+        mechanism=run.mechanism,
+        hypotheses=k,
+        choice_epsilon=run.choice_epsilon if k > 1 else 0.0,
+    )
+    rows = []
+    for what, times in (("a participation", 1), ("every round", run.rounds)):
+        pure, at_delta = in_words(guarantee({release: times}))
+        paper = amount(paper_spent({release: times}))
+        rows.append(
+            (
+                f"price of {what}",
+                f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; "
+                f"paper's budget, heuristic: {paper}",
+            )
+        )
+    return rows
 
 
 def _cell(value: Any) -> Text:

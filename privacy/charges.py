@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import lru_cache
 
-from protocol.release import Release
+from mechanisms.guarantee import adaptive, pure_spent
+from protocol.release import Kind, RadiusMode, Release
+
+Account = Mapping[Release, int]
+"""How often a client released each kind of thing, in the order in which each came first; without radii."""
 
 
 @dataclass(frozen=True)
@@ -31,49 +39,88 @@ class Limits:
     Attributes
     ----------
     budget : Fraction or None
-        The largest sum of n / nu.
+        The largest epsilon between any two data sets of a client, over all that it ever released.
+    delta : float
+        With which that holds; 0 for a pure epsilon.
+    paper_budget : Fraction or None
+        The largest sum of n / nu: the paper's budget, a heuristic.
     participations : int or None
-        The largest number of releases, whatever they cost: with ever more noise a release costs
-        ever less, but it may always tell a little.
+        The largest number of releases, whatever they cost.
+    min_noise_multiplier, max_choice_epsilon : float
+        What the site accepts at most: see `mechanisms.guarantee.adaptive`.
     """
 
     budget: Fraction | None = None
+    delta: float = 0.0
+    paper_budget: Fraction | None = None
     participations: int | None = None
+    min_noise_multiplier: float = 0.0
+    max_choice_epsilon: float = math.inf
 
     @property
     def any(self) -> bool:
         """Whether there is a limit at all."""
-        return self != Limits()
+        return any(limit is not None for limit in (self.budget, self.paper_budget, self.participations))
 
-    def allow(self, spent: Fraction | float, times: int, cost: Fraction | None) -> bool:
-        """Return whether a client may pay `cost` after having spent `spent` in `times` releases."""
-        if self.participations is not None and times >= self.participations:
+    def allow(self, account: Account, release: Release) -> bool:
+        """Return whether a client with this account may release once more."""
+        if not self.any:
+            return True
+        if self.participations is not None and sum(account.values()) >= self.participations:
             return False
-        return self.budget is None or (cost is not None and spent + cost <= self.budget)
+        release = priced(release)
+        after = {**account, release: account.get(release, 0) + 1}
+        if self.paper_budget is not None and not paper_spent(after) <= self.paper_budget:
+            return False
+        return self.budget is None or self.spent(after) <= self.budget
+
+    def spent(self, account: Account) -> Fraction | float:
+        """Return the epsilon of an account at `delta`, whatever servers picked as they went; infinite for none."""
+        if not self.delta:
+            return pure_spent(account)
+        return adaptive(account, self.delta, self.min_noise_multiplier, self.max_choice_epsilon)
 
 
 NO_LIMITS = Limits()
 
 
-@dataclass(frozen=True)
-class Account:
-    """What a client has spent on releases of one kind and price.
+def priced(release: Release) -> Release:
+    """Return a release as accounts have it: without its radius, on which the price does not depend."""
+    return replace(release, radius=None)
 
-    Attributes
-    ----------
-    client : int
-    release : Release
-        Without its radius, on which the price does not depend.
-    times : int
-        How often it paid.
-    """
 
-    client: int
-    release: Release
-    times: int
+def paper_spent(account: Account) -> Fraction | float:
+    """Return the sum of n / nu, exactly; infinite after a release without noise."""
+    total = Fraction(0)
+    for release, times in account.items():
+        if release.paper_cost is None:
+            return math.inf
+        total += release.paper_cost * times
+    return total
 
-    @property
-    def spent(self) -> Fraction | float:
-        """The sum, exactly; infinite where nothing bounds it."""
-        cost = self.release.cost
-        return float("inf") if cost is None else cost * self.times
+
+@lru_cache(maxsize=1024)
+def written(release: Release) -> str:
+    """Return a release, without its radius, as ledgers keep it."""
+    return json.dumps(
+        {
+            "kind": release.kind,
+            "n": release.n,
+            "noise_multiplier": release.noise_multiplier,
+            "radius_mode": release.radius_mode,
+            "mechanism": release.mechanism,
+            "hypotheses": release.hypotheses,
+            "choice_epsilon": release.choice_epsilon,
+        },
+        separators=(",", ":"),
+    )
+
+
+@lru_cache(maxsize=1024)
+def read(text: str) -> Release:
+    """Return the release that `written` made a text of; raise `ValueError` or `TypeError` for another text."""
+    entries = json.loads(text)
+    release = Release(**entries | {"kind": Kind(entries["kind"]), "radius_mode": RadiusMode(entries["radius_mode"])})
+    if written(release) != text:
+        raise ValueError(f"{text!r} is no release")
+    return release

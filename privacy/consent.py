@@ -16,7 +16,10 @@ from protocol.messages import evaluation_in, training_in
 from protocol.run_config import RunConfig
 
 # Fields of a demand that a run config says, by the same names.
-_SAID = ("local_epochs", "local_steps", "step_size", "batch_size", "noise_multiplier", "noise_per", "message_noise")
+_SAID = (
+    "local_epochs", "local_steps", "step_size", "batch_size", "noise_multiplier", "mechanism", "choice_epsilon",
+    "noise_per", "message_noise",
+)  # fmt: skip
 
 
 def check_approved(

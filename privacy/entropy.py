@@ -27,6 +27,10 @@ class SecureGenerator:
         # A key is used for one stream alone, so the nonce may be fixed.
         self._stream = Cipher(ChaCha20(secrets.token_bytes(32), bytes(16)), mode=None).encryptor()
 
+    def random(self, size: int) -> NDArray[np.float64]:
+        """Return `size` independent numbers from [0, 1), multiples of 2**-53."""
+        return self._uniform(size) - 2.0**-53
+
     def _uniform(self, count: int) -> NDArray[np.float64]:
         """Return numbers from (0, 1], multiples of 2**-53."""
         words = np.frombuffer(self._stream.update(bytes(8 * count)), np.uint64)

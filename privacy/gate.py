@@ -2,11 +2,11 @@
 
 A Flower Mod around the handler of a round's message. What is asked of training clients and of
 validation clients passes one after the other, and what goes wrong with the one does not hold up the
-other: the gate checks the demand against the site's policy and its budget before anything is trained,
-charges the ledger, adds the noise, and builds a new reply from the allowed fields alone. It fails
-closed: whatever goes wrong inside, nothing is released, the server reads nothing or "refused", and the
-reason stays in the node's own log. Where the data are a site's own, nothing leaves that is not on record
-(`privacy.site_log`).
+other: the gate checks the demand against the site's policy, charges the ledger, draws what hides each
+client's choice, has the handler train, adds the noise, and builds a new reply from the allowed fields
+alone. Whoever cannot pay does not train. It fails closed: whatever goes wrong inside, nothing is released,
+the server reads nothing or "refused", and the reason stays in the node's own log. Where the data are a
+site's own, nothing leaves that is not on record (`privacy.site_log`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
 from itertools import compress
@@ -26,15 +25,16 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordD
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
+from mechanisms import choice
+from mechanisms.laplace import Laplace
 from privacy import randomness
 from privacy.charges import Charge
 from privacy.consent import check_approved
-from privacy.laplace import sanitise
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.policy import Policy
 from privacy.precision import check_noise, round_to_grid
-from privacy.releases import Mechanism
+from privacy.releases import Sanitiser, sanitise
 from privacy.runs import Runs
 from privacy.site import Site
 from privacy.site_log import Entry, on_record
@@ -61,19 +61,8 @@ from protocol.run_config import RunConfig
 _RESULT = "result"
 _PRIVATE = "private"
 
-_Action = Callable[[NDArray[np.bool_]], None]
-_actions: ContextVar[list[_Action] | None] = ContextVar("umbel_once_paid", default=None)
-
-
-def once_paid(action: _Action) -> None:
-    """Have the gate do something when the clients that it asked the handler for have been charged.
-
-    The action gets a flag for each, whether it has paid; where the gate refuses, it is not done.
-    """
-    waiting = _actions.get()
-    if waiting is None:
-        raise RuntimeError("once_paid is for the handler of a round's message, behind the gate")
-    waiting.append(action)
+Check = Callable[[RecordDict, Context], None]
+"""Raises where the handler could not do what the training part of a message asks, whatever the data are."""
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
@@ -148,14 +137,23 @@ def _explain(what: str, error: Exception, entry: Entry | None = None) -> None:
 
 
 class Gate:
-    """Flower Mod: sanitise what the handler of a round's message returns (Algorithm 2)."""
+    """Flower Mod: sanitise what the handler of a round's message returns (Algorithm 2).
+
+    Parameters
+    ----------
+    check : callable
+        Is asked before anybody is charged.
+    """
+
+    def __init__(self, check: Check) -> None:
+        self._check = check
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
 
         def answer(entry: Entry) -> Message:
             try:
-                passage = _Passage.of(msg, context, call_next, entry)
+                passage = _Passage.of(msg, context, call_next, self._check, entry)
             except Exception as error:
                 return _refused(msg, error, entry)
             return passage.answer()
@@ -172,16 +170,17 @@ class _Passage:
     msg: Message
     context: Context
     call_next: ClientAppCallable
+    check: Check
     entry: Entry
 
     @classmethod
-    def of(cls, msg: Message, context: Context, call_next: ClientAppCallable, entry: Entry) -> _Passage:
+    def of(cls, msg: Message, context: Context, call_next: ClientAppCallable, check: Check, entry: Entry) -> _Passage:
         """Let a message in that the site answers at all."""
         site = Site.of(context.node_config)
         hypotheses = checked_hypotheses(msg.content, site.policy)
         check_approved(site, context, _size(hypotheses), msg.content, hypotheses)
         _remember(site, msg, context, hypotheses)
-        return cls(site, hypotheses, msg, context, call_next, entry)
+        return cls(site, hypotheses, msg, context, call_next, check, entry)
 
     def answer(self) -> Message:
         """Return what may leave of both parts, or "refused"."""
@@ -200,37 +199,30 @@ class _Passage:
         demand = training_in(self.msg.content)
         if demand is None:
             return None
-        site, ledger = self.site, _ledger(self.site, self.context)
-        site.policy.check(demand)
+        site, k = self.site, len(next(iter(self.hypotheses.values())))
+        site.policy.check(demand, k)
         if site.policy.tripwire:
             _check_honest(self.hypotheses, self.context)
         # Whatever a demand alone can make fail comes before the charge.
-        mechanism = Mechanism.of(site, self.hypotheses, demand)
-        seed, release = self.seed, mechanism.release
-        affords = ledger.affordable(site.client_ids(demand.clients), release.cost, site.limits)
-        asked = _which(demand.clients, affords)
-        if not asked:
-            raise Refused("no asked client can afford this round")
+        sanitiser = Sanitiser.of(site, self.hypotheses, demand)
+        site.check_priced(sanitiser.release)
+        self.check(self.msg.content, self.context)
+        seed = self.seed
 
-        trained, chosen, actions = self._trained(asked)
-        # The charge comes before the noise: a crash may waste budget, it never hides a release.
-        charge = Charge(str(self.context.run_id), demand.round, release)
-        paid = np.array(ledger.charge(charge, site.client_ids(asked), site.limits))
-        _note_paid(self.entry, "train", paid, len(demand.clients))
-        for action in actions:
-            action(paid)
-        releasing = _which(asked, paid)
+        # The charge comes before every draw: a crash may waste budget, it never hides a release.
+        paid = self._charge("train", sanitiser.release, demand.round, demand.clients)
+        paying = _which(demand.clients, paid)
+        if not paying:
+            raise Refused("no asked client can pay for this round")
         _log_noise_source(site)
-        sources = randomness.noise(seed, demand.round, site.client_ids(releasing))
-        if not paid.all():
-            trained, chosen = {name: value[paid] for name, value in trained.items()}, chosen[paid]
-        releases = mechanism.sanitised(trained, chosen, sources)
-        released = set(releasing)
-        return training_reply(
-            releases,
-            [int(client in released) for client in demand.clients],
-            chosen.tolist() if demand.disclose_choice else None,
-        )
+        assigned = np.full(len(paying), choice.OWN, np.int64)
+        if sanitiser.release.choice_epsilon > 0:
+            sources = randomness.noise(seed, demand.round, site.client_ids(paying), "choice")
+            assigned = choice.draw(sanitiser.release.choice_epsilon, k, sources)
+        trained, chosen = self._trained(paying, assigned)
+        sources = randomness.noise(seed, demand.round, site.client_ids(paying))
+        releases = sanitiser.sanitised(trained, chosen, sources)
+        return training_reply(releases, paid.astype(int).tolist(), chosen.tolist() if demand.disclose_choice else None)
 
     def evaluate(self) -> RecordDict | None:
         """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
@@ -254,17 +246,25 @@ class _Passage:
         """The run's seed in simulation, None where the data are the site's own."""
         return self.site.seed(RunConfig.of(self.context.run_config))
 
-    def _trained(self, asked: tuple[int, ...]) -> tuple[Arrays, NDArray[np.int64], list[_Action]]:
-        """Have clients train; return what they trained, what each chose, and what is to be done once they paid."""
-        actions: list[_Action] = []
-        token = _actions.set(actions)
-        try:
-            result = self._ask(training_only(self.msg.content, asked))
-        finally:
-            _actions.reset(token)
+    def _charge(self, what: str, release: Release, round: int, clients: tuple[int, ...]) -> NDArray[np.bool_]:
+        """Charge clients, counted within the node, and return a flag for each, whether it has paid."""
+        charge = Charge(str(self.context.run_id), round, release)
+        ids = self.site.client_ids(clients)
+        paid = np.array(_ledger(self.site, self.context).charge(charge, ids, self.site.limits))
+        number = int(paid.sum())
+        self.entry.paid += number
+        if number < len(clients):
+            self.entry.refuse(what, Refused(f"{len(clients) - number} of {len(clients)} clients cannot pay any more"))
+        return paid
+
+    def _trained(self, clients: tuple[int, ...], assigned: NDArray[np.int64]) -> tuple[Arrays, NDArray[np.int64]]:
+        """Have clients train what they are assigned, or choose; return what they trained, and from which hypothesis."""
+        result = self._ask(training_only(self.msg.content, clients, assigned.tolist()))
         trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
-        chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), self.hypotheses, len(asked))
-        return trained, chosen, actions
+        chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), self.hypotheses, len(clients))
+        if ((assigned != choice.OWN) & (chosen != assigned)).any():
+            raise Refused("the handler trained another hypothesis than the gate had drawn")
+        return trained, chosen
 
     def _ask(self, content: RecordDict) -> RecordDict:
         """Return what the handler answers to a part of the message; raise if that is an error."""
@@ -289,26 +289,18 @@ class _Passage:
         clients = site.client_ids(tuple(own))
         if len(clients) != values.shape[1]:
             raise Refused("the handler does not say whose loss and metric these are")
-        radius = math.sqrt(2) * bound
-        check_noise(2, nu, radius)
+        radius, mechanism = math.sqrt(2) * bound, Laplace(nu)
+        check_noise(mechanism, 2, radius)
         seed, release = self.seed, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius)
-        charge = Charge(str(self.context.run_id), demand.round, release)
-        paid = np.array(_ledger(site, self.context).charge(charge, clients, site.limits))
-        _note_paid(self.entry, "evaluate", paid, len(clients))
+        paid = self._charge("evaluate", release, demand.round, tuple(own))
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(seed, demand.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
-        noised = sanitise(clipped - bound / 2, nu, radius, RadiusMode.PUBLIC, sources) + bound / 2
+        noised = sanitise(mechanism, clipped - bound / 2, radius, RadiusMode.PUBLIC, sources) + bound / 2
         reported = np.full_like(values, np.nan)
-        reported[:, paid] = round_to_grid(noised, 2, nu, radius, float(np.spacing(np.float32(bound)))).T
+        noise = mechanism.deviation(2) * radius
+        reported[:, paid] = round_to_grid(noised, noise, float(np.spacing(np.float32(bound)))).T
         return reported
-
-
-def _note_paid(entry: Entry, what: str, paid: NDArray[np.bool_], asked: int) -> None:
-    number = int(paid.sum())
-    entry.paid += number
-    if number < asked:
-        entry.refuse(what, Refused(f"{asked - number} of {asked} clients cannot pay any more"))
 
 
 def _log_noise_source(site: Site) -> None:

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 
 import numpy as np
 from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
-from privacy.charges import NO_LIMITS, Charge, Limits
+from privacy.charges import NO_LIMITS, Account, Charge, Limits, read, written
 
 _RECORD = "umbel.ledger"
-_UNBOUNDED = "unbounded"
 
 
 class MemoryLedger:
-    """What each client of a node has spent in this run; the same questions as `privacy.ledger.Ledger`.
+    """What each client of a node has released in this run; the same questions as `privacy.ledger.Ledger`.
 
-    For each price it holds how often each client paid it, as pairs of int64 (client, times) by client.
+    For each kind of release it holds how often each client paid for it, as pairs of int64 (client, times)
+    by client.
 
     Parameters
     ----------
@@ -30,35 +29,19 @@ class MemoryLedger:
         self._state = state
         self._record = state.config_records.get(_RECORD, ConfigRecord())
 
-    def affordable(self, clients: Sequence[int], cost: Fraction | None, limits: Limits) -> list[bool]:
-        """Return for each client whether one more charge stays within the limits."""
-        if not limits.any:
-            return [True] * len(clients)
-        return [limits.allow(self.spent(client), self.participations(client), cost) for client in clients]
-
     def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
         """Charge each client that can afford it, and return which those are."""
-        affords = self.affordable(clients, charge.release.cost, limits)
+        affords = [not limits.any or limits.allow(self.account(client), charge.release) for client in clients]
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
-        key = _UNBOUNDED if charge.release.cost is None else str(charge.release.cost)
+        key = written(charge.release)
         self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()
         self._state[_RECORD] = self._record
         return affords
 
-    def participations(self, client: int) -> int:
-        """Return how often a client was charged."""
-        return sum(self._times(key, client) for key in self._record)
-
-    def spent(self, client: int) -> Fraction | float:
-        """Return the sum of a client's charges; infinite after an unsanitised release."""
-        total = Fraction(0)
-        for key in self._record:
-            times = self._times(key, client)
-            if key == _UNBOUNDED and times:
-                return float("inf")
-            if times:
-                total += Fraction(key) * times
-        return total
+    def account(self, client: int) -> Account:
+        """Return what a client has released."""
+        times = {key: self._times(key, client) for key in self._record}
+        return {read(key): often for key, often in times.items() if often}
 
     def _paid(self, key: str) -> NDArray[np.int64]:
         packed = self._record.get(key, b"")

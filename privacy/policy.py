@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from protocol.demands import Training
 from protocol.errors import Refused, SiteError
-from protocol.release import RadiusMode
+from protocol.release import LAPLACE, RadiusMode
 from protocol.rules import Settings
 
 
@@ -33,7 +33,7 @@ class AcceptedRadius(StrEnum):
     ANY = "any"
     """The paper's as well, a heuristic."""
     PUBLIC = "public"
-    """Demands with a formal guarantee alone."""
+    """A radius that everybody knows, without which nothing is guaranteed."""
 
 
 class Approval(StrEnum):
@@ -113,7 +113,7 @@ class Policy(Settings):
     )
     min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
     radius_mode: Annotated[AcceptedRadius, Field(strict=False)] = Field(
-        AcceptedRadius.ANY, description="public: accept only demands with a formal guarantee; any: the heuristic too"
+        AcceptedRadius.ANY, description="public: accept only a public radius; any: the paper's as well, a heuristic"
     )
     radius_floor: Number = Field(
         0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
@@ -121,7 +121,15 @@ class Policy(Settings):
     max_hypotheses: Whole = Field(
         10,
         ge=1,
-        description="the largest k it accepts; the noise does not hide which was chosen: log2 k bits an answer",
+        description="the largest k it accepts; an open choice among them tells log2 k bits an answer",
+    )
+    max_choice_epsilon: Unlimited = Field(
+        math.inf,
+        gt=0,
+        description="the largest choice-epsilon it accepts; below inf it refuses an open choice among hypotheses",
+    )
+    mechanisms: Text = Field(
+        LAPLACE, description="what noise it accepts: laplace, gaussian, package.module:Class, separated by spaces"
     )
     max_local_epochs: Unlimited = Field(100, ge=1, description="the most epochs a round that it accepts")
     max_local_steps: Unlimited = Field(1000, ge=1, description="the most steps a round that it accepts")
@@ -133,7 +141,15 @@ class Policy(Settings):
     max_seconds: Unlimited = Field(
         3600.0, gt=0, description="how long it computes for a message; an update that takes longer counts as none"
     )
-    budget: Unlimited = Field(math.inf, ge=0, description="the most a client may spend, as a sum of n/nu")
+    budget: Unlimited = Field(
+        math.inf,
+        ge=0,
+        description="the largest epsilon between any two data sets of a client, over all it ever released",
+    )
+    delta: Number = Field(0.0, ge=0, lt=1, description="with which the budget holds; 0 for a pure epsilon")
+    paper_budget: Unlimited = Field(
+        math.inf, ge=0, description="the most a client may spend by the paper's count, a sum of n/nu: a heuristic"
+    )
     max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
     max_evaluations: Unlimited = Field(
         1000, ge=1, description="how often a run may have clients report; one asks once a round, and a few times before"
@@ -199,16 +215,16 @@ class Policy(Settings):
                 raise ValueError(f"{name.replace('_', '-')} must be a whole number, got {value}")
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
-        if self.role is Role.VALIDATION and min(self.budget, self.max_participations) < math.inf:
+        if self.role is Role.VALIDATION and min(self.budget, self.paper_budget, self.max_participations) < math.inf:
             # It would look like a limit on what the site's clients tell.
             raise ValueError(
-                "budget and max-participations are for clients that train; role validation reports without noise, "
-                "which has no price: set max-evaluations"
+                "budget, paper-budget and max-participations are for clients that train; role validation reports "
+                "without noise, which has no price: set max-evaluations"
             )
         return self
 
-    def check(self, demand: Training) -> None:
-        """Raise `Refused` when the demand goes below the policy."""
+    def check(self, demand: Training, hypotheses: int) -> None:
+        """Raise `Refused` when the demand, among so many hypotheses, goes below the policy."""
         if demand.noise_multiplier == 0 and not self.allow_unsanitised:
             raise Refused(
                 "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it"
@@ -222,6 +238,25 @@ class Policy(Settings):
             raise Refused(
                 f"the server asks for radius {demand.radius_mode.value!r}; this site accepts only a public radius"
             )
+        if (
+            demand.noise_multiplier > 0
+            and demand.mechanism not in self.mechanisms.split()
+            and not self.allow_unsanitised
+        ):
+            raise Refused(
+                f"the server asks for mechanism {demand.mechanism!r}; this site accepts {self.mechanisms or 'none'}"
+            )
+        if hypotheses > 1 and math.isfinite(self.max_choice_epsilon):
+            if demand.choice_epsilon == 0:
+                raise Refused(
+                    f"the server leaves the choice among {hypotheses} hypotheses open (choice-epsilon 0); "
+                    f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most"
+                )
+            if demand.choice_epsilon > self.max_choice_epsilon:
+                raise Refused(
+                    f"the server asks for choice-epsilon {demand.choice_epsilon:g}; "
+                    f"this site accepts {self.max_choice_epsilon:g} at most"
+                )
         for key, asked, most in (
             ("local-epochs", demand.local_epochs, self.max_local_epochs),
             ("local-steps", demand.local_steps, self.max_local_steps),

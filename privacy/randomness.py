@@ -15,8 +15,8 @@ from typing import Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from mechanisms.base import NoiseSource
 from privacy.entropy import SecureGenerator
-from privacy.laplace import NoiseSource
 
 
 def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:

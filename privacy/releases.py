@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from privacy.laplace import NoiseSource, sanitise
+import mechanisms
+from mechanisms.base import Matrix, Mechanism, NoiseSource, clip
 from privacy.precision import check_noise, min_radius, resolution, round_to_grid
 from privacy.site import Site
 from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
@@ -21,14 +22,68 @@ _LARGEST = float(np.finfo(np.float32).max)
 _BLOCK = 1 << 17  # numbers that are sanitised together
 
 
+def sanitise(
+    mechanism: Mechanism | None,
+    updates: Matrix,
+    radius: float,
+    radius_mode: RadiusMode,
+    sources: Iterable[NoiseSource],
+    parts: Sequence[slice] | None = None,
+) -> Matrix:
+    """Return clients' updates with a mechanism's noise (group privacy paper, Algorithm 2).
+
+    Parameters
+    ----------
+    mechanism : Mechanism or None
+        None adds no noise.
+    updates : ndarray, shape (m, n)
+        Trained parameters less the chosen hypothesis, a row a client.
+    radius : float
+        In mode ``public`` the radius r itself, to which updates are clipped. In mode ``update``
+        the least radius: r = max(|update|, radius), since an update of norm 0 would otherwise
+        go without noise.
+    radius_mode : RadiusMode
+    sources : iterable of NoiseSource, one a client
+        Each is used up before the next is asked for.
+    parts : sequence of slice, optional
+        Columns to be noised by themselves, each within its own radius, as the layers in the
+        paper's Sec. 5.3; together all columns, in order. By default the whole vector at once.
+
+    Returns
+    -------
+    ndarray of float64, shape (m, n)
+    """
+    if not 0 < radius < np.inf:
+        raise ValueError(f"cannot sanitise within radius {radius}")
+    public = RadiusMode(radius_mode) is RadiusMode.PUBLIC
+    sanitised = np.array(updates, np.float64)
+    columns = parts or [slice(0, sanitised.shape[1])]
+    radii = np.empty((len(sanitised), len(columns)))
+    for i, own in enumerate(columns):
+        part = sanitised[:, own]
+        if public:
+            part[:] = clip(part, radius) if mechanism is None else mechanism.constrain(part, radius)
+            radii[:, i] = radius
+        else:
+            radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
+    if mechanism is not None:
+        generators = iter(sources)
+        sanitised += mechanism.noise([own.stop - own.start for own in columns], radii, generators)
+        if next(generators, None) is not None:
+            raise ValueError("there are more generators than clients")
+    return sanitised
+
+
 @dataclass(frozen=True)
-class Mechanism:
-    """The mechanism as a site applies it to what one demand asks for.
+class Sanitiser:
+    """What a site makes of the updates that one demand asks for.
 
     Attributes
     ----------
     demand : Training
     hypotheses : ndarray, shape (k, n)
+    mechanism : Mechanism or None
+        None where no noise is asked for.
     radius : float
         As the site has it.
     finest : float
@@ -39,29 +94,40 @@ class Mechanism:
 
     demand: Training
     hypotheses: NDArray[np.float64]
+    mechanism: Mechanism | None
     radius: float
     finest: float
     parts: Sequence[slice] | None
 
     @classmethod
-    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> Mechanism:
+    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> Sanitiser:
         """Return what a site makes of a demand; raise `Refused` for one that no release can come of."""
         everything = flatten(hypotheses)
         finest = resolution(everything)
         parts = _parts(hypotheses, demand.noise_per)
-        n, nu = everything.shape[1], demand.noise_multiplier
-        radius = max(demand.radius, site.policy.radius_floor)
-        if not site.simulated:
-            radius = max(radius, min_radius(n, nu, finest))
-        check_noise(n, nu, radius)
-        return cls(demand, everything, radius, finest, parts)
+        radius, mechanism = max(demand.radius, site.policy.radius_floor), None
+        if demand.noise_multiplier > 0:
+            mechanism = mechanisms.load(demand.mechanism)(demand.noise_multiplier)
+            deviation = mechanism.deviation(everything.shape[1])
+            if not site.simulated:
+                radius = max(radius, min_radius(deviation, finest))
+            check_noise(mechanism, everything.shape[1], radius)
+        return cls(demand, everything, mechanism, radius, finest, parts)
 
     @property
     def release(self) -> Release:
         """What is paid for."""
-        n, mode = self.hypotheses.shape[1], self.demand.radius_mode
-        radius = self.radius if mode is RadiusMode.PUBLIC else None
-        return Release(Kind.TRAIN, n, self.demand.noise_multiplier, mode, radius)
+        (k, n), demand = self.hypotheses.shape, self.demand
+        return Release(
+            Kind.TRAIN,
+            n,
+            demand.noise_multiplier,
+            demand.radius_mode,
+            self.radius if demand.radius_mode is RadiusMode.PUBLIC else None,
+            demand.mechanism,
+            hypotheses=k,
+            choice_epsilon=demand.choice_epsilon if k > 1 else 0.0,
+        )
 
     def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Arrays:
         r"""Return the releases of clients that have paid.
@@ -73,7 +139,7 @@ class Mechanism:
             Where each client started.
         sources : iterator of NoiseSource, one a client
         """
-        n, nu, mode = self.hypotheses.shape[1], self.demand.noise_multiplier, self.demand.radius_mode
+        n, mode = self.hypotheses.shape[1], self.demand.radius_mode
         releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
         for block in _blocks(len(chosen), n):
             start = self.hypotheses[chosen[block]]
@@ -82,10 +148,10 @@ class Mechanism:
             # Training that blew up counts as no update at all. Whether it does depends on the data and
             # on what the server asks for, so a release that stayed away would tell about the data.
             updates[~all_finite(updates, axis=1)] = 0.0
-            noisy = sanitise(updates, nu, self.radius, mode, islice(sources, len(updates)), self.parts)
+            noisy = sanitise(self.mechanism, updates, self.radius, mode, islice(sources, len(updates)), self.parts)
             noisy += start
-            if nu > 0:
-                noisy = round_to_grid(noisy, n, nu, self.radius, self.finest)
+            if self.mechanism is not None:
+                noisy = round_to_grid(noisy, self.mechanism.deviation(n) * self.radius, self.finest)
             np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
             unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
         return releases

@@ -20,10 +20,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from privacy.charges import Limits
+from mechanisms.guarantee import gap
+from privacy.charges import Limits, priced
 from privacy.policy import Policy, Role
-from protocol.errors import SiteError
+from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home
+from protocol.release import Release, exact
 from protocol.run_config import MAX_HYPOTHESES, RunConfig
 
 DATA_PATH = "data-path"
@@ -154,11 +156,28 @@ class Site:
     @cached_property
     def limits(self) -> Limits:
         """The most a client may give."""
-        budget, participations = self.policy.budget, self.policy.max_participations
+        policy = self.policy
         return Limits(
-            None if math.isinf(budget) else Fraction(budget),
-            None if math.isinf(participations) else int(participations),
+            _limit(policy.budget),
+            policy.delta,
+            _limit(policy.paper_budget),
+            None if math.isinf(policy.max_participations) else int(policy.max_participations),
+            policy.min_noise_multiplier,
+            policy.max_choice_epsilon,
         )
+
+    def check_priced(self, release: Release) -> None:
+        """Raise `Refused` where there is a budget, and nothing that it could count bounds a release."""
+        limits = self.limits
+        if limits.budget is None or limits.spent({priced(release): 1}) < math.inf:
+            return
+        fix = (
+            'ask for radius "public", and for a choice-epsilon or 1 hypothesis'
+            if gap(release)
+            else "set delta in this node's configuration"
+        )
+        reason = gap(release) or f"mechanism {release.mechanism!r} has no pure epsilon"
+        raise Refused(f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix}")
 
     @property
     def identity(self) -> str:
@@ -191,6 +210,10 @@ class Site:
     def seed(self, run: RunConfig) -> int | None:
         """Return the run's seed in simulation, None where the data are the site's own."""
         return run.seed if self.simulated or self.insecure_seed else None
+
+
+def _limit(entry: float) -> Fraction | None:
+    return None if math.isinf(entry) else exact(entry)
 
 
 def _environment() -> dict[str, Any]:

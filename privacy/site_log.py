@@ -29,7 +29,7 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from privacy.site import DATA_PATH, Site
-from protocol.demands import LONGEST_RUN_NAME, Evaluation, Training
+from protocol.demands import LONGEST_NAME, Evaluation, Training
 from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from protocol.flower import log
 from protocol.home import make_home_of
@@ -41,7 +41,7 @@ FIRST = "0" * 64
 """What stands for the hash before the first line."""
 
 _LONGEST_TEXT = 300  # of what a server or a path may make long
-_LONGEST_ENTRY = LONGEST_RUN_NAME  # of a demand
+_LONGEST_ENTRY = LONGEST_NAME  # of a demand
 _LONGEST_END = 1 << 17  # more than two lines of all of that together
 _KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
 # The text of these is about the message or the site's set-up; that of others may hold data.

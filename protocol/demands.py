@@ -10,13 +10,13 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, MetricRecord
 
 from protocol.errors import ProtocolError
-from protocol.release import NoisePer, RadiusMode
+from protocol.release import LAPLACE, NoisePer, RadiusMode
 
-VERSION = 3
+VERSION = 4
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
-LONGEST_RUN_NAME = 200
+LONGEST_NAME = 200
 
 # What each field of a message may come as; a bool is no number here.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -99,13 +99,18 @@ class Training(_Asked):
         R of Protocol 1 (PAC paper): above 0, so many minibatches are each drawn from all of a
         client's rows, in place of epochs. With neither steps nor epochs nothing is trained.
     message_noise : float
-        sigma of the PAC paper's noisy messages (Eq. 3); it comes before the gate, which does not
-        count it.
+        sigma of the PAC paper's noisy messages (Eq. 3); it comes before the gate, and bounds nothing
+        that the account counts.
     run : str
         Name of the run, the same when it goes on after an interruption: clients keep their local
         parameters by it.
     frozen_digest : str
         Of the model's frozen parameters, which do not travel; empty if there are none.
+    mechanism : str
+        The law of the noise, by name (`mechanisms.load`).
+    choice_epsilon : float
+        Epsilon of the randomised response that hides which hypothesis a client chose; 0 asks for the
+        paper's open choice.
     """
 
     round: int
@@ -122,9 +127,11 @@ class Training(_Asked):
     message_noise: float = 0.0
     run: str = ""
     frozen_digest: str = ""
+    mechanism: str = LAPLACE
+    choice_epsilon: float = 0.0
 
     def __post_init__(self) -> None:
-        _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise")
+        _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise", "choice_epsilon")
         _whole("round", self.round, 1)
         _clients(self.clients)
         _whole("local-epochs", self.local_epochs, 0)
@@ -133,6 +140,7 @@ class Training(_Asked):
         _positive("step-size", self.step_size)
         _not_negative("noise-multiplier", self.noise_multiplier)
         _not_negative("message-noise", self.message_noise)
+        _not_negative("choice-epsilon", self.choice_epsilon)
         object.__setattr__(self, "radius_mode", _one_of("radius", RadiusMode, self.radius_mode))
         _positive("the radius", self.radius)
         object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
@@ -140,7 +148,8 @@ class Training(_Asked):
             raise ProtocolError(
                 f"noise-per {self.noise_per} works only with radius update; a public radius is for the whole vector"
             )
-        _run_name(self.run)
+        _short("the run's name", self.run)
+        _short("the mechanism's name", self.mechanism)
 
 
 @dataclass(frozen=True)
@@ -170,7 +179,7 @@ class Evaluation(_Asked):
         _whole("round", self.round, 0)
         _clients(self.clients)
         _positive("step-size", self.step_size)
-        _run_name(self.run)
+        _short("the run's name", self.run)
 
 
 @dataclass(frozen=True)
@@ -259,6 +268,6 @@ def _one_of(name: str, kind: Any, value: str) -> Any:
         raise ProtocolError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
 
 
-def _run_name(name: str) -> None:
-    if len(name) > LONGEST_RUN_NAME:
-        raise ProtocolError(f"the run's name is {len(name)} characters long, more than {LONGEST_RUN_NAME}")
+def _short(what: str, name: str) -> None:
+    if len(name) > LONGEST_NAME:
+        raise ProtocolError(f"{what} is {len(name)} characters long, more than {LONGEST_NAME}")

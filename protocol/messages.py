@@ -24,7 +24,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from protocol.arrays import Arrays
-from protocol.demands import LONGEST_RUN_NAME, VERSION, Evaluation, Hosting, Training
+from protocol.demands import LONGEST_NAME, VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
 from protocol.records import pack, record_in, unpack
 
@@ -32,6 +32,7 @@ _VERSION = "version"
 _HYPOTHESES = "hypotheses"
 _TRAINING = "training"
 _EVALUATION = "evaluation"
+_ASSIGNED = "assigned"  # within a node alone
 _ARRAYS = "arrays"
 _RELEASED = "released"
 _SCORES = "scores"
@@ -101,7 +102,7 @@ def run_in(content: RecordDict) -> str:
 def run_names(content: RecordDict) -> set[str]:
     """Return what a round's message calls its run, in the parts that can be read."""
     names = (record.get(_RUN) for name, record in content.items() if name in (_TRAINING, _EVALUATION))
-    return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_RUN_NAME}
+    return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
 
 
 def hypotheses_in(content: RecordDict) -> Arrays:
@@ -119,13 +120,32 @@ def evaluation_in(content: RecordDict) -> Evaluation | None:
     return Evaluation.from_record(record_in(content, _EVALUATION, ConfigRecord)) if _EVALUATION in content else None
 
 
-def training_only(content: RecordDict, clients: tuple[int, ...]) -> RecordDict:
-    """Return a message as if it asked these clients to train, and nothing else."""
+def training_only(content: RecordDict, clients: tuple[int, ...], assigned: Sequence[int]) -> RecordDict:
+    """Return a message as if it asked these clients to train, and nothing else.
+
+    Parameters
+    ----------
+    content : RecordDict
+    clients : tuple of int
+    assigned : sequence of int
+        For each of them the hypothesis that it shall train, or -1 for the one that fits it best.
+    """
     asked = record_in(content, _TRAINING, ConfigRecord)
     if asked["clients"] != list(clients):
         asked = ConfigRecord(dict(asked))
         asked["clients"] = list(clients)
-    return RecordDict({_HYPOTHESES: record_in(content, _HYPOTHESES, ArrayRecord), _TRAINING: asked})
+    return RecordDict(
+        {
+            _HYPOTHESES: record_in(content, _HYPOTHESES, ArrayRecord),
+            _TRAINING: asked,
+            _ASSIGNED: ConfigRecord({_ASSIGNED: list(assigned)}),
+        }
+    )
+
+
+def assigned_in(content: RecordDict) -> NDArray[np.int64]:
+    """Return what `training_only` says that each client shall train."""
+    return np.array(record_in(content, _ASSIGNED, ConfigRecord)[_ASSIGNED], np.int64)
 
 
 def evaluation_only(content: RecordDict) -> RecordDict:

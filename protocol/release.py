@@ -1,11 +1,17 @@
-"""What a client gave away at once, and what that costs: one word for gate, ledger, accountant and report."""
+"""What a client gave away at once: one word for gate, ledger, accountant, planner and report."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from fractions import Fraction
 from functools import lru_cache
+
+LAPLACE = "laplace"
+"""The mechanism of the group privacy paper, and the default."""
+
+_LONGEST, _GRAIN = 1000, 2**32  # denominators of prices
 
 
 class RadiusMode(StrEnum):
@@ -60,7 +66,7 @@ class RadiusSchedule:
 
 @dataclass(frozen=True)
 class Release:
-    """One release of one client, as far as its price goes.
+    """One release of one client, as far as what it costs goes.
 
     Attributes
     ----------
@@ -73,6 +79,12 @@ class Release:
     radius : float or None
         Only where it is public: the norm of an update is not for writing down. None as well where
         releases of different radii are counted together, which cost the same.
+    mechanism : str
+        The law of the noise, by name.
+    hypotheses : int
+        k, among which the client chose; 0 where that is not on record.
+    choice_epsilon : float
+        Of the randomised response that hides the choice; 0 for the paper's open choice.
     """
 
     kind: Kind
@@ -80,27 +92,49 @@ class Release:
     noise_multiplier: float
     radius_mode: RadiusMode
     radius: float | None = None
+    mechanism: str = LAPLACE
+    hypotheses: int = 1
+    choice_epsilon: float = 0.0
 
     @property
-    def cost(self) -> Fraction | None:
-        """What it costs the client, exactly: n / nu within the radius (group privacy paper, Sec. 4.1.3).
+    def paper_cost(self) -> Fraction | None:
+        """The paper's budget, a heuristic: n / nu within the radius (group privacy paper, Sec. 4.1.3).
 
-        None, for no bound at all, without noise.
+        None, for no bound at all, without noise or with another than the paper's.
         """
-        return _price(self.n, self.noise_multiplier)
+        counted = self.noise_multiplier > 0 and self.mechanism == LAPLACE
+        return quotient(self.n, self.noise_multiplier) if counted else None
+
+    @property
+    def chooses(self) -> bool:
+        """Whether the client chose among hypotheses, and what it releases may tell which."""
+        return self.hypotheses != 1
 
     @property
     def formal(self) -> bool:
-        """Whether the cost is a guarantee; otherwise it is the paper's heuristic, or nothing."""
-        return self.radius_mode is RadiusMode.PUBLIC and self.noise_multiplier > 0
+        """Whether it has a guarantee between any two data sets of the client: radius and choice are covered."""
+        covered = self.choice_epsilon > 0 or not self.chooses
+        return self.radius_mode is RadiusMode.PUBLIC and self.noise_multiplier > 0 and covered
 
-    def spend(self, times: float) -> float:
-        """Return what so many releases cost together; infinite without noise."""
-        if self.cost is None:
+    def paper_spend(self, times: float) -> float:
+        """Return the paper's budget of so many releases; infinite where it counts none."""
+        if self.paper_cost is None:
             return float("inf") if times else 0.0
-        return float(Fraction(times) * self.cost)
+        return float(Fraction(times) * self.paper_cost)
+
+
+def exact(value: float) -> Fraction:
+    """Return the number that people wrote: .3 is 3/10, and not the binary number next to it."""
+    return Fraction(repr(float(value)))
 
 
 @lru_cache(maxsize=64)
-def _price(n: int, noise_multiplier: float) -> Fraction | None:
-    return Fraction(n) / Fraction(noise_multiplier) if noise_multiplier > 0 else None
+def quotient(above: int, below: float) -> Fraction:
+    """Return above / below, exactly where the fraction is short, and else rounded up to a multiple of 2**-32.
+
+    Sums of many prices stay cheap to compute that way, and are never too small.
+    """
+    price = Fraction(above) / exact(below)
+    if price.denominator <= _LONGEST:
+        return price
+    return Fraction(math.ceil(price * _GRAIN), _GRAIN)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from protocol.errors import ConfigError
-from protocol.release import NoisePer, RadiusMode, RadiusSchedule
+from protocol.release import LAPLACE, NoisePer, RadiusMode, RadiusSchedule
 from protocol.rules import Settings
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
@@ -85,7 +85,11 @@ class RunConfig(Settings):
     )
 
     noise_multiplier: Number = Field(
-        5.0, ge=0, description="nu: a participation costs n / nu; 0 for no noise, in simulation only"
+        5.0, ge=0, description="nu, noise per unit of radius; 0 for no noise, in simulation only"
+    )
+    mechanism: str = Field(LAPLACE, description="the law of the noise: laplace, gaussian, or package.module:Class")
+    choice_epsilon: Number = Field(
+        0.0, ge=0, description="epsilon of the randomised choice of a hypothesis; 0 for the paper's open choice"
     )
     noise_per: Noised = Field(
         NoisePer.VECTOR,
@@ -99,7 +103,7 @@ class RunConfig(Settings):
     radius_start: Number = Field(1.0, gt=0, description="public: the radius of round 1")
     radius_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
     message_noise: Number = Field(
-        0.0, ge=0, description="sigma of the PAC paper's noisy messages; the ledger does not count it"
+        0.0, ge=0, description="sigma of the PAC paper's noisy messages; it bounds nothing that is counted"
     )
 
     max_clients_per_node: int = Field(

@@ -21,6 +21,7 @@ import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
 
+from mechanisms.guarantee import pure_cost
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
 from protocol.home import write_atomically
@@ -43,7 +44,8 @@ class RunFolder:
     ``history.jsonl``           a line a round (`server.history.Round`)
     ``outcome.json``            why the run ended
     ``sections.json``           what observers add to the report, if they add anything
-    ``ledger.csv``              clients that released: participations and what they spent
+    ``ledger.csv``              clients that released: participations, the pure epsilon between any
+                                two data sets ("none" where there is none), and n/nu in all
     ``config.toml``             the run config and the versions it ran with
     ``releases.safetensors``    of a model of two parameters: what the first and the best round
                                 released, ``first.releases`` (m, 2), the hypothesis each was
@@ -104,12 +106,12 @@ class RunFolder:
         # Comparing first is what makes this quick where few of very many clients have released.
         clients = np.flatnonzero(participations != 0)
         often = participations[clients].tolist()
-        spent = {times: f"{times},{release.spend(times):.10g}" for times in set(often)}
+        spent = {times: f"{times},{_spent(release, times)}" for times in set(often)}
         # One format for all rows, of which a long run has tens of thousands, takes half the time of one each.
         values: list[Any] = [None] * (2 * len(often))
         values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
         rows = "%d,%s\n" * len(often) % tuple(values)
-        write_atomically(self.path / "ledger.csv", f"client,participations,spent\n{rows}".encode())
+        write_atomically(self.path / "ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}".encode())
         # Last, and with the number of rounds that it stands for: what it does not know of, a run
         # that was killed in between does again.
         strategy = {_STRATEGY + name: value for name, value in kept.items()}
@@ -202,6 +204,13 @@ class RunFolder:
         if self._digests.get(name) != digest:
             write_atomically(self.path / name, content)
             self._digests[name] = digest
+
+
+def _spent(release: Release, times: int) -> str:
+    """Return pure epsilon and paper's budget of so many releases."""
+    cost = pure_cost(release)
+    epsilon, paper = cost * times, release.paper_spend(times)
+    return ",".join("none" if value == math.inf else f"{float(value):.10g}" for value in (epsilon, paper))
 
 
 def _to_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:

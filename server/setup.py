@@ -71,7 +71,16 @@ class Setup:
     @property
     def release(self) -> Release:
         """What a training client gives away each time that it takes part."""
-        return Release(Kind.TRAIN, self.model.num_parameters, self.config.noise_multiplier, self.config.radius)
+        run, k = self.config, self.strategy.hypotheses
+        return Release(
+            Kind.TRAIN,
+            self.model.num_parameters,
+            run.noise_multiplier,
+            run.radius,
+            mechanism=run.mechanism,
+            hypotheses=k,
+            choice_epsilon=run.choice_epsilon if k > 1 else 0.0,
+        )
 
     def demand(self, name: str = "") -> dict[str, Any]:
         """Return what every message of the run called `name` has in common (`protocol.demands.Training`)."""
@@ -84,6 +93,8 @@ class Setup:
             "noise_multiplier": run.noise_multiplier,
             "noise_per": run.noise_per.value,
             "message_noise": run.message_noise,
+            "mechanism": run.mechanism,
+            "choice_epsilon": run.choice_epsilon,
             "run": name,
             "frozen_digest": self.model.frozen_digest,
         }

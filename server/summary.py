@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from federation import Manifest
+from mechanisms.guarantee import DELTA, amount, gap, guarantee, in_words
 from models.model import Model
 from protocol.arrays import Arrays, flatten
-from protocol.release import RadiusMode, Release
+from protocol.release import Release
 from server.history import Round, State
 
 _SHOWN_PARAMETERS = 3
-_MEANING = {
-    RadiusMode.UPDATE: "n/nu a participation, within the norm of the client's own update: a heuristic, no guarantee",
-    RadiusMode.PUBLIC: "n/nu a participation, for updates one radius apart",
-}
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,21 @@ class Summary:
             f"  true parameters {where}: hypothesis {j} is {away:.3f} away" for where, j, away in self.found(state.best)
         ]
         last = state.history[-1]
-        median, maximum = (self.release.spend(times) for times in (last.median_participations, last.max_participations))
-        meaning = "unsanitised: nothing bounds it" if self.release.cost is None else _MEANING[self.release.radius_mode]
-        lines.append(f"Privacy spent per client: median {median:.4g}, maximum {maximum:.4g} ({meaning}).")
-        return lines
+        return [*lines, *self.privacy_lines(last.median_participations, last.max_participations)]
+
+    def privacy_lines(self, median: float, maximum: int) -> list[str]:
+        """Return what the clients have given away, by how often the median and the busiest client released."""
+        if why := gap(self.release):
+            lines = [f"Guaranteed to a client: nothing, since {why}."]
+        else:
+            both = [guarantee({self.release: math.ceil(times)}) for times in (median, maximum)]
+            (pure, at_delta), (most_pure, most) = map(in_words, both)
+            lines = [
+                "Guaranteed to a client, between any two of its data sets: "
+                f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; pure {pure}, {most_pure}."
+            ]
+        paper = (amount(self.release.paper_spend(times)) for times in (median, maximum))
+        return [*lines, "Paper's budget, a heuristic: n/nu a participation, {} (median), {} (maximum).".format(*paper)]
 
     def loss(self, value: float) -> str:
         """Return a loss with its name, and in the target's unit if it has one."""

@@ -190,43 +190,38 @@ def lines(
     return svg(name, alt, draw, HEIGHT + 20 * (len(series) + len(beside)))
 
 
-def spending(
-    name: str, alt: str, bars: Sequence[Bar], cost: float | None, marks: Sequence[tuple[str, float]]
-) -> Markup:
-    """Draw how many clients spent how much.
+def spending(name: str, alt: str, bars: Sequence[Bar], marks: Sequence[tuple[str, float]]) -> Markup:
+    """Draw how many clients took part how often.
 
     Parameters
     ----------
     bars : sequence of Bar
-    cost : float or None
-        Of a participation; None to count participations.
     marks : sequence of (str, float)
         Words, and the number of participations at which they stand.
     """
-    each = cost or 1.0
 
     def draw(axes: Axes) -> None:
         step = bars[0].high - bars[0].low + 1
-        middles = [(bar.low + bar.high) / 2 * each for bar in bars]
+        middles = [(bar.low + bar.high) / 2 for bar in bars]
         heights = [bar.clients for bar in bars]
-        axes.bar(middles, heights, width=0.86 * step * each, color=SERIES[0])
+        axes.bar(middles, heights, width=0.86 * step, color=SERIES[0])
         top = max(1, *heights)
         axes.set_ylim(0, 1.32 * top)
-        span = (bars[-1].high + 1) * each
-        axes.set_xlim(-0.6 * step * each, max(span, 4 * each))
+        span = bars[-1].high + 1
+        axes.set_xlim(-0.6 * step, max(span, 4))
         for row, (words, times) in enumerate(marks):
             y = (1.26 - 0.13 * row) * top
-            axes.plot([times * each] * 2, [0, y], color=INK, linewidth=1.4, linestyle=DASHES[1 + row])
-            right = times * each > span * 0.55
+            axes.plot([times] * 2, [0, y], color=INK, linewidth=1.4, linestyle=DASHES[1 + row])
+            right = times > span * 0.55
             axes.annotate(
-                words, (times * each, y), (-6 if right else 6, -4), textcoords="offset points",
+                words, (times, y), (-6 if right else 6, -4), textcoords="offset points",
                 ha="right" if right else "left", va="center",
             )  # fmt: skip
         axes.grid(axis="y")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=cost is None))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
         _numbers(axes)
-        axes.set_xlabel("participations" if cost is None else "privacy spent")
+        axes.set_xlabel("participations")
         axes.set_ylabel("clients")
 
     return svg(name, alt, draw)

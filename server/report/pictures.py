@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from mechanisms.guarantee import gap
 from server.history import Round
 from server.report import figures
 from server.report.alarms import count_of
@@ -104,22 +105,20 @@ def _distances(view: View) -> list[Picture]:
 
 
 def spending(view: View) -> Picture | None:
-    """Return the histogram of what training clients spent."""
+    """Return the histogram of how often training clients took part."""
     if not len(view.participations):
         return None
     bars = figures.tally(view.participations)
-    cost = view.summary.release.spend(1) if view.sanitised else None
-    median, maximum = float(np.median(view.participations)), int(view.participations.max())
-    values = [number(times * (cost or 1)) for times in (median, maximum)]
-    marks = [(f"median {values[0]}", median), (f"maximum {values[1]}", float(maximum))]
-    what = "Privacy spent" if view.sanitised else "Participations"
+    marks = []
+    for who, often, epsilon in zip(("median", "maximum"), view.often, view.epsilons(), strict=True):
+        told = "" if gap(view.summary.release) else f", epsilon {epsilon}"
+        marks.append((f"{who} {number(often)}{told}", float(often)))
     none = int((view.participations == 0).sum())
-    caption = f"Number of training clients by what they spent, of {len(view.participations):,} in all"
-    if not view.sanitised:
-        caption = f"Number of training clients by how often they took part, of {len(view.participations):,} in all"
+    caption = f"Number of training clients by how often they took part, of {len(view.participations):,} in all"
     caption += f"; {none:,} never took part." if none else "."
-    alt = f"Histogram over {len(view.participations):,} training clients: median {values[0]}, maximum {values[1]}."
-    return Picture(f"{what}, by client", figures.spending("spending", alt, bars, cost, marks), caption)
+    words = ", ".join(mark for mark, _ in marks)
+    alt = f"Histogram over {len(view.participations):,} training clients: {words}."
+    return Picture("Participations, by client", figures.spending("spending", alt, bars, marks), caption)
 
 
 def planes(view: View) -> list[Picture]:

@@ -210,7 +210,7 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 {% endfor %}
 
 <section aria-labelledby="privacy">
-<h2 id="privacy">Privacy spent</h2>
+<h2 id="privacy">Privacy</h2>
 <div class="grid">
 {% if spending %}
 {{ picture(spending) }}

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.release import RadiusMode
+from mechanisms.guarantee import amount, guarantee, in_words
 from server.history import State
 from server.report.alarms import count_of
-from server.report.figures import number
 from server.report.style import STYLED
 from server.snapshots import Snapshots
 from server.summary import Summary
@@ -48,29 +48,24 @@ class View:
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), self.k)
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
         self.shown: list[int] = list(range(self.k)) if self.k <= STYLED else sorted(int(j) for j in busiest)
-        self.sanitised = summary.release.cost is not None
+        self.sanitised = summary.release.noise_multiplier > 0
+        median = float(np.median(participations)) if len(participations) else 0.0
+        self.often = median, int(participations.max(initial=0))
+        """How often the median client and the busiest one released."""
 
-    def spent(self) -> tuple[float, float]:
-        """Return the median and the largest spend of a training client."""
-        if not len(self.participations):
-            return 0.0, 0.0
-        median, maximum = float(np.median(self.participations)), int(self.participations.max())
-        return self.summary.release.spend(median), self.summary.release.spend(maximum)
+    def epsilons(self) -> tuple[str, str]:
+        """Return the guarantee of the median client, and of the busiest, as text; "none" where there is none."""
+        found = [guarantee({self.summary.release: math.ceil(times)}) for times in self.often]
+        return in_words(found[0])[1], in_words(found[1])[1]
+
+    def paper(self) -> tuple[str, str]:
+        """Return the paper's budget of the median client, and of the busiest, as text."""
+        median, maximum = (amount(self.summary.release.paper_spend(times)) for times in self.often)
+        return median, maximum
 
     def multiplier(self) -> str:
         """Return nu as text."""
-        cost = self.summary.release.cost
-        return number(float(self.n / cost)) if cost else "0"
-
-    def kind(self) -> str:
-        """Return what the spend is worth, in a few words."""
-        if not self.sanitised:
-            return "unsanitised: no noise"
-        return (
-            "heuristic, no guarantee"
-            if self.summary.release.radius_mode is RadiusMode.UPDATE
-            else "guarantee, one radius apart"
-        )
+        return f"{self.summary.release.noise_multiplier:g}"
 
     def metric_differs(self) -> bool:
         """Return whether the metric is another than the loss."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from mechanisms.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee
 from protocol.release import RadiusMode
 from server.report.alarms import alarms as found_alarms
 from server.report.alarms import count_of, last_rounds
 from server.report.figures import number
 from server.report.view import View
-
-_LARGE_COST = 20  # a participation that costs more promises nothing by itself
 
 
 def alarms(view: View) -> list[Any]:
@@ -44,24 +43,22 @@ def lead(view: View) -> list[str]:
         first += "; no client reported how well that went, so the newest state is kept."
     times = int((view.participations > 0).sum())
     if not times:
-        second = "No client released anything, so none spent any privacy."
+        second = "No client released anything."
     elif not view.sanitised:
         second = (
             f"No noise was added, so nothing bounds what the releases told about the data of the {times:,} clients "
-            "that took part: the privacy they spent is infinite."
+            "that took part."
         )
     else:
-        median, maximum = view.spent()
-        worth = (
-            "here a rule of thumb, no guarantee"
-            if view.summary.release.radius_mode is RadiusMode.UPDATE
-            else "guaranteed for updates one radius apart"
-        )
-        second = (
-            f"This cost the clients privacy: the median client spent {number(median)}, and none spent more than "
-            f"{number(maximum)}. What a client spent limits how much all its releases together tell about its data "
-            f"(the lower, the better; {worth})."
-        )
+        median, maximum = view.epsilons()
+        if why := gap(view.summary.release):
+            second = f"Noise was added, but nothing is guaranteed to the {times:,} clients that took part: {why}."
+        else:
+            second = (
+                "What all of a client's releases tell about its data is bounded: they are at most e to the power of "
+                f"epsilon times as likely as if its data were any others, with epsilon {median} for the median client "
+                f"and {maximum} for the one that took part most often (the lower, the better)."
+            )
     return [first, second]
 
 
@@ -78,10 +75,10 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
                 tiles.append((f"Validation {name} in that round", f"{best.metric:.4f}", "of the same hypotheses"))
     asked, released = (sum(getattr(entry, what) for entry in view.trained) for what in ("asked", "releases"))
     tiles.append(("Releases", f"{released:,}", f"of {asked:,} asked for"))
-    kind = view.kind()
-    median, maximum = view.spent()
-    tiles.append(("Privacy spent, median client", number(median), kind))
-    tiles.append(("Privacy spent, maximum", number(maximum), kind))
+    remark = "no guarantee" if gap(view.summary.release) else f"between any two data sets, at delta {DELTA:g}"
+    for who, epsilon in zip(("median client", "maximum"), view.epsilons(), strict=True):
+        tiles.append((f"Epsilon, {who}", epsilon, remark))
+    tiles.append(("Paper's budget, maximum", view.paper()[1], "n/\N{GREEK SMALL LETTER NU} in all, a heuristic"))
     return tiles
 
 
@@ -96,7 +93,9 @@ def facts(view: View) -> list[tuple[str, str]]:
         RadiusMode.UPDATE: "within the norm of each client's update",
         RadiusMode.PUBLIC: "within a radius that everybody knows",
     }[summary.release.radius_mode]
-    noise = f"multiplier {view.multiplier()}, {radius}" if view.sanitised else "none"
+    noise = f"{summary.release.mechanism}, multiplier {view.multiplier()}, {radius}" if view.sanitised else "none"
+    epsilon = summary.release.choice_epsilon
+    choice = f"randomised, epsilon {epsilon:g}" if epsilon else "open" if summary.release.chooses else "none to make"
     rounds = f"{len(view.trained):,}: {view.state.stopped or 'not over yet'}"
     facts = [
         ("Data", manifest.name if manifest else "each node's own"),
@@ -105,6 +104,7 @@ def facts(view: View) -> list[tuple[str, str]]:
         ("Strategy", f"{config.get('strategy')}, {count_of(view.k, 'hypothesis', 'hypotheses')}"),
         ("Rounds", rounds),
         ("Noise", noise),
+        ("Choice", choice),
         ("Seed", str(config.get("seed"))),
         ("Time", f"{sum(entry.seconds for entry in view.history):,.1f} s of rounds"),
     ]
@@ -117,36 +117,40 @@ def spent_means(view: View) -> list[str]:
         "Only releases that reached the server in this run are counted. A client's own ledger, on its node, may show "
         "more: it is charged before a release leaves, and for other runs too."
     )
+    release = view.summary.release
     if not view.sanitised:
         return [
             "This run was unsanitised (noise-multiplier 0, which only a simulation allows): clients released their "
-            "trained models as they were. Nothing bounds what these tell about the data of a client that took part, so "
-            "its spend is infinite. The figure shows instead how often clients took part.",
+            "trained models as they were. Nothing bounds what these tell about the data of a client that took part.",
             counted,
         ]
-    cost = view.summary.release.spend(1)
     price = (
-        f"A participation costs n/\N{GREEK SMALL LETTER NU} = {view.n:,}/{view.multiplier()} = "
-        f"{number(cost)} (parameters over noise multiplier), and participations add up."
+        f"The paper's budget counts n/\N{GREEK SMALL LETTER NU} = {view.n:,}/{view.multiplier()} = "
+        f"{number(release.paper_spend(1))} a participation (parameters over noise multiplier): "
+        f"{view.paper()[0]} for the median client, {view.paper()[1]} at most. It is a heuristic and guarantees nothing."
     )
-    if view.summary.release.radius_mode is RadiusMode.UPDATE:
-        unit = view.config.get("noise-per", "vector")
-        layers = "" if unit == "vector" else f", {unit} by {unit}"
+    if why := gap(release):
         worth = (
-            f"The figure holds within the norm of the client's own update{layers}, which makes it a heuristic and "
-            "no guarantee: the noise depends on what it hides, so that between updates of different norm nothing "
-            'is bounded. For a guarantee, set radius = "public".'
+            f'There is no guarantee, because {why}. For one, set radius = "public", and with more than one '
+            "hypothesis a choice-epsilon."
         )
-    else:
-        worth = (
-            "This is a guarantee: for any two updates one radius apart, what was released is at most e to the power of "
-            "the spend times as likely under one as under the other; for any two updates from the same hypothesis, "
-            "at most the square of that. It does not cover which hypothesis a client chose."
-        )
-    means = [price, worth]
-    if cost > _LARGE_COST:
+        return [worth, price, counted]
+    once = guarantee({release: 1})
+    assert once is not None, "there is no gap"
+    chosen = (
+        f" Which hypothesis a client trained is covered, by randomised response of epsilon {release.choice_epsilon:g}."
+        if release.chooses
+        else ""
+    )
+    worth = (
+        "Between any two data sets that a client may have, whatever the server does, all its releases together are at "
+        f"most e to the power of epsilon times as likely under one as under the other, but for a chance of {DELTA:g}. "
+        f"One participation has epsilon {amount(once.epsilon)}, or {amount(once.pure)} without that chance.{chosen}"
+    )
+    means = [worth]
+    if once.epsilon > MEANINGFUL:
         means.append(
-            f"At {number(cost)} a participation, the figure by itself promises next to nothing in either case; "
-            "docs/privacy.md says what noise of this kind stops in practice, and what it does not."
+            f"An epsilon above {MEANINGFUL} promises next to nothing; docs/privacy.md says what noise stops in "
+            "practice, and what it does not."
         )
-    return [*means, counted]
+    return [*means, price, counted]

@@ -18,7 +18,6 @@ from attacks.pac_attack import Estimate, error_rate
 from attacks.truth import local_parameters
 from client.app import app
 from federation import BUNDLED, Manifest, write_leaf
-from privacy.laplace import sanitise
 from protocol.errors import ConfigError
 from protocol.records import to_array_record
 from protocol.release import RadiusMode
@@ -30,6 +29,7 @@ from server.setup import Setup
 from simulation.grid import InProcessGrid
 from simulation.in_process import play
 from tests.helpers.grids import ListeningGrid
+from tests.helpers.noise import sanitise
 
 from .conftest import RelayGrid
 

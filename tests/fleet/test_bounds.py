@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.bounds import LARGEST_UPDATE, furthest, near, pulled_in
-from privacy.laplace import sanitise
 from privacy.precision import min_radius, resolution, round_to_grid
 from protocol.release import RadiusMode
+from tests.helpers.noise import sanitise
 
 # --- releases
 

@@ -12,7 +12,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
-from privacy.gate import Gate
+from privacy.gate import Check, Gate
 from privacy.site import in_process
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation, Training
@@ -61,10 +61,16 @@ def of_node(node_config: dict[str, Any], **run_config: Any) -> Context:
     return Context(1, 100, node_config, RecordDict(), {"seed": 3} | run_config)
 
 
-def through_gate(content: RecordDict, context: Context, handler: Handler, message_type: str = "train") -> Message:
+def whatever(content: RecordDict, context: Context) -> None:
+    """Find nothing wrong with what a message asks."""
+
+
+def through_gate(
+    content: RecordDict, context: Context, handler: Handler, message_type: str = "train", check: Check = whatever
+) -> Message:
     """Return what the gate lets out, on a node of the in-process grid unless it has data of its own."""
     with in_process():
-        return Gate()(to_node(content, message_type), context, handler)
+        return Gate(check)(to_node(content, message_type), context, handler)
 
 
 def sent(arrays: Mapping[str, Any]) -> ArrayRecord:

@@ -42,9 +42,12 @@ class AppRun(NamedTuple):
 
     @property
     def ledger(self) -> dict[int, tuple[int, float]]:
-        """Participations and spending, by client."""
+        """Participations and the paper's budget, by client."""
         rows = csv.DictReader((self.folder / "ledger.csv").read_text().splitlines())
-        return {int(row["client"]): (int(row["participations"]), float(row["spent"])) for row in rows}
+        return {
+            int(row["client"]): (int(row["participations"]), float(row["paper_budget"].replace("none", "inf")))
+            for row in rows
+        }
 
     @property
     def stopped(self) -> str:

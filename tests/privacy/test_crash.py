@@ -20,6 +20,7 @@ import pytest
 from federation import Manifest, offsets_of, write_federation
 from privacy.ledger import Ledger
 from tests.helpers.forks import forks
+from tests.helpers.ledgers import participations
 
 CLIENTS = 3
 KILLS = int(os.environ.get("KILLS", "200"))
@@ -64,8 +65,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def times_paid(folder: Path) -> list[int]:
-    paid = Counter({account.client: account.times for account in Ledger(folder / "ledger.sqlite").accounts()})
-    return [paid[client] for client in range(CLIENTS)]
+    ledger = Ledger(folder / "ledger.sqlite")
+    return [participations(ledger, client) for client in range(CLIENTS)]
 
 
 def wait_for(process: BaseProcess, condition: Callable[[], bool]) -> None:

@@ -7,8 +7,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy.laplace import sanitise
 from privacy.randomness import streams
+from tests.helpers.noise import sanitise
 
 # Enough for the bound to come above the halves and ones below; it proves less from as many draws where n is larger.
 DRAWS = {1: 40_000, 2: 40_000, 3: 60_000, 5: 200_000}

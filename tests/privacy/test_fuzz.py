@@ -39,6 +39,7 @@ from protocol.release import RadiusMode
 from protocol.run_config import RunConfig
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
+from tests.helpers.ledgers import spent
 from tests.helpers.messages import arrived, asked, refused, releases, sent
 
 MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "1200"))
@@ -50,7 +51,7 @@ RECORDS = ("training", "evaluation", "hypotheses", "run", "version", "local", "a
 
 SITES: dict[str, dict[str, Any]] = {
     "default": {},
-    "limits": {"role": "split", "budget": 25.0, "max-participations": 20},
+    "limits": {"role": "split", "paper-budget": 25.0, "max-participations": 20},
     "public": {"radius-mode": "public", "min-noise-multiplier": 2.5, "max-hypotheses": 2},
     "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
     "validation": {"role": "validation", "max-evaluations": 40},
@@ -215,10 +216,10 @@ class Watched:
             times[int(str(row["client"]))] += 1
         for client, released in self.released.items():
             assert times[client] >= released
-            assert ledger.spent(client) >= self.prices[client]
+            assert spent(ledger, client) >= self.prices[client]
         assert max(times.values(), default=0) <= self.config.get("max-participations", math.inf)
-        assert max(map(ledger.spent, times), default=0) <= self.config.get("budget", math.inf)
-        assert all(ledger.spent(client) != math.inf for client in times), (
+        assert max((spent(ledger, client) for client in times), default=0) <= self.config.get("paper-budget", math.inf)
+        assert all(spent(ledger, client) != math.inf for client in times), (
             "nobody was charged for a release without noise"
         )
         for file in (self.folder / "models").glob("*"):

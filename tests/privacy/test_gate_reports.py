@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from privacy.gate import local_report, local_result
-from privacy.laplace import sanitise
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import round_to_grid
@@ -27,6 +26,7 @@ from protocol.demands import Evaluation
 from protocol.home import umbel_home
 from protocol.messages import evaluation_in, training_in
 from protocol.records import to_array_record
+from tests.helpers.ledgers import spent
 from tests.helpers.messages import (
     SIMULATED,
     Handler,
@@ -42,6 +42,7 @@ from tests.helpers.messages import (
     through_gate,
     wire,
 )
+from tests.helpers.noise import rounding, sanitise
 
 SECRET = "diagnosis-of-patient-17"
 SECRET_LOSS = 0.123456789
@@ -79,12 +80,12 @@ def what_left(reply: Message) -> tuple[list[float], list[float]] | None:
     return scores(came)
 
 
-def spent(context: Context, clients: tuple[int, ...]) -> list[Fraction | float]:
+def all_spent(context: Context, clients: tuple[int, ...]) -> list[Fraction | float]:
     """Return what clients have spent, from the site's ledger or the simulated node's."""
     path = umbel_home() / "ledger.sqlite"
     own = "data-path" in context.node_config
     ledger = Ledger(path) if own and path.exists() else MemoryLedger(context.state)
-    return [ledger.spent(client) for client in clients]
+    return [spent(ledger, client) for client in clients]
 
 
 # --- validation clients
@@ -98,7 +99,7 @@ def test_loss_and_metric_of_validation_clients_leave_as_they_are(
     context = of_node(node_config)
     handler = reports([0.5, 1e9], [0.25, 7.0])
     assert what_left(through_gate(request((4, 7)), context, handler, message_type)) == ([0.5, 1e9], [0.25, 7.0])
-    assert spent(context, (4, 7)) == [0, 0]
+    assert all_spent(context, (4, 7)) == [0, 0]
 
 
 def test_what_else_a_handler_hands_over_stays() -> None:
@@ -168,7 +169,7 @@ def with_fault(fault: Fault, trains: bool = False) -> Handler:
 def test_a_broken_handler_reports_nothing(fault: Fault, trains: bool) -> None:
     context = of_node(SIMULATED | (NOISY if trains else {}))
     assert what_left(through_gate(request((4, 7)), context, with_fault(fault, trains))) is None
-    assert spent(context, (4, 7)) == [0, 0]
+    assert all_spent(context, (4, 7)) == [0, 0]
 
 
 def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
@@ -200,7 +201,7 @@ def test_reports_of_training_clients_are_clipped_noised_and_charged(node_config:
     assert np.abs(first).max() < 1e3, "clipped to 3, with noise of a radius of 3 sqrt 2"
     assert (first == second) == ("data-path" not in node_config), "the run's seed counts in simulation alone"
     # Two numbers at nu = 4 cost a half each time.
-    assert spent(context, (4, 7)) == [1, 1]
+    assert all_spent(context, (4, 7)) == [1, 1]
 
 
 def test_a_report_is_the_sanitised_point_with_noise_from_the_clients_own_stream() -> None:
@@ -209,7 +210,7 @@ def test_a_report_is_the_sanitised_point_with_noise_from_the_clients_own_stream(
     # Clipped to between 0 and 3, what is no number to 3, and centred.
     points = np.array([[0.5, 0.25], [3.0, 0.0], [3.0, 2.0]]) - 1.5
     noised = sanitise(points, 4.0, 3 * np.sqrt(2), "public", streams(3, "report", 1, [4, 7, 5])) + 1.5
-    expected = round_to_grid(noised, 2, 4.0, 3 * np.sqrt(2), float(np.spacing(np.float32(3))))
+    expected = round_to_grid(noised, rounding(2, 4.0, 3 * np.sqrt(2)), float(np.spacing(np.float32(3))))
     np.testing.assert_array_equal(np.array(found).T, expected)
 
 
@@ -225,11 +226,11 @@ def test_the_noise_of_reports_is_that_of_the_mechanism() -> None:
 
 
 def test_a_client_without_budget_reports_nothing() -> None:
-    context = of_node(SIMULATED | NOISY | {"budget": 0.5})
+    context = of_node(SIMULATED | NOISY | {"paper-budget": 0.5})
     through_gate(request((4,)), context, reports([0.5], [0.5], (4,), trains=True))
     found = what_left(through_gate(request((4, 7)), context, reports([0.5, 0.5], [0.5, 0.5], (4, 7), trains=True)))
     assert np.isnan(found).tolist() == [[True, False], [True, False]]
-    assert spent(context, (4, 7)) == [Fraction(1, 2)] * 2
+    assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
 
 
 def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +240,7 @@ def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytes
     monkeypatch.setattr("privacy.gate.sanitise", crash)
     context = of_node(OWN | NOISY)
     assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0], (4, 7), trains=True))) is None
-    assert spent(context, (4, 7)) == [Fraction(1, 2)] * 2
+    assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
 
 
 def test_a_handler_that_names_other_clients_reports_nothing() -> None:
@@ -356,7 +357,7 @@ def test_training_and_evaluation_travel_back_together() -> None:
     node, context = Node(), of_node(SIMULATED)
     assert left(through_gate(both(), context, node)) == BOTH
     assert node.seen == [("training", (0, 1)), ("evaluation", (4, 7, 5))], "each is asked for by itself"
-    assert spent(context, (0, 1, 4, 5, 7)) == [Fraction(2, 5)] * 2 + [0] * 3
+    assert all_spent(context, (0, 1, 4, 5, 7)) == [Fraction(2, 5)] * 2 + [0] * 3
 
 
 @pytest.mark.parametrize(
@@ -367,7 +368,7 @@ def test_training_and_evaluation_travel_back_together() -> None:
         ({}, {"disclose_choice": True}),
         ({"radius-mode": "public"}, {}),
         ({"tripwire": True}, {}),
-        ({"budget": 0.1}, {}),  # and no ledger
+        ({"paper-budget": 0.1}, {}),  # and no ledger
     ],
     ids=str,
 )
@@ -382,7 +383,7 @@ def test_a_node_whose_training_is_refused_reports_all_the_same(
 
 
 def test_a_node_whose_clients_have_no_budget_left_reports_all_the_same() -> None:
-    node, context = Node(), of_node(SIMULATED | {"budget": 0.4})
+    node, context = Node(), of_node(SIMULATED | {"paper-budget": 0.4})
     content = asked(ZEROS, demanded((0,), noise_multiplier=5.0), Evaluation(1, (4, 7, 5)))
     assert left(through_gate(content, context, node)) == BOTH
     reply = through_gate(both(), context, node)
@@ -391,7 +392,7 @@ def test_a_node_whose_clients_have_no_budget_left_reports_all_the_same() -> None
     assert left(through_gate(both(), context, node)) == {"scores"}
     assert [what for what, _ in node.seen] == ["training", "evaluation"] * 2 + ["evaluation"]
     assert ("training", (1,)) in node.seen, "who cannot pay is not even trained"
-    assert spent(context, (0, 1)) == [Fraction(2, 5)] * 2
+    assert all_spent(context, (0, 1)) == [Fraction(2, 5)] * 2
 
 
 @pytest.mark.parametrize(
@@ -401,7 +402,7 @@ def test_what_goes_wrong_with_one_part_does_not_hold_up_the_other(broken: str, r
     node, context = Node(broken), of_node(SIMULATED)
     assert left(through_gate(both(), context, node)) == records
     assert [what for what, _ in node.seen] == ["training", "evaluation"]
-    assert spent(context, (0,)) == ([0] if broken == "training" else [Fraction(2, 5)])
+    assert all_spent(context, (0,)) == [Fraction(2, 5)], "whoever is asked to train has paid"
 
 
 def test_a_node_that_may_not_report_trains_all_the_same() -> None:

@@ -10,17 +10,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from privacy.charges import Account, Charge, Limits
+from mechanisms.guarantee import guarantee
+from privacy.charges import Charge, Limits
 from privacy.ledger import Ledger
 from protocol.errors import LedgerError
 from protocol.release import Kind, RadiusMode, Release
+from tests.helpers.ledgers import spent
 
 TRAIN = Charge(run="7", round=1, release=Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE))
-COST = TRAIN.release.cost
+COST = Fraction(11, 3)
+
+
+def paper(budget: int | Fraction) -> Limits:
+    return Limits(paper_budget=Fraction(budget))
 
 
 @pytest.fixture
@@ -43,7 +50,7 @@ def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> Non
 
 def test_one_that_is_there_is_not_made_anew(path: Path) -> None:
     Ledger(path).charge(TRAIN, [0])
-    assert Ledger.create(path).spent(0) == Fraction(11, 3)
+    assert spent(Ledger.create(path), 0) == Fraction(11, 3)
 
 
 def test_sums_are_exact(path: Path) -> None:
@@ -51,8 +58,8 @@ def test_sums_are_exact(path: Path) -> None:
     for _ in range(30):
         ledger.charge(TRAIN, [0])
     ledger.charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.1, RadiusMode.PUBLIC, 0.5)), [0])
-    assert ledger.spent(0) == Fraction(110) + 11 / Fraction(0.1)
-    assert ledger.spent(1) == 0
+    assert spent(ledger, 0) == 110 + 110, ".1 is a tenth, and not the binary number next to it"
+    assert spent(ledger, 1) == 0
 
 
 def test_every_charge_is_a_row(path: Path) -> None:
@@ -78,35 +85,31 @@ def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) 
         ledger.charge(Charge("7", 1, replace(public, radius=radius)), [0])
     ledger.charge(Charge("7", 1, report), [0, 1])
     ledger.charge(TRAIN, [1])
-    accounts = ledger.accounts()
-    assert set(accounts) == {
-        Account(0, public, 2), Account(0, report, 1), Account(1, report, 1), Account(1, TRAIN.release, 1)
-    }  # fmt: skip
-    assert {account: account.spent for account in accounts}[Account(0, public, 2)] == Fraction(22, 3)
+    assert ledger.accounts() == {0: {public: 2, report: 1}, 1: {report: 1, TRAIN.release: 1}}
+    assert list(ledger.account(1)) == [report, TRAIN.release], "in the order in which they came first"
 
 
 def test_it_survives_being_closed_and_opened(path: Path) -> None:
     Ledger(path).charge(TRAIN, [0, 1])
     Ledger(path).charge(TRAIN, [1])
-    assert (Ledger(path).spent(0), Ledger(path).spent(1)) == (Fraction(11, 3), Fraction(22, 3))
+    assert (spent(Ledger(path), 0), spent(Ledger(path), 1)) == (Fraction(11, 3), Fraction(22, 3))
 
 
 def test_a_client_pays_as_long_as_the_budget_lasts_and_to_the_last_penny(path: Path) -> None:
     """The budget of 11 is exactly three participations of 11/3."""
-    ledger, limits = Ledger(path), Limits(Fraction(11))
+    ledger, limits = Ledger(path), paper(11)
     assert [ledger.charge(TRAIN, [0], limits) for _ in range(4)] == [[True], [True], [True], [False]]
-    assert ledger.affordable([0, 1], COST, limits) == [False, True]
     assert ledger.charge(TRAIN, [0, 1], limits) == [False, True]
-    assert (ledger.spent(0), ledger.spent(1)) == (11, Fraction(11, 3))
+    assert (spent(ledger, 0), spent(ledger, 1)) == (11, Fraction(11, 3))
 
 
 def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
     ledger = Ledger(path)
     bare = Charge("7", 1, Release(Kind.TRAIN, 11, 0.0, RadiusMode.UPDATE))
-    assert ledger.charge(bare, [0], Limits(Fraction(10**9))) == [False]
+    assert ledger.charge(bare, [0], paper(10**9)) == [False]
     assert ledger.charge(bare, [0]) == [True]
-    assert ledger.spent(0) == math.inf
-    assert ledger.affordable([0], COST, Limits(Fraction(10**9))) == [False]
+    assert spent(ledger, 0) == math.inf
+    assert ledger.charge(TRAIN, [0], paper(10**9)) == [False]
 
 
 def test_a_client_releases_no_more_often_than_it_may_whatever_that_costs(path: Path) -> None:
@@ -114,7 +117,22 @@ def test_a_client_releases_no_more_often_than_it_may_whatever_that_costs(path: P
     ledger, limits = Ledger(path), Limits(participations=2)
     cheap = Charge("7", 1, Release(Kind.TRAIN, 11, 1e12, RadiusMode.PUBLIC, 0.5))
     assert [ledger.charge(cheap, [0, 1], limits) for _ in range(3)] == [[True, True], [True, True], [False, False]]
-    assert ledger.affordable([0, 5], cheap.release.cost, limits) == [False, True]
+    assert ledger.charge(cheap, [0, 5], limits) == [False, True]
+
+
+def test_a_budget_is_the_epsilon_between_any_two_data_sets(path: Path) -> None:
+    """n = 11, nu = 10 and choice-epsilon 1 cost 2.2 + 1 a participation: three of them fit 9.6, to the last penny."""
+    ledger, limits = Ledger(path), Limits(Fraction(96, 10))
+    private = Charge("7", 1, Release(Kind.TRAIN, 11, 10.0, RadiusMode.PUBLIC, 0.5, hypotheses=5, choice_epsilon=1.0))
+    assert [ledger.charge(private, [0], limits) for _ in range(4)] == [[True], [True], [True], [False]]
+    report = Charge("7", 1, Release(Kind.REPORT, 2, 20.0, RadiusMode.PUBLIC, 1.0))
+    assert ledger.charge(report, [0, 1], limits) == [False, True], "reports count too: 2/20"
+
+
+def test_what_has_no_guarantee_fits_no_budget(path: Path) -> None:
+    ledger, limits = Ledger(path), Limits(Fraction(10**9))
+    for release in (TRAIN.release, Release(Kind.TRAIN, 11, 10.0, RadiusMode.PUBLIC, 0.5, hypotheses=2)):
+        assert ledger.charge(Charge("7", 1, release), [0], limits) == [False]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +182,7 @@ def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 9")
     connection.close()
-    with pytest.raises(LedgerError, match="is of version 9, this umbel reads 2; upgrade umbel"):
+    with pytest.raises(LedgerError, match="is of version 9, this umbel reads 3; upgrade umbel"):
         Ledger(path)
 
 
@@ -183,16 +201,18 @@ def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("UPDATE charges SET noise_multiplier = 3.0000000000000004 WHERE id = 5", "charge 5 is not as it was written"),
+        ("UPDATE charges SET radius = 3.0000000000000004 WHERE id = 5", "charge 5 is not as it was written"),
+        ("UPDATE charges SET release = 2 WHERE id = 5", ""),
+        ("UPDATE releases SET what = replace(what, '3.0', '9.0')", "the totals are not as they were written"),
         ("UPDATE charges SET client = 7 WHERE id = 5", "charge 5 is not as it was written"),
         ("UPDATE charges SET at = 'earlier' WHERE id = 1", "charge 1 is not as it was written"),
         ("DELETE FROM charges WHERE id = 5", "charge 5 is not as it was written"),
         ("UPDATE charges SET id = 100 WHERE id = 5", "charge 5 is not as it was written"),
         ("DELETE FROM charges WHERE id > 8", "it has 8 of 12 charges"),
         ("DELETE FROM charges", "it has 0 of 12 charges"),
-        ("INSERT INTO charges SELECT 13, at, run, round, 5, kind, n, 3.0, radius_mode, radius, hash FROM charges "
+        ("INSERT INTO charges SELECT 13, at, run, round, 5, release, radius, hash FROM charges "
          "WHERE id = 12", "charge 13 is not as it was written"),
-        ("UPDATE totals SET spent = '1/3' WHERE client = 2", "the totals are not as they were written"),
+        ("UPDATE totals SET times = 1 WHERE client = 2", "the totals are not as they were written"),
         ("DELETE FROM totals WHERE client = 2", "the totals are not as they were written"),
         ("DELETE FROM totals", "the totals are not as they were written"),
         ("DELETE FROM head", "it does not say how many charges it has"),
@@ -213,7 +233,7 @@ def test_what_was_changed_or_has_gone_is_found(path: Path, change: str, reason: 
 
 def test_text_that_is_none_is_damage_like_any_other(path: Path) -> None:
     Ledger(path).charge(TRAIN, [0])
-    path.write_bytes(path.read_bytes().replace(b"train", b"tr\xffin", 1))
+    path.write_bytes(path.read_bytes().replace(b"update", b"up\xffate", 1))
     with pytest.raises(LedgerError):
         Ledger(path)
 
@@ -223,7 +243,12 @@ def test_a_ledger_that_changed_behind_its_back_is_found_while_in_use(path: Path)
     ledger.charge(TRAIN, range(4))
     with by_hand(path) as connection:
         connection.execute("DELETE FROM totals WHERE client = 2")
-    for ask in (lambda: ledger.spent(0), lambda: ledger.charge(TRAIN, [0]), ledger.accounts, lambda: [*ledger.rows()]):
+    for ask in (
+        lambda: ledger.account(0),
+        lambda: ledger.charge(TRAIN, [0]),
+        ledger.accounts,
+        lambda: [*ledger.rows()],
+    ):
         with pytest.raises(LedgerError, match="the totals are not as they were written"):
             ask()
 
@@ -240,7 +265,7 @@ def test_one_process_goes_on_where_another_has_charged(path: Path) -> None:
     here, there = Ledger(path), Ledger(path)
     for ledger in (here, there, there, here):
         ledger.charge(TRAIN, [0])
-    assert here.spent(0) == there.spent(0) == Ledger(path).spent(0) == 4 * Fraction(11, 3)
+    assert spent(here, 0) == spent(there, 0) == spent(Ledger(path), 0) == 4 * Fraction(11, 3)
 
 
 class TestLong:
@@ -267,16 +292,16 @@ class TestLong:
     def test_an_old_charge_is_looked_at_when_all_are_and_no_sum_comes_from_it(self, long: Path) -> None:
         with by_hand(long) as connection:
             connection.execute("DELETE FROM charges WHERE id = 3")
-        assert Ledger(long).spent(2) == 5 * Fraction(11, 3)
-        assert Ledger(long).charge(TRAIN, [2], Limits(5 * Fraction(11, 3))) == [False]
+        assert spent(Ledger(long), 2) == 5 * Fraction(11, 3)
+        assert Ledger(long).charge(TRAIN, [2], paper(5 * COST)) == [False]
         with pytest.raises(LedgerError, match="charge 3 is not as it was written"):
             Ledger(long, whole=True)
 
     def test_it_is_charged_like_any_other(self, long: Path) -> None:
         ledger = Ledger(long)
         ledger.charge(TRAIN, [0, 9])
-        assert (ledger.spent(0), ledger.spent(9)) == (22, Fraction(11, 3))
-        assert Ledger(long, whole=True).spent(0) == 22
+        assert (spent(ledger, 0), spent(ledger, 9)) == (22, Fraction(11, 3))
+        assert spent(Ledger(long, whole=True), 0) == 22
 
 
 # --- a ledger of before the chain
@@ -321,14 +346,13 @@ def version(path: Path) -> int:
 def test_an_old_ledger_is_read_as_it_is_and_gets_its_chain_with_the_next_charge(old: Path) -> None:
     before = old.read_bytes()
     ledger = Ledger(old)
-    assert [ledger.spent(client) for client in range(4)] == [Fraction(47, 6), Fraction(22, 3), Fraction(22, 3), 0]
-    assert ledger.affordable([0, 3], COST, Limits(Fraction(8))) == [False, True]
+    assert [spent(ledger, client) for client in range(4)] == [Fraction(47, 6), Fraction(22, 3), Fraction(22, 3), 0]
     assert old.read_bytes() == before
     rows = list(ledger.rows())
-    assert ledger.charge(TRAIN, [0, 3], Limits(Fraction(8))) == [False, True]
-    assert version(old) == 2
+    assert ledger.charge(TRAIN, [0, 3], paper(8)) == [False, True]
+    assert version(old) == 3
     assert list(Ledger(old, whole=True).rows())[:-1] == rows
-    assert [Ledger(old).spent(client) for client in (0, 3)] == [Fraction(47, 6), COST]
+    assert [spent(Ledger(old), client) for client in (0, 3)] == [Fraction(47, 6), COST]
 
 
 def test_a_charge_that_fails_leaves_an_old_ledger_old(old: Path) -> None:
@@ -343,11 +367,70 @@ def test_what_nodes_charged_by_their_own_numbers_counts_for_each_client_it_may_h
     """Nodes of `place` i/2 charged client 1 where it was client 2 or 3 of the federation."""
     ledger = Ledger(old, nodes=2)
     for client, times in enumerate((3, 3, 2, 2, 2, 2, 0)):
-        limits = Limits(participations=times)
-        assert ledger.affordable([client], COST, limits) == [False]
-        assert ledger.affordable([client], COST, Limits(participations=times + 1)) == [True]
-    ledger.charge(TRAIN, [6])
-    assert Ledger(old, nodes=2).spent(2) == Ledger(old).spent(3) == Fraction(22, 3), "once, and not once more"
+        assert sum(ledger.account(client).values()) == times
+    assert ledger.charge(TRAIN, [2, 6], Limits(participations=2)) == [False, True]
+    assert spent(Ledger(old, nodes=2), 2) == spent(Ledger(old), 3) == Fraction(22, 3), "once, and not once more"
+
+
+@pytest.fixture
+def chained(no_ledger: Path) -> Path:
+    """A ledger as version 2 wrote it: a price in every charge, in a chain; clients 0 and 1 have paid twice."""
+    rows = [
+        ("2026-01-01", "7", number, client, "train", 11, 3.0, "public", 0.5) for number in (1, 2) for client in (0, 1)
+    ]
+    hash, written = bytes(32), []
+    for number, row in enumerate(rows, 1):
+        hash = sha256(hash + repr(row).encode()).digest()
+        written.append((number, *row, hash))
+    totals = [(client, 2, "16/3") for client in (0, 1)]
+    with by_hand(no_ledger) as connection:
+        connection.executescript("""
+            PRAGMA application_id = 0x554D424C;
+            PRAGMA user_version = 2;
+            CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,
+                client INTEGER NOT NULL, kind TEXT NOT NULL, n INTEGER NOT NULL, noise_multiplier REAL NOT NULL,
+                radius_mode TEXT NOT NULL, radius REAL, hash BLOB NOT NULL) STRICT;
+            CREATE TABLE totals (client INTEGER PRIMARY KEY, times INTEGER NOT NULL, spent TEXT NOT NULL) STRICT;
+            CREATE TABLE head (id INTEGER PRIMARY KEY, charges INTEGER NOT NULL, hash BLOB NOT NULL,
+                totals BLOB NOT NULL) STRICT;
+        """)
+        connection.executemany(f"INSERT INTO charges VALUES ({', '.join('?' * 11)})", written)
+        connection.executemany("INSERT INTO totals VALUES (?, ?, ?)", totals)
+        digest = sha256(repr(totals).encode()).digest()
+        connection.execute("INSERT INTO head VALUES (1, ?, ?, ?)", (len(rows), hash, digest))
+    return no_ledger
+
+
+def test_a_ledger_of_the_first_chain_is_migrated_with_the_next_charge(chained: Path) -> None:
+    """How many hypotheses there were is not on record, so that its releases have no guarantee, and count so."""
+    before = chained.read_bytes()
+    ledger = Ledger(chained, whole=True)
+    assert [spent(ledger, client) for client in range(3)] == [2 * COST, 2 * COST, 0]
+    assert guarantee(ledger.account(0)) is None
+    rows = list(ledger.rows())
+    assert [row["radius"] for row in rows] == [0.5] * 4
+    assert chained.read_bytes() == before
+    private = Charge("8", 1, Release(Kind.TRAIN, 11, 10.0, RadiusMode.PUBLIC, 0.5, hypotheses=2, choice_epsilon=1.0))
+    assert ledger.charge(private, [0, 2], Limits(Fraction(100))) == [False, True], "none is more than any budget"
+    assert version(chained) == 3
+    assert list(Ledger(chained, whole=True).rows())[:-1] == rows
+    assert spent(Ledger(chained), 0) == 2 * COST
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("UPDATE charges SET noise_multiplier = 30 WHERE id = 2", "charge 2 is not as it was written"),
+        ("DELETE FROM charges WHERE id = 4", "its last charge is not the one that was written"),
+        ("DELETE FROM head", "it does not say how many charges it has"),
+        ("DROP TABLE totals", "its tables are not a ledger's"),
+    ],
+)
+def test_damage_to_a_ledger_of_the_first_chain_is_found(chained: Path, change: str, reason: str) -> None:
+    with by_hand(chained) as connection:
+        connection.execute(change)
+    with pytest.raises(LedgerError, match=reason):
+        Ledger(chained)
 
 
 @pytest.mark.parametrize(
@@ -415,17 +498,17 @@ def test_two_processes_lose_no_charge_and_make_none_twice(path: Path) -> None:
         worker.join()
     assert [worker.exitcode for worker in workers] == [0, 0]
     accounts = Ledger(path).accounts()
-    assert sum(account.times for account in accounts) == 10_000
-    assert {account.times for account in accounts} == {100}
+    assert set(accounts) == set(range(100))
+    assert all(account == {TRAIN.release: 100} for account in accounts.values())
 
 
 @pytest.mark.slow
 def test_two_processes_together_never_exceed_the_budget(path: Path) -> None:
     """Room for 30 participations, 2 x 40 attempts."""
     context = multiprocessing.get_context("spawn")
-    workers = [context.Process(target=_charge_often, args=(path, 40, [0], Limits(Fraction(110)))) for _ in range(2)]
+    workers = [context.Process(target=_charge_often, args=(path, 40, [0], paper(110))) for _ in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
-    assert Ledger(path).spent(0) == 110
+    assert spent(Ledger(path), 0) == 110

@@ -26,6 +26,7 @@ from privacy.runs import beside
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.records import pack
 from simulation.grid import InProcessGrid
+from tests.helpers.ledgers import spent
 from tests.helpers.messages import asked, refused, released, scores, sent, wire
 from tests.helpers.messages import releases as arrays_of
 
@@ -50,7 +51,7 @@ class Site:
         write_federation(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
         self.ledger_path = folder / "ledger.sqlite"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
-        if {"budget", "max-participations"} & set(policy):
+        if {"budget", "paper-budget", "max-participations"} & set(policy):
             Ledger.create(self.ledger_path)
         self.run_config, self.config = run_config, config
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
@@ -82,7 +83,7 @@ class Site:
         if not self.ledger_path.exists():
             return [Fraction(0)] * CLIENTS
         ledger = Ledger(self.ledger_path)
-        return [ledger.spent(client) for client in range(CLIENTS)]
+        return [spent(ledger, client) for client in range(CLIENTS)]
 
     def lives(self) -> bool:
         """An honest demand is still answered, with noise."""
@@ -183,7 +184,7 @@ def test_after_the_budget_is_gone_nothing_is_trained(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A budget of 4/3 is two participations; a client that still can is trained alone."""
-    site = Site(tmp_path, run_config, budget=4 / 3 + 1e-9)
+    site = Site(tmp_path, run_config, **{"paper-budget": "1.3333333334"})
     for _ in range(2):
         assert not site.ask().has_error()
     reply = site.ask(replace(HONEST, clients=(1, 2)))
@@ -443,7 +444,7 @@ def test_a_misspelt_variable_closes_the_site(
 def test_a_ledger_that_was_lost_is_not_made_anew_where_there_is_a_limit(
     tmp_path: Path, run_config: dict[str, Any]
 ) -> None:
-    site = Site(tmp_path, run_config, budget=10.0)
+    site = Site(tmp_path, run_config, **{"paper-budget": 10.0})
     assert not site.ask().has_error()
     site.ledger_path.unlink()
     assert refused(site.ask())
@@ -600,7 +601,7 @@ class TestReports:
         assert 1.5 < np.var(differences) < 4.5
 
     def test_a_client_without_budget_reports_nothing(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
-        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "budget": 0.5})
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "paper-budget": 0.5})
         assert np.isfinite(self.report(site, 0)).all()
         assert np.isnan(self.report(site, 0, 1)).tolist() == [[True, False], [True, False]]
 

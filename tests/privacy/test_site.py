@@ -214,7 +214,9 @@ def test_the_policy_of_a_simulated_node() -> None:
 
 def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -> None:
     site = own()
-    assert (site.policy.min_noise_multiplier, site.policy.radius_floor, site.limits) == (1.0, 0.01, Limits())
+    assert (site.policy.min_noise_multiplier, site.policy.radius_floor, site.limits) == (
+        1.0, 0.01, Limits(min_noise_multiplier=1.0)
+    )  # fmt: skip
     assert (site.policy.role, site.policy.radius_mode) == (Role.TRAIN, AcceptedRadius.ANY)
     assert site.policy.report_noise_multiplier == 0.0
     assert not site.policy.allow_unsanitised
@@ -224,15 +226,19 @@ def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -
 
 def test_a_simulated_node_may_set_what_a_site_sets(tmp_path: Path) -> None:
     site = simulated(budget=3, min_noise_multiplier=2.0, ledger_path=str(tmp_path / "ledger.sqlite"))
-    assert site.limits == Limits(Fraction(3))
+    assert site.limits == Limits(Fraction(3), min_noise_multiplier=2.0)
     assert site.policy.min_noise_multiplier == 2.0
     assert site.ledger_path == tmp_path / "ledger.sqlite"
 
 
 def test_a_budget_is_kept_exactly() -> None:
-    assert own(budget=0.1).limits == Limits(Fraction(0.1))
-    assert own(budget="40", max_participations=9).limits == Limits(Fraction(40), 9)
-    assert own(budget="inf").limits == Limits()
+    floor = {"min_noise_multiplier": 1.0}
+    assert own(budget=0.1).limits == Limits(Fraction(1, 10), **floor)
+    assert own(budget="40", max_participations=9).limits == Limits(Fraction(40), participations=9, **floor)
+    assert own(paper_budget="40").limits == Limits(paper_budget=Fraction(40), **floor)
+    assert own(budget="inf").limits == Limits(**floor)
+    own_delta = own(budget=8, delta=1e-5, max_choice_epsilon=1.0).limits
+    assert own_delta == Limits(Fraction(8), 1e-5, max_choice_epsilon=1.0, **floor)
 
 
 @pytest.mark.parametrize(
@@ -300,7 +306,11 @@ SET: dict[str, tuple[str, Any]] = {
     "max-local-steps": ("inf", math.inf),
     "max-examples": ("5000", 5000.0),
     "max-seconds": ("0.5", 0.5),
+    "max-choice-epsilon": ("2", 2.0),
+    "mechanisms": ("laplace gaussian", "laplace gaussian"),
     "budget": ("7", 7.0),
+    "delta": ("1e-5", 1e-5),
+    "paper-budget": ("40", 40.0),
     "max-participations": ("9", 9.0),
     "max-evaluations": ("12", 12.0),
     "max-evaluations-in-all": ("13", 13.0),

@@ -102,8 +102,8 @@ BARE = demanded((0, 1), noise_multiplier=0.0)
         (round_of(demanded((0, 1)), EVALUATION), "answered", "", 2),
         (round_of(BARE), "refused", "train: the server asks for an unsanitised release", 0),
         (round_of(BARE, EVALUATION), "partly", "train: the server asks for an unsanitised release", 0),
-        (round_of(demanded((0, 1)), **{"max-participations": 0}), "refused", "no asked client can afford", 0),
-        (round_of(demanded((0, 1)), handler=broken), "refused", "train: ValueError; the node's own log says more", 0),
+        (round_of(demanded((0, 1)), **{"max-participations": 0}), "refused", "no asked client can pay", 0),
+        (round_of(demanded((0, 1)), handler=broken), "refused", "train: ValueError; the node's own log says more", 2),
         (round_of(), "refused", "", 0),
         (other(query(), "query"), "answered", "", 0),
         (other(query(), "query", broken), "refused", "query: ValueError", 0),
@@ -337,7 +337,7 @@ def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
     assert refused(through_gate(asked(ZEROS, demanded((0, 1)), EVALUATION), of_node(own), spy))
     assert refused(guard(to_node(query(), "query"), of_node(own), spy))
     assert asked_for == []
-    assert Ledger(ledger).accounts() == []
+    assert Ledger(ledger).accounts() == {}
 
 
 @pytest.mark.parametrize("fails", ["write", "fsync"])

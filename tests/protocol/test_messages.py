@@ -15,6 +15,7 @@ from protocol.errors import ProtocolError
 from protocol.messages import (
     answers_training,
     asks,
+    assigned_in,
     evaluation_in,
     evaluation_only,
     evaluation_reply,
@@ -82,7 +83,7 @@ def test_no_messages_are_none() -> None:
 
 def test_each_part_of_a_message_may_be_had_by_itself() -> None:
     both = request(TRAINING, EVALUATION)
-    training, evaluation = training_only(both, TRAINING.clients), evaluation_only(both)
+    training, evaluation = training_only(both, TRAINING.clients, [-1] * len(TRAINING.clients)), evaluation_only(both)
     assert (training_in(training), evaluation_in(training)) == (TRAINING, None)
     assert (training_in(evaluation), evaluation_in(evaluation)) == (None, EVALUATION)
     for part in (training, evaluation):
@@ -91,9 +92,11 @@ def test_each_part_of_a_message_may_be_had_by_itself() -> None:
 
 def test_training_may_be_asked_of_some_clients_alone() -> None:
     both = request(TRAINING, EVALUATION)
-    some = training_in(training_only(both, (0, 5)))
-    assert some is not None
-    assert some.clients == (0, 5)
+    some = training_only(both, (0, 5), [-1, 1])
+    demand = training_in(some)
+    assert demand is not None
+    assert demand.clients == (0, 5)
+    assert assigned_in(some).tolist() == [-1, 1]
     assert training_in(both) == TRAINING, "the message itself stays as it was"
 
 
@@ -104,7 +107,7 @@ def test_what_a_run_has_found_travels_by_itself() -> None:
 
 
 def test_a_query_asks_for_the_version_spoken_here() -> None:
-    assert version_in(over_the_wire(query())) == VERSION == 3
+    assert version_in(over_the_wire(query())) == VERSION == 4
 
 
 def test_a_query_may_name_no_version() -> None:

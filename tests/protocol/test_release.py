@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -21,44 +22,47 @@ def release(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDAT
 
 
 def test_the_hospital_network_costs_eleven_thirds() -> None:
-    assert release(11, 3.0).cost == Fraction(11, 3)
+    assert release(11, 3.0).paper_cost == Fraction(11, 3)
 
 
-def test_the_cost_is_that_of_the_number_asked_for_and_not_of_its_decimals() -> None:
-    # 0.1 as a float is a little more than a tenth, so two parameters cost a little less than 20.
-    cost = release(2, 0.1).cost
-    assert cost is not None
-    assert cost * Fraction(0.1) == 2
-    assert cost < 20
+def test_a_tenth_is_the_tenth_that_people_write() -> None:
+    assert release(2, 0.1).paper_cost == 20
+    assert release(4, 0.3).paper_cost == Fraction(40, 3), "so that three of them fit a budget of 40"
 
 
 @given(st.integers(1, 10**7), st.floats(0, exclude_min=True, allow_infinity=False))
-def test_costs_add_up_without_rounding(n: int, noise_multiplier: float) -> None:
-    cost = release(n, noise_multiplier).cost
+def test_a_price_is_never_too_low_and_hardly_too_high(n: int, noise_multiplier: float) -> None:
+    cost = release(n, noise_multiplier).paper_cost
     assert isinstance(cost, Fraction)
-    assert cost * 1000 * Fraction(noise_multiplier) == 1000 * n
+    true = Fraction(n) / Fraction(repr(noise_multiplier))
+    assert true <= cost <= true + Fraction(1, 2**32)
+    assert cost.denominator <= 2**32
 
 
 def test_a_release_without_noise_has_no_bound() -> None:
-    assert release(11, 0.0).cost is None
-    assert release(11, 0.0).spend(1) == math.inf
-    assert release(11, 0.0).spend(0) == 0
+    assert release(11, 0.0).paper_cost is None
+    assert release(11, 0.0).paper_spend(1) == math.inf
+    assert release(11, 0.0).paper_spend(0) == 0
 
 
 def test_several_releases_are_spent_together() -> None:
-    assert release(11, 3.0).spend(3) == 11
-    assert release(11, 3.0).spend(0) == 0
+    assert release(11, 3.0).paper_spend(3) == 11
+    assert release(11, 3.0).paper_spend(0) == 0
 
 
 @pytest.mark.parametrize("mode", RadiusMode)
 def test_what_a_release_costs_does_not_hang_on_its_radius(mode: RadiusMode) -> None:
-    assert Release(Kind.REPORT, 2, 4.0, mode, 7.0).cost == release(2, 4.0).cost == Fraction(1, 2)
+    assert Release(Kind.REPORT, 2, 4.0, mode, 7.0).paper_cost == release(2, 4.0).paper_cost == Fraction(1, 2)
 
 
-def test_only_noise_within_a_public_radius_is_a_guarantee() -> None:
+def test_a_guarantee_takes_noise_a_public_radius_and_a_private_choice() -> None:
     assert release(11, 3.0, RadiusMode.PUBLIC).formal
     assert not release(11, 0.0, RadiusMode.PUBLIC).formal
     assert not release(11, 3.0, RadiusMode.UPDATE).formal
+    chosen = replace(release(11, 3.0, RadiusMode.PUBLIC), hypotheses=2)
+    assert not chosen.formal
+    assert replace(chosen, choice_epsilon=1.0).formal
+    assert not replace(chosen, hypotheses=0).formal, "how many there were is not on record"
 
 
 def test_equal_releases_are_one_key() -> None:

@@ -36,6 +36,7 @@ from server.setup import Setup
 from simulation.grid import InProcessGrid
 from tests.helpers.drawing import leave_blank
 from tests.helpers.grids import ListeningGrid, failing
+from tests.helpers.ledgers import participations, spent
 from tests.helpers.messages import scores
 from tests.helpers.models import write_module
 from tests.helpers.runs import AppRun, run_app
@@ -283,27 +284,27 @@ def test_the_servers_ledger_is_the_sum_of_the_nodes_own(play: Play, nodes: int, 
     for first, context in enumerate(run.grid.contexts.values()):
         own = MemoryLedger(context.state)
         for number in range(first, 100, nodes):
-            if times := own.participations(number):
-                kept[number] = (times, own.spent(number))
+            if times := participations(own, number):
+                kept[number] = (times, spent(own, number))
     assert {number: times for number, (times, _) in run.ledger.items()} == {
         number: times for number, (times, _) in kept.items()
     }
-    for number, (_, spent) in run.ledger.items():
-        assert spent == pytest.approx(float(kept[number][1]), rel=1e-9)
+    for number, (_, paper) in run.ledger.items():
+        assert paper == pytest.approx(float(kept[number][1]), rel=1e-9)
 
 
 def test_a_participation_costs_n_over_nu(play: Play) -> None:
     run = play(noise_multiplier=4.0)
     assert sum(times for times, _ in run.ledger.values()) == 6 * 7
-    assert all(spent == times * Fraction(2, 4) for times, spent in run.ledger.values())
+    assert all(paper == times * Fraction(2, 4) for times, paper in run.ledger.values())
     assert max(times for times, _ in run.ledger.values()) == run.history[-1]["max_participations"]
 
 
 def test_without_noise_nothing_bounds_what_was_spent(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         run = play(noise_multiplier=0.0)
-    assert {spent for _, spent in run.ledger.values()} == {float("inf")}
-    assert "maximum inf" in caplog.text
+    assert {paper for _, paper in run.ledger.values()} == {float("inf")}
+    assert "Guaranteed to a client: nothing, since there is no noise." in caplog.text
 
 
 # --- when nodes fail
@@ -354,7 +355,7 @@ def test_a_node_whose_policy_refuses_training_reports_all_the_same(play: Play) -
 def test_a_node_whose_clients_have_spent_their_budget_reports_all_the_same(play: Play) -> None:
     """A participation costs 2/5; with a budget of 2/5 each client of the second node releases once."""
     nodes = [{"partition-id": i, "num-partitions": 3} for i in range(3)]
-    nodes[1]["budget"] = 0.4
+    nodes[1]["paper-budget"] = 0.4
     run = play(sites=nodes, clients_per_round=100)
     assert [entry["releases"] for entry in run.trained] == [100] + [67] * 5
     assert {times for number, (times, _) in run.ledger.items() if number % 3 == 1} == {1}
@@ -485,7 +486,9 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
     assert run.ledger == {number: (3, 3 * 2 / 5) for number in range(8)}
     for name, clients in (("one", 3), ("two", 5)):
         accounts = Ledger(tmp_path / f"{name}.sqlite").accounts()
-        assert [(account.client, account.times) for account in accounts] == [(client, 3) for client in range(clients)]
+        assert {client: sum(account.values()) for client, account in accounts.items()} == dict.fromkeys(
+            range(clients), 3
+        )
 
 
 def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: Path) -> None:
@@ -554,8 +557,8 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
         entry | {"max_participations": 0, "median_participations": 0} for entry in whole.history
     ]
     # What was charged in a round that is done again stays charged: never less than was released.
-    for number, (participations, _) in whole.ledger.items():
-        assert again.ledger[number][0] >= participations
+    for number, (often, _) in whole.ledger.items():
+        assert again.ledger[number][0] >= often
     assert (umbel_home / "runs" / "resumed" / "report.html").exists()
 
 

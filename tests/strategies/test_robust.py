@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 
 import models
 import strategies
-from privacy.laplace import sanitise
 from protocol.errors import ConfigError
 from protocol.release import RadiusMode
 from protocol.run_config import RunConfig
 from strategies import GeometricMedian, GroupPrivacy, TrimmedMean
 from strategies.robust import HostileOptions, Robust
+from tests.helpers.noise import sanitise
 
 Points = NDArray[np.float64]
 

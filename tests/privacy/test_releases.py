@@ -21,7 +21,8 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy.laplace import Matrix, clip, sample, sanitise
+from mechanisms.base import Matrix, clip
+from tests.helpers.noise import sample, sanitise
 
 FALSE_ALARM = 1e-6
 EPSILON = 0.7

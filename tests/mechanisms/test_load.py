@@ -1,0 +1,33 @@
+"""Mechanisms by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from mechanisms import MECHANISMS, Gaussian, Laplace, load
+from protocol.errors import ConfigError
+
+
+def test_a_mechanism_is_found_under_its_own_name() -> None:
+    assert {name: kind.name for name, kind in MECHANISMS.items()} == {name: name for name in MECHANISMS}
+    assert load("laplace") is Laplace
+    assert load("gaussian") is Gaussian
+
+
+def test_your_own_mechanism_is_imported() -> None:
+    assert load("mechanisms.gaussian:Gaussian") is Gaussian
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lapalce", "unknown mechanism 'lapalce'; choose from laplace, gaussian or give package.module:Class"),
+        ("mechanisms.gaussian:calibrate", "is no class built on mechanisms.base.Mechanism"),
+        ("mechanisms.gaussian:GaussianLoss", "is no class built on mechanisms.base.Mechanism"),
+        ("mechanisms.gaussian:Gauss", "has no 'Gauss'"),
+        ("no.such.module:Class", "cannot import 'no.such.module'"),
+    ],
+)
+def test_what_is_no_mechanism_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(name)
