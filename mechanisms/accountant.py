@@ -35,6 +35,8 @@ _ROUNDING = 1e-15
 _TINY, _HUGE = 1e-12, 1e9
 # Points of a grid; more than this only losses need that are nearly always tiny and now and then large.
 _MAX_GRID = 20_000
+# So many losses add up to nearly a normal one.
+_MANY = 100
 
 
 @dataclass(frozen=True)
@@ -119,10 +121,10 @@ def _compose(losses: tuple[tuple[Loss, int], ...], delta: float) -> float:
 
 
 def _epsilon(delta_at: Callable[[float], float], delta: float, start: float) -> float:
-    """Return the least epsilon >= 0 with delta_at(epsilon) <= delta, or slightly more; `start` is a guess above 0."""
+    """Return the least epsilon >= 0 with delta_at(epsilon) <= delta, or slightly more; `start` is a guess at it."""
     if delta_at(0.0) <= delta:
         return 0.0
-    low, high = 0.0, start
+    low, high = 0.0, max(start, _TINY)
     while not delta_at(high) <= delta:
         low, high = high, 2 * high
         if high > 1e300:
@@ -146,7 +148,8 @@ def _interval(kinds: Mapping[Loss, int]) -> float:
     share = _SHARE * min(mean + 2 * deviation, pure)
     by_mean = max(math.sqrt(8 * share / releases), share / releases)
     by_deviation = 2 * math.sqrt((share + 2 * deviation) * share / releases)
-    interval = min(by_mean, by_deviation)
+    # A few releases have not become a normal sum: epsilon may be where a density of losses ends.
+    interval = min(by_mean, by_deviation) * min(1.0, max(0.2, math.sqrt(releases / _MANY)))
     ends = [loss.largest for loss in kinds]
     if len(ends) == 1 and math.isfinite(ends[0]):
         # Losses that are a largest one, or its opposite, with a probability of their own stay where they are.
@@ -154,7 +157,6 @@ def _interval(kinds: Mapping[Loss, int]) -> float:
     return interval
 
 
-@lru_cache(maxsize=256)
 def _support(loss: Loss, cut: float) -> tuple[float, float]:
     """Return between what losses `loss` is looked at: above, delta is at most `cut`, and below is little."""
     tops = np.minimum(loss.mean + loss.deviation * np.geomspace(0.5, 1e6, 80), loss.largest)
@@ -162,7 +164,6 @@ def _support(loss: Loss, cut: float) -> tuple[float, float]:
     return max(loss.mean - _BELOW * loss.deviation, -top), top
 
 
-@lru_cache(maxsize=64)
 def _distribution(loss: Loss, low: float, high: float, interval: float) -> PrivacyLossDistribution:
     """Return the law of `loss` on multiples of `interval`; losses above `high` count as infinite, by their delta."""
     # Not one further for the rounding of a `high` that is a multiple.

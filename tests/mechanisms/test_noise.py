@@ -12,7 +12,6 @@ from scipy import stats
 
 from mechanisms import Gaussian, Laplace, Mechanism
 from mechanisms.base import Matrix
-from privacy.laplace import sanitise
 
 FALSE_ALARM = 1e-6
 MECHANISMS = [Laplace(3.0), Gaussian(3.0)]
@@ -50,14 +49,25 @@ def test_the_direction_of_laplace_noise_is_uniform(n: int) -> None:
     assert stats.kstest((1 + np.abs(cosines)) / 2, law.cdf).pvalue < FALSE_ALARM
 
 
-@pytest.mark.parametrize("parts", [None, [slice(0, 2), slice(2, 3), slice(3, 7)]])
-@pytest.mark.parametrize("mode", ["public", "update"])
-def test_laplace_noise_is_to_the_bit_what_saved_runs_had(mode: str, parts: list[slice] | None) -> None:
-    """Added to zeros by the code of the first release, with the radii 0.37 there."""
-    before = sanitise(np.zeros((3, 7)), 2.3, 0.37, mode, generators(3), parts)
-    sizes = [7] if parts is None else [2, 1, 4]
-    noise = Laplace(2.3).noise(sizes, np.full((3, len(sizes)), 0.37), iter(generators(3)))
-    assert noise.tobytes() == before.tobytes()
+def first_release(sizes: list[int], epsilons: Matrix, sources: list[np.random.Generator]) -> Matrix:
+    """The draws as they were before there was a choice of mechanisms (privacy/laplace.py), line by line."""
+    n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
+    mixing, noise = np.empty(epsilons.shape), np.empty((len(epsilons), n))
+    for row, source in enumerate(sources):
+        for part, shape in enumerate(shapes):
+            mixing[row, part] = source.standard_gamma(shape)
+        noise[row] = source.standard_normal(n)
+    scales = np.sqrt(mixing * 2.0) / epsilons
+    noise *= scales if len(sizes) == 1 else np.repeat(scales, sizes, axis=1)
+    return noise
+
+
+@pytest.mark.parametrize("sizes", [[7], [2, 1, 4], [1] * 7, [1000]])
+@pytest.mark.parametrize("nu", [2.3, 1e-9, 5.0])
+def test_laplace_noise_is_to_the_bit_what_saved_runs_had(sizes: list[int], nu: float) -> None:
+    radii = np.random.default_rng(2).uniform(0.01, 10, (3, len(sizes)))
+    before = first_release(sizes, sizes / (nu * radii), generators(3))
+    assert Laplace(nu).noise(sizes, radii, iter(generators(3))).tobytes() == before.tobytes()
 
 
 def test_laplace_noise_draws_its_scales_first_and_then_its_directions() -> None:
