@@ -261,7 +261,7 @@ class Node:
     def __call__(self, msg: Message, context: Context) -> Message:
         training, evaluation = training_in(msg.content), evaluation_in(msg.content)
         if training is not None:
-            assert set(msg.content) == {"hypotheses", "training"}
+            assert set(msg.content) == {"hypotheses", "training", "assigned"}
             self.seen.append(("training", training.clients))
             if self.broken == "training":
                 raise ValueError(SECRET)

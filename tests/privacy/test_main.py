@@ -6,6 +6,7 @@ import csv
 import io
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from privacy.__main__ import app
@@ -15,6 +16,10 @@ from privacy.site_log import Entry, SiteLog, beside
 from protocol.release import Kind, RadiusMode, Release
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
+
+BACKWARDS = (
+    "plan --parameters 11 --hypotheses 5 --clients 2062 --clients-per-round 100 --target-epsilon 8 --participations 4"
+)
 
 
 def run(command: str, *more: str) -> tuple[int, str]:
@@ -31,15 +36,37 @@ def ledger(tmp_path: Path) -> Path:
     return path
 
 
-def test_plan_prints_cost_spend_and_guarantees() -> None:
+def test_plan_says_that_an_open_choice_has_no_guarantee() -> None:
     code, output = run(PLAN)
     assert code == 0
-    for line in ("3.667", "median 5, most 14", "heuristic", "no guarantee", "formal", "step size x curvature"):
+    for line in ("median 5, most 14", "median none, most none", "the choice among 5 hypotheses is open", "heuristic"):
         assert line in output
 
 
+def test_plan_prints_the_guarantee_between_any_two_data_sets() -> None:
+    """One participation costs 2 * 11/3 + 1 = 8.333, five of them 41.67."""
+    code, output = run(PLAN + " --choice-epsilon 1")
+    assert code == 0
+    for line in ("median 41.67, most 116.7", "between any two data sets of a client", "step size x curvature"):
+        assert line in output
+
+
+def test_plan_works_out_the_noise_for_a_guarantee() -> None:
+    code, output = run(BACKWARDS)
+    assert code == 0
+    for line in ("median 4, most 4", "epsilon at delta 1e-05", "choice-epsilon", "With half the parameters"):
+        assert line in output
+
+
+@pytest.mark.parametrize("command", [PLAN + " --target-epsilon 8 --participations 4", BACKWARDS.split(" --target")[0]])
+def test_plan_goes_one_way(command: str) -> None:
+    code, output = run(command)
+    assert code == 1
+    assert "give --noise-multiplier and --rounds, or --target-epsilon and --participations" in output
+
+
 def test_plan_warns_in_words_for_a_large_model() -> None:
-    code, output = run(PLAN.replace("--parameters 11", "--parameters 1206590"))
+    code, output = run(PLAN.replace("--parameters 11", "--parameters 1206590") + " --choice-epsilon 1")
     assert code == 0
     assert "proves nothing" in output
 
@@ -50,15 +77,15 @@ def test_plan_names_a_figure_that_cannot_be() -> None:
     assert "Error: noise-multiplier must be a finite number above 0" in output
 
 
-def test_show_never_adds_up_heuristic_and_formal(tmp_path: Path) -> None:
-    """Client 0 has eleven participations with a public radius, client 1 one without."""
+def test_show_tells_the_guarantee_and_none_where_there_is_none(tmp_path: Path) -> None:
+    """Client 0 has eleven participations with a public radius and one hypothesis, client 1 one without."""
     code, output = run("ledger show", str(ledger(tmp_path)))
     assert code == 0
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
-    assert rows[0][:4] == ["0", "11", "0", "40.33"]
-    assert abs(float(rows[0][4]) - 19.9) < 0.05
-    assert float(rows[0][5]) > float(rows[0][4]), "two radii apart costs more than one"
-    assert rows[1] == ["1", "1", "3.667", "0", "0", "0"]
+    assert rows[0][:3] == ["0", "11", "80.67"], "2 * 11/3 each"
+    assert 40 < float(rows[0][3]) < 60, "two radii apart"
+    assert rows[0][4] == "40.33"
+    assert rows[1] == ["1", "1", "none", "none", "3.667"]
 
 
 def test_export_writes_every_charge_as_csv(tmp_path: Path) -> None:

@@ -199,12 +199,6 @@ def test_noise_is_float64_with_n_components() -> None:
     assert noise.dtype == np.float64
 
 
-@pytest.mark.parametrize(("n", "epsilon"), [(0, 1.0), (3, 0.0), (3, -1.0), (3, float("nan")), (3, float("inf"))])
-def test_noise_needs_a_dimension_and_an_epsilon(n: int, epsilon: float) -> None:
-    with pytest.raises(ValueError, match="needs n >= 1 and a finite epsilon > 0"):
-        sample(n, epsilon, np.random.default_rng(0))
-
-
 # --- clip
 
 
@@ -365,14 +359,14 @@ def test_noise_far_below_float32_is_not_lost() -> None:
 
 @pytest.mark.parametrize("nu", [-1.0, float("nan"), float("inf")])
 def test_a_noise_multiplier_that_is_no_number_is_an_error(nu: float) -> None:
-    with pytest.raises(ValueError, match="cannot sanitise with noise multiplier"):
+    with pytest.raises(ValueError, match="the noise multiplier must be finite and above 0"):
         sanitise(np.zeros((1, 2)), nu, 1.0, "update", generators(1))
 
 
 @pytest.mark.parametrize("mode", ["update", "public"])
 @pytest.mark.parametrize("radius", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_radius_that_is_no_number_above_zero_is_an_error(radius: float, mode: str) -> None:
-    with pytest.raises(ValueError, match="and radius"):
+    with pytest.raises(ValueError, match="cannot sanitise within radius"):
         sanitise(np.zeros((1, 2)), 5.0, radius, mode, generators(1))
 
 
