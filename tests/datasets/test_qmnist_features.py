@@ -57,9 +57,14 @@ def table(writers: Sequence[int], digits: Sequence[int]) -> NDArray[np.int32]:
     return rows
 
 
-def write_files(folder: Path, public: NDArray[np.uint8] | None = None, others: int = 3000) -> dict[str, Path]:
-    """Write the four files: `WRITERS`' bars, digit 1 for a level one, and public ones with labels to spare."""
-    names = [name for name, often in WRITERS.items() for _ in range(often)]
+def write_files(
+    folder: Path,
+    public: NDArray[np.uint8] | None = None,
+    others: int = 3000,
+    writers: dict[int, int] = WRITERS,
+) -> dict[str, Path]:
+    """Write the four files: writers' bars, digit 1 for a level one, and public ones with labels to spare."""
+    names = [name for name, often in writers.items() for _ in range(often)]
     public = strokes(PUBLIC, 1) if public is None else public
     content = {
         "--images": strokes(len(names), 0),
@@ -235,11 +240,17 @@ def test_the_manifest_tells_model_source_and_what_is_promised(files: dict[str, P
     assert manifest.model == "models.softmax:softmax4x10"
     assert models.load(manifest.model, manifest.loss).num_parameters == 40
     assert f"{PUBLIC} MNIST test images of 1 other writers." in manifest.provenance
-    assert "dealt out to clients of 2 images" in manifest.provenance
-    assert "not one for a writer" in manifest.provenance
+    assert "dealt out to clients of 2 images: a writer has up to 3, and a guarantee is for one." in manifest.provenance
     turned = made(files, tmp_path / "out", "--features", "4", "--turn").manifest
     assert "each upright and turned" in turned.provenance
     assert "group 1" in turned.provenance
+
+
+def test_clients_that_are_writers_are_said_to_be(tmp_path: Path) -> None:
+    files = write_files(tmp_path, writers={writer: 3 for writer in range(1, 21)})
+    federation = made(files, tmp_path / "out", "--features", "4")
+    assert federation.manifest.split == {"train": 18, "validation": 2}
+    assert "clients of 2 images: one client a writer." in federation.manifest.provenance
 
 
 def test_the_seed_decides(files: dict[str, Path], tmp_path: Path) -> None:
