@@ -35,7 +35,8 @@ def test_it_holds_the_app_and_the_small_federations_and_nothing_else(bundle: Pat
     top = {path.name for path in bundle.iterdir()}
     assert top == {
         ".info", "pyproject.toml", "LICENSE", "README.md", "datasets", "deployment",
-        "client", "federation", "fleet", "models", "privacy", "protocol", "server", "simulation", "strategies",
+        "client", "federation", "fleet", "mechanisms", "models", "privacy", "protocol", "server", "simulation",
+        "strategies",
     }  # fmt: skip
     assert {path.name for path in (bundle / "datasets").iterdir()} == {
         "hospital.py", "preferences.json", "synthetic.json",
@@ -97,6 +98,7 @@ print(server.app.__file__)
     [
         ("protocol", {"annotated_types", "flwr", "numpy", "pydantic", "typer"}),
         ("federation", {"numpy", "protocol", "pydantic"}),
+        ("mechanisms", {"dp_accounting", "numpy", "protocol", "scipy"}),
     ],
 )
 def test_what_both_sides_share_depends_on_little(package: str, others: set[str]) -> None:

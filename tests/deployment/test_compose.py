@@ -223,8 +223,8 @@ def test_the_image_holds_the_code_and_nothing_else() -> None:
     kept = {rule[1:] for rule in rules if rule.startswith("!")}
     assert kept == {
         "pyproject.toml", "constraints.txt", "LICENSE", "README.md", "client", "configs", "deployment", "federation",
-        "fleet", "models", "privacy", "protocol", "server", "simulation", "strategies", "datasets/*.json",
-        "datasets/hospital.py",
+        "fleet", "mechanisms", "models", "privacy", "protocol", "server", "simulation", "strategies",
+        "datasets/*.json", "datasets/hospital.py",
     }  # fmt: skip
     # Certificates and settings are where Git does not look either.
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()

@@ -13,6 +13,7 @@ APP = (
     "client",
     "federation",
     "fleet",
+    "mechanisms",
     "models",
     "privacy",
     "protocol",
