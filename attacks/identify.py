@@ -89,7 +89,8 @@ class Stolen:
     enough : int or None
         Interactions from which on the error was low enough; None when it never was.
     spent : float or None
-        What the client's participations in the attack cost it; None when nothing bounds it.
+        What the client's participations in the attack cost it by the paper's budget, n/nu each, a
+        heuristic; None when that counts nothing.
     bound : int or None
         Interactions that suffice without noise by Theorem 1; None where it says nothing.
     """
@@ -135,11 +136,12 @@ class Audit:
             "error is the share of items on which the stolen local parameters err: near 0 the server knows what the "
             "client knows, near one half it might as well guess. enough is the number of interactions from which on "
             "the error stayed low; over all clients, the median of those stolen, beside the maximum. asked is how "
-            "often the server asked. spent is what these cost the client (n/nu each; nothing bounds what is released "
-            f"without noise). bound is what suffices without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace "
-            "release nobody has published one.",
+            "often the server asked. spent is what these cost the client by the paper's budget, n/nu each: a heuristic "
+            "that guarantees nothing, and counts nothing that is released without noise. bound is what suffices "
+            f"without noise by Theorem 1 at delta = {DELTA:g}; for the Laplace release nobody has published one.",
             "A defence that stops one attack may not stop the next. The tripwire is no more than that: an attack that "
-            "knows of it passes. Noise and budget are what bound an attacker, whatever it sends.",
+            "knows of it passes. Noise, and a limit on what a client gives, are what bound an attacker, whatever it "
+            "sends.",
         ]
 
 

@@ -19,11 +19,13 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
+import mechanisms
 from attacks.pac_attack import Estimate, error_rate, factors_of
 from federation import Federation
 from fleet.exchange import Exchange
 from fleet.replies import Asked, Releases, read_releases
 from fleet.roster import TRAIN, sample
+from mechanisms.base import Mechanism
 from models.model import Model
 from protocol.arrays import Arrays, flatten
 from protocol.errors import ConfigError
@@ -57,7 +59,8 @@ class Leak:
     ----------
     round, client : int
     choice : bool or None
-        Whether the hypothesis nearest to the release is the one that the client chose.
+        Whether the hypothesis nearest to the release is the one that fits the client best, also where
+        the client may have trained another to hide that.
     norm : float or None
         How far off the server's estimate of the update's norm is, relative to it.
     update : float or None
@@ -139,14 +142,16 @@ class LeakMeter(Observer):
         start, release = flatten(hypotheses), released.vectors[0]
         if self._estimate:
             return self._stolen(run, number, hypotheses, release - start[0], demand)
-        # The truth: the same training once more, without noise.
-        truth = self._ask(run, number, hypotheses, demand | {"noise_multiplier": 0.0, "disclose_choice": True})
+        # The truth: the same training once more, without noise, from the hypothesis that the client chooses itself.
+        bare = {"noise_multiplier": 0.0, "choice_epsilon": 0.0, "disclose_choice": True}
+        truth = self._ask(run, number, hypotheses, demand | bare)
         if truth is None or truth.choices is None:
             return None
         guess, choice = int(np.square(release - start).sum(axis=1).argmin()), int(truth.choices[0])
         change, update = release - start[guess], truth.vectors[0] - start[choice]
         norm = float(np.linalg.norm(update))
-        guessed = guessed_norm(change, demand["noise_multiplier"], demand["radius_mode"], demand["radius"])
+        noise = mechanisms.load(demand["mechanism"])(demand["noise_multiplier"]) if demand["noise_multiplier"] else None
+        guessed = guessed_norm(change, noise, demand["radius_mode"], demand["radius"])
         return Leak(
             number,
             self.client,
@@ -199,10 +204,10 @@ class LeakMeter(Observer):
         return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
 
 
-def guessed_norm(change: Vector, noise_multiplier: float, mode: RadiusMode, radius: float) -> float:
+def guessed_norm(change: Vector, noise: Mechanism | None, mode: RadiusMode, radius: float) -> float:
     """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
     n = len(change)
-    spread = noise_multiplier**2 * (n + 1) / n
+    spread = 0.0 if noise is None else n * noise.deviation(n) ** 2
     square = float(change @ change)
     if mode is RadiusMode.PUBLIC:
         return float(np.sqrt(max(0.0, square - spread * radius**2)))
@@ -227,7 +232,7 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
     if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
         scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
         beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
-    # What a client has spent that took part in every round so far, which nobody spends more than.
+    # The paper's budget of a client that took part in every round so far, which nobody spends more than.
     spent = [] if setup.release.paper_cost is None else [setup.release.paper_spend(number) for number in rounds]
     often = "round" if every == 1 else f"{every} rounds"
     text = (
@@ -237,7 +242,10 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
         "nothing leaks."
     )
     if spent:
-        text += f" A client that took part in all {rounds[-1]} rounds by then has spent {figures.number(spent[-1])}."
+        text += (
+            f" A client that took part in all {rounds[-1]} rounds by then has spent {figures.number(spent[-1])} by the "
+            "paper's budget, n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
+        )
     return Section("What the server can learn", (text,), figures.lines("leaks", text, rounds, series, beside, spent))
 
 

@@ -191,8 +191,9 @@ class PacAttack(Recommender, Observer):
     content when they are known; elsewhere nobody knows what was stolen, and it asks as often as it may.
     `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
     ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
-    estimate (nothing where nobody knows), ``spent`` by the client on these interactions (nothing without
-    noise, when no number bounds it). At the end the victims get the honest items back (R = 0).
+    estimate (nothing where nobody knows), ``spent`` by the client on these interactions by the paper's
+    budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
+    the victims get the honest items back (R = 0).
     """
 
     Options = AttackOptions
@@ -220,7 +221,7 @@ class PacAttack(Recommender, Observer):
             raise ConfigError(f"the attack may take {options.rounds} rounds; raise rounds to that")
         self.findings: list[dict[str, Any]] = []
         self.remarks: list[str] = []
-        self._model, self._radius_mode = model, run.radius
+        self._model, self._radius_mode, self._mechanism = model, run.radius, run.mechanism
         self._honest: Arrays = {}
 
     def begin(self, run: Run) -> None:
@@ -334,7 +335,8 @@ class PacAttack(Recommender, Observer):
     def _note(self, errors: Mapping[int, float]) -> None:
         """Add a row for each victim of which there is something new."""
         phase = self._phase
-        release = Release(Kind.TRAIN, self._model.num_parameters, phase.noise_multiplier, self._radius_mode)
+        n, nu = self._model.num_parameters, phase.noise_multiplier
+        release = Release(Kind.TRAIN, n, nu, self._radius_mode, mechanism=self._mechanism)
         for client, estimate in phase.estimates.items():
             times = estimate.messages
             if times == phase.measured.get(client):

@@ -166,7 +166,7 @@ def lines(
     beside : mapping from label to (rounds, values)
         Lines with rounds of their own.
     spent : sequence of float
-        What a client has spent by each round if it took part in all of them; empty for no line.
+        The paper's budget, a heuristic, of a client that took part in all rounds up to each; empty for no line.
     """
 
     def draw(axes: Axes) -> None:
@@ -180,7 +180,7 @@ def lines(
         if spent:
             right = axes.twinx()
             right.plot(rounds, spent, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-            right.set_ylabel("spent with full participation")
+            right.set_ylabel("paper's budget, if always asked")
             right.set_ylim(bottom=0)
             right.grid(visible=False)
             right.spines["right"].set_visible(True)

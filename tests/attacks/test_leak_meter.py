@@ -18,6 +18,8 @@ from attacks.pac_attack import Estimate, error_rate
 from attacks.truth import local_parameters
 from client.app import app
 from federation import BUNDLED, Manifest, write_leaf
+from mechanisms import Gaussian, Laplace
+from privacy import releases
 from protocol.errors import ConfigError
 from protocol.records import to_array_record
 from protocol.release import RadiusMode
@@ -177,9 +179,12 @@ def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have(run_
     ) in text
     assert "likeness of the guessed labels" not in text
     # 2/5 a participation.
-    assert "A client that took part in all 5 rounds by then has spent 2." in text
+    assert (
+        "A client that took part in all 5 rounds by then has spent 2 by the paper's budget, "
+        "n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
+    ) in text
     assert section.picture.startswith('<svg role="img" aria-label="Every 4 rounds')
-    assert "spent with full participation" in section.picture
+    assert "paper's budget, if always asked" in section.picture
 
 
 def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Config) -> None:
@@ -189,7 +194,7 @@ def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Co
     assert "Every round the server attacked" in section.paragraphs[0]
     assert "stolen predictions 0.96" in section.paragraphs[0]
     assert "by then has spent" not in section.paragraphs[0]
-    assert "spent by" not in section.picture
+    assert "paper's budget" not in section.picture
 
 
 def test_attacks_that_found_nothing_to_measure_add_no_section(run_config: Config) -> None:
@@ -220,6 +225,12 @@ def test_without_noise_an_update_is_read_as_it_is(run_config: Config) -> None:
         assert leak.norm == pytest.approx(0, abs=1e-9)
         assert leak.update == pytest.approx(1)
         assert (leak.labels, leak.predictions) == (None, None), "a linear model has no classes and no local parameters"
+
+
+def test_a_randomised_choice_is_told_from_the_clients_own(run_config: Config) -> None:
+    """At choice-epsilon .01 the client trains one of the two as good as at random, and the meter sees only that."""
+    config = run_config | {"rounds": 12, "restarts": 1, "noise-multiplier": 0.0, "choice-epsilon": 0.01} | metered()
+    assert {leak.choice for leak in leaks_of(config)} == {True, False}
 
 
 def test_of_one_hypothesis_there_is_no_choice_to_guess(run_config: Config) -> None:
@@ -254,7 +265,9 @@ def test_the_norm_of_an_update_is_guessed_by_the_length_of_what_is_released(mode
     update[0, :4] = 0.5
     radius = 1.0 if mode is RadiusMode.PUBLIC else 0.001
     (change,) = sanitise(update, nu, radius, mode, [np.random.default_rng(1)])
-    assert guessed_norm(change, nu, mode, radius) == pytest.approx(1, abs=0.01 if mode is RadiusMode.UPDATE else 0.1)
+    assert guessed_norm(change, Laplace(nu), mode, radius) == pytest.approx(
+        1, abs=0.01 if mode is RadiusMode.UPDATE else 0.1
+    )
 
 
 @pytest.mark.parametrize("mode", RadiusMode)
@@ -265,8 +278,16 @@ def test_the_square_of_the_norm_is_guessed_right_on_average(mode: RadiusMode) ->
     updates[:, 0] = 1.0
     generator = np.random.default_rng(2)
     changes = sanitise(updates, nu, 1.0, mode, [generator] * draws)
-    squares = np.array([guessed_norm(change, nu, mode, 1.0) ** 2 for change in changes])
+    squares = np.array([guessed_norm(change, Laplace(nu), mode, 1.0) ** 2 for change in changes])
     assert abs(squares.mean() - 1) < 5 * squares.std() / np.sqrt(draws)
+
+
+def test_the_norm_of_an_update_is_guessed_by_the_law_of_its_noise() -> None:
+    """Gaussian noise is as long as sqrt(n) nu r. |change|^2 strays by sqrt(2 / n) of itself; false-alarm rate 6e-7."""
+    n, noise = 250_000, Gaussian(3.0)
+    (change,) = releases.sanitise(noise, np.eye(1, n), 0.001, RadiusMode.UPDATE, [np.random.default_rng(1)])
+    assert guessed_norm(change, noise, RadiusMode.UPDATE, 0.001) == pytest.approx(1, abs=5 * 0.5 * np.sqrt(2 / n))
+    assert guessed_norm(change, Laplace(3.0), RadiusMode.UPDATE, 0.001) > 100
 
 
 def classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:

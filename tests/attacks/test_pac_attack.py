@@ -29,6 +29,7 @@ from server.run_folder import RunFolder
 from server.setup import Setup
 from simulation.in_process import run_config
 from tests.helpers.grids import ListeningGrid
+from tests.helpers.ledgers import participations
 from tests.helpers.sources import ROOT
 
 from .conftest import RelayGrid
@@ -263,22 +264,42 @@ def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_conf
 
 
 @pytest.mark.parametrize(
-    ("policy", "maximum"), [({"max-participations": 3}, 3), ({"budget": 5 * N / 2 + 1}, 5)], ids=str
+    ("policy", "run", "maximum"),
+    [
+        ({"max-participations": 3}, {}, 3),
+        ({"paper-budget": 5 * N / 2 + 1}, {}, 5),
+        ({"budget": 4 * 2 * N / 2 + 1}, {"radius": "public", "noise-per": "vector"}, 4),
+    ],
+    ids=["participations", "paper's budget", "epsilon"],
 )
-def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, maximum: int) -> None:
-    """Of all noise multipliers together; a participation costs n / nu = 400 at the first."""
-    config = attack_config | options(after=0, multipliers="2,4") | {"noise-multiplier": 2.0}
+def test_a_budget_caps_the_interactions(attack_config: Config, policy: Config, run: Config, maximum: int) -> None:
+    """Of all noise multipliers together; at the first, n / nu = 400 a participation, or an epsilon of 2 n / nu."""
+    config = attack_config | options(after=0, multipliers="2,4") | {"noise-multiplier": 2.0} | run
     played = Attacked(config, policy=policy)
     ledger = MemoryLedger(played.contexts[0].state)
     for client in played.victims:
         assert played.last(client, 2.0)["interactions"] == maximum
         assert played.last(client, 2.0)["spent"] == maximum * N / 2
         assert played.last(client, 4.0)["interactions"] == 0
-        assert ledger.participations(client) == maximum
+        assert participations(ledger, client) == maximum
     assert all("Then no victim released anything any more." in remark for remark in played.remarks)
     assert f"the others held out for {maximum}." in played.remarks[0]
     assert played.state.stopped == "the attack is over"
     assert len(played.state.history) == maximum + 3, "two rounds without an answer, and one to restore the items"
+
+
+def test_a_budget_lets_nothing_out_that_nothing_bounds(attack_config: Config) -> None:
+    """Within the norm of its own update a client has no epsilon between any two data sets, whatever the noise."""
+    config = attack_config | options(after=0, multipliers="2") | {"noise-multiplier": 2.0}
+    played = Attacked(config, policy={"budget": 1e9})
+    assert [row["interactions"] for row in played.findings] == [0] * 5
+    assert played.remarks[0].startswith("Attack zero, nu = 2: no client released anything, so nothing was stolen.")
+
+
+def test_the_papers_budget_counts_no_noise_but_the_papers(attack_config: Config) -> None:
+    played = Attacked(attack_config | options(multipliers="2") | {"mechanism": "gaussian"})
+    assert {row["spent"] for row in played.findings} == {None}
+    assert max(row["interactions"] for row in played.findings) > 0
 
 
 def test_honest_rounds_use_up_the_same_budget(attack_config: Config) -> None:
