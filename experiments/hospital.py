@@ -157,8 +157,8 @@ def _budgets(grid: Grid) -> Section:
         row.append(f"{average(result.measures['rounds'] for result in runs)[0]:.0f}")
         rows.append(row)
     text = (
-        "Median and maximum over the training clients of participations × n/ν, averaged over seeds: Table 1. A budget "
-        "tells nothing but the number of rounds before the early stop. "
+        "Median and maximum over the training clients of participations × n/ν, averaged over seeds: Table 1. The "
+        "paper's budget is a heuristic that guarantees nothing; it tells the number of rounds before the early stop. "
         f"{close} of {compared} are within {100 * CLOSE:.0f} % of the printed ones."
     )
     columns = ("ν", "k", "median", "printed", "difference", "maximum", "printed", "difference", "rounds")
@@ -221,14 +221,14 @@ def _figure_4(result: Result, clients: int, folder: Path) -> None:
     spent = pd.read_csv(result.folder / "ledger.csv")
     participations = np.zeros(clients, int)
     participations[spent["client"]] = spent["participations"]
-    price = float(spent["spent"].iloc[0] / spent["participations"].iloc[0])
+    price = float(spent["paper_budget"].iloc[0] / spent["participations"].iloc[0])
     counts = np.bincount(participations)
     with figure(folder, "figure-4") as axes:
         ax = axes[0, 0]
         ax.bar(np.arange(len(counts)) * price, counts, width=0.8 * price, color=COLOURS[0])
         config = result.spec.config
         ax.set(
-            xlabel="privacy budget of a client, participations × n/ν",
+            xlabel="paper's budget of a client, participations × n/ν",
             ylabel=f"clients, {clients} in all",
             title=f"k = {config['hypotheses']}, ν = {config['noise-multiplier']:g}, seed {config['seed']}",
         )

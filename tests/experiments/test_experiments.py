@@ -35,7 +35,7 @@ def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Resu
         base |= {"best": own, "last": own, "held_out": own["held_out"]}
         path = folder / "runs" / spec.name
         path.mkdir(parents=True, exist_ok=True)
-        (path / "ledger.csv").write_text("client,participations,spent\n3,2,7.3333\n")
+        (path / "ledger.csv").write_text("client,participations,epsilon,paper_budget\n3,2,none,7.3333\n")
         yield Result(spec, base | measures(spec.config), path)
 
 

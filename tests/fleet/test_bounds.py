@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fleet.bounds import LARGEST_UPDATE, furthest, near, pulled_in
 from privacy.precision import min_radius, resolution, round_to_grid
 from protocol.release import RadiusMode
-from tests.helpers.noise import sanitise
+from tests.helpers.noise import rounding, sanitise
 
 # --- releases
 
@@ -25,10 +25,10 @@ def honest(n: int, nu: float, radius: float, theta: np.ndarray, mode: RadiusMode
         updates *= np.minimum(1, LARGEST_UPDATE / np.linalg.norm(updates, axis=1, keepdims=True))
     finest = resolution(theta)
     if nu > 0:
-        radius = max(radius, min_radius(n, nu, finest))
+        radius = max(radius, min_radius(rounding(n, nu, 1.0), finest))
     noisy = sanitise(updates, nu, radius, mode, [rng] * m) + theta[rng.integers(len(theta), size=m)]
     if nu > 0:
-        noisy = round_to_grid(noisy, n, nu, radius, finest)
+        noisy = round_to_grid(noisy, rounding(n, nu, radius), finest)
     return noisy.astype(np.float32).astype(np.float64)
 
 

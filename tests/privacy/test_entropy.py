@@ -8,7 +8,7 @@ from scipy import stats
 
 from privacy import entropy
 from privacy.entropy import SecureGenerator
-from privacy.laplace import sample
+from tests.helpers.noise import sample
 
 
 @pytest.fixture
@@ -16,6 +16,31 @@ def fixed_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys from a fixed seed, so that a statistical test says the same every time."""
     keys = np.random.default_rng(11)
     monkeypatch.setattr(entropy.secrets, "token_bytes", keys.bytes)
+
+
+def test_random_numbers_are_uniform_from_0_up_to_1(fixed_keys: None) -> None:
+    """As numpy's are: 0 may come out, 1 never. They decide who hides its choice, and behind what."""
+    numbers = SecureGenerator().random(300_001)
+    assert numbers.shape == (300_001,)
+    assert (numbers >= 0).all()
+    assert (numbers < 1).all()
+    assert stats.kstest(numbers, "uniform").pvalue > 1e-6
+    assert stats.kstest(numbers**1.02, "uniform").pvalue < 1e-6, "a law that is a little off is found out"
+    assert stats.pearsonr(numbers[:-1], numbers[1:]).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(("bits", "number"), [(b"\x00", 0.0), (b"\xff", 1 - 2.0**-53)])
+def test_the_ends_of_the_range_of_random_numbers(monkeypatch: pytest.MonkeyPatch, bits: bytes, number: float) -> None:
+    generator = SecureGenerator()
+
+    class Stream:
+        """A key stream of the same bits throughout."""
+
+        def update(self, data: bytes) -> bytes:
+            return bits * len(data)
+
+    monkeypatch.setattr(generator, "_stream", Stream())
+    assert generator.random(3).tolist() == [number] * 3
 
 
 def test_normals_are_normal(fixed_keys: None) -> None:
