@@ -8,6 +8,7 @@ The recommender's were saved from another order of its sums, and are compared by
 
 from __future__ import annotations
 
+import csv
 import gzip
 import hashlib
 import json
@@ -88,7 +89,11 @@ def told(value: NDArray[Any]) -> dict[str, Any]:
 def summary(run: AppRun) -> dict[str, Any]:
     """Return what is kept of a run."""
     return {
-        "ledger": (run.folder / "ledger.csv").read_text(),
+        # When these were saved a ledger told the paper's budget alone.
+        "ledger": "".join(
+            f"{client},{often},{paper}\n".replace("paper_budget", "spent").replace("none", "inf")
+            for client, often, _, paper in csv.reader((run.folder / "ledger.csv").open())
+        ),
         "history": run.history,
         "arrays": {
             f"{file}.{name}": told(value)

@@ -28,6 +28,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 
 from client.app import app
 from federation import offsets_of, write_federation
+from mechanisms import Mechanism
+from mechanisms.guarantee import adaptive
 from privacy import gate
 from privacy import releases as mechanism
 from privacy.ledger import Ledger
@@ -53,12 +55,16 @@ SITES: dict[str, dict[str, Any]] = {
     "default": {},
     "limits": {"role": "split", "paper-budget": 25.0, "max-participations": 20},
     "public": {"radius-mode": "public", "min-noise-multiplier": 2.5, "max-hypotheses": 2},
+    "private": {
+        "radius-mode": "public", "mechanisms": "laplace gaussian", "max-choice-epsilon": 1.0, "budget": 40.0,
+        "delta": 1e-5,
+    },
     "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
     "validation": {"role": "validation", "max-evaluations": 40},
     "keeps": {"role": "split", "keep-model": "{folder}/models", "tripwire": True},
     "place": {"role": "split", "place": "1/3"},
     "vectors": {"balanced-batches": True, "max-participations": 60},
-}
+}  # fmt: skip
 NUMBERS: list[Any] = [
     0, 1, 2, 3, -1, 7, 2**31, 2**31 + 1, 2**63 - 1, -(2**63), 0.0, -0.0, 1.0, 0.5, 1e-300, 5e-324, 1e300, 1e308,
     -1e308, math.nan, math.inf, -math.inf, 0.999999, 3.0, 1e6,
@@ -219,9 +225,11 @@ class Watched:
             assert spent(ledger, client) >= self.prices[client]
         assert max(times.values(), default=0) <= self.config.get("max-participations", math.inf)
         assert max((spent(ledger, client) for client in times), default=0) <= self.config.get("paper-budget", math.inf)
-        assert all(spent(ledger, client) != math.inf for client in times), (
-            "nobody was charged for a release without noise"
-        )
+        for account in ledger.accounts().values():
+            assert all(release.noise_multiplier > 0 for release in account), "nobody released without noise"
+            if self.name == "private":
+                assert all(release.choice_epsilon <= 1 for release in account)
+                assert adaptive(account, 1e-5, 1.0, 1.0) <= 40
         for file in (self.folder / "models").glob("*"):
             assert all(np.isfinite(value).all() for value in safetensors.numpy.load_file(file).values())
         known = {SECRET, "models", *(path.name for path in self.folder.glob("ledger.sqlite*"))}
@@ -279,6 +287,8 @@ class Attacker:
             radius=pick([1e-9, 0.1, 1e6]),
             local_steps=pick([0, 0, 4]),
             message_noise=pick([0.0, 0.0, 1.0]),
+            mechanism=pick(["laplace", "laplace", "gaussian"]),
+            choice_epsilon=pick([0.0, 0.0, 0.5, 1.0, 3.0]),
             run=run,
         )
         reporting = {"validation": range(CLIENTS), "reports": range(CLIENTS, 2 * CLIENTS), "place": range(1, 2)}
@@ -374,10 +384,11 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     sites: list[Watched] = []
     sanitise = gate.sanitise
 
-    def look(updates: Any, nu: float, radius: float, mode: RadiusMode, *rest: Any) -> Any:
-        released = sanitise(updates, nu, radius, mode, *rest)
+    def look(noise: Mechanism | None, updates: Any, radius: float, mode: RadiusMode, *rest: Any) -> Any:
+        released = sanitise(noise, updates, radius, mode, *rest)
         assert np.isfinite(updates).all()
-        sites[-1].noised.append((len(updates), nu, radius, mode))
+        assert noise is not None
+        sites[-1].noised.append((len(updates), noise.noise_multiplier, radius, mode))
         return released
 
     def open_site(name: str, number: int) -> Watched:
