@@ -18,6 +18,8 @@ from typing import ClassVar, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.errors import Refused
+
 Matrix = NDArray[np.float64]
 
 # Prices with a larger denominator are rounded up to a multiple of 1/_STEP: the denominator of a sum
@@ -128,6 +130,31 @@ class Mechanism(ABC):
     @abstractmethod
     def deviation(self, n: int) -> float:
         """Return the standard deviation of one of n components at radius 1."""
+
+    def longest(self, n: int, rare: float) -> float:
+        """Return a norm of n components at radius 1 that noise exceeds with a chance of at most exp(-rare).
+
+        Infinite, for no such bound, unless a mechanism says otherwise.
+        """
+        return math.inf
+
+    def count_radius(self, choice_epsilon: float) -> float:
+        """Return the radius of each count of a site's release, which says how many clients chose each hypothesis.
+
+        With it, and the clients' own radius for the sums of their updates, a change of any one client, its choice
+        included, must cost no more than ``pure(n, 2)`` plus `choice_epsilon` together, or, where nothing pure
+        bounds it, than ``loss(n, 2)``: the client may move one sum by 2 radii, or two sums by 1 each and two counts
+        by 1 each.
+
+        Raises
+        ------
+        Refused
+            When no radius does, as for mechanisms that do not say.
+        """
+        raise Refused(
+            f"mechanism {type(self).__name__!r} does not say how it hides which hypothesis each client of a site "
+            "chose; ask for 1 hypothesis, or give it a method count_radius"
+        )
 
     @abstractmethod
     def pure(self, n: int, distance: int) -> Fraction | None:

@@ -35,6 +35,14 @@ class Gaussian(Mechanism):
     def deviation(self, n: int) -> float:
         return self.noise_multiplier
 
+    def longest(self, n: int, rare: float) -> float:
+        """Return the bound that a norm's being 1-Lipschitz gives it (Boucheron, Lugosi and Massart, Theorem 5.6)."""
+        return self.noise_multiplier * (math.sqrt(n) + math.sqrt(2 * rare))
+
+    def count_radius(self, choice_epsilon: float) -> float:
+        """Return 1: sums in radii and counts together move by at most sqrt(1 + 1 + 1 + 1) = 2, as one sum alone may."""
+        return 1.0
+
     def pure(self, n: int, distance: int) -> Fraction | None:
         return None
 

@@ -4,11 +4,18 @@ A release with a public radius is noise around "hypothesis plus update", and any
 within two radii. Which hypothesis that is, is covered by randomised response, or there is only one. So a
 release costs what these two cost together, and releases add up. Where the radius is the norm of the
 client's own update, the choice is open, or there is no noise, there is no guarantee.
+
+A site's release is noise around the sums of its clients' updates, and around the number of clients that
+chose each hypothesis. Another data set of one client moves one sum by up to two radii, or, where the
+client chooses otherwise, two sums by one radius and two counts by one each. Vector Laplace noise on each
+sum costs what these distances add up to, two radii either way, and choice-epsilon on top for the counts.
+Under Gaussian noise on all of it together they are the legs of one distance, of two radii either way.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -16,7 +23,7 @@ from functools import lru_cache
 
 from mechanisms import load
 from mechanisms.accountant import compose
-from mechanisms.base import Loss
+from mechanisms.base import Loss, Mechanism
 from mechanisms.choice import RandomisedResponse
 from protocol.release import Kind, RadiusMode, Release, exact
 
@@ -27,7 +34,7 @@ MEANINGFUL = 20
 """Beyond this epsilon, a factor of e**epsilon between what two data sets may lead to says nothing."""
 
 # How far apart two inputs of one client can move what is noised, in radii.
-DISTANCE = {Kind.TRAIN: 2, Kind.REPORT: 1}
+DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.REPORT: 1}
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Guarantee:
 def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
     """Return what is guaranteed to a client that released each so often; None where that is nothing."""
     some = {release: times for release, times in releases.items() if times}
-    if not all(release.formal for release in some):
+    if any(gap(release) for release in some):
         return None
     if not some:
         return Guarantee(0.0, 0.0, delta)
@@ -65,23 +72,25 @@ def gap(release: Release) -> str:
         return "there is no noise"
     if release.radius_mode is not RadiusMode.PUBLIC:
         return "the radius is the norm of the client's own update"
-    return "" if release.formal else f"the choice among {release.hypotheses or 'several'} hypotheses is open"
+    if release.formal and not (_counts(release) and _own_pure(release) is not None and not release.choice_epsilon):
+        return ""
+    return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
 
 
 def pure_cost(release: Release) -> Fraction | float:
     """Return the pure epsilon of a release, exactly; infinite where nothing pure bounds it.
 
-    2 n / nu for vector Laplace noise, and choice-epsilon on top where the client chose.
+    2 n / nu for vector Laplace noise, and choice-epsilon on top where the client chose; of a site's release
+    as of a client's.
     """
     return _pure_cost(replace(release, radius=None))
 
 
 @lru_cache(maxsize=1024)
 def _pure_cost(release: Release) -> Fraction | float:
-    if not release.formal:
+    if gap(release):
         return math.inf
-    mechanism = load(release.mechanism)(release.noise_multiplier)
-    own = mechanism.pure(release.n, DISTANCE[release.kind])
+    own = _own_pure(release)
     if own is None:
         return math.inf
     return own + (exact(release.choice_epsilon) if release.chooses else 0)
@@ -120,7 +129,7 @@ def adaptive(
     """
     pure = pure_spent(releases)
     some = [release for release, times in releases.items() if times]
-    if not some or not all(release.formal for release in some):
+    if not some or any(gap(release) for release in some):
         return pure
     first = _Sort.of(some[0])
     alike = [release for release in some if _Sort.of(release) == first]
@@ -132,7 +141,8 @@ def adaptive(
         # Of two, a choice tells most.
         hypotheses=2 if any(release.chooses for release in alike) else 1,
         choice_epsilon=max(
-            [release.choice_epsilon for release in alike] + ([max_choice_epsilon] if some[0].chooses else [])
+            [release.choice_epsilon for release in alike]
+            + ([max_choice_epsilon] if any(release.choice_epsilon for release in alike) else [])
         ),
     )
     if math.isinf(rest) or math.isinf(worst.choice_epsilon):
@@ -156,11 +166,28 @@ class _Sort:
 
 def losses(release: Release) -> list[Loss]:
     """Return the privacy losses of a release that has a guarantee."""
-    mechanism = load(release.mechanism)(release.noise_multiplier)
-    found: list[Loss] = [mechanism.loss(release.n, DISTANCE[release.kind])]
-    if release.chooses:
+    if _counts(release) and _own_pure(release) is not None:
+        # No law of sums and counts together is derived here: that of a choice among two dominates every release
+        # of the same pure epsilon (Kairouz, Oh and Viswanath, 2015).
+        return [RandomisedResponse(min(_as_float(pure_cost(release)), sys.float_info.max), 2)]
+    found: list[Loss] = [_mechanism(release).loss(release.n, DISTANCE[release.kind])]
+    if release.chooses and not _counts(release):
         found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
     return found
+
+
+def _counts(release: Release) -> bool:
+    """Return whether it is a site's, and says of several hypotheses how many clients chose each."""
+    return release.kind is Kind.SITE and release.chooses
+
+
+def _mechanism(release: Release) -> Mechanism:
+    return load(release.mechanism)(release.noise_multiplier)
+
+
+def _own_pure(release: Release) -> Fraction | None:
+    """Return the pure epsilon of a release without its choice; None where its mechanism has none."""
+    return _mechanism(release).pure(release.n, DISTANCE[release.kind])
 
 
 @lru_cache(maxsize=4096)

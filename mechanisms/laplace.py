@@ -30,6 +30,7 @@ import numpy as np
 from scipy import special
 
 from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, exact, price
+from protocol.errors import Refused
 
 # Nodes of the quadrature on each of two panels. A density is followed until it has fallen by exp(-_DROP),
 # and exp(-L) is taken for zero at _FLAT.
@@ -69,6 +70,22 @@ class Laplace(Mechanism):
 
     def deviation(self, n: int) -> float:
         return self.noise_multiplier * math.sqrt(n + 1) / n
+
+    def longest(self, n: int, rare: float) -> float:
+        """Return the bound of a gamma variate, whose tail is sub-gamma (Boucheron, Lugosi and Massart, Sec. 2.4)."""
+        return self.noise_multiplier * (1 + math.sqrt(2 * rare / n) + rare / n)
+
+    def count_radius(self, choice_epsilon: float) -> float:
+        """Return the radius at which two counts that move by 1 each cost `choice_epsilon` together.
+
+        The sums cost what the distances by which they move add up to, which are 2 radii at most.
+        """
+        if not choice_epsilon > 0:
+            raise Refused(
+                "with more than one hypothesis a site's Laplace release hides how many clients chose each at a price "
+                "of its own: ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian"
+            )
+        return 2.0 / (self.noise_multiplier * choice_epsilon)
 
     def pure(self, n: int, distance: int) -> Fraction | None:
         return price(Fraction(distance * n), exact(self.noise_multiplier))

@@ -7,12 +7,13 @@ from typing import Any
 
 from flwr.app import Context, RecordDict
 
-from privacy.policy import Approval
+from privacy.policy import AcceptedRelease, Approval, Policy
 from privacy.runs import Runs
 from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation, Training
 from protocol.messages import evaluation_in, training_in
+from protocol.release import ReleaseBy
 from protocol.run_config import RunConfig
 
 # Fields of a demand that a run config says, by the same names.
@@ -44,16 +45,18 @@ def check_approved(
     if site.simulated or site.policy.approve is not Approval.ASK:
         return
     config = RunConfig.of(context.run_config)
-    differs = _differences(config, content, hypotheses) if content is not None and hypotheses is not None else {}
+    differs: dict[str, Any] = {}
+    if content is not None and hypotheses is not None:
+        differs = _differences(config, site.policy, content, hypotheses)
     Runs.of(site).check_approved(str(context.run_id), {"config": config.entries(), "n": n, "differs": differs})
 
 
-def _differences(config: RunConfig, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:
+def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:
     """Return what a message asks for otherwise than its run config says."""
     training, evaluation = training_in(content), evaluation_in(content)
     differs: dict[str, Any] = {}
     if training is not None:
-        differs = _of_training(config, training)
+        differs = _of_training(config, policy, training)
     if evaluation is not None:
         differs |= _of_evaluation(config, evaluation)
     if (k := len(next(iter(hypotheses.values())))) > config.hypotheses:
@@ -61,11 +64,14 @@ def _differences(config: RunConfig, content: RecordDict, hypotheses: Arrays) -> 
     return differs
 
 
-def _of_training(config: RunConfig, demand: Training) -> dict[str, Any]:
+def _of_training(config: RunConfig, policy: Policy, demand: Training) -> dict[str, Any]:
     asked: dict[str, Any] = {name: getattr(demand, name) for name in _SAID}
     said: dict[str, Any] = {name: getattr(config, name) for name in _SAID}
     asked |= {"radius_mode": demand.radius_mode, "disclose_choice": demand.disclose_choice}
     said |= {"radius_mode": config.radius, "disclose_choice": False}
+    # A run config does not say it in words that a site could read; a site that accepts sums alone has said it itself.
+    asked["release_by"] = demand.release_by
+    said["release_by"] = ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT
     asked["round"], said["round"] = demand.round, min(demand.round, config.rounds)
     asked["radius"], said["radius"] = demand.radius, config.schedule.at(said["round"])
     asked["clients_per_round"] = len(demand.clients)

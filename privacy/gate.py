@@ -38,9 +38,10 @@ from privacy.releases import Sanitiser, sanitise
 from privacy.runs import Runs
 from privacy.site import Site
 from privacy.site_log import Entry, on_record
+from privacy.site_releases import SiteSanitiser
 from privacy.tripwire import degenerate, repeated
 from protocol.arrays import Arrays, all_finite
-from protocol.demands import Evaluation
+from protocol.demands import Evaluation, Training
 from protocol.errors import Refused, UmbelError
 from protocol.flower import ErrorCode, log
 from protocol.home import make_home_of
@@ -50,12 +51,13 @@ from protocol.messages import (
     evaluation_reply,
     hypotheses_in,
     run_names,
+    site_reply,
     training_in,
     training_only,
     training_reply,
 )
 from protocol.records import from_array_record, record_in, to_array_record
-from protocol.release import Kind, RadiusMode, Release
+from protocol.release import Kind, RadiusMode, Release, ReleaseBy
 from protocol.run_config import RunConfig
 
 _RESULT = "result"
@@ -203,18 +205,14 @@ class _Passage:
         site.policy.check(demand, k)
         if site.policy.tripwire:
             _check_honest(self.hypotheses, self.context)
+        return self._by_site(demand) if demand.release_by is ReleaseBy.SITE else self._by_client(demand, k)
+
+    def _by_client(self, demand: Training, k: int) -> RecordDict:
+        """Return the release of each client that can pay."""
+        site, seed = self.site, self.seed
         # Whatever a demand alone can make fail comes before the charge.
         sanitiser = Sanitiser.of(site, self.hypotheses, demand)
-        site.check_priced(sanitiser.release)
-        self.check(self.msg.content, self.context)
-        seed = self.seed
-
-        # The charge comes before every draw: a crash may waste budget, it never hides a release.
-        paid = self._charge("train", sanitiser.release, demand.round, demand.clients)
-        paying = _which(demand.clients, paid)
-        if not paying:
-            raise Refused("no asked client can pay for this round")
-        _log_noise_source(site)
+        paid, paying = self._paying(demand, sanitiser.release)
         assigned = np.full(len(paying), choice.OWN, np.int64)
         if sanitiser.release.choice_epsilon > 0:
             sources = randomness.noise(seed, demand.round, site.client_ids(paying), "choice")
@@ -223,6 +221,17 @@ class _Passage:
         sources = randomness.noise(seed, demand.round, site.client_ids(paying))
         releases = sanitiser.sanitised(trained, chosen, sources)
         return training_reply(releases, paid.astype(int).tolist(), chosen.tolist() if demand.disclose_choice else None)
+
+    def _by_site(self, demand: Training) -> RecordDict:
+        """Return the sums of the clients that can pay, each of which pays the whole price."""
+        site = self.site
+        sanitiser = SiteSanitiser.of(site, self.hypotheses, demand)
+        paid, paying = self._paying(demand, sanitiser.release, site.policy.min_clients)
+        # The noise on the counts hides what each of them chooses.
+        trained, chosen = self._trained(paying, np.full(len(paying), choice.OWN, np.int64))
+        sources = randomness.noise(self.seed, demand.round, [site.first], "site")
+        sums, counts = sanitiser.sanitised(trained, chosen, sources)
+        return site_reply(sums, counts, paid.astype(int).tolist())
 
     def evaluate(self) -> RecordDict | None:
         """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
@@ -246,14 +255,44 @@ class _Passage:
         """The run's seed in simulation, None where the data are the site's own."""
         return self.site.seed(RunConfig.of(self.context.run_config))
 
-    def _charge(self, what: str, release: Release, round: int, clients: tuple[int, ...]) -> NDArray[np.bool_]:
-        """Charge clients, counted within the node, and return a flag for each, whether it has paid."""
+    def _paying(
+        self, demand: Training, release: Release, at_least: int = 1
+    ) -> tuple[NDArray[np.bool_], tuple[int, ...]]:
+        """Charge those asked to train that can pay: a flag for each, and who they are.
+
+        Nothing is drawn before the charge: a crash may waste budget, it never hides a release.
+
+        Raises
+        ------
+        Refused
+            When fewer than `at_least` can, who are not charged either.
+        """
+        self.site.check_priced(release)
+        self.check(self.msg.content, self.context)
+        paid = self._charge("train", release, demand.round, demand.clients, at_least)
+        paying = _which(demand.clients, paid)
+        if not paying and at_least > 1:
+            raise Refused(
+                f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged"
+            )
+        if not paying:
+            raise Refused("no asked client can pay for this round")
+        _log_noise_source(self.site)
+        return paid, paying
+
+    def _charge(
+        self, what: str, release: Release, round: int, clients: tuple[int, ...], at_least: int = 1
+    ) -> NDArray[np.bool_]:
+        """Charge clients, counted within the node, and return a flag for each, whether it has paid.
+
+        Nobody pays where fewer than `at_least` can.
+        """
         charge = Charge(str(self.context.run_id), round, release)
         ids = self.site.client_ids(clients)
-        paid = np.array(_ledger(self.site, self.context).charge(charge, ids, self.site.limits))
+        paid = np.array(_ledger(self.site, self.context).charge(charge, ids, self.site.limits, at_least))
         number = int(paid.sum())
         self.entry.paid += number
-        if number < len(clients):
+        if number < len(clients) and (number or at_least == 1):
             self.entry.refuse(what, Refused(f"{len(clients) - number} of {len(clients)} clients cannot pay any more"))
         return paid
 

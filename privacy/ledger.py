@@ -170,8 +170,12 @@ class Ledger:
         database.make(path, f"the ledger {path}", _APPLICATION, _fill)
         return cls(path)
 
-    def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
+    def charge(
+        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+    ) -> list[bool]:
         """Charge each client that can afford it, all at once, and return which those are.
+
+        Where fewer than `at_least` can, nobody is charged, and none is returned as one that can.
 
         Asking and charging are one transaction, so that processes that share the ledger cannot
         together exceed the limits. On return the charges are on disk. A ledger of an older version
@@ -180,6 +184,8 @@ class Ledger:
         with self._transaction(write=True) as connection:
             books = self._read(connection)
             affords = books.affordable(clients, charge.release, limits)
+            if sum(affords) < at_least:
+                affords = [False] * len(affords)
             at, what = datetime.now(UTC).isoformat(timespec="seconds"), written(charge.release)
             entries = [
                 _Entry(at, charge.run, charge.round, client, what, charge.release.radius)

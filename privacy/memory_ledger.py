@@ -29,9 +29,13 @@ class MemoryLedger:
         self._state = state
         self._record = state.config_records.get(_RECORD, ConfigRecord())
 
-    def charge(self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS) -> list[bool]:
-        """Charge each client that can afford it, and return which those are."""
+    def charge(
+        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+    ) -> list[bool]:
+        """Charge each client that can afford it, and return which those are; nobody where fewer than `at_least` can."""
         affords = [not limits.any or limits.allow(self.account(client), charge.release) for client in clients]
+        if sum(affords) < at_least:
+            affords = [False] * len(affords)
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
         key = written(charge.release)
         self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()

@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from protocol.demands import Training
 from protocol.errors import Refused, SiteError
-from protocol.release import LAPLACE, RadiusMode
+from protocol.release import LAPLACE, RadiusMode, ReleaseBy
 from protocol.rules import Settings
 
 
@@ -25,6 +25,17 @@ class Role(StrEnum):
     """All report, and none trains."""
     SPLIT = "split"
     """As the data's manifest says."""
+
+
+class AcceptedRelease(StrEnum):
+    """Who may add the noise to what the site's clients train."""
+
+    CLIENT = "client"
+    """Each client to its own, of which the site sees nothing else."""
+    SITE = "site"
+    """The site once for all of them, which they trust."""
+    ANY = "any"
+    """Either, as a run asks."""
 
 
 class AcceptedRadius(StrEnum):
@@ -117,6 +128,14 @@ class Policy(Settings):
     )
     radius_floor: Number = Field(
         0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
+    )
+    release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
+        AcceptedRelease.CLIENT,
+        description="client: each client's model, with noise of its own; site: sums over the site's clients, which "
+        "trust it, with noise once; any: as a run asks",
+    )
+    min_clients: Whole = Field(
+        10, ge=1, description="a site's sums are of no fewer clients; where fewer can pay, nobody does"
     )
     max_hypotheses: Whole = Field(
         10,
@@ -225,6 +244,7 @@ class Policy(Settings):
 
     def check(self, demand: Training, hypotheses: int) -> None:
         """Raise `Refused` when the demand, among so many hypotheses, goes below the policy."""
+        self._check_release(demand)
         if demand.noise_multiplier == 0 and not self.allow_unsanitised:
             raise Refused(
                 "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it"
@@ -247,7 +267,8 @@ class Policy(Settings):
                 f"the server asks for mechanism {demand.mechanism!r}; this site accepts {self.mechanisms or 'none'}"
             )
         if hypotheses > 1 and math.isfinite(self.max_choice_epsilon):
-            if demand.choice_epsilon == 0:
+            # A site's release covers the choice by itself, or its mechanism says what it lacks.
+            if demand.choice_epsilon == 0 and demand.release_by is ReleaseBy.CLIENT:
                 raise Refused(
                     f"the server leaves the choice among {hypotheses} hypotheses open (choice-epsilon 0); "
                     f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most"
@@ -265,3 +286,23 @@ class Policy(Settings):
                 raise Refused(f"the server asks for {key} = {asked}; this site accepts {most:g} at most")
         if demand.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")
+
+    def _check_release(self, demand: Training) -> None:
+        """Raise `Refused` where another would add the noise than the site says, or too few clients are asked."""
+        if demand.release_by is ReleaseBy.CLIENT:
+            if self.release is AcceptedRelease.SITE:
+                raise Refused(
+                    "the server asks for each client's own model; this site releases sums over its clients alone "
+                    '(release = "site"): use strategy site-average'
+                )
+            return
+        if self.release is AcceptedRelease.CLIENT:
+            raise Refused(
+                "the server asks for sums over this site's clients; here each client releases its own model: set "
+                'release = "site", or "any", if they trust the site'
+            )
+        if len(demand.clients) < self.min_clients:
+            raise Refused(
+                f"the server asks for the sums of {len(demand.clients)} clients; this site's are of {self.min_clients} "
+                "at least (min-clients): ask for more clients a round"
+            )

@@ -18,7 +18,8 @@ from protocol.demands import Training
 from protocol.errors import Refused
 from protocol.release import Kind, NoisePer, RadiusMode, Release
 
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that travels."""
 _BLOCK = 1 << 17  # numbers that are sanitised together
 
 
@@ -62,7 +63,7 @@ def sanitise(
     for i, own in enumerate(columns):
         part = sanitised[:, own]
         if public:
-            part[:] = clip(part, radius) if mechanism is None else mechanism.constrain(part, radius)
+            part[:] = within(mechanism, part, radius)
             radii[:, i] = radius
         else:
             radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
@@ -141,20 +142,35 @@ class Sanitiser:
         """
         n, mode = self.hypotheses.shape[1], self.demand.radius_mode
         releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
-        for block in _blocks(len(chosen), n):
+        for block in blocks(len(chosen), n):
             start = self.hypotheses[chosen[block]]
-            updates = flatten({name: value[block] for name, value in trained.items()})
-            updates -= start
-            # Training that blew up counts as no update at all. Whether it does depends on the data and
-            # on what the server asks for, so a release that stayed away would tell about the data.
-            updates[~all_finite(updates, axis=1)] = 0.0
+            updates = updates_in(trained, block, start)
             noisy = sanitise(self.mechanism, updates, self.radius, mode, islice(sources, len(updates)), self.parts)
             noisy += start
             if self.mechanism is not None:
                 noisy = round_to_grid(noisy, self.mechanism.deviation(n) * self.radius, self.finest)
-            np.clip(noisy, -_LARGEST, _LARGEST, out=noisy)
+            np.clip(noisy, -LARGEST, LARGEST, out=noisy)
             unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
         return releases
+
+
+def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:
+    """Return updates (m, n) moved to within a public radius, as the mechanism has it."""
+    return clip(updates, radius) if mechanism is None else mechanism.constrain(updates, radius)
+
+
+def updates_in(trained: Arrays, block: slice, start: NDArray[np.float64]) -> Matrix:
+    r"""Return the updates (m, n) of a block of the clients that trained `trained`, each (clients, \*shape).
+
+    They began at `start` (m, n).
+
+    Training that blew up counts as no update at all. Whether it does depends on the data and on what the
+    server asks for, so a release that stayed away would tell about the data.
+    """
+    updates = flatten({name: value[block] for name, value in trained.items()})
+    updates -= start
+    updates[~all_finite(updates, axis=1)] = 0.0
+    return updates
 
 
 def _parts(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
@@ -191,7 +207,7 @@ def _layers(hypotheses: Arrays) -> Sequence[slice]:
     return list(layers.values())
 
 
-def _blocks(clients: int, n: int) -> Iterator[slice]:
+def blocks(clients: int, n: int) -> Iterator[slice]:
     """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
     size = max(1, _BLOCK // n)
     for begin in range(0, clients, size):

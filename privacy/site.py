@@ -45,6 +45,8 @@ _SIMULATED: dict[str, Any] = {
     "role": "split",
     "min-noise-multiplier": 0.0,
     "radius-floor": 0.0,
+    "release": "any",
+    "min-clients": 1,
     "max-hypotheses": MAX_HYPOTHESES,
     **dict.fromkeys(("max-local-epochs", "max-local-steps", "max-examples", "max-seconds"), "inf"),
     "allow-unsanitised": True,

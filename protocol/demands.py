@@ -10,7 +10,7 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, MetricRecord
 
 from protocol.errors import ProtocolError
-from protocol.release import LAPLACE, NoisePer, RadiusMode
+from protocol.release import LAPLACE, NoisePer, RadiusMode, ReleaseBy
 
 VERSION = 4
 
@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "tuple[int, ...]": (list,),
     "RadiusMode": (str,),
     "NoisePer": (str,),
+    "ReleaseBy": (str,),
 }
 
 
@@ -109,8 +110,11 @@ class Training(_Asked):
     mechanism : str
         The law of the noise, by name (`mechanisms.load`).
     choice_epsilon : float
-        Epsilon of the randomised response that hides which hypothesis a client chose; 0 asks for the
-        paper's open choice.
+        Epsilon of what hides which hypothesis a client chose: randomised response, or the noise on a site's
+        counts; 0 asks for the paper's open choice.
+    release_by : ReleaseBy
+        ``client``: each client's model, with noise of its own. ``site``: of all asked clients of the node
+        together the sum of the updates of each hypothesis and how many there are, with noise once.
     """
 
     round: int
@@ -129,6 +133,7 @@ class Training(_Asked):
     frozen_digest: str = ""
     mechanism: str = LAPLACE
     choice_epsilon: float = 0.0
+    release_by: ReleaseBy = ReleaseBy.CLIENT
 
     def __post_init__(self) -> None:
         _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise", "choice_epsilon")
@@ -148,6 +153,9 @@ class Training(_Asked):
             raise ProtocolError(
                 f"noise-per {self.noise_per} works only with radius update; a public radius is for the whole vector"
             )
+        object.__setattr__(self, "release_by", _one_of("release-by", ReleaseBy, self.release_by))
+        if self.release_by is ReleaseBy.SITE:
+            _fit_for_a_site(self)
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)
 
@@ -229,6 +237,17 @@ class Hosting:
     def simulated(self) -> bool:
         """Whether the node says it hosts a part of the run config's federation."""
         return self.step > 0
+
+
+def _fit_for_a_site(asked: Training) -> None:
+    """Raise where a site cannot make one release of what is asked."""
+    # Each client's part of a sum must be bounded by a number that does not depend on its data.
+    if asked.radius_mode is not RadiusMode.PUBLIC:
+        raise ProtocolError(f'a site releases sums only with radius "public", not {asked.radius_mode.value!r}')
+    if asked.noise_per is not NoisePer.VECTOR:
+        raise ProtocolError(f'a site releases sums only with noise-per "vector", not {asked.noise_per.value!r}')
+    if asked.disclose_choice:
+        raise ProtocolError("a site that releases sums does not disclose what each client chose")
 
 
 def _clients(clients: tuple[Any, ...]) -> None:

@@ -3,15 +3,17 @@
 ==========  ==============================================================================
 query       both ways the protocol version; back, how many clients the node hosts
 train       the hypotheses, and what is asked of the node's clients in a round: `Training`,
-            `Evaluation`, or both. Back, releases with public flags of who released, and loss
-            and metric of each client that reports
+            `Evaluation`, or both. Back, releases with public flags of who released, or the site's
+            sums and counts with flags of whom they are of, and loss and metric of each client
+            that reports
 evaluate    the same where a round asks for evaluation alone
 query.keep  the best hypotheses, when a run is over; back, nothing
 ==========  ==============================================================================
 
 The records are Flower's own. Arrays are a model's shared parameters with one more axis in front: the
-hypotheses in what the server sends, the clients that released in what a node sends back. They travel
-packed (`protocol.records.pack`): as one matrix, a row a hypothesis or a client.
+hypotheses in what the server sends, the clients that released in what a node sends back, or the
+hypotheses where it releases sums. They travel packed (`protocol.records.pack`): as one matrix, a row a
+hypothesis or a client.
 """
 
 from __future__ import annotations
@@ -179,6 +181,22 @@ def training_reply(releases: Arrays, released: Sequence[int], choices: Sequence[
     return RecordDict({_ARRAYS: pack(releases), _RELEASED: MetricRecord(counts)})
 
 
+def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -> RecordDict:
+    """Return the part of a round's reply that holds a site's sums.
+
+    Parameters
+    ----------
+    sums : dict of ndarray, each (k, \\*shape)
+        The sum of the updates of each hypothesis, with noise.
+    counts : sequence of float, length k
+        How many clients trained each, with noise where there is more than one.
+    released : sequence of int
+        1 for each asked client that took part, 0 for each that did not.
+    """
+    record = MetricRecord({"clients": list(released), "counts": list(counts)})
+    return RecordDict({_ARRAYS: pack(sums), _RELEASED: record})
+
+
 def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
     """Return the part of a round's reply that holds loss and metric of each asked client, in order."""
     scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
@@ -199,24 +217,49 @@ def hosting_in(content: RecordDict) -> Hosting:
 def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.bool_], NDArray[np.int64] | None]:
     """Check who released and return the releases, a flag for each asked client, and the choices if they are told."""
     counts = record_in(content, _RELEASED, MetricRecord)
-    flags = np.asarray(counts.get("clients", ()))
-    if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
-        raise ProtocolError("it does not say who released")
+    flags = _flags(counts, asked)
     arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
     choices = np.asarray(counts["choices"]) if "choices" in counts else None
     if choices is not None and (choices.dtype.kind not in "iu" and choices.size):
         raise ProtocolError("it does not say what its clients chose")
-    return arrays, flags.astype(bool), None if choices is None else choices.astype(np.int64)
+    return arrays, flags, None if choices is None else choices.astype(np.int64)
 
 
-def number_released(content: RecordDict, asked: int) -> int:
-    """Return how many of the asked clients a reply says released; 0 for one that says something else."""
+def site_sums_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.float64], NDArray[np.bool_]]:
+    """Check who took part and return a site's sums, its counts, and a flag for each asked client."""
+    record = record_in(content, _RELEASED, MetricRecord)
+    flags = _flags(record, asked)
+    arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
+    counts = np.asarray(record.get("counts", ()), np.float64)
+    if counts.shape != (len(next(iter(arrays.values()))),) or not np.isfinite(counts).all():
+        raise ProtocolError("it does not say how many clients trained each hypothesis")
+    return arrays, counts, flags
+
+
+def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
+    flags = np.asarray(record.get("clients", ()))
+    if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
+        raise ProtocolError("it does not say who released")
+    return flags.astype(bool)
+
+
+def number_released(content: RecordDict, asked: int, rows: int | None = None) -> int:
+    """Return how many of the asked clients a reply says released; 0 for one that says something else.
+
+    Parameters
+    ----------
+    content : RecordDict
+    asked : int
+    rows : int, optional
+        Of its matrix: k where a site was asked for sums, and by default one a client that released.
+    """
     record = content.get(_RELEASED)
     flags = record.get("clients") if isinstance(record, MetricRecord) else None
     if not isinstance(flags, list) or len(flags) != asked or not set(flags) <= {0, 1}:
         return 0
     arrays, released = content.get(_ARRAYS), sum(flag == 1 for flag in flags)
-    there = isinstance(arrays, ArrayRecord) and [value.shape[:1] for value in arrays.values()] == [(released,)]
+    shape = (released if rows is None else rows,)
+    there = isinstance(arrays, ArrayRecord) and [value.shape[:1] for value in arrays.values()] == [shape]
     return released if there else 0
 
 

@@ -28,8 +28,19 @@ class Kind(StrEnum):
 
     TRAIN = "train"
     """A trained model."""
+    SITE = "site"
+    """What a site makes of its clients' updates together, and of which hypotheses they chose."""
     REPORT = "report"
     """Loss and metric of a client that also trains."""
+
+
+class ReleaseBy(StrEnum):
+    """Who adds the noise to what."""
+
+    CLIENT = "client"
+    """Each client to its own model, which nobody else sees without."""
+    SITE = "site"
+    """A site once to the sums of its clients' updates: the clients trust it."""
 
 
 class NoisePer(StrEnum):
@@ -68,6 +79,8 @@ class RadiusSchedule:
 class Release:
     """One release of one client, as far as what it costs goes.
 
+    A site's release is one of each client that took part in it.
+
     Attributes
     ----------
     kind : Kind
@@ -84,7 +97,8 @@ class Release:
     hypotheses : int
         k, among which the client chose; 0 where that is not on record.
     choice_epsilon : float
-        Of the randomised response that hides the choice; 0 for the paper's open choice.
+        Of what hides the choice: randomised response, or in a site's release the noise on how many clients
+        chose each hypothesis. 0 where nothing hides it, as in the paper, or that noise costs nothing extra.
     """
 
     kind: Kind
@@ -112,8 +126,11 @@ class Release:
 
     @property
     def formal(self) -> bool:
-        """Whether it has a guarantee between any two data sets of the client: radius and choice are covered."""
-        covered = self.choice_epsilon > 0 or not self.chooses
+        """Whether it has a guarantee between any two data sets of the client: radius and choice are covered.
+
+        A site's release covers the choice by itself.
+        """
+        covered = self.choice_epsilon > 0 or not self.chooses or self.kind is Kind.SITE
         return self.radius_mode is RadiusMode.PUBLIC and self.noise_multiplier > 0 and covered
 
     def paper_spend(self, times: float) -> float:

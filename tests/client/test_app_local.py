@@ -207,7 +207,7 @@ def test_training_that_nobody_has_paid_for_leaves_no_trace(
     grid = InProcessGrid(app, factors_config | {"federation": ""}, node_configs=[site])
     with monkeypatch.context() as patch:
         # As where another node that shares the ledger was first.
-        patch.setattr(Ledger, "charge", lambda self, charge, clients, limits: [False] * len(clients))
+        patch.setattr(Ledger, "charge", lambda self, charge, clients, limits, at_least: [False] * len(clients))
         ask(grid, asked({"items": ITEMS["items"][None]}, step(3, 4, noise_multiplier=3.0)))
     assert not (tmp_path / "ledger.sqlite.local").exists() or not list((tmp_path / "ledger.sqlite.local").rglob("*.s*"))
     train(grid, 3, noise_multiplier=3.0)

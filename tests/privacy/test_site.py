@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from client.app import app
 from federation import BUNDLED
 from privacy.charges import Limits
-from privacy.policy import AcceptedRadius, Approval, Policy, Role
+from privacy.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
 from privacy.site import Site, in_process, runs_in_simulation
 from protocol.demands import Hosting
 from protocol.errors import SiteError
@@ -301,6 +301,8 @@ SET: dict[str, tuple[str, Any]] = {
     "min-noise-multiplier": ("4", 4.0),
     "radius-mode": ("public", AcceptedRadius.PUBLIC),
     "radius-floor": ("0.5", 0.5),
+    "release": ("site", AcceptedRelease.SITE),
+    "min-clients": ("25", 25),
     "max-hypotheses": ("3", 3),
     "max-local-epochs": ("7", 7.0),
     "max-local-steps": ("inf", math.inf),
