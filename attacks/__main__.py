@@ -1,4 +1,4 @@
-"""Commands: ``python -m attacks reconstruct | identify``."""
+"""Commands: ``python -m attacks reconstruct | identify | audit``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ from rich.console import Console
 from rich.table import Table
 
 from attacks import identify
+from attacks.audit import findings
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
+from mechanisms.guarantee import DELTA
 from protocol.cli import errors_in_one_line
+from protocol.errors import ConfigError
 from protocol.home import umbel_home
+from protocol.release import LAPLACE
 
 # Without locals: they hold clients' data.
 app = typer.Typer(
@@ -97,6 +101,44 @@ def identify_command(
     for note in done.notes():
         console.print(note, soft_wrap=True)
     typer.echo(folder / "table.md")
+
+
+@app.command("audit")
+def audit_command(
+    parameters: Annotated[
+        int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit this setting alone.")
+    ] = None,
+    noise_multiplier: Annotated[float | None, typer.Option(help="nu; above 0.")] = None,
+    mechanism: Annotated[str, typer.Option(help="laplace, gaussian, or package.module:Class.")] = LAPLACE,
+    hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 1,
+    choice_epsilon: Annotated[float, typer.Option(min=0, help="Of the private choice among them.")] = 0.0,
+    report_noise_multiplier: Annotated[float, typer.Option(min=0, help="Above 0: canaries report as well.")] = 0.0,
+    participations: Annotated[int, typer.Option(min=1, help="How often each canary takes part.")] = 1,
+    canaries: Annotated[int, typer.Option(min=100, help="Of each setting; one in four is a pilot.")] = (
+        findings.CANARIES
+    ),
+    delta: Annotated[float, typer.Option(help="With which the second claim holds.")] = DELTA,
+    confidence: Annotated[float, typer.Option(help="Of each lower bound.")] = findings.CONFIDENCE,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
+) -> None:
+    """Bound epsilon from below with canary clients, behind the app's own gate, and compare with what is claimed.
+
+    Exits with 1 where the canaries exceed a claim beyond chance.
+    """
+    with errors_in_one_line():
+        settings = findings.standard()
+        if (parameters is None) != (noise_multiplier is None):
+            raise ConfigError("give both --parameters and --noise-multiplier, or neither for the standard settings")
+        if parameters is not None and noise_multiplier is not None:
+            release = findings.training(parameters, noise_multiplier, hypotheses, choice_epsilon, mechanism)
+            settings = findings.settings_of(release, participations, report_noise_multiplier)
+        found = [findings.audit(setting, canaries, seed, delta, confidence) for setting in settings]
+    table = Table(*findings.columns(delta), title=f"Claimed epsilon, and shown at a confidence of {confidence:.4g}")
+    for one in found:
+        table.add_row(*one.cells())
+    Console().print(table)
+    if any(one.verdict is findings.Verdict.EXCEEDS for one in found):
+        raise typer.Exit(1)
 
 
 if __name__ == "__main__":
