@@ -1,4 +1,4 @@
-"""How far a release may lie from the hypotheses, and a loss from those of others."""
+"""How far a release may lie from the hypotheses, how long a site's sum may be, and how far a loss from others."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.release import NoisePer, RadiusMode
+import mechanisms
+from mechanisms import Mechanism
+from protocol.release import LAPLACE, NoisePer, RadiusMode
 
 LARGEST_UPDATE = 1e6
 """The norm of an update that a run asks no more than: of a model of n numbers, sqrt(n) of about 1 are far."""
 
-_RARE = 27.7  # -log of the chance that noise is longer than `_noise` says: 1e-12
+_RARE = 27.7  # -log of the chance that noise is longer than its mechanism says: 1e-12
 # A site raises a public radius to its own floor, which is this where it sets none, and until the noise spans so many
 # steps of 32-bit numbers.
 _SITE_FLOOR, _STEPS = 0.01, 16
@@ -25,25 +27,26 @@ _SHARE = 0.2  # of the clients may say what they like
 def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
     """Return how far a release may lie from the nearest of the hypotheses.
 
-    That is as long as an update may be, and as the noise on it is but once in 10^12 releases: Laplace noise in n
-    dimensions within radius r has a norm of Gamma(n, nu r / n) (group privacy paper, Lemma 4.3).
+    That is as long as an update may be, and as the noise on it is but once in 10^12 releases; without bound for a
+    mechanism that does not say how long its noise is.
 
     Parameters
     ----------
     demand : mapping
-        Of the fields of `protocol.demands.Training`: ``noise_multiplier``, ``radius_mode``, ``radius``, ``noise_per``.
+        Of the fields of `protocol.demands.Training`: ``noise_multiplier``, ``mechanism``, ``radius_mode``,
+        ``radius``, ``noise_per``.
     hypotheses : ndarray, shape (k, n)
         What was sent.
     most : float
         The longest update; 0 for the radius where it is public, and elsewhere for `LARGEST_UPDATE`.
     """
-    n, nu = hypotheses.shape[1], float(demand.get("noise_multiplier", 0.0))
+    n, mechanism = hypotheses.shape[1], _mechanism(demand)
     public = demand.get("radius_mode", RadiusMode.UPDATE) == RadiusMode.PUBLIC
     radius = max(float(demand.get("radius", 0.0)), _SITE_FLOOR)
     largest = float(np.abs(hypotheses).max())
-    step = float(np.spacing(np.float32(min(largest, 3e38))))
-    if nu > 0:
-        radius = max(radius, _STEPS * step * n / (nu * math.sqrt(n + 1)))
+    step = _spacing(largest)
+    if mechanism is not None:
+        radius = max(radius, _STEPS * step / mechanism.deviation(n))
     if public:
         update = max(radius, most)
     else:
@@ -51,15 +54,49 @@ def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: f
         parts = 1 if demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR else n
         update = math.hypot(most or LARGEST_UPDATE, radius * math.sqrt(parts))
     whole = public or demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR
-    reach = update * (1 + nu * _noise(n if whole else 1, _RARE if whole else _RARE + math.log(n)))
-    # Rounding to 32 bits, and to a grid of at most 1/16 of a coordinate's noise.
-    return reach + nu * update / _STEPS + 2 * math.sqrt(n) * (step + reach * 2.0**-23)
+    reach = update
+    if mechanism is not None:
+        # A part's noise is longest, in its radius, where the part is smallest or largest.
+        sizes, rare = ((n,), _RARE) if whole else ((1, n), _RARE + math.log(n))
+        reach += update * max(mechanism.longest(size, rare) for size in sizes)
+    return reach + _rounding(mechanism, n, update, step, reach)
 
 
-def _noise(n: int, rare: float) -> float:
-    """Return what a Gamma(n, 1 / n) exceeds with a chance of at most exp(-rare)."""
-    # Its tail is sub-gamma (Boucheron, Lugosi and Massart, Concentration inequalities, Sec. 2.4).
-    return 1 + math.sqrt(2 * rare / n) + rare / n
+def furthest_sum(demand: Mapping[str, Any], k: int, n: int, clients: int, most: float = 0.0) -> float:
+    """Return how long the sum of the updates of a site's clients may be, in n numbers, for each of k hypotheses.
+
+    That is as many radii as there are clients, and as the noise is but once in 10^12 releases.
+
+    Parameters
+    ----------
+    demand : mapping
+        As for `furthest`; its radius is public.
+    k, n, clients : int
+    most : float
+        The longest update; 0 for the radius.
+    """
+    mechanism = _mechanism(demand)
+    radius = max(float(demand["radius"]), _SITE_FLOOR, most)
+    reach = clients * radius
+    step = _spacing(reach)
+    if mechanism is not None:
+        reach += radius * mechanism.longest(n, _RARE + math.log(k))
+    return reach + _rounding(mechanism, n, radius, step, reach)
+
+
+def _mechanism(demand: Mapping[str, Any]) -> Mechanism | None:
+    nu = float(demand.get("noise_multiplier", 0.0))
+    return mechanisms.load(str(demand.get("mechanism", LAPLACE)))(nu) if nu > 0 else None
+
+
+def _spacing(largest: float) -> float:
+    return float(np.spacing(np.float32(min(largest, 3e38))))
+
+
+def _rounding(mechanism: Mechanism | None, n: int, radius: float, step: float, reach: float) -> float:
+    """Return what rounding to 32 bits adds to a norm, and to a grid of at most 1/16 of a coordinate's noise."""
+    grid = 0.0 if mechanism is None else mechanism.deviation(n) * radius / _STEPS
+    return math.sqrt(n) * (grid + 2 * (step + reach * 2.0**-23))
 
 
 def near(vectors: NDArray[np.float64], hypotheses: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:

@@ -11,10 +11,11 @@ from flwr.app import ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fleet.bounds import furthest
+from fleet.bounds import furthest, furthest_sum
 from fleet.exchange import Answer, Exchange
 from fleet.replies import Asked, Average, Releases, Scores, read_releases, read_scores
 from fleet.roster import MAX_CLIENTS, TRAIN, VALIDATION, Absence, Roster, admitted, check_enough, gather, in_one_process
+from fleet.sums import Sums, read_sums
 from fleet.words import told
 from protocol.arrays import Arrays, flatten
 from protocol.demands import Evaluation, Hosting, Training
@@ -31,6 +32,7 @@ from protocol.messages import (
     scores_in,
 )
 from protocol.records import from_array_record, pack
+from protocol.release import ReleaseBy
 
 # Keys that keep the server's draws for different purposes apart.
 _SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
@@ -100,6 +102,7 @@ class Fleet:
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
         self._sent: Arrays = {}
+        self._common: Mapping[str, Any] = {}
         self._furthest = 0.0
         self._outside = 0
 
@@ -164,8 +167,10 @@ class Fleet:
         if clients is None:
             clients = roster.draw(TRAIN, round, [self.seed, _SAMPLE_TRAIN, round], self.clients_per_round)
         common, placed = _common(Training, demand), roster.place(TRAIN, clients)
-        self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)))
-        self._sent = from_array_record(hypotheses)
+        self._sent, self._common = from_array_record(hypotheses), common
+        by_site = common.get("release_by", ReleaseBy.CLIENT) == ReleaseBy.SITE
+        rows = len(next(iter(self._sent.values()))) if by_site else None
+        self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)), rows)
         packed = pack(self._sent)
         self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
         return [
@@ -257,14 +262,37 @@ class Fleet:
 
     def releases(self, replies: Iterable[Message]) -> Releases:
         """Return the releases in the replies to the last `ask_training`, and count who took part."""
+        asked, answers = self._answers(replies)
+        found = read_releases(answers, asked, self._sent, self._furthest)
+        self._note(found.clients, found.outside)
+        return found
+
+    def sums(self, replies: Iterable[Message]) -> Sums:
+        """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
+        asked, answers = self._answers(replies)
+        k, n = flatten(self._sent).shape
+        found = read_sums(
+            answers,
+            asked,
+            self._sent,
+            lambda clients: furthest_sum(self._common, k, n, clients, self.max_update_norm),
+        )
+        self._note(found.clients, found.outside)
+        return found
+
+    def _answers(self, replies: Iterable[Message]) -> tuple[Asked, dict[int, Message]]:
+        """Return whom the last `ask_training` asked, and a reply of each node that has something to say of them."""
         asked = self._training
         assert asked is not None
-        answers = {node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)}
-        found = read_releases(answers, asked, self._sent, self._furthest)
-        self._outside += len(found.outside)
-        for clients in (found.clients, found.outside):
+        return asked, {
+            node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)
+        }
+
+    def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
+        """Count who took part, also those whose releases are left out."""
+        self._outside += len(outside)
+        for clients in (inside, outside):
             self.participations[clients] += 1
-        return found
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
@@ -275,6 +303,11 @@ class Fleet:
     def sent(self) -> Arrays:
         """What the last `ask_training` sent."""
         return self._sent
+
+    @property
+    def demand(self) -> Mapping[str, Any]:
+        """What the last `ask_training` asked of all clients alike, of the fields of `protocol.demands.Training`."""
+        return self._common
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
         """Return whether a quorum of the clients that were asked has answered."""
@@ -335,15 +368,18 @@ def _common(kind: type[Training] | type[Evaluation], demand: Mapping[str, Any]) 
 
 
 def _asked(
-    clients: NDArray[np.int64], placed: Mapping[int, tuple[list[int], list[int]]], disclose: bool = False
+    clients: NDArray[np.int64],
+    placed: Mapping[int, tuple[list[int], list[int]]],
+    disclose: bool = False,
+    rows: int | None = None,
 ) -> Asked:
-    return Asked(clients, {node: np.array(positions) for node, (positions, _) in placed.items()}, disclose)
+    return Asked(clients, {node: np.array(positions) for node, (positions, _) in placed.items()}, disclose, rows)
 
 
 def _released(answer: Answer, asked: Asked) -> int:
     """Return how many of the clients that were asked to train an answer says released."""
     try:
-        return number_released(answer.reply.content, len(asked.positions.get(answer.node, ())))
+        return number_released(answer.reply.content, len(asked.positions.get(answer.node, ())), asked.rows)
     except Exception:  # it is read again, and the reason told, when the round is over
         return 0
 

@@ -36,11 +36,14 @@ class Asked:
     positions : dict from node id to ndarray of int
     disclose : bool
         Whether they were asked for the hypothesis that they chose.
+    rows : int, optional
+        k, where sites were asked for sums; by default a node answers with a row a client that released.
     """
 
     clients: NDArray[np.int64]
     positions: dict[int, NDArray[np.int64]]
     disclose: bool = False
+    rows: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,15 +185,21 @@ def _read(
     """Check a reply; return its releases (m, n), who released, and their choices."""
     arrays, released, choices = released_in(reply.content, asked)
     m = int(released.sum())
-    expected = {name: ((m, *value.shape[1:]), value.dtype) for name, value in hypotheses.items()}
-    if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
-        raise ProtocolError("its arrays do not fit the hypotheses")
-    matrix = flatten({name: arrays[name] for name in hypotheses})
-    if not all_finite(matrix):
-        raise ProtocolError("its arrays are not finite")
+    matrix = checked_rows(arrays, m, hypotheses)
     if not disclose:
         return matrix, released, np.zeros(0, np.int64)
     k = len(next(iter(hypotheses.values())))
     if choices is None or choices.shape != (m,) or not np.isin(choices, range(k)).all():
         raise ProtocolError("it does not say what its clients chose")
     return matrix, released, choices
+
+
+def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> NDArray[np.float64]:
+    """Return arrays from a node as a matrix (rows, n) if they have so many and are shaped as the hypotheses."""
+    expected = {name: ((rows, *value.shape[1:]), value.dtype) for name, value in hypotheses.items()}
+    if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
+        raise ProtocolError("its arrays do not fit the hypotheses")
+    matrix = flatten({name: arrays[name] for name in hypotheses})
+    if not all_finite(matrix):
+        raise ProtocolError("its arrays are not finite")
+    return matrix

@@ -77,6 +77,17 @@ def gap(release: Release) -> str:
     return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
 
 
+def site_release(release: Release) -> Release:
+    """Return what each client of a site releases where the site noises sums, and each by itself would `release` this.
+
+    A choice that costs a site's release nothing extra is on record without a price.
+    """
+    alike = replace(release, kind=Kind.SITE)
+    if not (release.noise_multiplier > 0 and release.chooses):
+        return alike
+    return alike if _own_pure(alike) is not None else replace(alike, choice_epsilon=0.0)
+
+
 def pure_cost(release: Release) -> Fraction | float:
     """Return the pure epsilon of a release, exactly; infinite where nothing pure bounds it.
 

@@ -118,17 +118,7 @@ class Sanitiser:
     @property
     def release(self) -> Release:
         """What is paid for."""
-        (k, n), demand = self.hypotheses.shape, self.demand
-        return Release(
-            Kind.TRAIN,
-            n,
-            demand.noise_multiplier,
-            demand.radius_mode,
-            self.radius if demand.radius_mode is RadiusMode.PUBLIC else None,
-            demand.mechanism,
-            hypotheses=k,
-            choice_epsilon=demand.choice_epsilon if k > 1 else 0.0,
-        )
+        return train_release(self.demand, self.hypotheses, self.radius)
 
     def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Arrays:
         r"""Return the releases of clients that have paid.
@@ -152,6 +142,21 @@ class Sanitiser:
             np.clip(noisy, -LARGEST, LARGEST, out=noisy)
             unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
         return releases
+
+
+def train_release(demand: Training, hypotheses: NDArray[np.float64], radius: float) -> Release:
+    """Return what a client releases by itself for a demand, of hypotheses (k, n), within the site's radius."""
+    k, n = hypotheses.shape
+    return Release(
+        Kind.TRAIN,
+        n,
+        demand.noise_multiplier,
+        demand.radius_mode,
+        radius if demand.radius_mode is RadiusMode.PUBLIC else None,
+        demand.mechanism,
+        hypotheses=k,
+        choice_epsilon=demand.choice_epsilon if k > 1 else 0.0,
+    )
 
 
 def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 import mechanisms
 from mechanisms.base import Matrix, Mechanism, NoiseSource
+from mechanisms.guarantee import site_release
 from privacy.precision import STEPS, check_noise, resolution, round_to_grid
-from privacy.releases import LARGEST, blocks, updates_in, within
+from privacy.releases import LARGEST, blocks, train_release, updates_in, within
 from privacy.site import Site
 from protocol.arrays import Arrays, flatten, unflatten
 from protocol.demands import Training
 from protocol.errors import Refused
-from protocol.release import Kind, Release
+from protocol.release import Release
 
 
 @dataclass(frozen=True)
@@ -66,19 +67,7 @@ class SiteSanitiser:
     @property
     def release(self) -> Release:
         """What each client that takes part pays for."""
-        (k, n), demand = self.hypotheses.shape, self.demand
-        # A choice that costs nothing extra is on record without a price.
-        priced = k > 1 and self.mechanism is not None and self.mechanism.pure(n, 2) is not None
-        return Release(
-            Kind.SITE,
-            n,
-            demand.noise_multiplier,
-            demand.radius_mode,
-            self.radius,
-            demand.mechanism,
-            hypotheses=k,
-            choice_epsilon=demand.choice_epsilon if priced else 0.0,
-        )
+        return site_release(train_release(self.demand, self.hypotheses, self.radius))
 
     def sanitised(
         self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]

@@ -9,9 +9,10 @@ from typing import Any
 import models
 import strategies
 from federation import Federation, Manifest, find_federation, open_federation
+from mechanisms.guarantee import site_release
 from models.model import Model
 from protocol.errors import ConfigError, FederationError, ModelError
-from protocol.release import Kind, Release
+from protocol.release import Kind, Release, ReleaseBy
 from protocol.run_config import RunConfig
 from server.observer import Observer, load_observers
 from strategies import HypothesisStrategy
@@ -72,7 +73,7 @@ class Setup:
     def release(self) -> Release:
         """What a training client gives away each time that it takes part."""
         run, k = self.config, self.strategy.hypotheses
-        return Release(
+        release = Release(
             Kind.TRAIN,
             self.model.num_parameters,
             run.noise_multiplier,
@@ -81,6 +82,7 @@ class Setup:
             hypotheses=k,
             choice_epsilon=run.choice_epsilon if k > 1 else 0.0,
         )
+        return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
 
     def demand(self, name: str = "") -> dict[str, Any]:
         """Return what every message of the run called `name` has in common (`protocol.demands.Training`)."""

@@ -12,6 +12,7 @@ from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
 from strategies.robust import GeometricMedian, TrimmedMean
+from strategies.site_average import SiteAverage
 
 __all__ = [
     "IFCA",
@@ -21,6 +22,7 @@ __all__ = [
     "GroupPrivacy",
     "HypothesisStrategy",
     "Recommender",
+    "SiteAverage",
     "TrimmedMean",
     "load",
     "make",
@@ -33,6 +35,7 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "fedavg": FedAvg,
     "ifca": IFCA,
     "recommender": Recommender,
+    "site-average": SiteAverage,
 }
 
 

@@ -27,7 +27,7 @@ from protocol.arrays import Arrays, all_finite, flatten, unflatten
 from protocol.flower import log
 from protocol.plugins import NoOptions
 from protocol.records import to_array_record
-from protocol.release import RadiusSchedule
+from protocol.release import RadiusSchedule, ReleaseBy
 from protocol.run_config import RunConfig
 
 _DRAWN = 2  # releases of so many parameters can be drawn in the plane
@@ -43,9 +43,10 @@ class Outcome:
     clients : ndarray of int, shape (m,)
         The training clients that released.
     groups : ndarray of int, shape (m,)
-        The hypothesis that each release was assigned to; -1 when there were too few releases.
+        The hypothesis that each release was assigned to; -1 when there were too few releases, and where
+        sites released sums, of which nobody knows whose hypothesis is which.
     counts : ndarray of int, shape (k,)
-        Releases a hypothesis.
+        Releases a hypothesis; where sites released sums, about how many clients trained it.
     releases : ndarray, shape (m, 2), or None
         The releases themselves where they are of two parameters.
     asked, lost_nodes : int
@@ -87,6 +88,8 @@ class HypothesisStrategy(Strategy):
     """The only number of hypotheses the strategy can train, if there is one."""
     discloses_choice: ClassVar[bool] = False
     """Whether clients are asked for the hypothesis they chose."""
+    release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
+    """Who adds the noise: each client, or a site to its clients' sums (`strategies.site_average` reads those)."""
 
     def __init__(
         self,
@@ -161,10 +164,7 @@ class HypothesisStrategy(Strategy):
             moved = hypotheses.copy()
             for j in np.flatnonzero(counts).tolist():
                 moved[j] = self.combine(vectors[labels == j], hypotheses[j], j)
-            following = unflatten(moved, sent)
-            if not all(all_finite(value) for value in following.values()):
-                log(WARNING, "round %d would leave hypotheses that are not finite; they stay as they were", round)
-                following = None
+            following = moved_to(moved, sent, round)
         return Outcome(
             round=round,
             clients=releases.clients,
@@ -199,6 +199,7 @@ class HypothesisStrategy(Strategy):
             "radius_mode": self.radius.mode,
             "radius": self.radius.at(round),
             "disclose_choice": self.discloses_choice,
+            "release_by": self.release_by,
         }
 
     def aggregate_train(
@@ -246,3 +247,12 @@ class HypothesisStrategy(Strategy):
             self.fleet.clients_per_round,
             self.radius.mode,
         )
+
+
+def moved_to(moved: NDArray[np.float64], sent: Arrays, round: int) -> Arrays | None:
+    """Return hypotheses (k, n) as arrays like those sent; None, and say so, where they are not finite."""
+    following = unflatten(moved, sent)
+    if all(all_finite(value) for value in following.values()):
+        return following
+    log(WARNING, "round %d would leave hypotheses that are not finite; they stay as they were", round)
+    return None

@@ -14,6 +14,7 @@ from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
 from strategies.robust import GeometricMedian, TrimmedMean
+from strategies.site_average import SiteAverage
 
 NOT_STRATEGIES = """
 from flwr.serverapp.strategy import FedAvg
@@ -32,6 +33,7 @@ instance = GroupPrivacy()
         ("fedavg", FedAvg),
         ("ifca", IFCA),
         ("recommender", Recommender),
+        ("site-average", SiteAverage),
     ],
 )
 def test_the_built_in_strategies_have_names(name: str, strategy: type) -> None:
@@ -43,8 +45,9 @@ def test_any_other_is_given_as_module_and_class() -> None:
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
-    known = "group-privacy, trimmed-mean, geometric-median, fedavg, ifca, recommender or give package.module:Class"
-    with pytest.raises(ConfigError, match=f"unknown strategy 'fedprox'; choose from {known}"):
+    known = ", ".join(strategies.STRATEGIES)
+    text = f"unknown strategy 'fedprox'; choose from {known} or give package.module:Class"
+    with pytest.raises(ConfigError, match=text):
         strategies.load("fedprox")
 
 

@@ -1,0 +1,90 @@
+"""Averages of what sites release: sums over clients that trust their site, with noise once a site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import ClassVar
+
+import numpy as np
+from flwr.app import Message
+from numpy.typing import NDArray
+
+import mechanisms
+from fleet.sums import Sums
+from models.model import Model
+from protocol.arrays import flatten
+from protocol.errors import ConfigError, Refused
+from protocol.release import RadiusMode, ReleaseBy
+from protocol.run_config import RunConfig
+from strategies.base import HypothesisStrategy, Outcome, moved_to
+
+
+class SiteAverage(HypothesisStrategy):
+    """Each client trains the hypothesis that fits it best, and a hypothesis moves by the mean of its clients' updates.
+
+    That is iterative federated clustering (Ghosh et al., 2020), but the server reads neither updates nor choices:
+    of each site it gets, with noise, the sum of the updates of each hypothesis and how many clients trained it.
+    Every client counts once, whatever its site.
+    """
+
+    release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse what no site can make one release of."""
+        if run.radius is not RadiusMode.PUBLIC:
+            raise ConfigError(f'strategy {run.strategy!r} works only with radius = "public", not "{run.radius}"')
+        if run.noise_multiplier > 0 and self.hypotheses > 1:
+            try:
+                mechanisms.load(run.mechanism)(run.noise_multiplier).count_radius(run.choice_epsilon)
+            except Refused as error:
+                raise ConfigError(str(error)) from error
+
+    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
+        """Learn from the replies of a round."""
+        self.outcome = self.learn_sums(round, self.fleet.sums(replies))
+        return self.outcome
+
+    def learn_sums(self, round: int, found: Sums) -> Outcome:
+        """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays as it was."""
+        sent, shares, following = self.fleet.sent, np.zeros(self.hypotheses), None
+        if len(found.clients) >= max(1, self.min_releases):
+            shares = self.shares(found)
+            moved = flatten(sent)
+            for j in np.flatnonzero(shares >= self.least(len(found.counts))).tolist():
+                moved[j] += found.sums[:, j].sum(axis=0) / shares[j]
+            following = moved_to(moved, sent, round)
+        return Outcome(
+            round=round,
+            clients=found.clients,
+            groups=np.full(len(found.clients), -1, np.int64),
+            counts=_whole(shares),
+            releases=None,
+            asked=found.asked,
+            lost_nodes=found.lost_nodes,
+            following=following,
+        )
+
+    def shares(self, found: Sums) -> NDArray[np.float64]:
+        """Return about how many of the clients that took part trained each hypothesis (k,); they add up to all."""
+        counts = found.counts.sum(axis=0)
+        total, clients = float(counts.sum()), len(found.clients)
+        return counts * (clients / total) if total > 0 else np.full(self.hypotheses, clients / self.hypotheses)
+
+    def least(self, sites: int) -> float:
+        """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""
+        demand = self.fleet.demand
+        nu = float(demand["noise_multiplier"])
+        if self.hypotheses == 1 or nu == 0:
+            return 1.0
+        mechanism = mechanisms.load(demand["mechanism"])(nu)
+        deviation = mechanism.deviation(1) * mechanism.count_radius(float(demand["choice_epsilon"]))
+        return max(1.0, deviation * math.sqrt(sites))
+
+
+def _whole(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return numbers (k,) that add up to a whole one as whole ones with the same sum."""
+    counts = np.floor(shares).astype(np.int64)
+    left = round(float(shares.sum())) - int(counts.sum())
+    counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
+    return counts
