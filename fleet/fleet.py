@@ -64,6 +64,9 @@ class Fleet:
         A node that says it hosts more is left out, but for the parts of a simulation.
     max_node_share : float
         The largest share of a round's clients that one node may have; plays no part in simulation.
+    max_participations : int
+        How often a training client is asked at most, in turn with the others; 0 for no limit, and a random
+        draw each round.
     max_update_norm : float
         Releases of longer updates are left out; 0 for what `fleet.bounds.furthest` says.
     validate_by : str
@@ -81,6 +84,7 @@ class Fleet:
         node_wait: float = 300.0,
         max_clients_per_node: int = MAX_CLIENTS,
         max_node_share: float = 1.0,
+        max_participations: int = 0,
         max_update_norm: float = 0.0,
         validate_by: Average = "mean",
     ) -> None:
@@ -92,10 +96,12 @@ class Fleet:
         self.node_wait = node_wait
         self.max_clients_per_node = max_clients_per_node
         self.max_node_share = max_node_share
+        self.max_participations = max_participations
         self.max_update_norm = max_update_norm
         self.validate_by = validate_by
         self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
         """How often each training client has released."""
+        self._turns: NDArray[np.int64] = np.zeros(0, np.int64)  # how often each was asked
         self._roster: Roster | None = None
         self._exchange = Exchange()
         self._invited: dict[int, Absence] = {}
@@ -120,7 +126,7 @@ class Fleet:
             )
             check_enough("clients-per-round", self.clients_per_round, roster.train)
             check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
-            self.participations = np.zeros(roster.train, np.int64)
+            self.participations, self._turns = np.zeros((2, roster.train), np.int64)
             self._roster = roster
         return self._roster
 
@@ -138,6 +144,7 @@ class Fleet:
         self._roster = Roster.resumed(nodes, self.roster(grid))
         self.participations = np.zeros(self._roster.train, np.int64)
         self.participations[list(spent)] = list(spent.values())
+        self._turns = self.participations.copy()  # no less, and who was asked in vain is not on record
 
     # --- asking
 
@@ -165,7 +172,7 @@ class Fleet:
         """
         roster = self.roster(grid)
         if clients is None:
-            clients = roster.draw(TRAIN, round, [self.seed, _SAMPLE_TRAIN, round], self.clients_per_round)
+            clients = self._draw(roster, round)
         common, placed = _common(Training, demand), roster.place(TRAIN, clients)
         self._sent, self._common = from_array_record(hypotheses), common
         by_site = common.get("release_by", ReleaseBy.CLIENT) == ReleaseBy.SITE
@@ -205,6 +212,21 @@ class Fleet:
             )
             for node, (_, locals_) in placed.items()
         ]
+
+    @property
+    def used_up(self) -> bool:
+        """Whether every training client has taken part as often as it may."""
+        return len(self._turns) > 0 and 0 < self.max_participations <= int(self._turns.min())
+
+    def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
+        """Draw the training clients of a round."""
+        seed = [self.seed, _SAMPLE_TRAIN, round]
+        if not self.max_participations:
+            return roster.draw(TRAIN, round, seed, self.clients_per_round)
+        # Turns count, and not releases: those that refuse would be asked before all others for ever.
+        clients = roster.in_turn(round, seed, self.clients_per_round, self._turns, self.max_participations)
+        self._turns[clients] += 1
+        return clients
 
     # --- sending and waiting
 
@@ -352,7 +374,9 @@ class Fleet:
             log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
             return
         self._roster.join({answer.node: hosting})
-        self.participations = np.concatenate([self.participations, np.zeros(hosting.train, np.int64)])
+        new = np.zeros(hosting.train, np.int64)
+        self.participations = np.concatenate([self.participations, new])
+        self._turns = np.concatenate([self._turns, new])
         log(
             INFO,
             "node %s joins, with %d training and %d validation clients",

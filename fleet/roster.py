@@ -162,6 +162,17 @@ class Roster:
         there = self.present(role, round)
         return there[sample(seed, len(there), min(size, len(there)))]
 
+    def in_turn(
+        self, round: int, seed: Sequence[int], size: int, turns: NDArray[np.int64], most: int
+    ) -> NDArray[np.int64]:
+        """Draw `size` training clients, or fewer, of those that had the fewest turns, and less than `most`."""
+        willing = np.flatnonzero(turns < most)
+        there = np.intersect1d(willing, self.present(TRAIN, round))
+        there = there if len(there) else willing
+        chance = np.random.default_rng(seed).random(len(there))
+        first = np.lexsort((chance, turns[there]))[:size]
+        return np.sort(there[first]).astype(np.int64)
+
     def _draw_shared(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
         """Draw clients one after the other and pass over those whose node has its share.
 

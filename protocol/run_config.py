@@ -33,7 +33,8 @@ class RunConfig(Settings):
 
     strategy: str = Field(
         "group-privacy",
-        description="group-privacy, trimmed-mean, geometric-median, fedavg, ifca, recommender, or package.module:Class",
+        description="group-privacy, site-average, trimmed-mean, geometric-median, fedavg, ifca, recommender, or "
+        "package.module:Class",
     )
     strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
     federation: str = Field(
@@ -60,6 +61,9 @@ class RunConfig(Settings):
         0, ge=0, description="stop after this many validations without a better loss; 0 to run all rounds"
     )
     clients_per_round: int = Field(7, ge=1, description="U, training clients asked in each round")
+    max_participations: int = Field(
+        0, ge=0, description="how often a client takes part at most, in turn with the others; 0 for a random draw"
+    )
     validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
     validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
     validate_by: Literal["mean", "median"] = Field(
@@ -142,6 +146,8 @@ class RunConfig(Settings):
             )
         if self.noise_per is not NoisePer.VECTOR and self.radius is RadiusMode.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with radius = "update"; change one of them')
+        if self.max_participations and self.max_node_share < 1:
+            raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         return self

@@ -107,6 +107,9 @@ def run_rounds(run: Run) -> None:
         observer.begin(run)
     arrays, demand = to_array_record(state.hypotheses), ConfigRecord(run.setup.demand(run.name))
     for number in range(len(state.history) + 1, rounds + 1):
+        if run.strategy.fleet.used_up:
+            done = f"every client has taken part {run.setup.config.max_participations} times"
+            break
         for observer in run.observers:
             observer.before_round(run, number)
         arrays = _run_round(run, number, arrays, demand, train=True)
@@ -115,10 +118,12 @@ def run_rounds(run: Run) -> None:
         if state.stopped:
             break
     else:
-        state.stopped = f"all {rounds} rounds done"
+        done = f"all {rounds} rounds done"
+    if not state.stopped:
+        state.stopped = done
         # What the last round of training left has not been evaluated yet.
         if state.best_round:
-            _run_round(run, rounds + 1, arrays, demand, train=False)
+            _run_round(run, len(state.history) + 1, arrays, demand, train=False)
             for observer in run.observers:
                 observer.after_round(run)
     for observer in run.observers:

@@ -71,6 +71,7 @@ def make(run: RunConfig) -> HypothesisStrategy:
         node_wait=run.node_wait,
         max_clients_per_node=run.max_clients_per_node,
         max_node_share=run.max_node_share,
+        max_participations=run.max_participations,
         max_update_norm=run.max_update_norm,
         validate_by=run.validate_by,
     )

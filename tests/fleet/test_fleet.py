@@ -43,6 +43,35 @@ def test_a_round_sends_one_message_a_node() -> None:
     assert [grid.asked(message) for message in messages] == [[0, 3, 6], [1, 4], [2, 5]]
 
 
+def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
+    """Ten clients, four at a time, twice each: five rounds, and nobody is asked again before all others were."""
+    grid, fleet = PaperGrid.simulated(train=10), Fleet(clients_per_round=4, max_participations=2)
+    turns = np.zeros(10, int)
+    for number in range(1, 6):
+        assert not fleet.used_up
+        (message,) = fleet.ask_training(number, RECORD, COMMON, grid)
+        turns[grid.asked(message)] += 1
+        assert np.ptp(turns) <= 1
+    assert turns.tolist() == [2] * 10
+    assert fleet.used_up
+
+
+def test_a_last_round_asks_whoever_is_left() -> None:
+    grid, fleet = PaperGrid.simulated(train=5), Fleet(clients_per_round=4, max_participations=1)
+    asked = [grid.asked(fleet.ask_training(number, RECORD, COMMON, grid)[0]) for number in (1, 2)]
+    assert [len(clients) for clients in asked] == [4, 1]
+    assert sorted([*asked[0], *asked[1]]) == [0, 1, 2, 3, 4]
+
+
+def test_whose_turn_it_is_depends_on_the_seed() -> None:
+    def first(seed: int) -> list[int]:
+        grid = PaperGrid.simulated(train=100)
+        (message,) = Fleet(clients_per_round=10, max_participations=1, seed=seed).ask_training(1, RECORD, COMMON, grid)
+        return grid.asked(message)
+
+    assert first(1) == first(1) != first(2)
+
+
 def test_a_node_without_a_sampled_client_gets_no_message() -> None:
     grid = PaperGrid.simulated(train=10, nodes=10)
     (message,) = Fleet(clients_per_round=1).ask_training(1, RECORD, COMMON, grid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import logging
 import re
 import textwrap
@@ -132,7 +134,36 @@ def test_the_log_tells_each_round_and_the_outcome(play: Play, caplog: pytest.Log
     assert [line[:9] for line in lines] == ["round 1/2", "round 2/2"]
     assert f"validation RMSE {run.history[0]['loss']:.4f}" in lines[0]
     assert "The run is over after 2 rounds: all 2 rounds done." in told
-    assert "a heuristic, no guarantee" in told
+    assert "Guaranteed to a client: nothing, since the radius is the norm of the client's own update." in told
+    assert "Paper's budget, a heuristic: n/nu a participation, 0 (median), 0.4 (maximum)." in told
+
+
+def test_a_formal_run_says_what_it_guarantees(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    """2 n / nu + choice-epsilon = 2 * 2/5 + 1/2 a participation, between any two data sets of the client."""
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(rounds=2, nodes=3, radius="public", choice_epsilon=0.5)
+    most = max(times for times, _ in run.ledger.values())
+    assert (
+        "Guaranteed to a client, between any two of its data sets: epsilon 0 (median), "
+        f"{1.3 * most:.4g} (maximum) at delta 1e-05; pure epsilon 0, {1.3 * most:.4g}."
+    ) in caplog.text
+    with (run.folder / "ledger.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(run.ledger)
+    for row in rows:
+        assert float(row["epsilon"]) == pytest.approx(1.3 * int(row["participations"]))
+    report = (run.folder / "report.html").read_text()
+    assert "What a client&#39;s releases tell about its data is bounded" in report
+    assert "There is no guarantee" not in report
+
+
+def test_a_run_with_gaussian_noise_is_bounded_but_for_a_chance(play: Play, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(rounds=2, radius="public", choice_epsilon=0.5, mechanism="gaussian")
+    assert [entry["releases"] for entry in run.trained] == [7, 7]
+    assert "at delta 1e-05; no pure epsilon." in caplog.text
+    with (run.folder / "ledger.csv").open() as file:
+        assert {(row["epsilon"], row["paper_budget"]) for row in csv.DictReader(file)} == {("none", "none")}
 
 
 def test_the_history_adds_up(play: Play) -> None:
@@ -305,6 +336,19 @@ def test_without_noise_nothing_bounds_what_was_spent(play: Play, caplog: pytest.
         run = play(noise_multiplier=0.0)
     assert {paper for _, paper in run.ledger.values()} == {float("inf")}
     assert "Guaranteed to a client: nothing, since there is no noise." in caplog.text
+
+
+def test_clients_take_turns_and_the_run_ends_when_all_have_had_theirs(play: Play) -> None:
+    """A hundred training clients, thirty a round, twice each: seven rounds, of which the last asks twenty."""
+    run = play(rounds=50, clients_per_round=30, max_participations=2, nodes=3)
+    assert [entry["asked"] for entry in run.history] == [30] * 6 + [20, 0], "and what they left is evaluated"
+    assert {times for times, _ in run.ledger.values()} == {2}
+    assert len(run.ledger) == 100
+    assert json.loads((run.folder / "outcome.json").read_text())["stopped"] == "every client has taken part 2 times"
+    assert (
+        run.arrays("latest")["weight"].tobytes()
+        == play(rounds=50, clients_per_round=30, max_participations=2).arrays("latest")["weight"].tobytes()
+    ), "whatever the number of nodes"
 
 
 # --- when nodes fail
