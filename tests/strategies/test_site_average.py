@@ -1,0 +1,286 @@
+"""Hypotheses that move by what sites release of their clients together, by hand and in whole runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message
+from numpy.typing import NDArray
+
+import client.app
+import models
+import strategies
+from fleet.fleet import Fleet
+from protocol.arrays import flatten
+from protocol.errors import ConfigError
+from protocol.messages import site_reply, training_in
+from protocol.records import from_array_record, to_array_record
+from protocol.release import Kind, RadiusMode, RadiusSchedule, ReleaseBy
+from protocol.run_config import RunConfig
+from server.rounds import Run
+from simulation.grid import InProcessGrid
+from simulation.in_process import ROOT, play, run_config
+from strategies.site_average import SiteAverage
+from tests.helpers.grids import PaperGrid, stack, vectors
+from tests.helpers.runs import run_app
+
+SENT = [(0, 0, 0), (10, 10, 10)]
+COMMON: dict[str, Any] = {
+    "local_epochs": 1,
+    "step_size": 0.1,
+    "batch_size": 10,
+    "noise_multiplier": 0.0,
+    "mechanism": "laplace",
+    "choice_epsilon": 1.0,
+}
+PUBLIC = RadiusSchedule(RadiusMode.PUBLIC, start=100.0)
+
+
+class Rehearsal:
+    """A round of sites on paper, of which site i hosts the training clients i, i + sites, ..."""
+
+    def __init__(self, sites: int = 2, clients: int = 6, hypotheses: int = 2, **common: Any) -> None:
+        self.grid = PaperGrid.simulated(train=clients, nodes=sites)
+        self.strategy = SiteAverage(Fleet(clients_per_round=clients), hypotheses=hypotheses, radius=PUBLIC)
+        self.messages = self.strategy.configure_train(
+            1, to_array_record(stack(SENT[:hypotheses])), ConfigRecord(COMMON | common), self.grid
+        )
+
+    def answer(self, site: int, sums: Any, counts: list[float], part: list[int] | None = None) -> Message:
+        demand = training_in(self.messages[site].content)
+        assert demand is not None
+        flags = [1] * len(demand.clients) if part is None else part
+        return Message(site_reply(stack(sums), counts, flags), reply_to=self.messages[site])
+
+    def end(self, *replies: Message) -> tuple[list[list[float]] | None, Any]:
+        following, counts = self.strategy.aggregate_train(1, replies)
+        return None if following is None else vectors(from_array_record(following)).round(4).tolist(), counts
+
+
+# --- by hand
+
+
+def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
+    demand = training_in(Rehearsal().messages[0].content)
+    assert demand is not None
+    assert (demand.release_by, demand.radius_mode, demand.radius) == (ReleaseBy.SITE, RadiusMode.PUBLIC, 100.0)
+
+
+def test_hypotheses_move_by_the_mean_over_all_clients_whatever_their_site() -> None:
+    """Hypothesis 0 has 2 + 2 clients, hypothesis 1 has 1 + 1."""
+    one = Rehearsal()
+    replies = one.answer(1, [(2, 0, 4), (4, 0, 0)], [2.0, 1.0]), one.answer(0, [(2, 4, 0), (0, 0, 2)], [2.0, 1.0])
+    following, counts = one.end(*replies)
+    assert following == [[1, 1, 1], [12, 10, 11]]
+    assert dict(counts) == {"asked": 6, "releases": 6, "lost-nodes": 0, "groups": [4, 2]}
+
+
+def test_of_one_hypothesis_the_mean_is_over_those_that_took_part() -> None:
+    one = Rehearsal(hypotheses=1)
+    following, counts = one.end(one.answer(0, [(2, 4, 0)], [3.0]), one.answer(1, [(3, 1, 10)], [2.0], part=[1, 0, 1]))
+    assert following == [[1, 1, 2]]
+    assert (counts["releases"], counts["groups"]) == (5, [5])
+    assert one.strategy.fleet.participations.sum() == 5
+
+
+def test_counts_are_made_to_add_up_to_who_took_part() -> None:
+    """1 + 2 and 0 + 2, of 6 clients: shares of 3.6 and 2.4, which are about 4 and 2."""
+    one = Rehearsal()
+    following, counts = one.end(
+        one.answer(0, [(3.6, 0, 0), (0, 0, 0)], [1.0, 0.0]), one.answer(1, [(0, 0, 0), (2.4, 0, 0)], [2.0, 2.0])
+    )
+    assert following == [[1, 0, 0], [11, 10, 10]]
+    assert counts["groups"] == [4, 2]
+
+
+def test_what_noise_makes_of_counts_is_cut_at_none_and_at_all() -> None:
+    one = Rehearsal()
+    _, counts = one.end(one.answer(0, [(0, 0, 0)] * 2, [-7.0, 9.0]), one.answer(1, [(0, 0, 0)] * 2, [50.0, -1.0]))
+    assert counts["groups"] == [3, 3]
+
+
+def test_a_hypothesis_with_hardly_any_clients_stays_as_it_was() -> None:
+    """.5 of 6; what its sums hold is noise."""
+    one = Rehearsal()
+    following, counts = one.end(
+        one.answer(0, [(3, 0, 0), (70, 0, 0)], [3.0, 0.5]), one.answer(1, [(3, 0, 0), (0, 70, 0)], [3.0, 0.0])
+    )
+    assert following is not None
+    assert following[0][0] == pytest.approx(6 / (6 * 6 / 6.5), abs=1e-3)
+    assert following[1] == [10, 10, 10]
+    assert sum(counts["groups"]) == 6
+
+
+@pytest.mark.parametrize(
+    ("common", "least"),
+    [
+        ({"noise_multiplier": 0.0}, 1.0),
+        ({"noise_multiplier": 5.0, "choice_epsilon": 100.0}, 1.0),
+        # Laplace noise of scale 2 / choice-epsilon, a deviation of sqrt 2 times that, at four sites.
+        ({"noise_multiplier": 5.0, "choice_epsilon": 0.5}, 8 * 2**0.5),
+        ({"noise_multiplier": 5.0, "mechanism": "gaussian", "choice_epsilon": 0.0}, 10.0),
+    ],
+)
+def test_hardly_any_is_what_the_noise_on_counts_may_make_of_none(common: dict[str, Any], least: float) -> None:
+    assert Rehearsal(**common).strategy.least(4) == pytest.approx(least)
+
+
+def test_counts_that_are_all_cut_away_are_taken_to_be_equal() -> None:
+    one = Rehearsal()
+    following, counts = one.end(one.answer(0, [(3, 0, 0), (6, 0, 0)], [-1.0, -2.0]))
+    assert following == [[2, 0, 0], [14, 10, 10]]
+    assert sum(counts["groups"]) == 3
+
+
+def test_too_few_clients_leave_the_hypotheses() -> None:
+    one = Rehearsal()
+    one.strategy.min_releases = 4
+    following, counts = one.end(one.answer(0, [(3, 0, 0), (6, 0, 0)], [1.0, 2.0]))
+    assert following is None
+    assert (counts["releases"], counts["groups"], counts["lost-nodes"]) == (3, [0, 0], 1)
+
+
+def test_nobody_knows_who_trained_what() -> None:
+    one = Rehearsal()
+    one.end(one.answer(1, [(0, 0, 0)] * 2, [2.0, 1.0]))
+    outcome = one.strategy.outcome
+    assert outcome is not None
+    assert outcome.clients.tolist() == [1, 3, 5]
+    assert outcome.groups.tolist() == [-1] * 3
+    assert outcome.releases is None
+
+
+def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
+    one = Rehearsal(hypotheses=1)
+    one.strategy.fleet.max_update_norm = 1e300
+    assert one.end(one.answer(0, [(3e38, 0, 0)], [3.0]), one.answer(1, [(3e38, 0, 0)], [3.0]))[0] is not None
+    one.strategy.fleet.sent["bias"] = one.strategy.fleet.sent["bias"] + np.float32(3.4e38)
+    assert one.end(one.answer(0, [(0, 0, 3e38)], [3.0], part=[1, 0, 0]))[0] is None
+
+
+# --- what cannot be run
+
+
+def asked_for(changes: dict[str, Any]) -> RunConfig:
+    entries: dict[str, Any] = {"strategy": "site-average", "radius": "public"}
+    return RunConfig(**entries | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"radius": "update"}, 'strategy \'site-average\' works only with radius = "public", not "update"'),
+        ({"choice_epsilon": 0.0}, "ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian"),
+    ],
+)
+def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, Any], reason: str) -> None:
+    run = asked_for({"choice_epsilon": 1.0} | changes)
+    with pytest.raises(ConfigError, match=reason):
+        strategies.make(run).check(run, models.load("linear"))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"hypotheses": 1}, {"mechanism": "gaussian"}, {"noise_multiplier": 0.0}, {"choice_epsilon": 0.1}],
+)
+def test_what_sites_can_answer_is_run(changes: dict[str, Any]) -> None:
+    run = asked_for(changes)
+    strategies.make(run).check(run, models.load("linear"))
+
+
+# --- whole runs
+
+CONFIG: dict[str, Any] = {
+    "strategy": "site-average",
+    "radius": "public",
+    "radius_decay": 0.95,
+    "clients_per_round": 80,
+    "rounds": 40,
+    "restarts": 5,
+    "seed": 1,
+}
+NOISE: dict[str, dict[str, Any]] = {
+    "laplace": {"mechanism": "laplace", "noise_multiplier": 4.0, "choice_epsilon": 1.0},
+    "gaussian": {"mechanism": "gaussian", "noise_multiplier": 2.0},
+}
+
+
+def away(run: Run) -> NDArray[np.float64]:
+    """Return how far the best hypotheses are from each of the true parameters, for k = 2."""
+    assert run.setup.manifest is not None
+    truth = np.asarray(run.setup.manifest.truth)
+    found = flatten(run.state.best)
+    nearest: NDArray[np.float64] = np.linalg.norm(truth[:, None] - found, axis=2).min(axis=1)
+    return nearest
+
+
+@pytest.mark.parametrize("mechanism", NOISE)
+def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) -> None:
+    """The synthetic federation at four sites of 25 training clients; the models lie 10.5 apart."""
+    run = play(run_config("synthetic", **CONFIG | NOISE[mechanism], hypotheses=2), nodes=4)
+    first, last = run.state.history[0], run.state.history[-1]
+    assert first.loss is not None
+    assert last.loss is not None
+    assert (away(run) < 1.0).all()
+    assert last.loss < 0.3 * first.loss
+    trained = [entry for entry in run.state.history if entry.asked]
+    assert all(sum(entry.groups) == entry.releases == 80 for entry in trained)
+    assert run.setup.release.kind is Kind.SITE
+    assert run.setup.release.choice_epsilon == (1.0 if mechanism == "laplace" else 0.0)
+
+
+@pytest.mark.parametrize("mechanism", NOISE)
+def test_one_hypothesis_finds_the_model_between_them(mechanism: str, umbel_home: Path) -> None:
+    """The mean of the training clients' models, by least squares over all of them."""
+    run = play(run_config("synthetic", **CONFIG | NOISE[mechanism], hypotheses=1), nodes=4)
+    data = run.setup.open_federation()
+    assert data is not None
+    clients = [data.client(client) for client in range(100)]
+    rows, targets = (np.concatenate([part[i] for part in clients]) for i in (0, 1))
+    best = np.linalg.lstsq(rows, targets.ravel(), rcond=None)[0]
+    assert np.linalg.norm(flatten(run.state.hypotheses)[0] - best) < 1.0
+    entry = run.state.history[0]
+    assert entry.groups == [entry.releases]
+
+
+def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
+    """Three sites of one federation, each with a ledger; one has too few clients for its own rule, and refuses."""
+    config = run_config(
+        "synthetic", **CONFIG | NOISE["laplace"] | {"federation": "", "rounds": 12, "min_nodes": 3}, model="linear"
+    )
+    nodes = [
+        {
+            "data-path": str(ROOT / "datasets" / "synthetic.json"),
+            "role": "split",
+            "place": f"{i}/3",
+            "release": "site",
+            "min-clients": 10 if i < 2 else 35,
+            "ledger-path": str(umbel_home / f"{i}.sqlite"),
+        }
+        for i in range(3)
+    ]
+    umbel_home.mkdir(exist_ok=True)
+    run = play(config, node_configs=nodes, strict=False)
+    trained = [entry for entry in run.state.history if entry.asked]
+    # The third is left out for some rounds after each refusal.
+    assert trained[0].lost_nodes == 1
+    assert all(entry.moved and entry.releases > 40 for entry in trained)
+    losses = [entry.loss for entry in run.state.history if entry.loss is not None]
+    assert losses[-1] < 0.7 * losses[0]
+    spent = run.strategy.fleet.participations
+    assert spent[2::3].sum() == 0
+    assert spent.sum() == sum(entry.releases for entry in trained)
+
+
+def test_what_a_run_leaves_behind_tells_of_sums(umbel_home: Path) -> None:
+    config = run_config("synthetic", **CONFIG | NOISE["gaussian"] | {"rounds": 3, "restarts": 1})
+    left = run_app(config, InProcessGrid(client.app.app, config, 4))
+    assert [entry["releases"] for entry in left.trained] == [80] * 3
+    assert all(sum(entry["groups"]) == 80 for entry in left.trained)
+    assert sum(times for times, _ in left.ledger.values()) == 240, "whoever took part is on the server's record"
+    assert "the choice among" not in (left.folder / "report.html").read_text()
+    assert json.loads((left.folder / "outcome.json").read_text())["stopped"]
