@@ -14,7 +14,7 @@ from attacks import identify
 from attacks.audit import findings
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
-from mechanisms.guarantee import DELTA
+from mechanisms.guarantee import DELTA, site_release
 from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
 from protocol.home import umbel_home
@@ -113,6 +113,9 @@ def audit_command(
     hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 1,
     choice_epsilon: Annotated[float, typer.Option(min=0, help="Of the private choice among them.")] = 0.0,
     report_noise_multiplier: Annotated[float, typer.Option(min=0, help="Above 0: canaries report as well.")] = 0.0,
+    by_site: Annotated[
+        bool, typer.Option("--by-site/--by-client", help="Who adds the noise: a site to sums, or each client.")
+    ] = False,
     participations: Annotated[int, typer.Option(min=1, help="How often each canary takes part.")] = 1,
     canaries: Annotated[int, typer.Option(min=100, help="Of each setting; one in four is a pilot.")] = (
         findings.CANARIES
@@ -128,10 +131,14 @@ def audit_command(
     with errors_in_one_line():
         settings = findings.standard()
         if (parameters is None) != (noise_multiplier is None):
-            raise ConfigError("give both --parameters and --noise-multiplier, or neither for the standard settings")
+            raise ConfigError(
+                "give both --parameters and --noise-multiplier, or none of these for the standard settings"
+            )
         if parameters is not None and noise_multiplier is not None:
             release = findings.training(parameters, noise_multiplier, hypotheses, choice_epsilon, mechanism)
-            settings = findings.settings_of(release, participations, report_noise_multiplier)
+            settings = findings.settings_of(
+                site_release(release) if by_site else release, participations, report_noise_multiplier
+            )
         found = [findings.audit(setting, canaries, seed, delta, confidence) for setting in settings]
     table = Table(*findings.columns(delta), title=f"Claimed epsilon, and shown at a confidence of {confidence:.4g}")
     for one in found:

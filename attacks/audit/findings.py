@@ -6,14 +6,13 @@ The scores of one canary in four say how many coins it is best to guess; the bou
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from attacks.audit.bounds import best_guesses, count_right, lower_bound, p_value
 from attacks.audit.canaries import Seen, Setting, watch
 from mechanisms import Gaussian
-from mechanisms.guarantee import DELTA, amount, guarantee
+from mechanisms.guarantee import DELTA, amount, guarantee, site_release
 from protocol.errors import ConfigError
 from protocol.release import LAPLACE, Kind, RadiusMode, Release
 
@@ -28,7 +27,8 @@ CANARIES = 50_000
 _PILOTS = 4  # one canary in so many
 _FEWEST = 100  # canaries
 _NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
-_NO_NOISE_TO_SPEAK_OF = 1e6  # nu a parameter, beside which a choice is all that a release tells
+_MESSAGES = 4_000  # of canaries in sites of their own, each of which takes a message each time
+_ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
 
 
 class Verdict(StrEnum):
@@ -130,7 +130,10 @@ def audit(
 
 def affordable(setting: Setting, canaries: int) -> int:
     """Return how many of the canaries can take part in a time that people wait for."""
-    return min(canaries, max(_FEWEST, _NUMBERS // (setting.numbers * setting.times)))
+    most = _NUMBERS // (setting.numbers * setting.times)
+    if setting.by_site:
+        most = min(most, _MESSAGES // setting.times)
+    return min(canaries, max(_FEWEST, most))
 
 
 def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound:
@@ -144,17 +147,10 @@ def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound
 
 def settings_of(release: Release, times: int = 1, report_noise_multiplier: float = 0.0) -> list[Setting]:
     """Return what to audit of clients that release so, once and several times."""
-    found = []
-    what = "update and choice" if release.chooses else "update"
-    if release.chooses:
-        hidden = Release(
-            Kind.TRAIN,
-            release.n,
-            _NO_NOISE_TO_SPEAK_OF * release.n,
-            RadiusMode.PUBLIC,
-            hypotheses=release.hypotheses,
-            choice_epsilon=release.choice_epsilon,
-        )
+    found, what = [], "update and choice" if release.chooses else "update"
+    if release.choice_epsilon:
+        # The sum of both is audited below; what the choice alone gives away must not exceed its own share.
+        hidden = replace(release, noise_multiplier=_ALL_NOISE * release.n, radius=None, mechanism=LAPLACE)
         found.append(Setting("choice alone", hidden, moves=False))
     found.append(Setting(what, release))
     if release.n > 1:
@@ -174,27 +170,27 @@ def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechani
     )
 
 
-def standard() -> Sequence[Setting]:
+def standard() -> list[Setting]:
     """Return the settings that are audited where nobody names one: of small models, with meaningful claims."""
-    laplace = [Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE]
-    gaussian = [Setting(f"gaussian, n = {n}, nu = {nu:g}", training(n, nu, 1, 0.0, Gaussian.name)) for n, nu in _GAUSS]
-    choices = [
-        Setting(f"choice of {k}, choice-epsilon {eps:g}", training(1, 1e6, k, eps), moves=False) for k, eps in _CHOICES
-    ]
-    joint = training(2, 4, 2, 1.0)
-    often = training(2, 16, 2, 0.25)
+    joint, often = training(2, 4, 2, 1.0), training(2, 16, 2, 0.25)
     return [
-        *laplace,
+        *(Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE),
         Setting("laplace, n = 11, nu = 5.5, random directions", training(11, 5.5), random=True),
-        *gaussian,
-        *choices,
+        *(Setting(f"gaussian, n = {n}, nu = {nu:g}", training(n, nu, mechanism=Gaussian.name)) for n, nu in _GAUSSIAN),
+        *(
+            Setting(f"choice of {k}, choice-epsilon {epsilon:g}", training(1, _ALL_NOISE, k, epsilon), moves=False)
+            for k, epsilon in _CHOICES
+        ),
         Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1", joint),
         Setting("the same with nu = 16, choice-epsilon 0.25, 8 times", often, times=8),
         Setting("report, nu = 1", None, 1.0),
-        Setting("update, choice and report, nu = 4, 2", joint, 2.0),
+        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
+        Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
+        Setting("site, laplace, n = 2, nu = 4, k = 2, choice-epsilon 1", site_release(joint)),
+        Setting("site, gaussian, n = 2, nu = 2.5, k = 2", site_release(training(2, 2.5, 2, mechanism=Gaussian.name))),
     ]
 
 
 _LAPLACE = ((1, 2.0), (1, 0.5), (2, 2.0), (4, 4.0), (11, 11.0), (11, 5.5))
-_GAUSS = ((2, 8.0), (11, 4.0), (11, 2.5))
+_GAUSSIAN = ((2, 8.0), (11, 4.0), (11, 2.5))
 _CHOICES = ((2, 1.0), (10, 2.0))

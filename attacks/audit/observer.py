@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import WARNING
 from typing import Annotated
 
 from pydantic import Field
 
 from attacks.audit.bounds import most
-from attacks.audit.findings import CANARIES, CONFIDENCE, Finding, Verdict, audit, settings_of
+from attacks.audit.findings import CONFIDENCE, Finding, Verdict, audit, settings_of
 from mechanisms.guarantee import amount, gap
 from protocol.errors import UmbelError
 from protocol.flower import log
@@ -27,7 +27,7 @@ _TITLE = "Claimed beside audited"
 class AuditOptions:
     """How many canaries, and how many of the busiest client's participations are audited together at most."""
 
-    canaries: Annotated[int, Field(ge=100)] = CANARIES
+    canaries: Annotated[int, Field(ge=100)] = 20_000
     participations: Annotated[int, Field(ge=1)] = 10
 
 
@@ -52,6 +52,8 @@ class Audit(Observer):
         if why := gap(release):
             self.reason = f"Nothing is claimed, since {why}. So there is nothing to audit."
             return
+        # The price does not depend on the radius; the gate may.
+        release = replace(release, radius=run.setup.config.schedule.at(1))
         most_often = max((entry.max_participations for entry in run.state.history), default=1)
         times = max(1, min(most_often, self.options.participations))
         try:
@@ -61,6 +63,9 @@ class Audit(Observer):
             # The run is over and good; what it learnt must not be lost for this.
             log(WARNING, "the audit could not be made: %s", error)
             self.findings, self.reason = [], f"The audit could not be made: {error}."
+        for finding in self.findings:
+            if finding.verdict is Verdict.EXCEEDS:
+                log(WARNING, "the audit of this run's mechanism (%s) exceeds what is claimed", finding.setting.name)
 
     def section(self) -> Section | None:
         """Return what is claimed, and what the canaries show."""
