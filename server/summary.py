@@ -75,10 +75,13 @@ class Summary:
         else:
             both = [guarantee({self.release: math.ceil(times)}) for times in (median, maximum)]
             (pure, at_delta), (most_pure, most) = map(in_words, both)
+            without = "no pure epsilon" if most_pure == "none" else f"pure epsilon {pure}, {most_pure}"
             lines = [
                 "Guaranteed to a client, between any two of its data sets: "
-                f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; pure {pure}, {most_pure}."
+                f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; {without}."
             ]
+        if self.release.paper_cost is None:
+            return [*lines, "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."]
         paper = (amount(self.release.paper_spend(times)) for times in (median, maximum))
         return [*lines, "Paper's budget, a heuristic: n/nu a participation, {} (median), {} (maximum).".format(*paper)]
 

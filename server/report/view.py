@@ -52,14 +52,17 @@ class View:
         median = float(np.median(participations)) if len(participations) else 0.0
         self.often = median, int(participations.max(initial=0))
         """How often the median client and the busiest one released."""
+        median_guarantee, maximum_guarantee = (guarantee({summary.release: math.ceil(often)}) for often in self.often)
+        self.guarantees = median_guarantee, maximum_guarantee
+        """What is guaranteed to the median client, and to the busiest; None where that is nothing."""
 
     def epsilons(self) -> tuple[str, str]:
         """Return the guarantee of the median client, and of the busiest, as text; "none" where there is none."""
-        found = [guarantee({self.summary.release: math.ceil(times)}) for times in self.often]
-        return in_words(found[0])[1], in_words(found[1])[1]
+        (_, median), (_, maximum) = map(in_words, self.guarantees)
+        return median, maximum
 
     def paper(self) -> tuple[str, str]:
-        """Return the paper's budget of the median client, and of the busiest, as text."""
+        """Return the paper's budget of the median client, and of the busiest, as text; "none" where it counts none."""
         median, maximum = (amount(self.summary.release.paper_spend(times)) for times in self.often)
         return median, maximum
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from mechanisms.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee
@@ -49,16 +50,16 @@ def lead(view: View) -> list[str]:
             f"No noise was added, so nothing bounds what the releases told about the data of the {times:,} clients "
             "that took part."
         )
+    elif why := gap(view.summary.release):
+        second = f"Noise was added, but nothing is guaranteed to the {times:,} clients that took part, because {why}."
     else:
         median, maximum = view.epsilons()
-        if why := gap(view.summary.release):
-            second = f"Noise was added, but nothing is guaranteed to the {times:,} clients that took part: {why}."
-        else:
-            second = (
-                "What all of a client's releases tell about its data is bounded: they are at most e to the power of "
-                f"epsilon times as likely as if its data were any others, with epsilon {median} for the median client "
-                f"and {maximum} for the one that took part most often (the lower, the better)."
-            )
+        second = (
+            f"What a client's releases tell about its data is bounded: but for a chance of {DELTA:g}, all of them "
+            "together are at most e to the power of epsilon times as likely as if its data were any others. "
+            f"Epsilon is {median} for the median client and {maximum} for the one that took part most often (the "
+            f"lower, the better; above {MEANINGFUL} it promises next to nothing)."
+        )
     return [first, second]
 
 
@@ -75,10 +76,11 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
                 tiles.append((f"Validation {name} in that round", f"{best.metric:.4f}", "of the same hypotheses"))
     asked, released = (sum(getattr(entry, what) for entry in view.trained) for what in ("asked", "releases"))
     tiles.append(("Releases", f"{released:,}", f"of {asked:,} asked for"))
-    remark = "no guarantee" if gap(view.summary.release) else f"between any two data sets, at delta {DELTA:g}"
     for who, epsilon in zip(("median client", "maximum"), view.epsilons(), strict=True):
+        remark = "no guarantee" if epsilon == "none" else f"between any two data sets, at delta {DELTA:g}"
         tiles.append((f"Epsilon, {who}", epsilon, remark))
-    tiles.append(("Paper's budget, maximum", view.paper()[1], "n/\N{GREEK SMALL LETTER NU} in all, a heuristic"))
+    if view.summary.release.paper_cost is not None:
+        tiles.append(("Paper's budget, maximum", view.paper()[1], "n/\N{GREEK SMALL LETTER NU} in all, a heuristic"))
     return tiles
 
 
@@ -93,7 +95,11 @@ def facts(view: View) -> list[tuple[str, str]]:
         RadiusMode.UPDATE: "within the norm of each client's update",
         RadiusMode.PUBLIC: "within a radius that everybody knows",
     }[summary.release.radius_mode]
-    noise = f"{summary.release.mechanism}, multiplier {view.multiplier()}, {radius}" if view.sanitised else "none"
+    unit = config.get("noise-per", "vector")
+    parts = "" if unit == "vector" else f", {unit} by {unit}"
+    noise = (
+        f"{summary.release.mechanism}, multiplier {view.multiplier()}, {radius}{parts}" if view.sanitised else "none"
+    )
     epsilon = summary.release.choice_epsilon
     choice = f"randomised, epsilon {epsilon:g}" if epsilon else "open" if summary.release.chooses else "none to make"
     rounds = f"{len(view.trained):,}: {view.state.stopped or 'not over yet'}"
@@ -128,6 +134,8 @@ def spent_means(view: View) -> list[str]:
         f"The paper's budget counts n/\N{GREEK SMALL LETTER NU} = {view.n:,}/{view.multiplier()} = "
         f"{number(release.paper_spend(1))} a participation (parameters over noise multiplier): "
         f"{view.paper()[0]} for the median client, {view.paper()[1]} at most. It is a heuristic and guarantees nothing."
+        if release.paper_cost is not None
+        else "The paper's budget counts nothing here: it knows the paper's noise alone, vector Laplace noise."
     )
     if why := gap(release):
         worth = (
@@ -135,20 +143,24 @@ def spent_means(view: View) -> list[str]:
             "hypothesis a choice-epsilon."
         )
         return [worth, price, counted]
-    once = guarantee({release: 1})
+    once, most = guarantee({release: 1}), view.guarantees[1]
     assert once is not None, "there is no gap"
+    assert most is not None
+    pure = (
+        f", or {amount(once.pure)} without that chance" if math.isfinite(once.pure) else "; without that chance, none"
+    )
     chosen = (
         f" Which hypothesis a client trained is covered, by randomised response of epsilon {release.choice_epsilon:g}."
         if release.chooses
         else ""
     )
     worth = (
-        "Between any two data sets that a client may have, whatever the server does, all its releases together are at "
-        f"most e to the power of epsilon times as likely under one as under the other, but for a chance of {DELTA:g}. "
-        f"One participation has epsilon {amount(once.epsilon)}, or {amount(once.pure)} without that chance.{chosen}"
+        "Between any two data sets that a client may have, whatever hypotheses the server sent, all its releases "
+        "together are at most e to the power of epsilon times as likely under one as under the other, but for a chance "
+        f"of {DELTA:g}. One participation has epsilon {amount(once.epsilon)}{pure}.{chosen}"
     )
     means = [worth]
-    if once.epsilon > MEANINGFUL:
+    if most.epsilon > MEANINGFUL:
         means.append(
             f"An epsilon above {MEANINGFUL} promises next to nothing; docs/privacy.md says what noise stops in "
             "practice, and what it does not."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import os
 import platform
 import tomllib
@@ -30,9 +29,9 @@ BEST = {name: value + 10 for name, value in LATEST.items()}
 NAMES = list(LATEST)
 
 
-def costing(n: int, noise_multiplier: float) -> Release:
-    """A release at n / nu."""
-    return Release(Kind.TRAIN, n, noise_multiplier, RadiusMode.UPDATE)
+def costing(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE, **changes: Any) -> Release:
+    """A release whose paper's budget is n / nu."""
+    return Release(Kind.TRAIN, n, noise_multiplier, mode, **changes)
 
 
 ELEVEN_THIRDS, ONE, BARE = costing(11, 3.0), costing(1, 1.0), costing(1, 0.0)
@@ -152,16 +151,36 @@ def test_the_ledger_lists_the_clients_that_released_and_what_they_spent(folder: 
     folder.write_round(state, np.array([0, 2, 0, 3]), ELEVEN_THIRDS, {})
     rows = list(csv.DictReader((folder.path / "ledger.csv").open()))
     assert rows == [
-        {"client": "1", "participations": "2", "spent": "7.333333333"},
-        {"client": "3", "participations": "3", "spent": "11"},
+        {"client": "1", "participations": "2", "epsilon": "none", "paper_budget": "7.333333333"},
+        {"client": "3", "participations": "3", "epsilon": "none", "paper_budget": "11"},
     ]
 
 
-def test_without_noise_nothing_bounds_what_was_spent(folder: RunFolder, state: State) -> None:
-    folder.write_round(state, np.array([0, 1]), BARE, {})
-    (row,) = csv.DictReader((folder.path / "ledger.csv").open())
-    assert float(row["spent"]) == math.inf
-    assert row["client"] == "1"
+PUBLIC = RadiusMode.PUBLIC
+
+
+@pytest.mark.parametrize(
+    ("release", "epsilon", "paper"),
+    [
+        # 2 n / nu a participation, and the choice on top; exactly so, and not by floats.
+        (costing(11, 3.0, PUBLIC), "22", "11"),
+        (costing(11, 3.0, PUBLIC, hypotheses=4, choice_epsilon=0.1), "22.3", "11"),
+        (costing(11, 3.0, PUBLIC, hypotheses=4), "none", "11"),
+        (costing(11, 3.0, hypotheses=4, choice_epsilon=0.1), "none", "11"),
+        (costing(11, 3.0, PUBLIC, mechanism="gaussian"), "none", "none"),
+        (costing(11, 0.0, PUBLIC), "none", "none"),
+        (BARE, "none", "none"),
+    ],
+    ids=["one hypothesis", "hidden choice", "open choice", "own norm", "gaussian", "no noise", "no noise, own norm"],
+)
+def test_the_ledger_says_none_where_nothing_bounds_what_was_given_away(
+    folder: RunFolder, state: State, release: Release, epsilon: str, paper: str
+) -> None:
+    """Epsilon is pure, between any two data sets of the client."""
+    folder.write_round(state, np.array([0, 3]), release, {})
+    assert (folder.path / "ledger.csv").read_text() == (
+        f"client,participations,epsilon,paper_budget\n1,3,{epsilon},{paper}\n"
+    )
 
 
 def test_every_round_replaces_the_last(folder: RunFolder, state: State) -> None:
@@ -170,7 +189,7 @@ def test_every_round_replaces_the_last(folder: RunFolder, state: State) -> None:
     state.best = LATEST
     folder.write_round(state, np.array([2]), ONE, {})
     assert len((folder.path / "history.jsonl").read_text().splitlines()) == 3
-    assert (folder.path / "ledger.csv").read_text() == "client,participations,spent\n0,2,2\n"
+    assert (folder.path / "ledger.csv").read_text() == "client,participations,epsilon,paper_budget\n0,2,none,2\n"
     best, latest = (
         safetensors.numpy.load_file(folder.path / f"{name}.safetensors") for name in ("hypotheses", "latest")
     )

@@ -39,12 +39,13 @@ WHOLE = {
     "batch-size": 0,
     "min-nodes": 1,
     "max-clients-per-node": 1,
+    "max-participations": 0,
 }
 ABOVE_ZERO = [
     "step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum",
     "max-node-share",
 ]  # fmt: skip
-NOT_NEGATIVE = ["noise-multiplier", "message-noise", "max-update-norm"]
+NOT_NEGATIVE = ["noise-multiplier", "choice-epsilon", "message-noise", "max-update-norm"]
 CHOICES = {
     "device": "auto, cpu, cuda",
     "engine": "auto, loop, batched",
@@ -53,7 +54,8 @@ CHOICES = {
     "validate-by": "mean, median",
 }
 TEXTS = [
-    "strategy", "strategy-options", "federation", "model", "loss", "frozen", "local", "resume", "observers",
+    "strategy", "strategy-options", "federation", "model", "loss", "frozen", "local", "resume", "mechanism",
+    "observers",
 ]  # fmt: skip
 MOST = {"hypotheses": ", at most 1000", "quorum": ", at most 1", "max-node-share": ", at most 1"}
 
@@ -84,7 +86,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
         1,
         5,
     )
-    assert setup.release == Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
+    assert setup.release == Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE, hypotheses=2)
     assert setup.demand("mine") == {
         "local_epochs": 1,
         "local_steps": 0,
@@ -93,6 +95,8 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
         "noise_multiplier": 5.0,
         "noise_per": "vector",
         "message_noise": 0.0,
+        "mechanism": "laplace",
+        "choice_epsilon": 0.0,
         "run": "mine",
         "frozen_digest": "",
     }
@@ -108,6 +112,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"seed": 13, "min-nodes": 5, "node-wait": 14.0, "round-timeout": 15.0, "rounds": 16, "patience": 17}
     run_config |= {"validate-every": 18, "restarts": 19, "local-epochs": 20, "step-size": 0.21, "batch-size": 22}
     run_config |= {"noise-multiplier": 23.0, "local-steps": 27, "quorum": 0.28}
+    run_config |= {"mechanism": "gaussian", "choice-epsilon": 0.29}
     run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
     setup = Setup.parse(run_config)
     strategy, fleet, run = setup.strategy, setup.strategy.fleet, setup.config
@@ -117,7 +122,9 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     assert strategy.radius == RadiusSchedule(RadiusMode.PUBLIC, floor=0.24, start=25.0, decay=0.26)
     assert (run.seed, run.round_timeout, run.rounds, run.patience) == (13, 15.0, 16, 17)
     assert (run.validate_every, run.restarts) == (18, 19)
-    assert setup.release == Release(Kind.TRAIN, 2, 23.0, RadiusMode.PUBLIC)
+    assert setup.release == Release(
+        Kind.TRAIN, 2, 23.0, RadiusMode.PUBLIC, mechanism="gaussian", hypotheses=3, choice_epsilon=0.29
+    )
     assert setup.demand() == {
         "local_epochs": 20,
         "local_steps": 27,
@@ -126,9 +133,38 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
         "noise_multiplier": 23.0,
         "noise_per": "vector",
         "message_noise": 0.0,
+        "mechanism": "gaussian",
+        "choice_epsilon": 0.29,
         "run": "",
         "frozen_digest": "",
     }
+
+
+@pytest.mark.parametrize(
+    ("changes", "formal"),
+    [
+        ({}, False),
+        ({"choice-epsilon": 1.0}, False),
+        ({"radius": "public"}, False),
+        ({"radius": "public", "choice-epsilon": 1.0}, True),
+        ({"radius": "public", "hypotheses": 1}, True),
+        ({"radius": "public", "strategy": "fedavg"}, True),
+        ({"radius": "public", "choice-epsilon": 1.0, "mechanism": "gaussian"}, True),
+        ({"radius": "public", "choice-epsilon": 1.0, "noise-multiplier": 0.0}, False),
+    ],
+    ids=str,
+)
+def test_a_release_is_guaranteed_where_radius_and_choice_are_covered(
+    run_config: dict[str, Any], changes: dict[str, Any], formal: bool
+) -> None:
+    assert Setup.parse(run_config | changes).release.formal is formal
+
+
+@pytest.mark.parametrize("changes", [{"hypotheses": 1}, {"strategy": "fedavg"}], ids=str)
+def test_of_one_hypothesis_there_is_no_choice_to_pay_for(run_config: dict[str, Any], changes: dict[str, Any]) -> None:
+    release = Setup.parse(run_config | changes | {"choice-epsilon": 1.0}).release
+    assert (release.hypotheses, release.choice_epsilon) == (1, 0.0)
+    assert not release.chooses
 
 
 def test_what_every_message_has_in_common_is_a_part_of_a_demand(run_config: dict[str, Any]) -> None:

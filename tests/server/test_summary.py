@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -24,9 +25,11 @@ HOSPITAL = Manifest(
 SYNTHETIC = Manifest(name="synthetic", clients=2, split={"train": 1, "validation": 1}, truth=[[5.0, 6.0], [4.0, -4.5]])
 
 
-def release(noise_multiplier: float = 3.0, mode: RadiusMode = RadiusMode.UPDATE) -> Release:
-    """One that costs 11 / 3, or as much as the noise multiplier says."""
-    return Release(Kind.TRAIN, 11, noise_multiplier, mode)
+def release(
+    noise_multiplier: float = 3.0, mode: RadiusMode = RadiusMode.UPDATE, hypotheses: int = 2, **changes: Any
+) -> Release:
+    """One of 11 parameters, whose paper's budget is 11 / 3, or what the noise multiplier says."""
+    return Release(Kind.TRAIN, 11, noise_multiplier, mode, hypotheses=hypotheses, **changes)
 
 
 def summary(model: str = "mlp", manifest: Manifest | None = HOSPITAL, loss: str = "", **changes: Any) -> Summary:
@@ -159,22 +162,72 @@ def test_another_model_than_the_true_one_cannot_be_compared() -> None:
     assert not any("true parameters" in line for line in lines)
 
 
+# --- what it cost. The median client released 1.5 times, which counts as 2, and the busiest 3 times.
+
+
+def told(**changes: Any) -> list[str]:
+    """Return the lines on privacy."""
+    return summary(**changes).closing_lines(state())[-2:]
+
+
 @pytest.mark.parametrize(
-    ("mode", "meaning"),
+    ("changes", "why"),
     [
-        (RadiusMode.UPDATE, "within the norm of the client's own update: a heuristic, no guarantee"),
-        (RadiusMode.PUBLIC, "for updates one radius apart"),
+        ({}, "the radius is the norm of the client's own update"),
+        ({"choice_epsilon": 1.0}, "the radius is the norm of the client's own update"),
+        ({"mode": RadiusMode.PUBLIC}, "the choice among 2 hypotheses is open"),
     ],
 )
-def test_what_was_spent_says_what_it_means(mode: RadiusMode, meaning: str) -> None:
-    # 1.5 and 3 participations of 11/3.
-    last = summary(mode=mode).closing_lines(state())[-1]
-    assert last == f"Privacy spent per client: median 5.5, maximum 11 (n/nu a participation, {meaning})."
+def test_where_nothing_is_guaranteed_the_reason_is_told_and_a_heuristic_is_called_one(
+    changes: dict[str, Any], why: str
+) -> None:
+    assert told(**changes) == [
+        f"Guaranteed to a client: nothing, since {why}.",
+        # 11/3 a participation.
+        "Paper's budget, a heuristic: n/nu a participation, 5.5 (median), 11 (maximum).",
+    ]
 
 
-def test_without_noise_nothing_bounds_what_was_spent() -> None:
-    last = summary(noise_multiplier=0.0).closing_lines(state())[-1]
-    assert last == "Privacy spent per client: median inf, maximum inf (unsanitised: nothing bounds it)."
+GUARANTEED = (
+    r"Guaranteed to a client, between any two of its data sets: epsilon (\S+) \(median\), (\S+) \(maximum\) "
+    r"at delta 1e-05; "
+)
+
+
+@pytest.mark.parametrize(("hypotheses", "choice", "pure"), [(2, 1.0, ("2.1", "3.15")), (1, 0.0, ("0.1", "0.15"))])
+def test_a_guarantee_is_between_any_two_data_sets_of_a_client(
+    hypotheses: int, choice: float, pure: tuple[str, str]
+) -> None:
+    """2 n / nu = .05 a participation at most, and choice-epsilon on top where there is a choice."""
+    first, second = told(noise_multiplier=440.0, mode=RadiusMode.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
+    found = re.fullmatch(GUARANTEED + r"pure epsilon (\S+), (\S+)\.", first)
+    assert found, first
+    assert found.groups()[2:] == pure
+    assert all(0 < float(at_delta) <= float(most) for at_delta, most in zip(found.groups()[:2], pure, strict=True))
+    assert second == "Paper's budget, a heuristic: n/nu a participation, 0.0375 (median), 0.075 (maximum)."
+
+
+def test_a_mechanism_without_a_pure_epsilon_says_so() -> None:
+    first, second = told(mode=RadiusMode.PUBLIC, mechanism="gaussian", choice_epsilon=1.0)
+    found = re.fullmatch(GUARANTEED + r"no pure epsilon\.", first)
+    assert found, first
+    median, maximum = map(float, found.groups())
+    assert 2 < median < maximum < 20
+    assert second == "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."
+
+
+@pytest.mark.parametrize("mode", RadiusMode)
+def test_without_noise_nothing_bounds_what_was_given_away(mode: RadiusMode) -> None:
+    assert told(noise_multiplier=0.0, mode=mode, choice_epsilon=1.0) == [
+        "Guaranteed to a client: nothing, since there is no noise.",
+        "Paper's budget, a heuristic: none; it counts vector Laplace noise alone.",
+    ]
+
+
+def test_who_released_nothing_has_given_nothing_away() -> None:
+    first, second = summary(mode=RadiusMode.PUBLIC, hypotheses=1).privacy_lines(0.0, 0)
+    assert "epsilon 0 (median), 0 (maximum) at delta 1e-05; pure epsilon 0, 0." in first
+    assert "0 (median), 0 (maximum)" in second
 
 
 @pytest.mark.parametrize(

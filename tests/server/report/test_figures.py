@@ -78,7 +78,7 @@ FIGURES = {
     "lines": lambda name: figures.lines(
         name, "alt", [1, 2], {"a": [0.5, 1.0], "b": [float("nan"), 0.1]}, {"beside": ([1, 2, 3], [1, 2, 1])}, [0.4, 0.8]
     ),
-    "spending": lambda name: figures.spending(name, "alt", tally(np.array([1, 1, 2])), 0.4, [("median 0.4", 1.0)]),
+    "spending": lambda name: figures.spending(name, "alt", tally(np.array([1, 1, 2])), [("median 1", 1.0)]),
     "plane": lambda name: figures.plane(
         name, "alt", Snapshot(1, np.eye(2), np.array([0, 1]), -np.eye(2)), np.array([[0.5, 0.5]]), SHOWN, SQUARE
     ),
@@ -155,11 +155,15 @@ def test_distances_may_be_undefined(bad: float) -> None:
     tree(figures.distances("x", "", [1, 2], np.array([[1.0, bad, 2.0], [bad, bad, bad]]), [0, 1, 2]))
 
 
-def test_lines_are_named_and_what_was_spent_has_a_scale_of_its_own() -> None:
+def test_lines_are_named_and_the_papers_budget_has_a_scale_of_its_own() -> None:
     labels = texts(drawn("lines"))
-    assert {"a", "b", "beside", "spent with full participation"} <= set(labels)
+    assert {"a", "b", "beside", "paper's budget, if always asked"} <= set(labels)
     bare = texts(figures.lines("x", "", [1, 2], {"a": [0.5, 1.0]}, {}, []))
-    assert "spent with full participation" not in bare
+    assert not any("budget" in text for text in bare)
+
+
+def test_the_histogram_has_its_marks_and_names_its_axes() -> None:
+    assert {"median 1", "participations", "clients"} <= set(texts(drawn("spending")))
 
 
 def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:

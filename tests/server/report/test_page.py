@@ -41,7 +41,7 @@ HOSPITAL = Manifest(
 )
 CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "validate-every": 1, "model": ""}
 VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
-# Four training clients, who took part so often: at 2/5 each, the median is .8 and the maximum 2.
+# Four training clients, who took part so often: the median is 2, and at 2/5 each the paper's budget .8 and at most 2.
 PARTICIPATIONS = np.array([0, 1, 3, 5])
 VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
 
@@ -119,6 +119,9 @@ def report(
     manifest: Manifest | None = SYNTHETIC,
     noise: float = 5.0,
     mode: str = "update",
+    mechanism: str = "laplace",
+    hypotheses: int = 2,
+    choice: float = 0.0,
     participations: Any = PARTICIPATIONS,
     kept: Snapshots | None = None,
     config: dict[str, Any] = CONFIG,
@@ -128,7 +131,15 @@ def report(
 ) -> Page:
     """Return the page of a run; what is drawn takes most of the time, and most tests look at words."""
     network = models.load(model)
-    release = Release(Kind.TRAIN, network.num_parameters, noise, RadiusMode(mode))
+    release = Release(
+        Kind.TRAIN,
+        network.num_parameters,
+        noise,
+        RadiusMode(mode),
+        mechanism=mechanism,
+        hypotheses=hypotheses,
+        choice_epsilon=choice,
+    )
     told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
@@ -155,6 +166,12 @@ def plain() -> Page:
 
 
 @cache
+def formal() -> Page:
+    """Of a run with a guarantee: a pure epsilon of 2 n / nu + 1/2 = .51 a participation."""
+    return report(mode="public", noise=400.0, choice=0.5)
+
+
+@cache
 def full() -> Page:
     return report(kept=snapshots(snapshot(1), snapshot(20)), sections=[watched()], drawn=True)
 
@@ -171,9 +188,8 @@ def test_two_sentences_say_what_came_out_and_explain_their_words() -> None:
         "used for training."
     ) in text
     assert (
-        "This cost the clients privacy: the median client spent 0.8, and none spent more than 2. What a client spent "
-        "limits how much all its releases together tell about its data (the lower, the better; here a rule of thumb, "
-        "no guarantee)."
+        "Noise was added, but nothing is guaranteed to the 3 clients that took part, because the radius is the norm of "
+        "the client's own update."
     ) in text
 
 
@@ -198,10 +214,14 @@ def test_what_was_run_is_told() -> None:
     for words in (
         "Data synthetic", "Clients 4 train, 3 validate", "Model linear, 2 parameters, loss mse",
         "Strategy group-privacy, 2 hypotheses", "Rounds 20: all 20 rounds done", "Seed 3",
-        "Noise multiplier 5, within the norm of each client's update", "flwr 1.41.0",
+        "Noise laplace, multiplier 5, within the norm of each client's update", "Choice open", "flwr 1.41.0",
     ):  # fmt: skip
         assert words in text
     assert "Data each node's own Clients 4 train Model" in report(manifest=None).text
+    assert "Noise laplace, multiplier 400, within a radius that everybody knows" in formal().text
+    assert "Choice randomised, epsilon 0.5" in formal().text
+    assert "Choice none to make" in report(hypotheses=1).text
+    assert "Noise gaussian, multiplier 5" in report(mechanism="gaussian").text
 
 
 def test_the_run_config_is_a_table() -> None:
@@ -234,68 +254,123 @@ def test_a_metric_beside_the_loss_has_a_figure_a_tile_and_a_column() -> None:
     assert "accuracy" not in plain().text
 
 
-# --- what privacy costs, and what that is worth
+# --- what is guaranteed, and what is not
+
+NU = "\N{GREEK SMALL LETTER NU}"
 
 
 def test_a_heuristic_is_called_one_everywhere() -> None:
     text = plain().text
-    assert "A participation costs n/\N{GREEK SMALL LETTER NU} = 2/5 = 0.4" in text
-    assert text.count("heuristic, no guarantee") == 2
-    assert "a heuristic and no guarantee: the noise depends on what it hides" in text
-    assert "This is a guarantee" not in text
-
-
-def test_noise_on_each_layer_is_told() -> None:
     assert (
-        "norm of the client's own update, layer by layer, which" in report(config=CONFIG | {"noise-per": "layer"}).text
-    )
-    assert "layer by layer" not in plain().text
+        f"The paper's budget counts n/{NU} = 2/5 = 0.4 a participation (parameters over noise multiplier): 0.8 for the "
+        "median client, 2 at most. It is a heuristic and guarantees nothing."
+    ) in text
+    assert f"Paper's budget, maximum 2 n/{NU} in all, a heuristic" in text
 
 
-def test_noise_on_each_row_is_told() -> None:
-    assert "the norm of the client's own update, row by row, which" in report(config=CONFIG | {"noise-per": "row"}).text
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "the radius is the norm of the client's own update"),
+        ({"choice": 1.0}, "the radius is the norm of the client's own update"),
+        ({"hypotheses": 1}, "the radius is the norm of the client's own update"),
+        ({"mode": "public"}, "the choice among 2 hypotheses is open"),
+        ({"mode": "public", "mechanism": "gaussian"}, "the choice among 2 hypotheses is open"),
+    ],
+    ids=str,
+)
+def test_where_there_is_no_guarantee_the_reason_is_told(changes: dict[str, Any], why: str) -> None:
+    text = report(**changes).text
+    assert f"nothing is guaranteed to the 3 clients that took part, because {why}." in text
+    assert f'There is no guarantee, because {why}. For one, set radius = "public"' in text
+    assert "Epsilon, median client none no guarantee Epsilon, maximum none no guarantee" in text
+    assert "Between any two data sets" not in text
 
 
 def test_a_guarantee_is_called_one_and_says_of_what() -> None:
-    text = report(mode="public").text
-    assert "This is a guarantee: for any two updates one radius apart" in text
-    assert "It does not cover which hypothesis a client chose." in text
-    assert "heuristic" not in text
-    assert "rule of thumb" not in text
+    text = formal().text
+    # Two participations of .51 each; five compose to a little less than 2.55 at a delta.
+    assert (
+        "What a client's releases tell about its data is bounded: but for a chance of 1e-05, all of them together are "
+        "at most e to the power of epsilon times as likely as if its data were any others. Epsilon is 1.02 for the "
+        "median client and 2.535 for the one that took part most often (the lower, the better; above 20 it promises "
+        "next to nothing)."
+    ) in text
+    assert (
+        "Between any two data sets that a client may have, whatever hypotheses the server sent, all its releases "
+        "together are at most e to the power of epsilon times as likely under one as under the other, but for a chance "
+        "of 1e-05. One participation has epsilon 0.51, or 0.51 without that chance. Which hypothesis a client trained "
+        "is covered, by randomised response of epsilon 0.5."
+    ) in text
+    assert "Epsilon, maximum 2.535 between any two data sets, at delta 1e-05" in text
+    assert "no guarantee" not in text
+    assert "It is a heuristic and guarantees nothing." in text, "the paper's budget is told all the same"
+
+
+def test_of_one_hypothesis_no_choice_is_covered() -> None:
+    text = report(mode="public", noise=400.0, hypotheses=1).text
+    assert "One participation has epsilon 0.009778, or 0.01 without that chance." in text
+    assert "randomised response" not in text
+
+
+def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
+    text = report(mode="public", mechanism="gaussian", choice=0.5).text
+    assert re.search(r"One participation has epsilon [\d.]+; without that chance, none\.", text)
+    assert "The paper's budget counts nothing here: it knows the paper's noise alone, vector Laplace noise." in text
+    assert "Paper's budget, maximum" not in text
+
+
+@pytest.mark.parametrize("unit", ["layer", "row"])
+def test_noise_on_each_part_is_told(unit: str) -> None:
+    assert f"norm of each client's update, {unit} by {unit}" in report(config=CONFIG | {"noise-per": unit}).text
+    assert f"{unit} by {unit}" not in plain().text
 
 
 @pytest.mark.parametrize("mode", ["update", "public"])
-def test_an_unsanitised_run_says_that_nothing_bounds_the_spend(mode: str) -> None:
-    page = report(noise=0.0, mode=mode, drawn=mode == "public")
+def test_an_unsanitised_run_says_that_nothing_bounds_what_was_told(mode: str) -> None:
+    page = report(noise=0.0, mode=mode, choice=1.0, drawn=mode == "public")
     assert (
-        "No noise was added, so nothing bounds what the releases told about the data of the 3 clients that took part: "
-        "the privacy they spent is infinite."
+        "No noise was added, so nothing bounds what the releases told about the data of the 3 clients that took part."
     ) in page.text
     assert "This run was unsanitised" in page.text
     assert "Noise none" in page.text
-    assert not re.search("guarantee|heuristic|rule of thumb|with noise", page.text)
+    assert "Epsilon, maximum none no guarantee" in page.text
+    assert not re.search("heuristic|with noise|is bounded|at delta", page.text)
     if mode == "public":
         assert ">participations</text>" in page.html
 
 
 def test_the_histogram_marks_median_and_maximum_and_counts_everybody() -> None:
     page = full()
-    assert "median 0.8" in page.html
-    assert "maximum 2" in page.html
-    assert "Number of training clients by what they spent, of 4 in all; 1 never took part." in page.text
+    assert ">median 2</text>" in page.html
+    assert ">maximum 5</text>" in page.html
+    assert (
+        "Participations, by client Number of training clients by how often they took part, of 4 in all; 1 never took "
+        "part."
+    ) in page.text
 
 
-def test_large_models_are_told_that_the_figure_is_worth_little() -> None:
-    assert "promises next to nothing" in report(model="cnn", manifest=None, noise=3.0).text
-    assert "promises next to nothing" not in plain().text
+def test_the_histogram_tells_epsilon_where_there_is_one() -> None:
+    page = report(mode="public", noise=400.0, choice=0.5, drawn=True)
+    assert ">median 2, epsilon 1.02</text>" in page.html
+    assert ">maximum 5, epsilon 2.535</text>" in page.html
+    assert "Histogram over 4 training clients: median 2, epsilon 1.02, maximum 5, epsilon 2.535." in page.html
 
 
-def test_when_nobody_released_nothing_was_spent() -> None:
+@pytest.mark.parametrize(("times", "warned"), [(39, False), (10_000, True)])
+def test_an_epsilon_over_all_participations_that_says_nothing_is_told_to(times: int, warned: bool) -> None:
+    text = report(mode="public", noise=400.0, choice=0.5, participations=[0, 0, 0, times]).text
+    assert ("An epsilon above 20 promises next to nothing; docs/privacy.md says" in text) is warned
+
+
+def test_when_nobody_released_nothing_was_given_away() -> None:
     run = state()
     run.history = [replace(one, releases=0, groups=[0, 0], moved=False) for one in run.history[:20]]
-    page = report(run, participations=[0, 0, 0, 0])
-    assert "No client released anything, so none spent any privacy." in page.text
-    assert "Too few releases." in page.text
+    for changes in ({}, {"mode": "public", "choice": 1.0}):
+        page = report(run, participations=[0, 0, 0, 0], **changes)
+        assert "No client released anything." in page.text
+        assert "Epsilon, maximum 0 between any two data sets, at delta 1e-05" in page.text
+        assert "Too few releases." in page.text
 
 
 # --- alarms
@@ -331,7 +406,7 @@ def test_a_section_stands_under_its_title_with_its_words_and_its_picture() -> No
     page = full()
     titles = [attrs["aria-labelledby"] for attrs in page.of("section")]
     assert "added-1" in titles
-    assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. Privacy spent" in page.text
+    assert "Watched by somebody It saw all. Nothing was <b>hidden</b> from it. Privacy Participations" in page.text
     assert "<b>hidden" not in page.html, "all text is shown as text"
     assert "What somebody saw, over three rounds." in [attrs.get("aria-label") for attrs in page.of("svg")]
     assert len(page.of("figure")) == 1 + len(report(kept=snapshots(snapshot(1), snapshot(20))).of("figure"))
@@ -393,11 +468,11 @@ ODD_RUNS = {
 }
 
 
-@pytest.mark.parametrize(("mode", "noise"), [("update", 0.0), ("public", 5.0)])
+@pytest.mark.parametrize(("mode", "noise", "choice"), [("update", 0.0, 0.0), ("public", 5.0, 1.0)])
 @pytest.mark.parametrize("run", ODD_RUNS.values(), ids=ODD_RUNS.keys())
-def test_any_run_can_be_told(run: Any, noise: float, mode: str) -> None:
-    # What is drawn without noise differs in the scale of one histogram alone.
-    page = report(run(), noise=noise, mode=mode, participations=[0, 0, 1, 1], drawn=noise > 0)
+def test_any_run_can_be_told(run: Any, noise: float, mode: str, choice: float) -> None:
+    # What is drawn without noise differs in the words on one histogram alone.
+    page = report(run(), noise=noise, mode=mode, choice=choice, participations=[0, 0, 1, 1], drawn=noise > 0)
     assert "What was run" in page.text
     assert "None" not in page.text.replace("None of", "")
 
