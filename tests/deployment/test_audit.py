@@ -26,7 +26,8 @@ def run_with(folder: Path, releases: list[int], participations: dict[int, int]) 
     lines = [json.dumps({"number": number, "releases": count}) for number, count in enumerate(releases, 1)]
     (left.path / "history.jsonl").write_text("\n".join(lines), encoding="utf-8")
     rows = [f"{client},{times},none,1" for client, times in participations.items()]
-    (left.path / "ledger.csv").write_text("\n".join(["client,participations,epsilon,paper_budget", *rows]), encoding="utf-8")
+    ledger = "\n".join(["client,participations,epsilon,paper_budget", *rows])
+    (left.path / "ledger.csv").write_text(ledger, encoding="utf-8")
     return run
 
 

@@ -9,7 +9,9 @@ import pytest
 
 import client.app
 from experiments.runs import LOCAL_ONLY, finish
+from mechanisms.guarantee import guarantee
 from protocol.errors import ConfigError, FleetError
+from protocol.release import Kind, RadiusMode, Release
 from server.history import State
 from server.observer import Observer, Section
 from server.rounds import Run, initial_hypotheses, run_rounds
@@ -35,6 +37,10 @@ def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
     # n/nu = 2/5 a participation.
     assert finished.measures["max_budget"] == pytest.approx(0.4 * finished.participations.max())
     assert finished.measures["median_budget"] == pytest.approx(0.4 * np.median(finished.participations))
+    assert finished.measures["max_participations"] == finished.participations.max()
+    # The radius is the norm of a client's own update, and the choice is open.
+    assert finished.measures["pure_epsilon"] is None
+    assert finished.measures["epsilon"] is None
     assert finished.measures["rounds"] == 5
 
 
@@ -51,6 +57,37 @@ def test_nothing_bounds_what_unsanitised_releases_cost() -> None:
     measures = finish(run_config("synthetic", rounds=1, strategy="fedavg", noise_multiplier=0.0)).measures
     assert measures["median_budget"] is None
     assert measures["max_budget"] is None
+    assert measures["pure_epsilon"] is None
+    assert measures["epsilon"] is None
+
+
+FORMAL = {"radius": "public", "choice_epsilon": 0.5}
+
+
+def test_a_formal_run_says_what_it_guarantees_to_who_took_part_most_often() -> None:
+    """2 n / nu + choice-epsilon = 2 * 2/5 + 1/2 a participation."""
+    measures = finish(run_config("synthetic", rounds=8, **FORMAL)).measures
+    assert measures["pure_epsilon"] == pytest.approx(1.3 * measures["max_participations"])
+    assert measures["epsilon"] == guarantee({formal("laplace"): measures["max_participations"]}).epsilon
+    assert 0 < measures["epsilon"] <= measures["pure_epsilon"]
+
+
+def test_gaussian_noise_has_an_epsilon_at_a_delta_alone() -> None:
+    measures = finish(run_config("synthetic", rounds=8, mechanism="gaussian", **FORMAL)).measures
+    assert measures["pure_epsilon"] is None
+    assert measures["max_budget"] is None, "the paper counts Laplace noise"
+    assert measures["epsilon"] == guarantee({formal("gaussian"): measures["max_participations"]}).epsilon
+
+
+def test_an_open_choice_has_no_epsilon() -> None:
+    measures = finish(run_config("synthetic", rounds=1, radius="public")).measures
+    assert measures["pure_epsilon"] is None
+    assert measures["epsilon"] is None
+    assert measures["max_budget"] == pytest.approx(0.4)
+
+
+def formal(mechanism: str) -> Release:
+    return Release(Kind.TRAIN, 2, 5.0, RadiusMode.PUBLIC, mechanism=mechanism, hypotheses=2, choice_epsilon=0.5)
 
 
 def test_clients_that_train_by_themselves_have_no_rounds() -> None:
