@@ -58,8 +58,8 @@ def lower_bound(canaries: int, guesses: int, right: int, delta: float = 0.0, con
 
     if not delta or pure <= 0:
         return max(0.0, pure)
-    # The bound at delta 0 is the larger.
-    return float(optimize.brentq(excess, 0.0, pure, xtol=1e-7)) if excess(0.0) < 0 else 0.0
+    # The bound at delta 0 is the larger; its own rounding must not come between.
+    return float(optimize.brentq(excess, 0.0, pure + 1e-6, xtol=1e-7)) if excess(0.0) < 0 else 0.0
 
 
 def best_guesses(scores: NDArray[np.float64], canaries: int, delta: float = 0.0, confidence: float = 0.95) -> int:

@@ -79,6 +79,7 @@ def test_bound_and_probability_say_the_same() -> None:
         bound = lower_bound(1000, 400, 350, delta)
         assert p_value(1000, 400, 350, bound, delta) == pytest.approx(0.05, abs=1e-5)
     assert lower_bound(1000, 400, 350) > lower_bound(1000, 400, 350, 1e-3) > 0
+    assert lower_bound(1000, 400, 350, 1e-300) == pytest.approx(lower_bound(1000, 400, 350), abs=1e-6)
 
 
 def test_guesses_no_better_than_chance_show_nothing() -> None:
