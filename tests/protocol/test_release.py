@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release
+from protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release, ReleaseBy
 
 
 def release(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE) -> Release:
@@ -74,8 +74,9 @@ def test_equal_releases_are_one_key() -> None:
 
 def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
     assert [*RadiusMode] == ["update", "public"]
-    assert [*Kind] == ["train", "report"]
+    assert [*Kind] == ["train", "site", "report"]
     assert [*NoisePer] == ["vector", "layer", "row"]
+    assert [*ReleaseBy] == ["client", "site"]
 
 
 # --- schedule
