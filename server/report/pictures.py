@@ -15,6 +15,16 @@ from server.report.alarms import count_of
 from server.report.figures import number
 from server.report.view import View
 
+# What a release is, by whether a site makes it and whether there is noise.
+_RELEASED = {
+    (False, True): "A release is a trained model that a client sent, with noise, and that the server assigned to a "
+    "hypothesis.",
+    (False, False): "A release is a trained model that a client sent and that was assigned to a hypothesis.",
+    (True, True): "A release is one client's part in the sums that its site sent, with noise; how many clients trained "
+    "each hypothesis is known from noisy counts.",
+    (True, False): "A release is one client's part in the sums that its site sent.",
+}
+
 
 @dataclass(frozen=True)
 class Picture:
@@ -77,11 +87,8 @@ def _releases(view: View) -> list[Picture]:
             Picture(
                 "Releases of each hypothesis",
                 figures.releases("releases", alt + ".", _numbers(view.trained), view.groups, view.shown),
-                "A release is a trained model that a client sent, with noise, and that the server assigned to "
-                "a hypothesis. A strip that becomes empty is a hypothesis that nobody trains any more."
-                if view.sanitised
-                else "A release is a trained model that a client sent and that was assigned to a hypothesis. "
-                "A strip that becomes empty is a hypothesis that nobody trains any more.",
+                f"{_RELEASED[view.by_site, view.sanitised]} A strip that becomes empty is a hypothesis that nobody "
+                "trains any more.",
             )
         )
     return pictures

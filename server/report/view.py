@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mechanisms.guarantee import amount, guarantee, in_words
+from protocol.release import Kind
 from server.history import State
 from server.report.alarms import count_of
 from server.report.style import STYLED
@@ -49,6 +50,7 @@ class View:
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
         self.shown: list[int] = list(range(self.k)) if self.k <= STYLED else sorted(int(j) for j in busiest)
         self.sanitised = summary.release.noise_multiplier > 0
+        self.by_site = summary.release.kind is Kind.SITE
         median = float(np.median(participations)) if len(participations) else 0.0
         self.often = median, int(participations.max(initial=0))
         """How often the median client and the busiest one released."""

@@ -96,12 +96,10 @@ def facts(view: View) -> list[tuple[str, str]]:
         RadiusMode.PUBLIC: "within a radius that everybody knows",
     }[summary.release.radius_mode]
     unit = config.get("noise-per", "vector")
-    parts = "" if unit == "vector" else f", {unit} by {unit}"
+    parts = ", on each site's sums" if view.by_site else "" if unit == "vector" else f", {unit} by {unit}"
     noise = (
         f"{summary.release.mechanism}, multiplier {view.multiplier()}, {radius}{parts}" if view.sanitised else "none"
     )
-    epsilon = summary.release.choice_epsilon
-    choice = f"randomised, epsilon {epsilon:g}" if epsilon else "open" if summary.release.chooses else "none to make"
     rounds = f"{len(view.trained):,}: {view.state.stopped or 'not over yet'}"
     facts = [
         ("Data", manifest.name if manifest else "each node's own"),
@@ -110,11 +108,22 @@ def facts(view: View) -> list[tuple[str, str]]:
         ("Strategy", f"{config.get('strategy')}, {count_of(view.k, 'hypothesis', 'hypotheses')}"),
         ("Rounds", rounds),
         ("Noise", noise),
-        ("Choice", choice),
+        ("Choice", _choice(view)),
         ("Seed", str(config.get("seed"))),
         ("Time", f"{sum(entry.seconds for entry in view.history):,.1f} s of rounds"),
     ]
     return facts
+
+
+def _choice(view: View) -> str:
+    """Return how it is hidden which hypothesis a client chose."""
+    release = view.summary.release
+    if not release.chooses:
+        return "none to make"
+    priced = f", epsilon {release.choice_epsilon:g}" if release.choice_epsilon else ""
+    if view.by_site:
+        return f"hidden by noise on each site's counts{priced}" if view.sanitised else "open"
+    return f"randomised{priced}" if priced else "open"
 
 
 def spent_means(view: View) -> list[str]:
@@ -125,9 +134,10 @@ def spent_means(view: View) -> list[str]:
     )
     release = view.summary.release
     if not view.sanitised:
+        what = "sites released sums of updates" if view.by_site else "clients released their trained models"
         return [
-            "This run was unsanitised (noise-multiplier 0, which only a simulation allows): clients released their "
-            "trained models as they were. Nothing bounds what these tell about the data of a client that took part.",
+            f"This run was unsanitised (noise-multiplier 0, which only a simulation allows): {what} as they were. "
+            "Nothing bounds what these tell about the data of a client that took part.",
             counted,
         ]
     price = (
@@ -143,17 +153,28 @@ def spent_means(view: View) -> list[str]:
             "hypothesis a choice-epsilon."
         )
         return [worth, price, counted]
+    return [*_guaranteed(view), price, counted]
+
+
+def _guaranteed(view: View) -> list[str]:
+    """Return what epsilon means, of a run that has one."""
+    release = view.summary.release
     once, most = guarantee({release: 1}), view.guarantees[1]
     assert once is not None, "there is no gap"
     assert most is not None
     pure = (
         f", or {amount(once.pure)} without that chance" if math.isfinite(once.pure) else "; without that chance, none"
     )
-    chosen = (
-        f" Which hypothesis a client trained is covered, by randomised response of epsilon {release.choice_epsilon:g}."
-        if release.chooses
-        else ""
-    )
+    chosen = ""
+    if release.chooses:
+        how = (
+            "of that only counts left its site, with noise"
+            if view.by_site
+            else f"by randomised response of epsilon {release.choice_epsilon:g}"
+        )
+        chosen = f" Which hypothesis a client trained is covered: {how}."
+    if view.by_site:
+        chosen += " Clients trust their site, which sees their updates and adds the noise."
     worth = (
         "Between any two data sets that a client may have, whatever hypotheses the server sent, all its releases "
         "together are at most e to the power of epsilon times as likely under one as under the other, but for a chance "
@@ -165,4 +186,4 @@ def spent_means(view: View) -> list[str]:
             f"An epsilon above {MEANINGFUL} promises next to nothing; docs/privacy.md says what noise stops in "
             "practice, and what it does not."
         )
-    return [*means, price, counted]
+    return means

@@ -23,6 +23,7 @@ from PIL.ImageStat import Stat
 
 import models
 from federation import Manifest
+from mechanisms.guarantee import site_release
 from protocol.release import Kind, RadiusMode, Release
 from server.history import Round, State
 from server.observer import Section
@@ -122,6 +123,7 @@ def report(
     mechanism: str = "laplace",
     hypotheses: int = 2,
     choice: float = 0.0,
+    by_site: bool = False,
     participations: Any = PARTICIPATIONS,
     kept: Snapshots | None = None,
     config: dict[str, Any] = CONFIG,
@@ -140,6 +142,7 @@ def report(
         hypotheses=hypotheses,
         choice_epsilon=choice,
     )
+    release = site_release(release) if by_site else release
     told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
@@ -300,7 +303,7 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
         "Between any two data sets that a client may have, whatever hypotheses the server sent, all its releases "
         "together are at most e to the power of epsilon times as likely under one as under the other, but for a chance "
         "of 1e-05. One participation has epsilon 0.51, or 0.51 without that chance. Which hypothesis a client trained "
-        "is covered, by randomised response of epsilon 0.5."
+        "is covered: by randomised response of epsilon 0.5."
     ) in text
     assert "Epsilon, maximum 2.535 between any two data sets, at delta 1e-05" in text
     assert "no guarantee" not in text
@@ -318,6 +321,29 @@ def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
     assert re.search(r"One participation has epsilon [\d.]+; without that chance, none\.", text)
     assert "The paper's budget counts nothing here: it knows the paper's noise alone, vector Laplace noise." in text
     assert "Paper's budget, maximum" not in text
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "choice"), [("laplace", "hidden by noise on each site's counts, epsilon 0.5"),
+                              ("gaussian", "hidden by noise on each site's counts Seed")]
+)  # fmt: skip
+def test_of_a_sites_sums_it_is_told_whom_clients_trust(mechanism: str, choice: str) -> None:
+    text = report(mode="public", mechanism=mechanism, choice=0.5, by_site=True).text
+    assert (
+        "Which hypothesis a client trained is covered: of that only counts left its site, with noise. Clients trust "
+        "their site, which sees their updates and adds the noise."
+    ) in text
+    assert f"Choice {choice}" in text
+    assert f"Noise {mechanism}, multiplier 5, within a radius that everybody knows, on each site's sums" in text
+    assert "A release is one client's part in the sums that its site sent, with noise" in text
+    assert not re.search("randomised|a trained model that a client sent", text)
+
+
+def test_of_a_sites_sums_without_noise_nothing_is_hidden() -> None:
+    text = report(mode="public", noise=0.0, choice=0.5, by_site=True).text
+    assert "sites released sums of updates as they were. Nothing bounds what these tell" in text
+    assert "Choice open" in text
+    assert "with noise" not in text
 
 
 @pytest.mark.parametrize("unit", ["layer", "row"])
