@@ -1,20 +1,21 @@
-"""Commands: ``python -m experiments synthetic | hospital | femnist | qmnist | pac | predict | report``."""
+"""Commands: ``python -m experiments synthetic | hospital | femnist | qmnist | frontier | pac | predict | report``."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from experiments import handwriting, hospital, pac, synthetic
+from experiments import frontier, handwriting, hospital, pac, synthetic
 from experiments.predict import predict
 from experiments.report import report
-from experiments.runs import LOCAL_ONLY, Spec
-from experiments.sweep import Result, sweep
+from experiments.runs import LOCAL_ONLY, Spec, finish
+from experiments.sweep import Result, Task, sweep
 from experiments.tables import good
 from federation import find_federation
-from protocol.cli import errors_in_one_line
+from protocol.cli import errors_in_one_line, fail
 from protocol.home import umbel_home
 
 # Without locals: they hold clients' data.
@@ -58,6 +59,24 @@ def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> No
     )
 
 
+@app.command("frontier")
+def run_frontier(
+    task: Annotated[str, typer.Argument(help=" or ".join(frontier.TASKS))] = "hospital",
+    seeds: Seeds = None,
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """Accuracy against the epsilon of a client: heuristic and formal, client and site release."""
+    if task not in frontier.TASKS:
+        fail(f"there is no frontier of {task!r}; name one of {', '.join(frontier.TASKS)}")
+    _run(
+        _folder(out, f"frontier-{task}", quick),
+        lambda: frontier.specs(task, **_size(seeds, quick, 1)),
+        partial(frontier.tables, task),
+        frontier.play,
+    )
+
+
 @app.command("pac")
 def run_pac(
     trials: Annotated[int, typer.Option(min=100, help="Clients attacked without noise; fewer with noise.")] = 2000,
@@ -86,10 +105,10 @@ def _folder(out: Path | None, name: str, quick: bool) -> Path:
     return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
 
 
-def _run(folder: Path, specs: Any, tables: Any) -> None:
+def _run(folder: Path, specs: Any, tables: Any, task: Task = finish) -> None:
     try:
         with errors_in_one_line():
-            results: list[Result] = sweep(_checked(specs()), folder)
+            results: list[Result] = sweep(_checked(specs()), folder, task)
             if trained := [result for result in good(results) if result.spec.config["strategy"] != LOCAL_ONLY]:
                 tables(results, folder)
     except KeyboardInterrupt:

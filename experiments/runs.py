@@ -88,10 +88,17 @@ class Trace(Observer):
             self.outcomes.append(outcome)
 
 
-def finish(config: Mapping[str, Any]) -> Finished:
+def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
     """Do a run, from its configuration to what is measured of it.
 
     One thread computes, so that the digits do not depend on the number of cores.
+
+    Parameters
+    ----------
+    config : mapping
+        The whole run config.
+    nodes : int
+        Simulated nodes among which the clients are dealt out.
 
     Returns
     -------
@@ -113,7 +120,7 @@ def finish(config: Mapping[str, Any]) -> Finished:
         setup = Setup.parse({**config, "strategy": "fedavg"})
         return Finished({"held_out": local_only(setup.model, _federation(setup), setup.config)})
     trace = Trace()
-    run = play(config, observers=[trace])
+    run = play(config, nodes=nodes, observers=[trace])
     setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
     model, federation, release = setup.model, _federation(setup), setup.release
     bounded = release.paper_cost is not None

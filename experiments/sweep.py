@@ -41,7 +41,7 @@ Task = Callable[[Mapping[str, Any]], Finished]
 
 # What a result depends on besides its configuration.
 _CODE = (
-    "protocol", "federation", "fleet", "client", "models", "privacy", "strategies", "server/setup.py",
+    "protocol", "federation", "fleet", "client", "models", "mechanisms", "privacy", "strategies", "server/setup.py",
     "server/rounds.py", "server/history.py", "server/observer.py", "server/observers.py", "server/run_folder.py",
     "simulation/grid.py", "simulation/in_process.py", "experiments/runs.py", "experiments/baselines.py",
 )  # fmt: skip

@@ -47,7 +47,12 @@ def draw(epsilon: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[np.i
     -------
     ndarray of int64, shape (clients,)
     """
-    keep = keep_probability(epsilon, k)
+    return at_random(1 - keep_probability(epsilon, k), k, sources)
+
+
+def at_random(share: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[np.int64]:
+    """Return for each client OWN, or with probability `share` one of all k hypotheses; draws as `draw` does."""
+    keep = 1 - share
     choices = [OWN if first < keep else int(second * k) for first, second in (source.random(2) for source in sources)]
     # A second number next to 1 times k may round to k.
     return np.minimum(np.array(choices, np.int64), k - 1)

@@ -227,8 +227,10 @@ class _Passage:
         site = self.site
         sanitiser = SiteSanitiser.of(site, self.hypotheses, demand)
         paid, paying = self._paying(demand, sanitiser.release, site.policy.min_clients)
-        # The noise on the counts hides what each of them chooses.
-        trained, chosen = self._trained(paying, np.full(len(paying), choice.OWN, np.int64))
+        # The noise on the counts hides what each of them chooses; who tries another hypothesis is for learning alone.
+        sources = randomness.noise(self.seed, demand.round, site.client_ids(paying), "choice")
+        assigned = choice.at_random(demand.explore, len(sanitiser.hypotheses), sources)
+        trained, chosen = self._trained(paying, assigned)
         sources = randomness.noise(self.seed, demand.round, [site.first], "site")
         sums, counts = sanitiser.sanitised(trained, chosen, sources)
         return site_reply(sums, counts, paid.astype(int).tolist())

@@ -112,6 +112,9 @@ class Training(_Asked):
     choice_epsilon : float
         Epsilon of what hides which hypothesis a client chose: randomised response, or the noise on a site's
         counts; 0 asks for the paper's open choice.
+    explore : float
+        Share of a site's clients that train a hypothesis drawn at random, so that none is left without
+        clients; only where the site releases.
     release_by : ReleaseBy
         ``client``: each client's model, with noise of its own. ``site``: of all asked clients of the node
         together the sum of the updates of each hypothesis and how many there are, with noise once.
@@ -133,10 +136,11 @@ class Training(_Asked):
     frozen_digest: str = ""
     mechanism: str = LAPLACE
     choice_epsilon: float = 0.0
+    explore: float = 0.0
     release_by: ReleaseBy = ReleaseBy.CLIENT
 
     def __post_init__(self) -> None:
-        _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise", "choice_epsilon")
+        _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise", "choice_epsilon", "explore")
         _whole("round", self.round, 1)
         _clients(self.clients)
         _whole("local-epochs", self.local_epochs, 0)
@@ -153,6 +157,8 @@ class Training(_Asked):
             raise ProtocolError(
                 f"noise-per {self.noise_per} works only with radius update; a public radius is for the whole vector"
             )
+        if not 0 <= self.explore <= 1:
+            raise ProtocolError(f"explore must be between 0 and 1, got {self.explore}")
         object.__setattr__(self, "release_by", _one_of("release-by", ReleaseBy, self.release_by))
         if self.release_by is ReleaseBy.SITE:
             _fit_for_a_site(self)

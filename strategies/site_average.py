@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import Message
+from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
 import mechanisms
@@ -20,6 +21,28 @@ from protocol.run_config import RunConfig
 from strategies.base import HypothesisStrategy, Outcome, moved_to
 
 
+@dataclass(frozen=True)
+class Explore:
+    """Options of `SiteAverage`.
+
+    Without it, a hypothesis that suits nobody best at first is never trained, and all clients end with one.
+
+    Attributes
+    ----------
+    explore : float
+        Share of a site's clients that train a hypothesis drawn at random.
+    rounds : int
+        In the first so many rounds.
+    """
+
+    explore: float = 0.3
+    rounds: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.explore <= 1:
+            raise ConfigError(f"explore must be between 0 and 1, got {self.explore}")
+
+
 class SiteAverage(HypothesisStrategy):
     """Each client trains the hypothesis that fits it best, and a hypothesis moves by the mean of its clients' updates.
 
@@ -28,7 +51,13 @@ class SiteAverage(HypothesisStrategy):
     Every client counts once, whatever its site.
     """
 
+    Options: ClassVar[type] = Explore
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
+
+    def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+        """Return what the clients of a round are asked, in the first rounds some to try another hypothesis."""
+        explores = self.hypotheses > 1 and round <= self.options.rounds
+        return {**super().demand(round, config), "explore": self.options.explore if explores else 0.0}
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse what no site can make one release of."""
