@@ -18,6 +18,7 @@ from server.history import State
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.setup import Setup
 from simulation.grid import InProcessGrid
+from tests.helpers.ledgers import participations
 from tests.helpers.scripted import After
 
 ROUNDS = 120
@@ -86,7 +87,7 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
         ledger = MemoryLedger(context.state)
         first = int(context.node_config["partition-id"])
         for local in range(100 // NODES):
-            charged[first + NODES * local] = ledger.participations(first + NODES * local)
+            charged[first + NODES * local] = participations(ledger, first + NODES * local)
     assert (charged >= fleet.participations).all()
     assert fleet.participations.sum() == sum(entry.releases for entry in trained)
     assert charged.sum() > fleet.participations.sum()
