@@ -10,25 +10,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.bounds import LARGEST_UPDATE, furthest, near, pulled_in
+from mechanisms import Gaussian, Laplace, Mechanism
 from privacy.precision import min_radius, resolution, round_to_grid
+from privacy.releases import sanitise
 from protocol.release import RadiusMode
-from tests.helpers.noise import rounding, sanitise
 
 # --- releases
 
 
-def honest(n: int, nu: float, radius: float, theta: np.ndarray, mode: RadiusMode, seed: int, m: int = 50) -> Any:
+def honest(
+    n: int, mechanism: Mechanism | None, radius: float, theta: np.ndarray, mode: RadiusMode, seed: int, m: int = 50
+) -> Any:
     """Return what a site's gate makes of updates of all lengths."""
     rng = np.random.default_rng(seed)
     updates = rng.standard_normal((m, n)) * 10.0 ** rng.uniform(-6, 3, (m, 1))
     if mode is RadiusMode.UPDATE:
         updates *= np.minimum(1, LARGEST_UPDATE / np.linalg.norm(updates, axis=1, keepdims=True))
     finest = resolution(theta)
-    if nu > 0:
-        radius = max(radius, min_radius(rounding(n, nu, 1.0), finest))
-    noisy = sanitise(updates, nu, radius, mode, [rng] * m) + theta[rng.integers(len(theta), size=m)]
-    if nu > 0:
-        noisy = round_to_grid(noisy, rounding(n, nu, radius), finest)
+    if mechanism is not None:
+        radius = max(radius, min_radius(mechanism.deviation(n), finest))
+    noisy = sanitise(mechanism, updates, radius, mode, [rng] * m) + theta[rng.integers(len(theta), size=m)]
+    if mechanism is not None:
+        noisy = round_to_grid(noisy, mechanism.deviation(n) * radius, finest)
     return noisy.astype(np.float32).astype(np.float64)
 
 
@@ -38,14 +41,16 @@ def honest(n: int, nu: float, radius: float, theta: np.ndarray, mode: RadiusMode
     st.sampled_from([0.01, 1.0, 50.0]),
     st.sampled_from([0.0, 1e-3, 1.0, 1e4]),
     st.sampled_from(RadiusMode),
+    st.sampled_from([Laplace, Gaussian]),
     st.integers(0, 2**32 - 1),
 )
 def test_no_honest_release_is_left_out(
-    n: int, nu: float, radius: float, scale: float, mode: RadiusMode, seed: int
+    n: int, nu: float, radius: float, scale: float, mode: RadiusMode, kind: type[Mechanism], seed: int
 ) -> None:
     theta = (np.random.default_rng(seed).standard_normal((3, n)) * scale).astype(np.float32).astype(np.float64)
-    reach = furthest({"noise_multiplier": nu, "radius_mode": mode, "radius": radius}, theta)
-    assert near(honest(n, nu, radius, theta, mode, seed), theta, reach).all()
+    asked = {"noise_multiplier": nu, "mechanism": kind.name, "radius_mode": mode, "radius": radius}
+    mechanism = kind(nu) if nu > 0 else None
+    assert near(honest(n, mechanism, radius, theta, mode, seed), theta, furthest(asked, theta)).all()
 
 
 @pytest.mark.parametrize("n", [2, 11, 1000, 10**6])
