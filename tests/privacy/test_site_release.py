@@ -670,3 +670,27 @@ def test_the_radius_of_a_site_is_its_floor_at_least() -> None:
 def test_gaussian_counts_have_the_deviation_of_the_multiplier() -> None:
     assert Gaussian(3.0).count_radius(0.0) == 1.0
     assert Laplace(3.0).count_radius(0.5) == pytest.approx(4 / 3)
+
+
+# --- who tries another hypothesis
+
+
+def test_a_share_of_a_sites_clients_is_told_what_to_train() -> None:
+    """Half of 6,000 clients draw one of two hypotheses; 5 standard errors each."""
+    seen: list[Any] = []
+
+    def handler(msg: Message, context: Context) -> Message:
+        assigned = assigned_in(msg.content)
+        seen.append(assigned)
+        chosen = np.maximum(assigned, 0)
+        return Message(local_result(stacked(BOTH[chosen], ONE), chosen), reply_to=msg)
+
+    content = request(BOTH, 6000, choice_epsilon=1.0, explore=0.5)
+    assert not through_gate(content, of_node(SIMULATED), handler).has_error()
+    [assigned] = seen
+    assert np.bincount(assigned + 1) == pytest.approx([3000, 1500, 1500], abs=5 * math.sqrt(1500))
+
+
+def test_nobody_is_told_where_nothing_is_explored() -> None:
+    handler = hands_over(BOTH, np.ones((20, 1)), [1] * 20)
+    assert not through_gate(request(BOTH, 20, choice_epsilon=1.0), of_node(SIMULATED), handler).has_error()

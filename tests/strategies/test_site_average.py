@@ -70,6 +70,25 @@ def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
     assert (demand.release_by, demand.radius_mode, demand.radius) == (ReleaseBy.SITE, RadiusMode.PUBLIC, 100.0)
 
 
+def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
+    """Else one that suits nobody best at first is never trained."""
+
+    def explores(round: int, hypotheses: int = 2, options: str = "") -> float:
+        strategy = strategies.make(
+            RunConfig.of(
+                {"strategy": "site-average", "strategy-options": options, "hypotheses": hypotheses, "radius": "public"}
+            )
+        )
+        share: float = strategy.demand(round, ConfigRecord(COMMON))["explore"]
+        return share
+
+    assert [explores(round) for round in (1, 8, 9)] == [0.3, 0.3, 0.0]
+    assert [explores(round, options="explore=0.5 rounds=2") for round in (1, 2, 3)] == [0.5, 0.5, 0.0]
+    assert explores(1, hypotheses=1) == 0.0
+    with pytest.raises(ConfigError, match="explore must be between 0 and 1"):
+        explores(1, options="explore=2")
+
+
 def test_hypotheses_move_by_the_mean_over_all_clients_whatever_their_site() -> None:
     """Hypothesis 0 has 2 + 2 clients, hypothesis 1 has 1 + 1."""
     one = Rehearsal()
