@@ -35,7 +35,7 @@ from protocol.home import umbel_home
 ROOT = Path(__file__).resolve().parent.parent
 SITES = ("site-1", "site-2", "site-3")
 CONFIG = ROOT / "configs" / "hospital-sites.toml"
-POLICY = 'role="split" min-noise-multiplier=3.0 budget=40.0'
+POLICY = 'role="split" min-noise-multiplier=10.0 radius-mode="public" max-choice-epsilon=1.0 budget=16.0'
 """Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3."""
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || python -m privacy ledger create {LEDGER}"

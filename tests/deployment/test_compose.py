@@ -187,7 +187,7 @@ def test_all_are_confined_watched_and_restarted(services: dict[str, Any]) -> Non
         assert "privileged" not in service
 
 
-@pytest.mark.parametrize("policy", ["", POLICY, 'role="split" budget=40.0'])
+@pytest.mark.parametrize("policy", ["", POLICY, 'role="split" budget=16.0'])
 def test_the_site_reads_its_policy(policy: str) -> None:
     service = compose("client", env={"POLICY": policy} if policy else {})["supernode"]
     node_config = parse_config_args([vars(supernode().parse_args(service["command"][3:]))["node_config"]])
@@ -195,7 +195,7 @@ def test_the_site_reads_its_policy(policy: str) -> None:
     assert str(site.data_path) == "/data"
     limits = site.limits
     # A site that says nothing has a limit all the same.
-    assert (limits.budget, limits.participations) == ((40, None) if policy else (None, 30))
+    assert (limits.budget, limits.participations) == ((16, None) if policy else (None, 30))
 
 
 def test_a_gpu_goes_to_the_clientapp_alone() -> None:
