@@ -10,13 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mechanisms.guarantee import DELTA, amount, guarantee, in_words
+from mechanisms.guarantee import DELTA, amount, guarantee, in_words, site_release
 from privacy.charges import paper_spent
 from privacy.runs import SHOWN, Request, Runs, Status, beside
 from protocol.cli import errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
-from protocol.release import Kind, Release
+from protocol.release import Kind, Release, ReleaseBy
 from protocol.run_config import RunConfig
 
 app = typer.Typer(
@@ -88,7 +88,8 @@ def _table(request: Request, whole: bool) -> Table:
     entries: dict[str, Any] = asks["config"]
     table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
     table.add_row("asked", f"{request.at} by run {request.run}")
-    for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"])):
+    by_site = ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by"))
+    for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"]), by_site):
         table.add_row(name, value)
     for name in entries if whole else _PLAN:
         if name in entries and (whole or entries[name] != ""):
@@ -102,8 +103,8 @@ def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in entries.items()}
 
 
-def _price(run: RunConfig, n: int) -> list[tuple[str, str]]:
-    """Return what a participation costs, and what all that the run may ask of a client cost."""
+def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
+    """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
     k = run.hypotheses
     release = Release(
         Kind.TRAIN,
@@ -114,6 +115,8 @@ def _price(run: RunConfig, n: int) -> list[tuple[str, str]]:
         hypotheses=k,
         choice_epsilon=run.choice_epsilon if k > 1 else 0.0,
     )
+    if by_site:
+        release = site_release(release)
     rows = []
     for what, times in (("a participation", 1), ("every round", run.rounds)):
         pure, at_delta = in_words(guarantee({release: times}))

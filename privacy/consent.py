@@ -48,7 +48,10 @@ def check_approved(
     differs: dict[str, Any] = {}
     if content is not None and hypotheses is not None:
         differs = _differences(config, site.policy, content, hypotheses)
-    Runs.of(site).check_approved(str(context.run_id), {"config": config.entries(), "n": n, "differs": differs})
+    asks = {"config": config.entries(), "n": n, "differs": differs}
+    if site.policy.release is AcceptedRelease.SITE:
+        asks["release"] = str(site.policy.release)  # of which the price depends
+    Runs.of(site).check_approved(str(context.run_id), asks)
 
 
 def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import io
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -49,6 +50,7 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.sites import own, simulated
+from tests.privacy.test_approvals import Site
 
 SECRET = "diagnosis-of-patient-17"
 # The smallest k and n at which choices and updates count, to check by hand.
@@ -469,6 +471,48 @@ def test_the_gate_releases_what_is_counted_here() -> None:
         left = what_left(reply, 2, 2, 1)
         np.testing.assert_array_equal(left.counts, counts)
         np.testing.assert_allclose(left.sums, sums["weight"], atol=1 / 8)  # the grid of two clients, not of one
+
+
+# --- what a site's people approve
+
+
+class Asking(Site):
+    """A site of two training clients that asks its people, about a run with a public radius."""
+
+    def __init__(self, folder: Path, run_config: dict[str, Any], accepted: str) -> None:
+        said = {"radius": "public", "hypotheses": 2, "mechanism": "gaussian"}
+        policy = {"release": accepted, "min-clients": 2, "mechanisms": "gaussian"}
+        super().__init__(folder, run_config | said, **policy)
+
+    def sums(self) -> Message:
+        return self.train(radius_mode="public", radius=1.0, mechanism="gaussian", release_by="site")
+
+
+def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Asking(tmp_path, run_config, "site")
+    site.query()
+    [digest] = site.waiting
+    told = site.run("list")
+    # nu = 5 at a distance of 2 radii, whatever is chosen.
+    least = guarantee({Release(Kind.SITE, 2, 5.0, RadiusMode.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
+    assert least is not None
+    assert f"at delta 1e-05: {least.epsilon:.4g};" in told
+    site.run("approve", digest)
+    assert not refused(site.sums())
+
+
+def test_a_site_that_accepts_either_is_asked_for_its_sums_by_themselves(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Asking(tmp_path, run_config, "any")
+    site.query()
+    site.run("approve", site.waiting[0])
+    assert refused(site.sums())
+    assert "otherwise: release-by" in site.run("list")
+    site.run("approve", site.waiting[0])
+    assert not refused(site.sums())
 
 
 # --- what it is for
