@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from mechanisms.guarantee import DELTA
 from simulation.in_process import run_config
 
 SEEDS = 10
+_COUNTS = 2.0  # choice-epsilon with which a site's counts are hardly disturbed
 SITES = 3
 """Sites among which the clients are dealt out, where sites release."""
 
@@ -124,7 +126,7 @@ def _points(task: Task, epsilons: Sequence[int]) -> list[tuple[str, str, dict[st
             points += [
                 (CLIENT, label, base),
                 (OPEN, label, base | {"choice-epsilon": 0.0}),
-                (SITE, label, base | {"strategy": "site-average"}),
+                (SITE, label, _by_sites(task, base, epsilon)),
             ]
             if task.pure:
                 alone = {"hypotheses": 1, "noise-multiplier": 2 * task.parameters / epsilon}
@@ -138,6 +140,13 @@ def _points(task: Task, epsilons: Sequence[int]) -> list[tuple[str, str, dict[st
     for what, changes in task.plain.items():
         points.append((PLAIN, what, base | heuristic | {"noise-multiplier": 0.0, **changes}))
     return points
+
+
+def _by_sites(task: Task, base: Mapping[str, Any], epsilon: int) -> dict[str, Any]:
+    """Return settings for sites: their counts need more of a small epsilon than a client's choice does."""
+    choice = max(base["choice-epsilon"], min(epsilon / 2, _COUNTS))
+    nu = math.ceil(200 * task.parameters / (epsilon - choice)) / 100
+    return {**base, "strategy": "site-average", "choice-epsilon": choice, "noise-multiplier": nu}
 
 
 def _arm(result: Result) -> tuple[str, str]:
