@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -37,23 +36,6 @@ _TINY, _HUGE = 1e-12, 1e9
 _MAX_GRID = 20_000
 # So many losses add up to nearly a normal one.
 _MANY = 100
-
-
-@dataclass(frozen=True)
-class Guarantee:
-    """What is claimed for a client, between any two data sets that it may have.
-
-    Attributes
-    ----------
-    pure : float
-        Epsilon at delta = 0; infinite where only (epsilon, delta) holds.
-    epsilon, delta : float
-        The smaller of the numerical epsilon at `delta` and the pure one.
-    """
-
-    pure: float
-    epsilon: float
-    delta: float
 
 
 def compose(losses: Mapping[Loss, int], delta: float) -> float:

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from typing import ClassVar, Protocol
 
 import numpy as np
@@ -21,11 +20,6 @@ from numpy.typing import NDArray
 from protocol.errors import Refused
 
 Matrix = NDArray[np.float64]
-
-# Prices with a larger denominator are rounded up to a multiple of 1/_STEP: the denominator of a sum
-# of many different fractions grows without bound otherwise.
-_DENOMINATOR = 1000
-_STEP = 2**32
 
 
 class NoiseSource(Protocol):
@@ -160,7 +154,7 @@ class Mechanism(ABC):
     def pure(self, n: int, distance: int) -> Fraction | None:
         """Return epsilon at delta = 0 between two inputs `distance` radii apart; None when there is none.
 
-        Exact but for `price`'s rounding up.
+        Exact but for the rounding up of `protocol.release.quotient`.
         """
 
     @abstractmethod
@@ -189,17 +183,3 @@ def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
         if generator is None:
             raise ValueError("there are fewer generators than clients")
         yield generator
-
-
-def exact(nu: float) -> Fraction:
-    """Return `nu` as the decimal that people write for it: 1/10 for 0.1, not the float's 0.1000000000000000055..."""
-    return Fraction(repr(float(nu)))
-
-
-@lru_cache(maxsize=256)
-def price(above: Fraction, below: Fraction) -> Fraction:
-    """Return above/below; a fraction whose denominator is over 1000 is rounded up to a multiple of 2**-32."""
-    cost = above / below
-    if cost.denominator <= _DENOMINATOR:
-        return cost
-    return Fraction(math.ceil(cost * _STEP), _STEP)

@@ -29,8 +29,9 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, exact, price
+from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each
 from protocol.errors import Refused
+from protocol.release import quotient
 
 # Nodes of the quadrature on each of two panels. A density is followed until it has fallen by exp(-_DROP),
 # and exp(-L) is taken for zero at _FLAT.
@@ -88,7 +89,7 @@ class Laplace(Mechanism):
         return 2.0 / (self.noise_multiplier * choice_epsilon)
 
     def pure(self, n: int, distance: int) -> Fraction | None:
-        return price(Fraction(distance * n), exact(self.noise_multiplier))
+        return quotient(distance * n, self.noise_multiplier)
 
     def loss(self, n: int, distance: float) -> Loss:
         # A noise so small that its price is no float has a largest loss of the largest float.

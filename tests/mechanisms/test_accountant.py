@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from scipy import special, stats
 
 from mechanisms import Gaussian, Laplace
-from mechanisms.accountant import Guarantee, compose
+from mechanisms.accountant import compose
 from mechanisms.base import Loss, Matrix
 from mechanisms.choice import RandomisedResponse
 from mechanisms.gaussian import GaussianLoss
@@ -303,8 +303,3 @@ def test_it_takes_little_time() -> None:
     begin = time.process_time()
     compose(kinds, DELTA)
     assert time.process_time() - begin < 5
-
-
-def test_a_guarantee_tells_both_prices() -> None:
-    guarantee = Guarantee(math.inf, 1.5, DELTA)
-    assert (guarantee.pure, guarantee.epsilon, guarantee.delta) == (math.inf, 1.5, DELTA)

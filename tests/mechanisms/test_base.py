@@ -1,9 +1,8 @@
-"""What all mechanisms have in common: their number, their price, and the ball they clip to."""
+"""What all mechanisms have in common: their number, and the ball they clip to."""
 
 from __future__ import annotations
 
 import math
-from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mechanisms import Gaussian, Laplace, Mechanism
-from mechanisms.base import Matrix, clip, exact, price
+from mechanisms.base import Matrix, clip
 
 
 @pytest.mark.parametrize("kind", [Laplace, Gaussian])
@@ -20,32 +19,6 @@ from mechanisms.base import Matrix, clip, exact, price
 def test_a_noise_multiplier_is_finite_and_above_zero(kind: type[Mechanism], nu: float) -> None:
     with pytest.raises(ValueError, match="the noise multiplier must be finite and above 0"):
         kind(nu)
-
-
-def test_a_number_is_the_decimal_that_people_write() -> None:
-    assert exact(0.1) == Fraction(1, 10)
-    assert exact(3) == 3
-    assert exact(1e-300) == Fraction(1, 10**300)
-    assert exact(np.float64(2.5)) == Fraction(5, 2)
-
-
-def test_a_simple_price_is_exact() -> None:
-    assert price(Fraction(11), Fraction(3)) == Fraction(11, 3)
-    assert price(Fraction(1), Fraction(1000)) == Fraction(1, 1000)
-    # Two of 0.1 cost what people think they do.
-    assert Laplace(0.1).pure(1, 1) * 2 == 20
-
-
-def test_a_price_that_is_not_simple_is_rounded_up() -> None:
-    assert price(Fraction(1), Fraction(1001)) == Fraction(math.ceil(2**32 / 1001), 2**32)
-    assert price(Fraction(1), Fraction(10) ** 300) == Fraction(1, 2**32)
-
-
-@given(st.integers(1, 2_400_000), st.floats(1e-300, 1e300))
-def test_a_price_is_never_less_and_hardly_more(above: int, nu: float) -> None:
-    cost, true = price(Fraction(above), exact(nu)), Fraction(above) / exact(nu)
-    assert true <= cost <= true + Fraction(1, 2**32)
-    assert cost.denominator <= 2**32
 
 
 @pytest.mark.parametrize("radius", [1.0, 0.1])

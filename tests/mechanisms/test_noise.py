@@ -50,7 +50,7 @@ def test_the_direction_of_laplace_noise_is_uniform(n: int) -> None:
 
 
 def first_release(sizes: list[int], epsilons: Matrix, sources: list[np.random.Generator]) -> Matrix:
-    """The draws as they were before there was a choice of mechanisms (privacy/laplace.py), line by line."""
+    """The draws that saved runs were made of, line by line."""
     n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
     mixing, noise = np.empty(epsilons.shape), np.empty((len(epsilons), n))
     for row, source in enumerate(sources):

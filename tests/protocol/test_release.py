@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release, ReleaseBy
+from protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release, ReleaseBy, exact, quotient
 
 
 def release(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE) -> Release:
@@ -28,6 +28,13 @@ def test_the_hospital_network_costs_eleven_thirds() -> None:
 def test_a_tenth_is_the_tenth_that_people_write() -> None:
     assert release(2, 0.1).paper_cost == 20
     assert release(4, 0.3).paper_cost == Fraction(40, 3), "so that three of them fit a budget of 40"
+
+
+def test_a_price_that_is_no_short_fraction_is_rounded_up() -> None:
+    assert quotient(1, 1000.0) == Fraction(1, 1000)
+    assert quotient(1, 1001.0) == Fraction(math.ceil(2**32 / 1001), 2**32)
+    assert quotient(1, 1e300) == Fraction(1, 2**32)
+    assert exact(1e-300) == Fraction(1, 10**300)
 
 
 @given(st.integers(1, 10**7), st.floats(0, exclude_min=True, allow_infinity=False))
