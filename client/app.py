@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from logging import ERROR
+from typing import Any
 
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from numpy.typing import NDArray
 
 from client.cohort import Cohort, LocalUpdate
 from client.keep import keep
@@ -23,7 +25,6 @@ from privacy.policy import Policy
 from privacy.randomness import noise, streams
 from privacy.runs import Runs
 from privacy.time_limit import time_limit
-from protocol.arrays import Arrays
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.errors import ProtocolError, UmbelError
 from protocol.flower import log
@@ -84,24 +85,26 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     clients, policy = node.training_clients(demand.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
     before = kept.read(clients)
-    learner = node.learner
-    # What cannot be trained stays where it is, and nobody learns that: see `_undisclosed`.
-    chosen = np.maximum(assigned, 0)
-    trained = {name: np.full((len(clients), *shape), np.nan, np.float32) for name, shape in node.model.shapes.items()}
-    own: Arrays | None = None
+    learner, names = node.learner, list(node.model.shapes)
 
-    def compute() -> None:
-        nonlocal chosen, trained, own
-        cohort = Cohort.gather(node.federation, clients, learner.device)
-        chosen = np.where(assigned == OWN, learner.choose(hypotheses, cohort, before), assigned)
-        shuffles = streams(node.seed, "shuffle", demand.round, clients)
-        trained, own = learner.train(
-            hypotheses, chosen, cohort, _update(demand, policy), shuffles, before, policy.balanced_batches
+    def compute(some: slice) -> list[NDArray[Any]]:
+        cohort = Cohort.gather(node.federation, clients[some], learner.device)
+        local = {name: value[some] for name, value in before.items()}
+        chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
+        shuffles = streams(node.seed, "shuffle", demand.round, clients[some])
+        shared, own = learner.train(
+            hypotheses, chosen, cohort, _update(demand, policy), shuffles, local, policy.balanced_batches
         )
+        return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
-    _undisclosed(node, compute)
-    if own is not None:
-        kept.write(clients, own, trained)
+    def nothing() -> list[NDArray[Any]]:
+        # What cannot be trained stays where it is.
+        shapes = [*node.model.shapes.values(), *(value.shape[1:] for value in before.values())]
+        return [np.maximum(assigned, 0), *(np.full((len(clients), *shape), np.nan, np.float32) for shape in shapes)]
+
+    chosen, *found = _undisclosed(node, len(clients), compute, nothing)
+    trained = dict(zip(names, found, strict=False))
+    kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
     if demand.message_noise:
         sources = noise(node.seed, demand.round, clients, "message")
         # Noise on the rows that changed alone would show which those are.
@@ -122,19 +125,23 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
     clients = node.validation_clients(demand.clients)
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
     learner = node.learner
-    losses, metrics = np.full((2, 1, len(clients)), np.nan)
 
-    def compute() -> None:
-        nonlocal losses, metrics
-        cohort = Cohort.gather(node.federation, clients, learner.device)
+    def compute(some: slice) -> list[NDArray[Any]]:
+        own = clients[some]
+        cohort = Cohort.gather(node.federation, own, learner.device)
         if not node.model.local_shapes:
-            losses, metrics = learner.score(hypotheses, cohort)
+            scores = learner.score(hypotheses, cohort)
         elif node.training_clients_report:
-            losses, metrics = learner.score(hypotheses, cohort, kept.read(clients))
+            scores = learner.score(hypotheses, cohort, kept.read(own))
         else:
-            losses, metrics = learner.score_newcomers(hypotheses, cohort, kept.fresh(clients), demand.step_size)
+            scores = learner.score_newcomers(hypotheses, cohort, kept.fresh(own), demand.step_size)
+        return [one.T for one in scores]
 
-    _undisclosed(node, compute, node.training_clients_report)
+    def nothing() -> list[NDArray[Any]]:
+        return list(np.full((2, len(clients), len(next(iter(hypotheses.values())))), np.nan))
+
+    needed = node.training_clients_report
+    losses, metrics = (one.T for one in _undisclosed(node, len(clients), compute, nothing, needed))
     best = best_hypothesis(losses)[None]
     reported = (np.take_along_axis(values, best, 0)[0] for values in (losses, metrics))
     # To the server, no number at all is a client that did not answer; here it is a model that blew up.
@@ -142,29 +149,57 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
     return local_report(loss, metric, node.site.local_ids(clients), node.training_clients_report)
 
 
-def _undisclosed(node: Node, compute: Callable[[], None], needed: bool = True) -> None:
+def _undisclosed(
+    node: Node,
+    clients: int,
+    compute: Callable[[slice], list[NDArray[Any]]],
+    nothing: Callable[[], list[NDArray[Any]]],
+    needed: bool = True,
+) -> list[NDArray[Any]]:
     """Compute on clients' data within the site's time; what goes wrong, the site alone is told.
 
     Whether memory or time is enough depends on how many rows there are. A reply that stayed away would
-    tell that, for nothing. So the clients of the message are charged and answered as if nothing had gone
-    wrong, and to the gate, numbers that are not there are those of training that blew up.
+    tell that, for nothing. So clients are charged and answered as if nothing had gone wrong, and to the
+    gate, numbers that are not there are those of training that blew up. Where the clients cannot be
+    computed together, each is computed by itself in its own share of the time: what one of them
+    releases must not tell how much another has.
 
     Parameters
     ----------
     node : Node
+    clients : int
     compute : callable
+        Returns arrays of some of the clients, one a row.
+    nothing : callable
+        Returns the rows of clients that could not be computed.
     needed : bool
         Whether clients are to be protected; those that report their loss as it is are not. In
         simulation, where nobody is, an error shall be seen.
     """
+    seconds = node.site.policy.max_seconds
     try:
-        with time_limit(node.site.policy.max_seconds):
-            compute()
+        with time_limit(seconds):
+            return compute(slice(0, clients))
     except Exception as error:
         if node.site.simulated or not needed:
             raise
-        trace = None if isinstance(error, UmbelError) else error
-        log(ERROR, "umbel could not compute, and answers as if it could, without an update: %s", error, exc_info=trace)
+        _log_failure("the clients of a message together, and tries each by itself", error)
+    found = nothing()
+    for client in range(clients):
+        try:
+            with time_limit(seconds / clients):
+                own = compute(slice(client, client + 1))
+        except Exception as error:
+            _log_failure("for a client, and answers as if it could, without an update", error)
+            continue
+        for rows, row in zip(found, own, strict=True):
+            rows[client] = row[0]
+    return found
+
+
+def _log_failure(what: str, error: Exception) -> None:
+    trace = None if isinstance(error, UmbelError) else error
+    log(ERROR, "umbel could not compute %s: %s", what, error, exc_info=trace)
 
 
 @app.query("keep", mods=[guard])
@@ -179,5 +214,11 @@ def keep_models(msg: Message, context: Context) -> Message:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
     if (folder := node.site.keep_model) is not None:
         kept = LocalParameters(node.site, context.state, node.model, name, node.seed)
-        _undisclosed(node, lambda: keep(node, hypotheses, kept, folder))
+        try:
+            with time_limit(node.site.policy.max_seconds):
+                keep(node, hypotheses, kept, folder)
+        except Exception as error:
+            if node.site.simulated:
+                raise
+            _log_failure("what fits each client best, and keeps nothing", error)
     return Message(RecordDict(), reply_to=msg)

@@ -158,7 +158,9 @@ class Policy(Settings):
         description="how often rows are computed on in a client's round; passes beyond it are left out",
     )
     max_seconds: Unlimited = Field(
-        3600.0, gt=0, description="how long it computes for a message; an update that takes longer counts as none"
+        3600.0,
+        gt=0,
+        description="how long it computes for a message; where that is too little, each client has its share of it",
     )
     budget: Unlimited = Field(
         math.inf,

@@ -19,6 +19,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from client import node as client_node
 from client.app import app
+from client.cohort import Cohort
 from federation import Manifest, offsets_of, write_federation
 from privacy import randomness
 from privacy.ledger import Ledger
@@ -348,6 +349,27 @@ def test_memory_that_is_not_enough_is_charged_and_answered_as_any_release(
     assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
     assert "could not compute" in node_log.getvalue()
     assert site.lives()
+
+
+def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that saw all updates vanish would know that some client has many rows."""
+    gather = Cohort.gather
+
+    def too_many(federation: Any, clients: list[int], device: Any) -> Any:
+        if 0 in clients:
+            raise MemoryError
+        return gather(federation, clients, device)
+
+    demand, seeded = replace(HONEST, noise_multiplier=1.0, clients=(0, 1)), {"insecure-seed": True}
+    site, other = (Site(tmp_path / name, run_config, **seeded) for name in ("one", "other"))
+    usual = releases(site.ask(demand))
+    monkeypatch.setattr(Cohort, "gather", too_many)
+    now = releases(other.ask(demand))
+    np.testing.assert_array_equal(usual[1], now[1])
+    assert (usual[0] != now[0]).any(), "the one that could not be computed releases no update"
+    assert other.spent() == site.spent()
 
 
 def test_time_that_is_over_is_charged_and_answered_as_any_release(tmp_path: Path, run_config: dict[str, Any]) -> None:
