@@ -3,9 +3,6 @@
 Where the clients of a site trust it, the site adds up their clipped updates, by the hypothesis that each
 chose, and counts them. Noise hides a change of any one client's whole data, its choice included
 (`mechanisms.guarantee`). The counts of one hypothesis need none: everybody knows who took part.
-
-Not hidden is what a client does to the others' training before their updates come here: where the rows of
-one are too many for the site's memory or time, no update of the message counts (`client.app`).
 """
 
 from __future__ import annotations
