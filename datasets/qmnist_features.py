@@ -3,7 +3,7 @@
 The price n/nu of a guarantee grows with the number n of numbers that a client releases: 1.2 million
 for a network, 100 for a linear layer on 10 features. What makes the features of an image is learnt
 from images that no client holds, without their labels: MNIST's test images, whose writers did not
-write the training images. It is the same at all clients and never trained. There are three kinds:
+write the training images. It is the same at all clients and never trained. There are three kinds of features:
 
 - ``pixels``: principal components of the grey values;
 - ``gradients``: principal components of histograms of the grey values' gradients;
@@ -13,6 +13,9 @@ write the training images. It is the same at all clients and never trained. Ther
 
 The last kind finds the ten digits nearly by itself: what is left for the clients is to say what they are
 called. It needs as many features as there are kinds of images, 10, or 20 where half are turned.
+
+A fourth kind, ``images``, writes the images themselves, dealt out to the same clients, so that whole networks
+can be trained beside the features: all else is the same, and nothing is then learnt from public images.
 
 The training images of a writer are dealt out to clients of 30, three or four a writer. With ``--rows 80``
 each writer with so many images is one client, and a guarantee for a client is one for a writer.
@@ -48,7 +51,7 @@ from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 
-NAME = "qmnist-features"
+NAME, IMAGES_NAME = "qmnist-features", "qmnist-images"
 PUBLIC_IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz"
 PUBLIC_LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-test-labels-idx2-int.gz"
 
@@ -57,6 +60,9 @@ DIRECTIONS = 12
 COMPONENTS = 60
 """Principal components in which neighbours are looked for."""
 NEIGHBOURS = 10
+
+IMAGES_MODEL = "lenet10"
+"""Of the images themselves: the smallest of umbel's networks for them. A run may name another."""
 
 _CHUNK = 2000  # images at a time: a histogram takes four times the memory of its image as 32-bit numbers
 
@@ -68,11 +74,17 @@ app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
 
 class Kind(StrEnum):
-    """What features are made of."""
+    """What features are made of; `IMAGES` makes none."""
 
     PIXELS = "pixels"
     GRADIENTS = "gradients"
     NEIGHBOURS = "neighbours"
+    IMAGES = "images"
+
+    @property
+    def federation(self) -> str:
+        """The federation's name."""
+        return IMAGES_NAME if self is Kind.IMAGES else NAME
 
 
 def pixels(images: Images) -> Rows:
@@ -112,6 +124,7 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     ----------
     public : ndarray of uint8, shape (rows, 28, 28)
     kind : Kind
+        One of features.
     features : int
         How many there shall be.
 
@@ -130,7 +143,7 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     if len(public) < least:
         raise FederationError(f"{features} features need {least} public images, got {len(public)}; give all of them")
     if kind is not Kind.NEIGHBOURS:
-        return _principal(public, pixels if kind is Kind.PIXELS else gradients, features)
+        return _principal(public, {Kind.PIXELS: pixels, Kind.GRADIENTS: gradients}[kind], features)
     near = _principal(public, gradients, COMPONENTS)
     rows = in_chunks(near, public)
     graph = SpectralEmbedding(features, affinity="nearest_neighbors", n_neighbors=NEIGHBOURS, random_state=0)
@@ -227,15 +240,20 @@ def main(
     labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-train-labels-idx2-int, compressed (.gz) or not.")],
     public_images: Annotated[Path, typer.Option(help="MNIST's t10k-images-idx3-ubyte, compressed (.gz) or not.")],
     public_labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-test-labels-idx2-int, compressed (.gz) or not.")],
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default=f"$UMBEL_HOME/data/{NAME}")] = None,
-    kind: Annotated[Kind, typer.Option(help="What features are made of.")] = Kind.NEIGHBOURS,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write.", show_default=f"$UMBEL_HOME/data/{NAME}, or {IMAGES_NAME} of images"),
+    ] = None,
+    kind: Annotated[
+        Kind, typer.Option(help="What features are made of; images: none are, the images themselves are written.")
+    ] = Kind.NEIGHBOURS,
     features: Annotated[int, typer.Option(min=1, help="Features of an image.")] = 10,
     rows: Annotated[int, typer.Option(min=1, help="Images of a client.")] = 30,
     turn: Annotated[bool, typer.Option(help="Turn the images of about half of the writers by 90 degrees.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, of who has which rows, of who is turned.")] = 0,
 ) -> None:
     """Write MNIST's digits as a federation of features, of which other writers' images are all that is public."""
-    folder = (out or umbel_home() / "data" / NAME).expanduser().absolute()
+    folder = (out or umbel_home() / "data" / kind.federation).expanduser().absolute()
     with errors_in_one_line():
         check_out(folder)
         public, others = read_public(public_images, public_labels)
@@ -246,18 +264,27 @@ def main(
                 "give the test files"
             )
         manifest, dealt, classes, offsets = deal(found, rows, turn, seed)
-        ways = [public, np.rot90(public, axes=(1, 2))] if turn else [public]
-        made = in_chunks(learn(np.concatenate(ways), kind, features), dealt)
         most = int(np.unique(found.writers, return_counts=True)[1].max()) // rows
         promised = f"a writer has up to {most}, and a guarantee is for one" if most > 1 else "one client a writer"
         turned = ", turned by 90 degrees counter-clockwise where the writer is of group 1" if turn else ""
+        if kind is Kind.IMAGES:
+            made: Images | Rows = dealt
+            about, what = "", "images"
+            entries = {"name": IMAGES_NAME, "model": IMAGES_MODEL, "feature_scale": 1 / 255}
+        else:
+            ways = [public, np.rot90(public, axes=(1, 2))] if turn else [public]
+            made = in_chunks(learn(np.concatenate(ways), kind, features), dealt)
+            about = (
+                f" {features} features of an image, of kind {kind}, learnt without labels from {len(public)} MNIST "
+                f"test images of {len(np.unique(others))} other writers{', each upright and turned' if turn else ''}."
+            )
+            what = f"rows of {features} features"
+            entries = {"model": f"models.softmax:softmax{features}x{qmnist.CLASSES}"}
         manifest = _changed(
             manifest,
-            model=f"models.softmax:softmax{features}x{qmnist.CLASSES}",
+            **entries,
             provenance=(
-                f"{qmnist.ABOUT.provenance} {features} features of an image, of kind {kind}, learnt without labels "
-                f"from {len(public)} MNIST test images of {len(np.unique(others))} other writers"
-                f"{', each upright and turned' if turn else ''}. The images of a writer are dealt out to clients of "
+                f"{qmnist.ABOUT.provenance}{about} The images of a writer are dealt out to clients of "
                 f"{rows} images{turned}: {promised}. No writer both trains and validates. Made by "
                 f"datasets/qmnist_features.py with seed {seed}."
             ),
@@ -265,8 +292,8 @@ def main(
         write_federation(folder, manifest, made, classes, offsets)
     split = manifest.split
     typer.echo(
-        f"{split['train']} training and {split['validation']} validation clients, {len(classes)} rows of {features} "
-        f"features; clients whose images are turned: {sum(manifest.groups)}"
+        f"{split['train']} training and {split['validation']} validation clients, {len(classes)} {what}; "
+        f"clients whose images are turned: {sum(manifest.groups)}"
     )
     typer.echo(str(folder))
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typer.testing import CliRunner
 
 import models
 from federation import Federation, Manifest, open_federation, write_federation
@@ -38,6 +39,7 @@ module = recipe.module
 WRITERS = {7: 7, 5: 4, 11: 3, 2100: 2}
 """How many images each writer has."""
 PUBLIC = 70
+FEATURES = [kind for kind in module.Kind if kind is not module.Kind.IMAGES]
 
 
 def strokes(count: int, seed: int) -> NDArray[np.uint8]:
@@ -157,7 +159,7 @@ def test_turning_changes_nothing_else() -> None:
 
 
 def test_the_features_are_those_of_the_images_in_their_order(files: dict[str, Path], tmp_path: Path) -> None:
-    for kind in module.Kind:
+    for kind in FEATURES:
         federation = made(files, tmp_path / "out", "--kind", kind, "--features", "3", "--seed", "2")
         found = module.qmnist.read_digits(files["--images"], files["--labels"])
         manifest, images, classes, offsets = module.deal(found, 2, False, 2)
@@ -181,7 +183,7 @@ def test_turned_clients_have_the_features_of_turned_images(files: dict[str, Path
     np.testing.assert_allclose(federation.features, learnt(images), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", list(module.Kind))
+@pytest.mark.parametrize("kind", FEATURES)
 def test_features_have_mean_square_one_on_average_over_public_images(kind: Any) -> None:
     public = strokes(100, 3)
     rows = module.learn(public, kind, 4)(public)
@@ -229,6 +231,45 @@ def test_one_feature_of_neighbours_tells_two_clusters_apart() -> None:
     assert one.max() * other.max() < 0
     assert one.min() * one.max() > 0
     assert other.min() * other.max() > 0
+
+
+# --- the images themselves
+
+
+@pytest.mark.parametrize("turn", [(), ("--turn",)])
+def test_the_images_are_those_of_the_same_clients(
+    files: dict[str, Path], tmp_path: Path, turn: tuple[str, ...]
+) -> None:
+    federation = made(files, tmp_path / "out", "--kind", "images", "--seed", "2", *turn)
+    beside = made(files, tmp_path / "beside", "--kind", "pixels", "--features", "3", "--seed", "2", *turn)
+    found = module.qmnist.read_digits(files["--images"], files["--labels"])
+    np.testing.assert_array_equal(federation.features, module.deal(found, 2, bool(turn), 2)[1])
+    assert federation.features.dtype == np.uint8
+    np.testing.assert_array_equal(federation.targets, beside.targets)
+    np.testing.assert_array_equal(federation.offsets, beside.offsets)
+    assert federation.manifest.split == beside.manifest.split
+    assert federation.manifest.groups == beside.manifest.groups
+
+
+def test_the_manifest_of_images_names_a_network_and_no_public_images(files: dict[str, Path], tmp_path: Path) -> None:
+    manifest = made(files, tmp_path / "out", "--kind", "images").manifest
+    assert (manifest.name, manifest.model, manifest.loss) == ("qmnist-images", "lenet10", "cross-entropy")
+    assert manifest.feature_scale == 1 / 255
+    assert models.load(manifest.model, manifest.loss).num_parameters == 13_426
+    assert "test images" not in manifest.provenance
+    assert "database 19. The images of a writer are dealt out to clients of 2 images:" in manifest.provenance
+
+
+def test_images_have_a_folder_of_their_own(files: dict[str, Path], umbel_home: Path) -> None:
+    options = [*options_of(files), "--rows", "2", "--kind", "images"]
+    result = CliRunner().invoke(module.app, list(map(str, options)))
+    federation = open_federation(umbel_home / "data" / "qmnist-images")
+    split = federation.manifest.split
+    assert result.stdout.splitlines() == [
+        f"{split['train']} training and {split['validation']} validation clients, {len(federation.targets)} images; "
+        "clients whose images are turned: 0",
+        str(umbel_home / "data" / "qmnist-images"),
+    ]
 
 
 # --- the whole
@@ -341,7 +382,7 @@ def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path, run_config: d
         umbel_home / "data" / "qmnist-features", manifest,
         np.zeros((1757, 10), np.float32), np.zeros(1757, int), np.arange(1758),
     )  # fmt: skip
-    config = tomllib.loads((PROJECT / "configs" / "qmnist-features.toml").read_text(encoding="utf-8"))
+    config = tomllib.loads((PROJECT / "configs" / "qmnist-features-epsilon-8.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()
     setup = Setup.parse(run_config | config)
     assert setup.manifest == manifest
