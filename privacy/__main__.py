@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mechanisms.guarantee import DELTA, amount, gap, guarantee, in_words
-from mechanisms.plan import Plan, Task, plan, plan_for, what_helps
-from privacy import approvals
+from mechanisms.guarantee import DELTA, amount, guarantee, in_words
+from mechanisms.plan import Task, plan, plan_for, what_helps
+from privacy import approvals, planned
 from privacy.charges import paper_spent
 from privacy.ledger import Ledger
 from privacy.site_log import SUFFIX, Decision, Line, SiteLog, beside
@@ -77,33 +77,7 @@ def plan_command(
                 figures, ways = plan_for(*wanted), what_helps(*wanted)
         except ValueError as error:
             fail(str(error))
-    _print_plan(figures, ways, delta)
-
-
-def _print_plan(figures: Plan, ways: dict[str, float], delta: float) -> None:
-    release = figures.release
-    (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
-    between = gap(release) or "between any two data sets of a client, over all its participations; radius public"
-    table = Table("figure", "value", "what it means", title="A planned run")
-    add = table.add_row
-    add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
-    if release.chooses:
-        add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
-    participations = f"median {figures.median_participations}, most {figures.max_participations}"
-    add("participations", participations, "expected, over all clients; max-participations bounds them")
-    add("pure epsilon", f"median {pure}, most {most_pure}", between)
-    add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
-    often = (figures.median_participations, figures.max_participations)
-    paper = (amount(release.paper_spend(times)) for times in often)
-    add("paper's budget", "median {}, most {}".format(*paper), "n/nu a participation: a heuristic, no guarantee")
-    add("noise against update", f"{figures.noise_left:.3g}", "left in a hypothesis after averaging, in radii")
-    add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
-    console = Console()
-    console.print(table)
-    for way, factor in sorted(ways.items(), key=lambda pair: -pair[1]):
-        console.print(f"With {way} the noise left is {factor:.2f} times less, at the same guarantee.", soft_wrap=True)
-    for warning in figures.warnings:
-        console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
+    planned.show(figures, ways, delta)
 
 
 @ledger_app.command()
