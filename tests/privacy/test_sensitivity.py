@@ -1,4 +1,4 @@
-"""What is noised moves by no more than is claimed, and what leaves is as alike as claimed; sites: `test_site_release`."""
+"""What is noised moves by no more than claimed, and what leaves is as alike as claimed; sites: `test_site_release`."""
 
 from __future__ import annotations
 
