@@ -1,4 +1,4 @@
-"""Commands: ``python -m attacks reconstruct | identify | audit``."""
+"""Commands: ``python -m attacks reconstruct | identify | rows | audit``."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from attacks import identify
 from attacks.audit import findings
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
+from attacks.rows import audit as table_audit
+from attacks.rows import report
 from mechanisms.guarantee import DELTA, site_release
 from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
@@ -99,6 +102,38 @@ def identify_command(
             table.add_row(*map(identify.cell, row.values()))
         console.print(table)
     for note in done.notes():
+        console.print(note, soft_wrap=True)
+    typer.echo(folder / "table.md")
+
+
+@app.command("rows")
+def rows_command(
+    federation: Annotated[
+        str, typer.Option(help="Name or path of a federation of service, place and payment, as hospital.")
+    ] = "hospital",
+    clients: Annotated[int, typer.Option(min=1, help="Hospitals of each kind to attack, at most.")] = (
+        table_audit.CLIENTS
+    ),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/rows-…")
+    ] = None,
+) -> None:
+    """Reconstruct hospitals' rows from what they release, in each mode of release, behind the app's own gate."""
+    setting = table_audit.Setting(federation, clients, seed)
+    with errors_in_one_line():
+        folder = out.expanduser().absolute() if out else umbel_home() / "audits" / report.file_name(setting)
+        found = table_audit.audit(setting)
+        folder.mkdir(parents=True, exist_ok=True)
+        report.write(folder, setting, found)
+    console = Console()
+    for heading, rows in report.tables(found):
+        table = Table(*report.COLUMNS, title=heading)
+        for row in rows:
+            # Brackets are no markup here.
+            table.add_row(*map(escape, row))
+        console.print(table)
+    for note in report.notes():
         console.print(note, soft_wrap=True)
     typer.echo(folder / "table.md")
 

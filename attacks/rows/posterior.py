@@ -1,0 +1,125 @@
+"""What a release says of who released it: the likelihood of made-up clients, by the mechanism's law.
+
+The density of vector Laplace noise at a distance d from its centre is proportional to r^-n exp(-n d / (nu r)).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+Matrix = NDArray[np.float64]
+Chosen = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Law:
+    """How a release comes about.
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        nu, above 0.
+    radius : float
+        That updates are clipped to; where `public` is false, the least radius.
+    public : bool
+        Otherwise the radius is the norm of the update.
+    choice_epsilon : float
+        Of the choice; 0 for an open one.
+    """
+
+    noise_multiplier: float
+    radius: float
+    public: bool
+    choice_epsilon: float
+
+    def clipped(self, updates: Matrix) -> Matrix:
+        """Return updates (..., n) as they are released but for the noise."""
+        if not self.public:
+            return updates
+        norms = np.linalg.norm(updates, axis=-1, keepdims=True)
+        clipped: Matrix = updates * (self.radius / np.maximum(norms, self.radius))
+        return clipped
+
+    def radii(self, updates: Matrix) -> Matrix:
+        """Return the radius (...) of the noise on updates (..., n)."""
+        if self.public:
+            return np.full(updates.shape[:-1], self.radius)
+        radii: Matrix = np.maximum(np.linalg.norm(updates, axis=-1), self.radius)
+        return radii
+
+
+def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matrix, best: Chosen) -> Matrix:
+    """Return the log likelihood (m, c) of each candidate by each client's release, up to a constant of each client.
+
+    Parameters
+    ----------
+    law : Law
+    hypotheses : ndarray, shape (k, n)
+    releases : ndarray, shape (m, n)
+    updates : ndarray, shape (c, k, n)
+        Of the candidates from each hypothesis, not clipped.
+    best : ndarray of int, shape (c,)
+        The hypothesis that fits each best.
+    """
+    (k, n), nu = hypotheses.shape, law.noise_multiplier
+    moved, radii = law.clipped(updates), law.radii(updates)
+    logs = np.empty((k, len(releases), len(updates)))
+    for j in range(k):
+        apart = distances(releases - hypotheses[j], moved[:, j])
+        logs[j] = -n * apart / (nu * radii[:, j]) - n * np.log(radii[:, j])
+        # Randomised response: the best has e^eps times the probability of any other.
+        if law.choice_epsilon:
+            logs[j] += law.choice_epsilon * (best == j)
+        elif k > 1:
+            logs[j][:, best != j] = -np.inf
+    total: Matrix = special.logsumexp(logs, axis=0)
+    return total
+
+
+def site_log_likelihood(
+    law: Law, sums: Matrix, counts: Matrix, updates: Matrix, best: Chosen, others: Matrix, chosen: Matrix
+) -> Matrix:
+    """Return the log likelihood (c,) of each candidate as one client of a site, by the site's release.
+
+    Parameters
+    ----------
+    law : Law
+    sums : ndarray, shape (k, n)
+    counts : ndarray, shape (k,)
+    updates : ndarray, shape (c, k, n)
+        Of the candidates, not clipped.
+    best : ndarray of int, shape (c,)
+    others : ndarray, shape (draws, k, n)
+        Sums of clipped updates of made-up other clients; the likelihood is their mean.
+    chosen : ndarray, shape (draws, k)
+        How many of these others chose each hypothesis.
+    """
+    (k, n), moved = sums.shape, law.clipped(updates)
+    rate = n / (law.noise_multiplier * law.radius)
+    logs = np.zeros((len(others), len(updates)))
+    for j in range(k):
+        rest, left = sums[j] - others[:, j], counts[j] - chosen[:, j]
+        ours = best == j
+        logs -= np.where(ours, rate * distances(rest, moved[:, j]), rate * np.linalg.norm(rest, axis=1)[:, None])
+        if k > 1:
+            # The noise on a count: two counts that move by one each cost choice-epsilon together.
+            logs -= law.choice_epsilon / 2 * np.abs(left[:, None] - ours)
+    total: Matrix = special.logsumexp(logs, axis=0)
+    return total
+
+
+def weights(logs: Matrix) -> Matrix:
+    """Return the posterior (m, c) of equally likely candidates."""
+    found: Matrix = special.softmax(logs, axis=-1)
+    return found
+
+
+def distances(one: Matrix, other: Matrix) -> Matrix:
+    """Return the distances (a, b) between rows of (a, n) and of (b, n)."""
+    square = np.square(one).sum(axis=1)[:, None] + np.square(other).sum(axis=1) - 2 * one @ other.T
+    found: Matrix = np.sqrt(np.maximum(square, 0.0))
+    return found
