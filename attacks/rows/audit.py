@@ -45,12 +45,14 @@ from protocol.errors import ConfigError, FederationError
 Matrix = NDArray[np.float64]
 Generator = np.random.Generator
 
-CLIENTS = 200
+CLIENTS = 300
 """Victims of each kind."""
 
-_FEW = 20  # victims where each is asked often, with hypotheses of its own
+FEW = 20
+"""Victims where each is asked often, with hypotheses of its own."""
+
 _EPOCHS = 20
-_CANDIDATES = 3000
+_CANDIDATES = 2000
 _FLOOR = 0.01  # the least radius where it is the norm of the update
 _IN_SITES = 1200  # candidates there, where each is weighed with many made-up others
 # For the choice of a design: pilots, and candidates.
@@ -199,7 +201,7 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
     """Attack victims in one mode, with a probe for each quantity; return what is found of each."""
     known = data.known[rows]
     if mode.releases > 1:
-        asked = asked.some(slice(0, _FEW))
+        asked = asked.some(slice(0, FEW))
     found = []
     with victims(asked, data.manifest) as folder:
 

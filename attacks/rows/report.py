@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 
-from attacks.rows.audit import Finding, Setting
-from attacks.rows.tables import PAYMENT, QUANTITIES, SERVICE
+from attacks.rows.audit import FEW, Finding, Setting
+from attacks.rows.tables import QUANTITIES, SERVICE
 from protocol.home import write_atomically
 
 COLUMNS = ("mode", "ν", "releases", "pure ε", *QUANTITIES)
@@ -35,7 +35,8 @@ def notes() -> list[str]:
     return [
         "Root mean square error relative to guessing the mean of other hospitals (1: nothing learnt), with a 95 % "
         "bootstrap interval over clients; in brackets the same in the data's units, or how many services are guessed "
-        "right. Epsilon is the node's own count, the largest where the attacks on the quantities cost differently.",
+        f"right. Where clients are asked more than once, {FEW} are attacked. Epsilon is the node's own count, the "
+        "largest where the attacks on the quantities cost differently.",
         "Each quantity is attacked by itself, by a server that may ask nothing else. A client of several rows has all "
         "services, which is no secret; its payments are all of its rows'. An attack that fails proves nothing.",
     ]
@@ -78,9 +79,9 @@ def _text(one: Finding) -> str:
     if one.quantity == SERVICE:
         assert one.right is not None
         return f"{amount} [{one.right:.0%}]"
-    digits = f"{one.error:,.0f}" if one.quantity == PAYMENT and one.error >= 10 else f"{one.error:.3g}"
+    digits = "< 0.001" if one.error < 0.001 else f"{one.error:,.0f}" if one.error >= 100 else f"{one.error:.3g}"
     return f"{amount} [{digits} {one.unit}]".replace(" ]", "]")
 
 
 def _short(number: float) -> str:
-    return f"{number:.2f}" if number >= 0.095 else f"{number:.1g}"
+    return f"{number:.2f}" if number >= 0.095 else f"{number:.1g}" if number >= 1e-4 else "0"

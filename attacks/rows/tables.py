@@ -68,12 +68,14 @@ class Hospitals:
 
     def blurred(self, size: int, generator: np.random.Generator) -> Hospitals:
         """Return so many made-up hospitals: each is one of these with its place and payments moved a little."""
-        drawn = self.some(generator.integers(len(self), size=size))
+        # Each of these about equally often: the mean of what is made up is then that of these, but for a little.
+        rounds = [generator.permutation(len(self)) for _ in range(-(-size // len(self)))]
+        drawn = self.some(np.concatenate(rounds)[:size])
         features, scale = drawn.features.copy(), self.features[:, 0, 1:].std(axis=0)
         features[:, :, 1:] += _BLUR_PLACE * scale * generator.standard_normal((size, 1, 2))
         # Payments of a hospital are high or low together.
         moved = generator.standard_normal((size, 1)) + generator.standard_normal((size, self.rows))
-        return Hospitals(features, drawn.payments * np.exp(_BLUR_PAYMENT * moved))
+        return Hospitals(features, drawn.payments * np.exp(_BLUR_PAYMENT * moved - _BLUR_PAYMENT**2))
 
 
 @dataclass(frozen=True)
