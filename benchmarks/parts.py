@@ -49,7 +49,7 @@ PARTS: dict[str, list[Place]] = {
     "reading rows": [(Cohort, "gather")],
     "scoring, to choose and to evaluate": [(Learner, "score")],
     "training": [(Learner, "train")],
-    "ledger": [(MemoryLedger, "affordable"), (MemoryLedger, "charge")],
+    "ledger": [(MemoryLedger, "charge")],
     "noise": [(privacy.releases, "sanitise"), (privacy.releases, "round_to_grid")],
     "arrays to records and back": [
         (module, name)

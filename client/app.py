@@ -160,9 +160,11 @@ def _undisclosed(
 
     Whether memory or time is enough depends on how many rows there are. A reply that stayed away would
     tell that, for nothing. So clients are charged and answered as if nothing had gone wrong, and to the
-    gate, numbers that are not there are those of training that blew up. Where the clients cannot be
-    computed together, each is computed by itself in its own share of the time: what one of them
-    releases must not tell how much another has.
+    gate, numbers that are not there are those of training that blew up.
+
+    Each client is computed by itself, in its own share of the time. Of clients that are computed
+    together, one's rows change the last digits of another's update, and training that a server makes
+    chaotic turns last digits into first ones: then one client's release would tell of another.
 
     Parameters
     ----------
@@ -177,13 +179,9 @@ def _undisclosed(
         simulation, where nobody is, an error shall be seen.
     """
     seconds = node.site.policy.max_seconds
-    try:
+    if node.site.simulated or not needed:
         with time_limit(seconds):
             return compute(slice(0, clients))
-    except Exception as error:
-        if node.site.simulated or not needed:
-            raise
-        _log_failure("the clients of a message together, and tries each by itself", error)
     found = nothing()
     for client in range(clients):
         try:

@@ -47,7 +47,7 @@ class Guarantee:
         Epsilon at delta = 0; infinite where a mechanism has none.
     epsilon, delta : float
         The smaller of the epsilon at `delta` by numerical composition, and the pure one. It holds for
-        demands that were fixed in advance; for servers that pick them as they go, see `adaptive`.
+        demands that were fixed in advance; for servers that pick them as they go, see `within_budget`.
     """
 
     pure: float
@@ -118,48 +118,60 @@ def pure_spent(releases: Mapping[Release, int]) -> Fraction | float:
     return total
 
 
-def adaptive(
-    releases: Mapping[Release, int], delta: float, min_noise_multiplier: float, max_choice_epsilon: float
-) -> Fraction | float:
-    r"""Return an epsilon at `delta` that holds whatever a server picked as it went.
+def within_budget(
+    releases: Mapping[Release, int],
+    budget: Fraction,
+    delta: float,
+    min_noise_multiplier: float = 0.0,
+    max_choice_epsilon: float = math.inf,
+    reports: bool = False,
+) -> bool:
+    r"""Return whether an epsilon of `budget` at `delta` holds, whatever a server picked as it went.
 
     Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016).
-    Numerical composition is proven for parameters fixed in advance. So the releases of the kind that the
-    client made first are all taken for ones with the least noise that the site accepts: that dominates
-    whatever the server picked, and is fixed. All others count by their pure epsilon. The smaller of this
-    and the pure sum is returned.
+    Numerical composition is proven for parameters fixed in advance. So releases of a client's first sort
+    are all taken for ones with the least noise that the site accepts: that dominates whatever the server
+    picked, and is fixed. Beside them there is room for nothing else, as a server could turn to it at the
+    moment that suits it best; but where training clients report, a quarter of the budget is set apart for
+    reports and all other sorts, by their pure epsilons.
+
+    What was seen exceeds the budget only where the pure sum does. There the first sort has at most as many
+    releases as its fixed part of the budget allows, and the others have at most theirs.
 
     Parameters
     ----------
     releases : mapping from Release to int
         In the order in which each came first.
+    budget : Fraction
     delta : float
-        Above 0.
+        0 for a pure epsilon.
     min_noise_multiplier, max_choice_epsilon : float
         What the site accepts at most.
+    reports : bool
+        Whether the site's training clients report.
     """
-    pure = pure_spent(releases)
+    if pure_spent(releases) <= budget:
+        return True
     some = [release for release, times in releases.items() if times]
-    if not some or any(gap(release) for release in some):
-        return pure
-    first = _Sort.of(some[0])
-    alike = [release for release in some if _Sort.of(release) == first]
-    rest = pure_spent({release: releases[release] for release in some if release not in alike})
+    trained = [release for release in some if release.kind is not Kind.REPORT]
+    if not delta or not trained or any(gap(release) for release in some):
+        return False
+    first = _Sort.of(trained[0])
+    alike = [release for release in trained if _Sort.of(release) == first]
     worst = replace(
-        some[0],
+        trained[0],
         radius=None,
         noise_multiplier=min(min_noise_multiplier or math.inf, *(release.noise_multiplier for release in alike)),
         # Of two, a choice tells most.
-        hypotheses=2 if any(release.chooses for release in alike) else 1,
-        choice_epsilon=max(
-            [release.choice_epsilon for release in alike]
-            + ([max_choice_epsilon] if any(release.choice_epsilon for release in alike) else [])
-        ),
+        hypotheses=2 if first.chooses else 1,
+        choice_epsilon=max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.randomised else 0.0,
     )
-    if math.isinf(rest) or math.isinf(worst.choice_epsilon):
-        return pure
+    if math.isinf(worst.choice_epsilon):
+        return False
+    apart = budget / 4 if reports else Fraction(0)
+    rest = pure_spent({release: releases[release] for release in some if release not in alike})
     times = sum(releases[release] for release in alike)
-    return min(pure, _as_float(rest) + _composed(frozenset({worst: times}.items()), delta))
+    return rest <= apart and _composed(frozenset({worst: times}.items()), delta) <= budget - apart
 
 
 @dataclass(frozen=True)
@@ -169,10 +181,12 @@ class _Sort:
     kind: Kind
     n: int
     mechanism: str
+    chooses: bool
+    randomised: bool
 
     @classmethod
     def of(cls, release: Release) -> _Sort:
-        return cls(release.kind, release.n, release.mechanism)
+        return cls(release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0)
 
 
 def losses(release: Release) -> list[Loss]:

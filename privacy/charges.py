@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 
-from mechanisms.guarantee import adaptive, pure_spent
+from mechanisms.guarantee import within_budget
 from protocol.release import Kind, RadiusMode, Release
 
 Account = Mapping[Release, int]
@@ -47,7 +47,9 @@ class Limits:
     participations : int or None
         The largest number of releases, whatever they cost.
     min_noise_multiplier, max_choice_epsilon : float
-        What the site accepts at most: see `mechanisms.guarantee.adaptive`.
+        What the site accepts at most: see `mechanisms.guarantee.within_budget`.
+    reports : bool
+        Whether training clients report.
     """
 
     budget: Fraction | None = None
@@ -56,6 +58,7 @@ class Limits:
     participations: int | None = None
     min_noise_multiplier: float = 0.0
     max_choice_epsilon: float = math.inf
+    reports: bool = False
 
     @property
     def any(self) -> bool:
@@ -72,15 +75,18 @@ class Limits:
         after = {**account, release: account.get(release, 0) + 1}
         if self.paper_budget is not None and not paper_spent(after) <= self.paper_budget:
             return False
-        return self.budget is None or self.spent(after) <= self.budget
+        return self.budget is None or self._covers(after, self.budget)
 
-    def spent(self, account: Account) -> Fraction | float:
-        """Return the epsilon of an account at `delta`, whatever servers picked as they went; infinite for none."""
-        if not self.delta:
-            return pure_spent(account)
-        return adaptive(account, self.delta, self.min_noise_multiplier, self.max_choice_epsilon)
+    def bounds(self, release: Release) -> bool:
+        """Return whether any budget at all could cover a release."""
+        return self._covers({priced(release): 1}, _ANY)
+
+    def _covers(self, account: Account, budget: Fraction) -> bool:
+        least = (self.min_noise_multiplier, self.max_choice_epsilon, self.reports)
+        return within_budget(account, budget, self.delta, *least)
 
 
+_ANY = Fraction(10**400)  # more than any number that a policy could name
 NO_LIMITS = Limits()
 
 
@@ -99,7 +105,6 @@ def paper_spent(account: Account) -> Fraction | float:
     return total
 
 
-@lru_cache(maxsize=1024)
 def written(release: Release) -> str:
     """Return a release, without its radius, as ledgers keep it."""
     return json.dumps(

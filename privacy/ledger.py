@@ -100,7 +100,11 @@ class _Books:
 
     def account(self, client: int) -> dict[Release, int]:
         """Return what a client has released."""
-        return {read(self.releases[number]): times for number, (_, times) in self.totals.get(client, {}).items()}
+        account: dict[Release, int] = {}
+        for number, (_, times) in self.totals.get(client, {}).items():
+            release = read(self.releases[number])
+            account[release] = account.get(release, 0) + times
+        return account
 
     def affordable(self, clients: Sequence[int], release: Release, limits: Limits) -> list[bool]:
         """Return for each client whether one more release stays within the limits."""

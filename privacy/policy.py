@@ -160,7 +160,7 @@ class Policy(Settings):
     max_seconds: Unlimited = Field(
         3600.0,
         gt=0,
-        description="how long it computes for a message; where that is too little, each client has its share of it",
+        description="how long it computes for a message, of which each client has its share",
     )
     budget: Unlimited = Field(
         math.inf,

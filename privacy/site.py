@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from mechanisms.guarantee import gap
-from privacy.charges import Limits, priced
+from privacy.charges import Limits
 from privacy.policy import Policy, Role
 from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home
@@ -166,17 +166,18 @@ class Site:
             None if math.isinf(policy.max_participations) else int(policy.max_participations),
             policy.min_noise_multiplier,
             policy.max_choice_epsilon,
+            policy.report_noise_multiplier > 0,
         )
 
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` where there is a budget, and nothing that it could count bounds a release."""
         limits = self.limits
-        if limits.budget is None or limits.spent({priced(release): 1}) < math.inf:
+        if limits.budget is None or limits.bounds(release):
             return
         fix = (
             'ask for radius "public", and for a choice-epsilon or 1 hypothesis'
             if gap(release)
-            else "set delta in this node's configuration"
+            else "set delta, and max-choice-epsilon where there is a choice, in this node's configuration"
         )
         reason = gap(release) or f"mechanism {release.mechanism!r} has no pure epsilon"
         raise Refused(f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix}")

@@ -10,7 +10,7 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, MetricRecord
 
 from protocol.errors import ProtocolError
-from protocol.release import LAPLACE, NoisePer, RadiusMode, ReleaseBy
+from protocol.release import LAPLACE, MAX_CHOICE_EPSILON, NoisePer, RadiusMode, ReleaseBy
 
 VERSION = 4
 
@@ -150,6 +150,8 @@ class Training(_Asked):
         _not_negative("noise-multiplier", self.noise_multiplier)
         _not_negative("message-noise", self.message_noise)
         _not_negative("choice-epsilon", self.choice_epsilon)
+        if self.choice_epsilon > MAX_CHOICE_EPSILON:
+            raise ProtocolError(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
         object.__setattr__(self, "radius_mode", _one_of("radius", RadiusMode, self.radius_mode))
         _positive("the radius", self.radius)
         object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
@@ -271,9 +273,9 @@ def _whole(name: str, value: int, minimum: int) -> None:
 
 
 def _as_floats(asked: Any, *names: str) -> None:
-    """Have whole numbers that stand for real ones be real: there are some that no ledger can hold."""
+    """Have whole numbers that stand for real ones be real, and no zero negative: no ledger can hold some of them."""
     for name in names:
-        object.__setattr__(asked, name, float(getattr(asked, name)))
+        object.__setattr__(asked, name, float(getattr(asked, name)) + 0.0)
 
 
 def _not_negative(name: str, value: float) -> None:

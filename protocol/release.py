@@ -11,6 +11,9 @@ from functools import lru_cache
 LAPLACE = "laplace"
 """The mechanism of the group privacy paper, and the default."""
 
+MAX_CHOICE_EPSILON = 30.0
+"""Beyond it a choice is as good as open, and its chances are finer than random numbers are."""
+
 _LONGEST, _GRAIN = 1000, 2**32  # denominators of prices
 
 

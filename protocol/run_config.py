@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from protocol.errors import ConfigError
-from protocol.release import LAPLACE, NoisePer, RadiusMode, RadiusSchedule
+from protocol.release import LAPLACE, MAX_CHOICE_EPSILON, NoisePer, RadiusMode, RadiusSchedule
 from protocol.rules import Settings
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
@@ -93,7 +93,10 @@ class RunConfig(Settings):
     )
     mechanism: str = Field(LAPLACE, description="the law of the noise: laplace, gaussian, or package.module:Class")
     choice_epsilon: Number = Field(
-        0.0, ge=0, description="epsilon of the randomised choice of a hypothesis; 0 for the paper's open choice"
+        0.0,
+        ge=0,
+        le=MAX_CHOICE_EPSILON,
+        description="epsilon of the randomised choice of a hypothesis; 0 for the paper's open choice",
     )
     noise_per: Noised = Field(
         NoisePer.VECTOR,

@@ -78,7 +78,8 @@ class Summary:
             without = "no pure epsilon" if most_pure == "none" else f"pure epsilon {pure}, {most_pure}"
             lines = [
                 "Guaranteed to a client, between any two of its data sets: "
-                f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; {without}."
+                f"epsilon {at_delta} (median), {most} (maximum) at delta {DELTA:g}; {without}. "
+                "What training clients report, where a site lets them, comes on top."
             ]
         if self.release.paper_cost is None:
             return [*lines, "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."]

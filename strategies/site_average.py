@@ -98,7 +98,8 @@ class SiteAverage(HypothesisStrategy):
         """Return about how many of the clients that took part trained each hypothesis (k,); they add up to all."""
         counts = found.counts.sum(axis=0)
         total, clients = float(counts.sum()), len(found.clients)
-        return counts * (clients / total) if total > 0 else np.full(self.hypotheses, clients / self.hypotheses)
+        # A sum of next to nothing is no count at all, and too small to divide by.
+        return counts / total * clients if total >= 1 else np.full(self.hypotheses, clients / self.hypotheses)
 
     def least(self, sites: int) -> float:
         """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""

@@ -130,7 +130,7 @@ def spent_means(view: View) -> list[str]:
     """Return what the figure for privacy is worth."""
     counted = (
         "Only releases that reached the server in this run are counted. A client's own ledger, on its node, may show "
-        "more: it is charged before a release leaves, and for other runs too."
+        "more: it is charged before a release leaves, for other runs too, and for what training clients report."
     )
     release = view.summary.release
     if not view.sanitised:

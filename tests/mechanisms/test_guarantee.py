@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mechanisms.accountant import compose
 from mechanisms.choice import RandomisedResponse
 from mechanisms.gaussian import GaussianLoss
-from mechanisms.guarantee import adaptive, amount, gap, guarantee, in_words, pure_cost, pure_spent
+from mechanisms.guarantee import amount, gap, guarantee, in_words, pure_cost, pure_spent, within_budget
 from mechanisms.laplace import Laplace
 from protocol.release import Kind, RadiusMode, Release
 
@@ -64,7 +64,6 @@ def test_one_release_without_a_guarantee_leaves_none_at_all(release: Release, wh
     assert guarantee({release: 1}) is None
     assert guarantee({private(): 1, release: 1}) is None
     assert pure_spent({private(): 1, release: 1}) == math.inf
-    assert adaptive({private(): 1, release: 1}, 1e-5, 10.0, 1.0) == math.inf
     assert in_words(guarantee({release: 1})) == ("none", "none")
 
 
@@ -109,32 +108,74 @@ def test_the_radius_plays_no_part() -> None:
 # --- whatever a server picks as it goes
 
 
+def least_budget(
+    releases: dict[Release, int], floor: float = 10.0, choice: float = 1.0, reports: bool = False
+) -> float:
+    """Return the least budget at delta 1e-5 that covers releases, in steps of .01."""
+    low, high = 0, 10**6
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = within_budget(releases, Fraction(middle, 100), 1e-5, floor, 1.0, reports)
+        low, high = (low, middle) if fits else (middle, high)
+    return high / 100
+
+
 def test_what_a_server_picks_counts_as_the_least_noise_that_the_site_accepts() -> None:
     """Ten releases of nu = 20 where 10 would have been accepted cost what ten of nu = 10 do, if that is less."""
-    found = adaptive({private(nu=20.0): 10}, 1e-5, 10.0, 1.0)
-    least = private(nu=10.0, hypotheses=2)
-    worst = guarantee({least: 10}, 1e-5)
-    assert worst is not None
-    assert found == pytest.approx(worst.epsilon)
+    least = guarantee({private(nu=10.0, hypotheses=2): 10}, 1e-5)
     own = guarantee({private(nu=20.0): 10}, 1e-5)
+    assert least is not None
     assert own is not None
-    assert found > own.epsilon
+    assert own.epsilon < least_budget({private(nu=20.0): 10}) == pytest.approx(least.epsilon, abs=0.011)
 
 
 def test_the_pure_sum_counts_where_it_is_smaller() -> None:
-    assert adaptive({private(nu=1000.0): 1}, 1e-5, 1.0, 1.0) == Fraction(22, 1000) + 1
+    assert within_budget({private(nu=1000.0): 1}, Fraction(1022, 1000), 1e-5, 1.0, 1.0)
+    assert not within_budget({private(nu=1000.0): 1}, Fraction(1021, 1000), 1e-5, 1.0, 1.0)
 
 
-def test_without_a_limit_on_the_choice_only_the_pure_sum_is_left() -> None:
-    assert adaptive({private(): 10}, 1e-5, 10.0, math.inf) == 32
+@pytest.mark.parametrize(("delta", "choice"), [(0.0, 1.0), (1e-5, math.inf)])
+def test_without_delta_or_a_limit_on_the_choice_only_the_pure_sum_is_left(delta: float, choice: float) -> None:
+    assert within_budget({private(): 10}, Fraction(32), delta, 10.0, choice)
+    assert not within_budget({private(): 10}, Fraction(3199, 100), delta, 10.0, choice)
 
 
-def test_releases_of_another_sort_than_the_first_count_by_their_pure_epsilon() -> None:
-    """Which sort comes first was picked before anything was seen; how the others mix was not."""
+@pytest.mark.parametrize(
+    "other",
+    [
+        Release(Kind.REPORT, 2, 400.0, RadiusMode.PUBLIC),
+        private(12, nu=1e6),
+        private(nu=1e6, hypotheses=1, choice_epsilon=0.0),
+        private(nu=1e6, mechanism="gaussian"),
+    ],
+    ids=str,
+)
+def test_beside_the_first_sort_there_is_room_for_nothing_else(other: Release) -> None:
+    """A server could turn to it at the moment when it has seen much by chance: then only the pure sum is proven."""
+    alone = least_budget({private(): 10})
+    assert alone < 32
+    together = {private(): 10, other: 1}
+    assert not within_budget(together, Fraction(32), 1e-5, 10.0, 1.0)
+    if (cost := pure_spent(together)) < math.inf:
+        assert within_budget(together, Fraction(cost), 1e-5, 10.0, 1.0)
+
+
+def test_where_training_clients_report_a_quarter_is_set_apart_for_reports() -> None:
+    """Whichever of the two comes first."""
     report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
-    alone = adaptive({private(): 10}, 1e-5, 10.0, 1.0)
-    assert adaptive({private(): 10, report: 3}, 1e-5, 10.0, 1.0) == pytest.approx(float(alone) + 1.5)
-    assert adaptive({report: 3, private(): 10}, 1e-5, 10.0, 1.0) == pytest.approx(32 + 1.5, abs=0.3)
+    gaussian = private(1000, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)
+    alone = guarantee({gaussian: 4}, 1e-5)
+    assert alone is not None
+    for account in ({gaussian: 4, report: 1}, {report: 1, gaussian: 4}):
+        assert least_budget(account, 4.0, reports=True) == pytest.approx(alone.epsilon / 0.75, abs=0.011)
+        assert least_budget(account, 4.0) == 10**4, "a site whose clients do not report sets nothing apart"
+    assert least_budget({gaussian: 1, report: 20}, 4.0, reports=True) == 40.0, "a quarter must hold twenty reports"
+
+
+def test_what_has_no_guarantee_fits_no_budget() -> None:
+    for release in (OPEN, HEURISTIC, BARE):
+        assert not within_budget({release: 1}, Fraction(10**9), 1e-5, 10.0, 1.0)
+        assert not within_budget({private(): 1, release: 1}, Fraction(10**9), 1e-5, 10.0, 1.0)
 
 
 accounts = st.lists(
@@ -146,10 +187,11 @@ accounts = st.lists(
 
 @settings(derandomize=True, max_examples=25, deadline=None)
 @given(accounts, st.integers(1, 6))
-def test_it_is_never_less_than_what_was_released_nor_more_than_the_pure_sum(
+def test_no_budget_is_less_than_what_was_released_and_the_pure_sum_always_is_one(
     kinds: list[tuple[int, float, float]], times: int
 ) -> None:
     account = {private(n, nu, choice_epsilon=epsilon): times for n, nu, epsilon in kinds}
     found = guarantee(account, 1e-5)
     assert found is not None
-    assert found.epsilon * (1 - 1e-6) <= adaptive(account, 1e-5, 5.0, 1.0) <= pure_spent(account)
+    assert within_budget(account, Fraction(pure_spent(account)), 1e-5, 5.0, 1.0)
+    assert not within_budget(account, Fraction(found.epsilon * (1 - 1e-6)), 1e-5, 5.0, 1.0)

@@ -29,7 +29,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from client.app import app
 from federation import offsets_of, write_federation
 from mechanisms import Mechanism
-from mechanisms.guarantee import adaptive
+from mechanisms.guarantee import within_budget
 from privacy import gate
 from privacy import releases as mechanism
 from privacy.ledger import Ledger
@@ -229,7 +229,7 @@ class Watched:
             assert all(release.noise_multiplier > 0 for release in account), "nobody released without noise"
             if self.name == "private":
                 assert all(release.choice_epsilon <= 1 for release in account)
-                assert adaptive(account, 1e-5, 1.0, 1.0) <= 40
+                assert within_budget(account, Fraction(40), 1e-5, 1.0, 1.0)
         for file in (self.folder / "models").glob("*"):
             assert all(np.isfinite(value).all() for value in safetensors.numpy.load_file(file).values())
         known = {SECRET, "models", *(path.name for path in self.folder.glob("ledger.sqlite*"))}

@@ -512,3 +512,12 @@ def test_two_processes_together_never_exceed_the_budget(path: Path) -> None:
     for worker in workers:
         worker.join()
     assert spent(Ledger(path), 0) == 110
+
+
+def test_releases_that_are_equal_are_one_however_they_were_written(path: Path) -> None:
+    """-0.0 is 0.0, and its text is another."""
+    ledger = Ledger(path)
+    for zero in (0.0, -0.0):
+        release = Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.5, hypotheses=2, choice_epsilon=zero)
+        ledger.charge(Charge("7", 1, release), [0])
+    assert list(Ledger(path, whole=True).account(0).values()) == [2]

@@ -23,7 +23,7 @@ from scipy import stats
 from mechanisms import Gaussian, Laplace
 from mechanisms.base import Matrix, Mechanism
 from mechanisms.gaussian import GaussianLoss
-from mechanisms.guarantee import adaptive, gap, guarantee, pure_cost, site_release
+from mechanisms.guarantee import gap, guarantee, pure_cost, site_release, within_budget
 from privacy.charges import Charge, Limits, read, written
 from privacy.gate import local_result
 from privacy.ledger import Ledger
@@ -249,7 +249,8 @@ def test_a_gaussian_release_covers_the_choice_at_no_price(k: int) -> None:
     loss = GaussianLoss(2 / 4 * math.sqrt(3))
     assert loss.delta(np.array([found.epsilon]))[0] == pytest.approx(1e-5, rel=1e-3)
     # Whatever the site accepts of choices, they play no part.
-    assert adaptive({one: 3}, 1e-5, 4.0, math.inf) == found.epsilon
+    assert within_budget({one: 3}, Fraction(found.epsilon), 1e-5, 4.0, math.inf)
+    assert not within_budget({one: 3}, Fraction(found.epsilon * (1 - 1e-6)), 1e-5, 4.0, math.inf)
 
 
 def test_laplace_counts_without_a_price_are_an_open_choice() -> None:
@@ -257,7 +258,7 @@ def test_laplace_counts_without_a_price_are_an_open_choice() -> None:
     assert gap(open_choice) == "the choice among 2 hypotheses is open"
     assert pure_cost(open_choice) == math.inf
     assert guarantee({open_choice: 1}) is None
-    assert adaptive({open_choice: 1}, 1e-5, 1.0, 1.0) == math.inf
+    assert not within_budget({open_choice: 1}, Fraction(10**9), 1e-5, 1.0, 1.0)
 
 
 def test_servers_that_pick_as_they_go_are_taken_to_pick_what_tells_most() -> None:
@@ -265,7 +266,9 @@ def test_servers_that_pick_as_they_go_are_taken_to_pick_what_tells_most() -> Non
     worst = guarantee({release(2, choice_epsilon=0.3, nu=30.0): 10}, 1e-5)
     assert worst is not None
     pure = Fraction(5 * 2) * Fraction(6, 60) + Fraction(3, 2)
-    assert adaptive(account, 1e-5, 30.0, 0.3) == min(pure, worst.epsilon)
+    least = min(pure, Fraction(worst.epsilon))
+    assert within_budget(account, least, 1e-5, 30.0, 0.3)
+    assert not within_budget(account, least * Fraction(999_999, 1_000_000), 1e-5, 30.0, 0.3)
 
 
 def test_a_ledger_keeps_what_a_site_releases() -> None:
@@ -639,7 +642,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "a budget that nothing counts": (
         {"budget": 9},
         {"mechanism": "gaussian"},
-        "mechanism 'gaussian' has no pure epsilon; set delta in this node's configuration",
+        "mechanism 'gaussian' has no pure epsilon; set delta, and max-choice-epsilon where there is a choice",
     ),
     "noise that is none": ({}, {"choice_epsilon": 1e-300}, "is no noise that can be computed"),
 }

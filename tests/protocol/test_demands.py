@@ -19,6 +19,7 @@ from protocol.messages import (
 )
 from protocol.release import NoisePer, RadiusMode
 from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
+from tests.helpers.messages import demanded
 from tests.helpers.records import over_the_wire
 
 Asked = Training | Evaluation
@@ -229,3 +230,13 @@ def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
     values = {name: value for name, value in {**Hosting(3, 1).to_record(), **counts}.items() if value is not None}
     with pytest.raises(ProtocolError, match=f"reports counts that cannot be: .*'{next(iter(counts))}'"):
         Hosting.from_record(MetricRecord(values))
+
+
+def test_a_zero_is_no_negative_one() -> None:
+    """As text they differ, and a ledger keeps text."""
+    assert str(demanded(choice_epsilon=-0.0).choice_epsilon) == "0.0"
+
+
+def test_a_choice_that_is_as_good_as_open_is_refused() -> None:
+    with pytest.raises(ProtocolError, match=r"choice-epsilon must be at most 30\.0, got 31\.0"):
+        demanded(choice_epsilon=31.0)

@@ -82,7 +82,7 @@ def test_a_runs_own_patience_and_observers_watch_it() -> None:
 def test_nodes_may_be_configured_as_sites_configure_them() -> None:
     """A participation costs 2/5, and each client may spend as much: in the second round nobody can."""
     config = run_config("synthetic", rounds=2, restarts=1, clients_per_round=100)
-    nodes = [{"partition-id": i, "num-partitions": 2, "budget": 0.4} for i in range(2)]
+    nodes = [{"partition-id": i, "num-partitions": 2, "paper-budget": 0.4} for i in range(2)]
     run = play(config, node_configs=nodes, strict=False)
     assert [entry.releases for entry in run.state.history] == [100, 0, 0]
 

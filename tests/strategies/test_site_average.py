@@ -138,7 +138,7 @@ def test_a_hypothesis_with_hardly_any_clients_stays_as_it_was() -> None:
     ("common", "least"),
     [
         ({"noise_multiplier": 0.0}, 1.0),
-        ({"noise_multiplier": 5.0, "choice_epsilon": 100.0}, 1.0),
+        ({"noise_multiplier": 5.0, "choice_epsilon": 30.0}, 1.0),
         # Laplace noise of scale 2 / choice-epsilon, a deviation of sqrt 2 times that, at four sites.
         ({"noise_multiplier": 5.0, "choice_epsilon": 0.5}, 8 * 2**0.5),
         ({"noise_multiplier": 5.0, "mechanism": "gaussian", "choice_epsilon": 0.0}, 10.0),
