@@ -16,6 +16,7 @@ from mechanisms.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee
 from protocol.release import LAPLACE, Kind, RadiusMode, Release
 
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
+_LEAST = 1e-4  # of a wanted epsilon; less takes more noise than anybody learns from
 _DIGITS = 4  # of a noise multiplier that is worked out
 
 
@@ -155,8 +156,8 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     ValueError
         When a figure cannot be, or no noise reaches the target; the text names it.
     """
-    if not 0 < target < math.inf:
-        raise ValueError(f"target-epsilon must be a finite number above 0, got {target}")
+    if not _LEAST <= target < math.inf:
+        raise ValueError(f"target-epsilon must be a finite number of at least {_LEAST}, got {target}")
     if participations < 1:
         raise ValueError(f"participations must be at least 1, got {participations}")
     if choice_epsilon is None:

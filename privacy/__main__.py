@@ -39,7 +39,7 @@ _LogPath = Annotated[
     ),
 ]
 _LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger file.")]
-_Delta = Annotated[float, typer.Option(help="Delta of the (epsilon, delta) guarantee.")]
+_Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")]
 
 
 @app.command("plan")
@@ -55,7 +55,8 @@ def plan_command(
         int | None, typer.Option(help="The most often that a client takes part; with --target-epsilon.")
     ] = None,
     choice_epsilon: Annotated[
-        float | None, typer.Option(help="Of the randomised choice.", show_default="open, or a quarter of the target")
+        float | None,
+        typer.Option(help="Of the randomised choice.", show_default="open, or a quarter of the target a participation"),
     ] = None,
     mechanism: Annotated[str, typer.Option(help="laplace, gaussian, or package.module:Class.")] = LAPLACE,
     delta: _Delta = DELTA,

@@ -32,7 +32,8 @@ _Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's n
 # What a run config says of the training, in the order in which one asks.
 _PLAN = (
     "strategy", "model", "loss", "frozen", "local", "hypotheses", "rounds", "clients-per-round", "local-epochs",
-    "local-steps", "batch-size", "step-size", "message-noise", "noise-multiplier", "noise-per", "radius",
+    "local-steps", "batch-size", "step-size", "message-noise", "noise-multiplier", "mechanism",
+    "choice-epsilon", "max-participations", "noise-per", "radius",
     "radius-start", "radius-decay", "radius-floor", "restarts", "validate-every",
 )  # fmt: skip
 

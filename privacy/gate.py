@@ -26,6 +26,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
 from mechanisms import choice
+from mechanisms.guarantee import amount, pure_cost
 from mechanisms.laplace import Laplace
 from privacy import randomness
 from privacy.charges import Charge
@@ -278,7 +279,7 @@ class _Passage:
                 f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged"
             )
         if not paying:
-            raise Refused("no asked client can pay for this round")
+            raise Refused(f"no asked client can pay for this round, {_price(release)}")
         _log_noise_source(self.site)
         return paid, paying
 
@@ -342,6 +343,15 @@ class _Passage:
         noise = mechanism.deviation(2) * radius
         reported[:, paid] = round_to_grid(noised, noise, float(np.spacing(np.float32(bound)))).T
         return reported
+
+
+def _price(release: Release) -> str:
+    """Say what a release costs, and where to see what was spent."""
+    pure, paper = amount(pure_cost(release)), amount(release.paper_spend(1))
+    return (
+        f"whose price is a pure epsilon of {pure}, and {paper} of the paper's budget: the site's limits are lower, or "
+        "used up, or its clients released without a guarantee before; see python -m privacy ledger show"
+    )
 
 
 def _log_noise_source(site: Site) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
-from mechanisms.guarantee import amount, gap, in_words
+from mechanisms.guarantee import amount, gap, guarantee, in_words
 from mechanisms.plan import Plan
 
 
@@ -37,6 +38,14 @@ def show(figures: Plan, ways: Mapping[str, float], delta: float, radius: str = "
     add("participations", participations, "expected, over all clients; max-participations bounds them")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
     add(f"epsilon at delta {delta:g}", f"median {epsilon}, most {most}", "the same, by numerical composition")
+    if figures.maximum is not None:
+        worst = guarantee({replace(release, hypotheses=min(release.hypotheses, 2)): figures.max_participations}, delta)
+        allowed = in_words(worst)[1]
+        add(
+            "a site's budget",
+            f"{allowed} at delta {delta:g}",
+            "with these as min-noise-multiplier and max-choice-epsilon",
+        )
     often = (figures.median_participations, figures.max_participations)
     paper = (amount(release.paper_spend(times)) for times in often)
     add("paper's budget", "median {}, most {}".format(*paper), "n/nu a participation: a heuristic, no guarantee")

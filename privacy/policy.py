@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
+from mechanisms import MECHANISMS
 from protocol.demands import Training
 from protocol.errors import Refused, SiteError
 from protocol.release import LAPLACE, RadiusMode, ReleaseBy
@@ -234,6 +235,13 @@ class Policy(Settings):
             value = getattr(self, name)
             if not (math.isinf(value) or float(value).is_integer()):
                 raise ValueError(f"{name.replace('_', '-')} must be a whole number, got {value}")
+        if unknown := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
+            raise ValueError(
+                f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
+                f"got {unknown[0]!r}"
+            )
+        if not self.mechanisms.split():
+            raise ValueError("mechanisms must name one at least")
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
         if self.role is Role.VALIDATION and min(self.budget, self.paper_budget, self.max_participations) < math.inf:

@@ -180,7 +180,10 @@ class Site:
             else "set delta, and max-choice-epsilon where there is a choice, in this node's configuration"
         )
         reason = gap(release) or f"mechanism {release.mechanism!r} has no pure epsilon"
-        raise Refused(f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix}")
+        raise Refused(
+            f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix} "
+            "(the paper's heuristic has a limit of its own, paper-budget)"
+        )
 
     @property
     def identity(self) -> str:

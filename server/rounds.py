@@ -108,7 +108,8 @@ def run_rounds(run: Run) -> None:
     arrays, demand = to_array_record(state.hypotheses), ConfigRecord(run.setup.demand(run.name))
     for number in range(len(state.history) + 1, rounds + 1):
         if run.strategy.fleet.used_up:
-            done = f"every client has taken part {run.setup.config.max_participations} times"
+            most = run.setup.config.max_participations
+            done = f"every client has taken part as often as it may (max-participations = {most})"
             break
         for observer in run.observers:
             observer.before_round(run, number)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import mechanisms
 import models
 import strategies
 from federation import Federation, Manifest, find_federation, open_federation
@@ -60,6 +61,7 @@ class Setup:
         strategy.check(run, model)
         if run.message_noise and not model.local_shapes:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
+        mechanisms.load(run.mechanism)
         observers = load_observers(run.observers)
         if isinstance(strategy, Observer):
             observers = (*observers, strategy)

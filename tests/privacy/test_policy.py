@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import Refused
+from protocol.errors import Refused, SiteError
 from tests.helpers.messages import demanded
 from tests.helpers.sites import field, own, simulated
 
@@ -98,3 +98,9 @@ def test_what_guards_local_parameters_is_off_until_a_site_sets_it(node: Any) -> 
     for name in guards:
         policy = node(**{name: True}).policy
         assert [other for other in guards if field(policy, other)] == [name]
+
+
+@pytest.mark.parametrize("names", ["laplace gausian", "laplace, gaussian", ""])
+def test_a_mechanism_that_there_is_none_of_closes_the_site(names: str) -> None:
+    with pytest.raises(SiteError, match="mechanisms must"):
+        own(mechanisms=names)

@@ -57,7 +57,12 @@ TEXTS = [
     "strategy", "strategy-options", "federation", "model", "loss", "frozen", "local", "resume", "mechanism",
     "observers",
 ]  # fmt: skip
-MOST = {"hypotheses": ", at most 1000", "quorum": ", at most 1", "max-node-share": ", at most 1"}
+MOST = {
+    "choice-epsilon": ", at most 30",
+    "hypotheses": ", at most 1000",
+    "quorum": ", at most 1",
+    "max-node-share": ", at most 1",
+}
 
 FACTORS = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0}
 
@@ -320,8 +325,14 @@ def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: An
 @pytest.mark.parametrize("key", NOT_NEGATIVE)
 @pytest.mark.parametrize("wrong", [-0.1, -1.0, NAN, INF, -INF, False, "5"])
 def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} must be a finite number of at least 0, got {wrong!r}$"):
+    rule = f"a finite number of at least 0{MOST.get(key, '')}"
+    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}$"):
         Setup.parse(run_config | {key: wrong})
+
+
+def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="unknown mechanism 'gausian'; choose from laplace, gaussian"):
+        Setup.parse(run_config | {"mechanism": "gausian"})
 
 
 def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
