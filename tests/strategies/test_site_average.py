@@ -70,6 +70,16 @@ def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
     assert (demand.release_by, demand.radius_mode, demand.radius) == (ReleaseBy.SITE, RadiusMode.PUBLIC, 100.0)
 
 
+@pytest.mark.parametrize("hypotheses", [1, 2])
+def test_counts_of_next_to_nothing_end_no_run(hypotheses: int) -> None:
+    """A sum of 1e-320 is too small to divide by; one lying site alone could send it."""
+    one = Rehearsal(sites=1, hypotheses=hypotheses)
+    following, counts = one.end(one.answer(0, [(1, 1, 1)] * hypotheses, [1e-320, 0.0][:hypotheses]))
+    assert following is None or np.isfinite(following).all()
+    groups: Any = counts["groups"]
+    assert sum(groups) == 6
+
+
 def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
     """Else one that suits nobody best at first is never trained."""
 
