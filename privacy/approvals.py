@@ -16,7 +16,7 @@ from privacy.runs import SHOWN, Request, Runs, Status, beside
 from protocol.cli import errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
-from protocol.release import Kind, Release, ReleaseBy
+from protocol.release import ReleaseBy
 from protocol.run_config import RunConfig
 
 app = typer.Typer(
@@ -106,16 +106,7 @@ def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
 
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
-    k = run.hypotheses
-    release = Release(
-        Kind.TRAIN,
-        n,
-        run.noise_multiplier,
-        run.radius,
-        mechanism=run.mechanism,
-        hypotheses=k,
-        choice_epsilon=run.choice_epsilon if k > 1 else 0.0,
-    )
+    release = run.release(n, run.hypotheses)
     if by_site:
         release = site_release(release)
     rows = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -39,6 +40,33 @@ def import_by_name(name: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})") from None
+
+
+def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:
+    """Return the class called `name`: built in, or a user's own as ``package.module:Class``.
+
+    Parameters
+    ----------
+    what : str
+        What it is, for errors.
+    name : str
+    built_in : mapping from str to type
+    base : type
+        On which a user's own must be built.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or it is built on something else; the text lists what there is.
+    """
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        raise ConfigError(f"unknown {what} {name!r}; choose from {', '.join(built_in)} or give package.module:Class")
+    found = import_by_name(name)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{what} {name!r} is no class built on {base.__module__}.{base.__name__}")
+    return found
 
 
 def parse_pairs(text: str, key: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from protocol.errors import ConfigError
-from protocol.release import LAPLACE, MAX_CHOICE_EPSILON, NoisePer, RadiusMode, RadiusSchedule
+from protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Kind, NoisePer, RadiusMode, RadiusSchedule, Release
 from protocol.rules import Settings
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
@@ -167,6 +167,18 @@ class RunConfig(Settings):
     def schedule(self) -> RadiusSchedule:
         """The radius of each round."""
         return RadiusSchedule(self.radius, self.radius_floor, self.radius_start, self.radius_decay)
+
+    def release(self, n: int, hypotheses: int) -> Release:
+        """Return what a training client gives away of a model of n parameters each time that it takes part."""
+        return Release(
+            Kind.TRAIN,
+            n,
+            self.noise_multiplier,
+            self.radius,
+            mechanism=self.mechanism,
+            hypotheses=hypotheses,
+            choice_epsilon=self.choice_epsilon if hypotheses > 1 else 0.0,
+        )
 
     def entries(self) -> dict[str, Any]:
         """Return the config as Flower hands it to the app: kebab-case keys, plain values."""

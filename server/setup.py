@@ -13,7 +13,7 @@ from federation import Federation, Manifest, find_federation, open_federation
 from mechanisms.guarantee import site_release
 from models.model import Model
 from protocol.errors import ConfigError, FederationError, ModelError
-from protocol.release import Kind, Release, ReleaseBy
+from protocol.release import Release, ReleaseBy
 from protocol.run_config import RunConfig
 from server.observer import Observer, load_observers
 from strategies import HypothesisStrategy
@@ -74,16 +74,7 @@ class Setup:
     @property
     def release(self) -> Release:
         """What a training client gives away each time that it takes part."""
-        run, k = self.config, self.strategy.hypotheses
-        release = Release(
-            Kind.TRAIN,
-            self.model.num_parameters,
-            run.noise_multiplier,
-            run.radius,
-            mechanism=run.mechanism,
-            hypotheses=k,
-            choice_epsilon=run.choice_epsilon if k > 1 else 0.0,
-        )
+        release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
         return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
 
     def demand(self, name: str = "") -> dict[str, Any]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from fleet.fleet import Fleet
-from protocol.errors import ConfigError
-from protocol.plugins import import_by_name, parse_options
+from protocol.plugins import load_class, parse_options
 from protocol.run_config import RunConfig
 from strategies.base import HypothesisStrategy
 from strategies.fedavg import FedAvg
@@ -47,16 +46,7 @@ def load(name: str) -> type[HypothesisStrategy]:
     ConfigError
         When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
     """
-    if name in STRATEGIES:
-        return STRATEGIES[name]
-    if ":" not in name:
-        raise ConfigError(
-            f"unknown strategy {name!r}; choose from {', '.join(STRATEGIES)} or give package.module:Class"
-        )
-    strategy = import_by_name(name)
-    if not (isinstance(strategy, type) and issubclass(strategy, HypothesisStrategy)):
-        raise ConfigError(f"strategy {name!r} is no class built on strategies.base.HypothesisStrategy")
-    return strategy
+    return load_class("strategy", name, STRATEGIES, HypothesisStrategy)
 
 
 def make(run: RunConfig) -> HypothesisStrategy:
