@@ -242,6 +242,10 @@ class Policy(Settings):
             )
         if not self.mechanisms.split():
             raise ValueError("mechanisms must name one at least")
+        if self.delta > 0 and math.isinf(self.budget):
+            raise ValueError("delta is of a budget, and there is none: set budget, or leave delta out")
+        if "min_clients" in self.model_fields_set and self.release is AcceptedRelease.CLIENT:
+            raise ValueError('min-clients is for sums over clients: set release = "site", or "any", or leave it out')
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
         if self.role is Role.VALIDATION and min(self.budget, self.paper_budget, self.max_participations) < math.inf:

@@ -149,6 +149,10 @@ class RunConfig(Settings):
             )
         if self.noise_per is not NoisePer.VECTOR and self.radius is RadiusMode.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with radius = "update"; change one of them')
+        if self.mechanism != LAPLACE and self.radius is RadiusMode.UPDATE and self.noise_multiplier:
+            raise ValueError(
+                f'mechanism = "{self.mechanism}" bounds nothing with radius = "update"; set radius = "public"'
+            )
         if self.max_participations and self.max_node_share < 1:
             raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
         if not (self.local_epochs or self.local_steps):

@@ -1,0 +1,38 @@
+"""The command `umbel`: what it lists, and what it imports for that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from umbel.__main__ import COMMANDS, app
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_there_and_explains_itself(name: str) -> None:
+    module, _, attribute = COMMANDS[name][0].partition(":")
+    assert isinstance(getattr(import_module(module), attribute), typer.Typer)
+    told = CliRunner().invoke(app, [name, "--help"], prog_name="umbel")
+    assert told.exit_code == 0
+    assert f"umbel {name}" in told.output
+
+
+def test_a_misspelt_command_is_told_its_name() -> None:
+    told = CliRunner().invoke(app, ["experimant"], prog_name="umbel")
+    assert told.exit_code == 2
+    assert "Did you mean 'experiment'" in told.output
+
+
+def test_the_list_of_commands_takes_no_pytorch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from umbel.__main__ import app;"
+        "assert CliRunner().invoke(app, ['--help']).exit_code == 0;"
+        "print([name for name in ('torch', 'flwr') if name in sys.modules])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "[]"
