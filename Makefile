@@ -15,10 +15,10 @@ help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 demo: $(READY) ## Learn two models from 100 clients, privately, in a simulation on this machine
-	$(BIN)/python -m simulation.launch
+	$(BIN)/umbel run
 
 run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/hospital.toml
-	$(BIN)/python -m simulation.launch --config $(CONFIG)
+	$(BIN)/umbel run $(CONFIG)
 
 test: $(READY) ## Run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup

@@ -25,7 +25,8 @@ import typer
 from benchmarks.measure import Reading, console, interleave, machine, show
 from federation import find_federation, read_manifest
 from protocol.cli import errors_in_one_line
-from simulation.launch import APP, submit, superlink
+from simulation.launch import APP, submit
+from simulation.superlink import superlink
 
 PLAIN = Path(__file__).parent / "plain"
 # What both apps call by the same name.

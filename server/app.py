@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from logging import INFO, WARNING
-from pathlib import Path
 
 import safetensors
 from flwr.app import Context
@@ -13,12 +12,12 @@ from flwr.serverapp import Grid, ServerApp
 
 from protocol.errors import ConfigError
 from protocol.flower import log, pull_soon
-from protocol.home import umbel_home
 from server.history import State
-from server.observers import Checkpoints, Log, Patience
+from server.observers import Checkpoints, Log, Patience, Released
 from server.report import render
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.run_folder import RunFolder, versions
+from server.runs import find_run, home_of_runs
 from server.setup import Setup
 from server.snapshots import Snapshots
 from server.summary import Summary
@@ -37,12 +36,13 @@ def main(grid: Grid, context: Context) -> None:
     if setup.config.resume:
         folder, state, snapshots = _resume(setup, grid)
     else:
-        folder = RunFolder.make(umbel_home() / "runs", _name(context, setup))
+        folder = RunFolder.make(home_of_runs(), _name(context, setup))
         folder.write_config(context.run_config)
+        log(INFO, "Results go to %s", folder.path)
         start = initial_hypotheses(setup, grid, folder.path.name)
         state = State(hypotheses=start, best=start)
         snapshots = Snapshots(state)
-    observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots)]
+    observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots), Released()]
     run = Run(setup, grid, state, observers, folder.path.name, folder)
     run_rounds(run)
 
@@ -70,10 +70,10 @@ _FREE = {
 
 def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     """Return the folder of an interrupted run and where it stands, after its last finished round."""
-    given = Path(setup.config.resume).expanduser()
-    path = given if given.is_absolute() else umbel_home() / "runs" / given
-    if not path.is_dir():
-        raise ConfigError(f"resume: there is no run {path}; give the name of a folder in {umbel_home() / 'runs'}")
+    try:
+        path = find_run(setup.config.resume)
+    except ConfigError as error:
+        raise ConfigError(f"resume: {error}") from None
     folder = RunFolder(path)
     try:
         saved = folder.read_config()
@@ -96,7 +96,8 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     setup.strategy.state = kept
     releases = path / "releases.safetensors"
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
-    log(INFO, "The run goes on after round %d: %s", len(state.history), path)
+    log(INFO, "The run goes on after round %d", len(state.history))
+    log(INFO, "Results go to %s", path)
     if setup.model.local_shapes and setup.strategy.fleet.roster(grid).simulated:
         log(WARNING, "Simulated clients kept their local parameters for as long as their nodes ran: they start anew.")
     return folder, state, snapshots

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from logging import INFO
 
+from protocol.errors import FleetError
 from protocol.flower import log
 from server.observer import Observer
 from server.rounds import Run
 from server.run_folder import RunFolder
 from server.snapshots import Snapshots
 from server.summary import Summary
+
+_FIRST = 3  # rounds; a node that keeps silent in one may only be slow
 
 
 class Patience(Observer):
@@ -23,6 +26,24 @@ class Patience(Observer):
         """Stop the run when its patience is over."""
         if 0 < self._validations <= run.state.stale:
             run.stop(f"no better hypotheses in {self._validations} validations")
+
+
+class Released(Observer):
+    """Ends a run to which no client gives anything: it would go on to its last round and look like one that is done."""
+
+    def after_round(self, run: Run) -> None:
+        """Raise when nothing was released in the first rounds; at once where simulated nodes refuse, as they will."""
+        trained = [entry for entry in run.state.history if entry.asked]
+        if not trained or any(entry.releases for entry in trained):
+            return
+        roster = run.strategy.fleet.roster(run.grid)
+        if trained[-1].lost_nodes and roster.simulated:
+            raise FleetError("the simulated nodes refuse to train, so that nothing can be learnt")
+        if len(trained) >= _FIRST:
+            raise FleetError(
+                f"no client released anything in the first {_FIRST} rounds: {trained[-1].lost_nodes} nodes refused or "
+                "kept silent in the last of them; each site's own log says why"
+            )
 
 
 class Log(Observer):

@@ -11,6 +11,7 @@ import models
 import strategies
 from federation import Federation, Manifest, find_federation, open_federation
 from mechanisms.guarantee import site_release
+from models.fit import misfit
 from models.model import Model
 from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.release import Release, ReleaseBy
@@ -56,6 +57,9 @@ class Setup:
             federation = _open(run)
             manifest = federation.manifest if federation else None
             model = models.load_for(run, manifest)
+            if federation and (reason := misfit(model, federation)):
+                name = f"federation {federation.manifest.name!r}"
+                raise ModelError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
         except (FederationError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)

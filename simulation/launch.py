@@ -3,7 +3,7 @@
 ``flwr run`` alone uses a SuperLink that goes on running, in the directory and environment of
 whoever started it first, and installs the app's dependencies anew for each run. This launcher
 starts one just for the run, in an empty directory on a free port, and stops it afterwards. It
-exits with an error when the run failed, which ``flwr run --stream`` does not.
+raises an error when the run failed, which ``flwr run --stream`` does not.
 """
 
 from __future__ import annotations
@@ -11,67 +11,48 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
-import tomllib
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
 from io import BytesIO
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import httpx
-import psutil
 import tomli_w
-import typer
 
-from protocol.cli import command_line, errors_in_one_line
 from protocol.errors import LaunchError
 from protocol.flower import build_bundle
+from simulation.relay import Relay
+from simulation.superlink import starting, tool
 
 APP = Path(__file__).resolve().parent.parent
-_START_S = 300.0
-_STOP_S = 60.0
 
 
-def main(
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="TOML file of run-config values.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Run-config values; they win over the file's.")
-    ] = None,
-    nodes: Annotated[int, typer.Option(min=0, help="SuperNodes; 0 for as many as suit this machine.")] = 0,
-    app: Annotated[Path, typer.Option(help="The Flower App.")] = APP,
+def run(
+    app: Path,
+    values: Mapping[str, Any],
+    nodes: int = 0,
+    *,
+    relay: Relay | None = None,
+    check: Callable[[], object] = lambda: None,
+    environment: Mapping[str, str] | None = None,
 ) -> None:
-    """Run the app once, in simulation, with a SuperLink of its own."""
-    with errors_in_one_line():
-        run(app, read_settings(config, settings or []), nodes)
-
-
-def read_settings(config: Path | None, settings: list[str]) -> dict[str, Any]:
-    """Return the run-config values of a TOML file and of ``key=value`` pairs, the latter first."""
-    try:
-        values = tomllib.loads(config.read_text(encoding="utf-8")) if config else {}
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise LaunchError(f"cannot read {config}: {error}") from None
-    for setting in settings:
-        if "=" not in setting:
-            raise LaunchError(f"{setting!r} is not KEY=VALUE")
-        try:
-            values |= tomllib.loads(setting)
-        except tomllib.TOMLDecodeError:
-            # As a shell hands it over: without the quotes of TOML.
-            key, _, text = setting.partition("=")
-            values[key.strip()] = text.strip()
-    return values
-
-
-def run(app: Path, values: dict[str, Any], nodes: int = 0) -> None:
     """Run `app` with run-config `values` and stream its log.
+
+    Parameters
+    ----------
+    app : Path
+    values : mapping
+    nodes : int
+        Simulated nodes; 0 for as many as suit this machine.
+    relay : Relay, optional
+        Through which the log goes.
+    check : callable
+        Is called while the SuperLink starts; what it raises ends the run before that begins.
+    environment : mapping, optional
+        Variables that the run's processes shall have besides this process's own.
 
     Raises
     ------
@@ -80,24 +61,57 @@ def run(app: Path, values: dict[str, Any], nodes: int = 0) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="umbel-simulation-") as scratch:
         home = Path(scratch)
-        with superlink(home) as environment:
-            submit(app, values, environment, nodes)
+        relay = relay or Relay()
+        with starting(home, environment) as wait:
+            try:
+                check()
+                submit(app, values, wait(), nodes, relay=relay)
+            except KeyboardInterrupt:
+                # At once: ending all that was started takes a moment.
+                relay.say(_kept(relay.folder))
+                raise
 
 
-def submit(app: Path, values: dict[str, Any], environment: dict[str, str], nodes: int = 0, cpus: int = 2) -> None:
+def submit(
+    app: Path,
+    values: Mapping[str, Any],
+    environment: Mapping[str, str],
+    nodes: int = 0,
+    cpus: int = 2,
+    relay: Relay | None = None,
+) -> None:
     """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`."""
-    home = Path(environment["FLWR_HOME"])
+    home, relay = Path(environment["FLWR_HOME"]), relay or Relay()
     override = home / "run-config.toml"
     override.write_text(tomli_w.dumps(values), encoding="utf-8")
-    flwr = [_tool("flwr"), "run", str(unpacked(app, home)), "simulation", "--stream"]
+    flwr = [tool("flwr"), "run", str(unpacked(app, home)), "simulation", "--stream"]
     flwr += ["--federation-config", federation_config(nodes, cpus)]
     if values:
         flwr += ["--run-config", str(override)]
-    if subprocess.run(flwr, env=environment, cwd=home, check=False).returncode:
+    # In a session of its own: an interrupt is this process's to act on.
+    process = subprocess.Popen(
+        flwr,
+        env=dict(environment),
+        cwd=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None, "it is a pipe"
+        relay.pass_on(process.stdout)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+    if process.wait():
         raise LaunchError("the run could not be submitted; flwr's message is above")
     status, details = _outcome(environment, home)
     if status != "finished:completed":
-        raise LaunchError(f"the run ended as {status}: {details or 'see the log above'}")
+        reason = f"; the nodes say: {relay.reasons[0]}" if relay.reasons else ""
+        why = details.removeprefix("Simulation failed with exception: ")
+        raise LaunchError(f"the run ended as {status}: {why or 'see the log above'}{reason}")
 
 
 def unpacked(app: Path, home: Path) -> Path:
@@ -129,79 +143,16 @@ def federation_config(nodes: int = 0, cpus: int = 2) -> str:
     return config
 
 
-@contextmanager
-def superlink(home: Path) -> Iterator[dict[str, str]]:
-    """Start a simulation SuperLink in `home`; yield the environment that ``flwr`` finds it by.
-
-    The SuperLink works in an empty directory because simulated clients import from there before
-    they import from the app. Everything it started has ended when this returns.
-    """
-    empty, log_file = home / "empty", home / "superlink.log"
-    empty.mkdir()
-    port = _free_port()
-    (home / "config.toml").write_text(
-        tomli_w.dumps(
-            {"superlink": {"default": "simulation", "simulation": {"address": f"127.0.0.1:{port}", "insecure": True}}}
-        ),
-        encoding="utf-8",
-    )
-    environment = os.environ | {
-        "FLWR_HOME": str(home),
-        "FLWR_TELEMETRY_ENABLED": "0",
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        # A Ray of its own, not one that happens to run here and may end before the run does.
-        "RAY_ADDRESS": "local",
-        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-    }
-    command = [_tool("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--disable-runtime-dependency-installation"]
-    with log_file.open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=empty, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            _wait_until_up(process, port, log_file)
-            yield environment
-        finally:
-            _stop(process, home)
+def _kept(folder: str) -> str:
+    """Return what is left of a run that was interrupted, and how to go on."""
+    if folder and Path(folder, "latest.safetensors").is_file():
+        return f"Stopped. The finished rounds are kept in {folder}\nGo on with: umbel run {Path(folder).name} --resume"
+    return "Stopped before the first round was over; nothing is kept."
 
 
-def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) -> None:
-    deadline = time.monotonic() + _START_S
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            if httpx.get(f"http://127.0.0.1:{port}/health", timeout=30).is_success:
-                return
-        except httpx.HTTPError:
-            time.sleep(0.2)
-    tail = log_file.read_text(errors="replace")[-2000:]
-    raise LaunchError(f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}")
-
-
-def _stop(process: subprocess.Popen[bytes], home: Path) -> None:
-    """Stop the SuperLink and all that it started, politely first."""
-    process.terminate()
-    for sign in (None, signal.SIGTERM, signal.SIGKILL):
-        # Some are in sessions of their own, and not all are children any more; what they inherited tells.
-        started = [one for one in psutil.process_iter(["environ"]) if _flwr_home(one) == str(home)]
-        for one in started:
-            with suppress(psutil.NoSuchProcess):
-                if sign is not None:
-                    one.send_signal(sign)
-        psutil.wait_procs(started, timeout=_STOP_S)
-    process.wait()
-
-
-def _flwr_home(process: psutil.Process) -> str | None:
-    environment: dict[str, str] | None = process.info["environ"]
-    return (environment or {}).get("FLWR_HOME")
-
-
-def _outcome(environment: dict[str, str], home: Path) -> tuple[str, str]:
+def _outcome(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
     """Return the status of the newest run, and Flower's details."""
-    command = [_tool("flwr"), "list", "simulation", "--format", "json"]
+    command = [tool("flwr"), "list", "simulation", "--format", "json"]
     for _ in range(50):
         listed = subprocess.run(command, env=environment, cwd=home, check=False, capture_output=True, text=True)
         try:
@@ -220,19 +171,3 @@ def _gpus() -> int:
         return 0
     listed = subprocess.run(["nvidia-smi", "-L"], check=False, capture_output=True, text=True)
     return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
-def _tool(name: str) -> str:
-    """Return a command of this Python environment."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else name
-
-
-if __name__ == "__main__":
-    command_line(main)()

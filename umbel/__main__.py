@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("umbel.commands.run:app", "Run an experiment in simulation on this machine."),
     "experiment": ("experiments.__main__:app", "The papers' tables and figures, and what a guarantee costs."),
     "attack": ("attacks.__main__:app", "What a curious or malicious server learns, and the claimed epsilon, audited."),
 }

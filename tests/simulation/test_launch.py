@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from client.app import app as client_app
 from protocol.errors import LaunchError
 from protocol.flower import build_bundle
 from simulation.grid import InProcessGrid
-from simulation.launch import APP, federation_config, read_settings, submit, superlink, unpacked
+from simulation.launch import APP, federation_config, submit, unpacked
+from simulation.superlink import superlink
 from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.runs import run_app
 
@@ -125,25 +124,6 @@ def test_a_key_that_the_app_does_not_have_is_not_submitted(simulation: dict[str,
         submit(APP, {"no-such-key": 1}, simulation)
 
 
-def test_settings_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
-    config = tmp_path / "mine.toml"
-    config.write_text('rounds = 3\nstrategy = "ifca"\n')
-    assert read_settings(config, ["rounds=7", "strategy=fedavg", "radius-floor=0.5"]) == {
-        "rounds": 7,
-        "strategy": "fedavg",
-        "radius-floor": 0.5,
-    }
-
-
-@pytest.mark.parametrize("text", ["rounds: 3", ""])
-def test_settings_that_cannot_be_read_are_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(LaunchError, match="is not KEY=VALUE"):
-        read_settings(None, [text])
-    missing = tmp_path / "missing.toml"
-    with pytest.raises(LaunchError, match=str(missing)):
-        read_settings(missing, [])
-
-
 @pytest.mark.parametrize(
     ("cpus", "gpus", "expected"),
     [
@@ -158,12 +138,3 @@ def test_nodes_share_out_the_machine(monkeypatch: pytest.MonkeyPatch, cpus: int,
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)), raising=False)
     monkeypatch.setattr("simulation.launch._gpus", lambda: gpus)
     assert federation_config() == expected
-
-
-@pytest.mark.slow
-def test_the_command_line_exits_with_an_error_and_no_traceback(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "simulation.launch", "--config", str(tmp_path / "missing.toml")]
-    done = subprocess.run(command, cwd=APP, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert f"Error: cannot read {tmp_path / 'missing.toml'}" in done.stderr
-    assert "Traceback" not in done.stderr

@@ -1,0 +1,50 @@
+"""Ends what a launcher started and could not end itself, because it was killed.
+
+It is a process of its own, which waits for its standard input to end: that does when the launcher does, however it
+ends. Its argument is the launcher's scratch folder, the FLWR_HOME of all that the launcher started.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+from contextlib import suppress
+
+import psutil
+
+
+def started(home: str) -> list[psutil.Process]:
+    """Return the processes with this FLWR_HOME.
+
+    Some are in sessions of their own, and not all are children of who started them any more; what they inherited
+    tells.
+    """
+    return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("FLWR_HOME") == home]
+
+
+def send(processes: list[psutil.Process], sign: signal.Signals) -> None:
+    """Send a signal to those that are still there."""
+    for one in processes:
+        with suppress(psutil.NoSuchProcess):
+            one.send_signal(sign)
+
+
+def end(home: str) -> None:
+    """Kill all that has this FLWR_HOME, and what it starts meanwhile."""
+    while left := started(home):
+        send(left, signal.SIGKILL)
+        psutil.wait_procs(left, timeout=10)
+
+
+def main(home: str) -> None:
+    """Wait for the launcher's end, then clean up behind it; there is nothing to do where it did so itself."""
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(sign, signal.SIG_IGN)
+    sys.stdin.read()
+    end(home)
+    shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

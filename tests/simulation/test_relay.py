@@ -1,0 +1,77 @@
+"""What of a run's log its user reads."""
+
+from __future__ import annotations
+
+from simulation.relay import Relay
+
+LOG = """\
+Using SuperLink: simulation (127.0.0.1:42009)
+Successfully started run 9528162941806341200
+\x1b[92mINFO \x1b[0m:      Starting Flower Simulation
+\x1b[93mWARNING \x1b[0m:   Since flwr 1.32, default simulated SuperNodes changed from 10 to 2.
+/lib/ray/_private/worker.py:2051: FutureWarning: Tip: In future versions of Ray, ...
+  warnings.warn(
+\x1b[92mINFO \x1b[0m:      Results go to /home/me/umbel/runs/1
+\x1b[92mINFO \x1b[0m:      round 1/3  validation RMSE 3.4018
+\x1b[92mINFO \x1b[0m:        hypothesis 0: (4.783, 2.939)
+\x1b[93mWARNING \x1b[0m:   node 7 did not answer the message of round 1: refused
+\x1b[36m(ClientAppActor pid=32546)\x1b[0m \x1b[93mWARNING \x1b[0m:   Manually terminating ClientAppActor
+"""
+REFUSED = """\
+\x1b[36m(ClientAppActor pid=1)\x1b[0m \x1b[91mERROR \x1b[0m:     umbel refused to answer (train): no such layer
+\x1b[36m(ClientAppActor pid=1)\x1b[0m Traceback (most recent call last):
+\x1b[36m(ClientAppActor pid=1)\x1b[0m RuntimeError: no such layer
+"""
+FAILED = """\
+\x1b[91mERROR \x1b[0m:     Simulation raised an exception
+Traceback (most recent call last):
+  File "server/app.py", line 47, in main
+{error}
+\x1b[91mERROR \x1b[0m:     Exit Code: 700
+An unhandled exception occurred when running the simulation.
+"""
+
+
+def relayed(log: str, whole: bool = False) -> tuple[list[str], Relay]:
+    said: list[str] = []
+    relay = Relay(said.append, whole)
+    relay.pass_on(log.splitlines(keepends=True))
+    return said, relay
+
+
+def test_umbels_lines_and_warnings_are_printed_and_flowers_own_are_not() -> None:
+    said, relay = relayed(LOG)
+    assert said == [
+        "Results go to /home/me/umbel/runs/1",
+        "round 1/3  validation RMSE 3.4018",
+        "  hypothesis 0: (4.783, 2.939)",
+        "Warning: node 7 did not answer the message of round 1: refused",
+    ]
+    assert relay.folder == "/home/me/umbel/runs/1"
+
+
+def test_everything_is_printed_as_it_is_where_that_is_wanted() -> None:
+    assert relayed(LOG + REFUSED, whole=True)[0] == (LOG + REFUSED).splitlines()
+
+
+def test_a_refusal_is_told_once_with_its_traceback_however_many_nodes_refuse() -> None:
+    said, relay = relayed(REFUSED * 3 + REFUSED.replace("such", "other"))
+    assert said == [
+        "Error: umbel refused to answer (train): no such layer",
+        "Traceback (most recent call last):",
+        "RuntimeError: no such layer",
+        "Error: umbel refused to answer (train): no other layer",
+        "Traceback (most recent call last):",
+        "RuntimeError: no other layer",
+    ]
+    assert relay.reasons == ["no such layer", "no other layer"]
+
+
+def test_of_an_error_that_says_itself_there_is_no_traceback() -> None:
+    assert relayed(FAILED.format(error="protocol.errors.FleetError: the nodes refuse"))[0] == []
+    assert relayed(FAILED.format(error="ValueError: of the code"))[0] == [
+        "Simulation raised an exception",
+        "Traceback (most recent call last):",
+        '  File "server/app.py", line 47, in main',
+        "ValueError: of the code",
+    ]

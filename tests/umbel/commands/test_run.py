@@ -1,0 +1,133 @@
+"""`umbel run`: what it takes, what it refuses before anything starts, and what it says when it is stopped."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from protocol.errors import ConfigError
+from protocol.run_config import RunConfig
+from umbel.__main__ import app
+from umbel.commands.run import read_values
+
+
+def umbel(*words: str) -> tuple[int, str]:
+    told = CliRunner().invoke(app, list(words), prog_name="umbel")
+    return told.exit_code, told.output
+
+
+def test_values_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text('rounds = 3\nstrategy = "ifca"\n')
+    values = {"rounds": 7, "strategy": "fedavg", "radius-floor": 0.5}
+    words = ["rounds=7", "strategy=fedavg", "radius-floor=0.5"]
+    assert read_values([str(config), *words]) == read_values(words, config) == values
+
+
+def test_a_configuration_goes_by_its_name() -> None:
+    assert read_values(["hospital", "rounds=2"])["federation"] == "hospital"
+
+
+def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
+    folder = umbel_home / "runs" / "20260101-120000-synthetic"
+    folder.mkdir(parents=True)
+    was = RunConfig().entries() | {"seed": 7, "hypotheses": 3}
+    (folder / "config.toml").write_text(tomli_w.dumps({"config": was, "versions": {}}))
+    for name in (folder.name, "20260101", "last", str(folder)):
+        values = read_values([name, "rounds=200"], resume=True)
+        assert values == was | {"rounds": 200, "resume": str(folder)}
+    with pytest.raises(ConfigError, match=r"20260101-120000-synthetic is a run; to go on with it add --resume"):
+        read_values(["last"])
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["ronds=3"], r"there is no ronds; did you mean rounds\?"),
+        (["rounds=0"], "rounds must be a whole number of at least 1, got 0"),
+        (["hosptal"], r"there is no configuration 'hosptal'.*did you mean hospital\?"),
+        (["nothing-like-it"], "neither a file nor a name in configs/; configs/ has .*synthetic"),
+        (["hospital", "qmnist"], "'qmnist' is not KEY=VALUE, and one configuration is given already"),
+        (["--resume"], "name the run to go on with"),
+        (["nowhere", "--resume"], "there is no run 'nowhere'.*list them with: umbel runs list"),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+) -> None:
+    monkeypatch.setattr("umbel.commands.run.run", lambda *_, **__: pytest.fail("it was started"))
+    code, told = umbel("run", *words)
+    assert code == 1
+    assert re.fullmatch(f"Error: .*{reason}.*\n", told)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["federation=nowhere"], "no federation 'nowhere'"),
+        (["federation="], "name a federation to simulate"),
+        (["model=mlp"], "model 'mlp' does not take features of shape"),
+        (["strategy=fedavgg"], "unknown strategy 'fedavgg'"),
+        (["loss=cross-entropy"], "needs classes, whole numbers, as targets"),
+    ],
+)
+def test_what_does_not_fit_together_is_told_while_the_superlink_starts(
+    monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+) -> None:
+    monkeypatch.setattr("umbel.commands.run.run", lambda *_, check, **__: check())
+    code, told = umbel("run", *words)
+    assert code == 1
+    assert re.fullmatch(f"Error: .*{reason}.*\n", told)
+
+
+OWN = """
+import torch
+
+
+def model():
+    from beside import width
+    return torch.nn.Linear(2, width, bias=False)
+"""
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    return os.environ | {"UMBEL_HOME": str(tmp_path / "umbel-home"), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_a_run_of_a_users_own_model_is_stopped_and_says_at_once_how_to_go_on(tmp_path: Path) -> None:
+    """The model lies where the user is, in a folder with names that umbel's own packages have."""
+    work = tmp_path / "work"
+    (work / "client").mkdir(parents=True)
+    (work / "client" / "__init__.py").write_text("raise ImportError('the user has a client, too')")
+    (work / "mine.py").write_text(OWN)
+    (work / "beside.py").write_text("width = 1")
+    command = [str(Path(sys.executable).parent / "umbel"), "run", "rounds=100000", "restarts=1"]
+    launcher = subprocess.Popen(
+        [*command, "model=mine:model", "loss=mse"],
+        cwd=work, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    assert launcher.stdout is not None
+    lines: list[str] = []
+    for line in launcher.stdout:
+        lines.append(line.rstrip())
+        if line.startswith("round      2/"):
+            launcher.send_signal(signal.SIGINT)
+            break
+    lines += [line.rstrip() for line in launcher.stdout]
+    assert launcher.wait() == 130, lines
+    (run,) = (tmp_path / "umbel-home" / "runs").iterdir()
+    assert lines[-2:] == [
+        f"Stopped. The finished rounds are kept in {run}",
+        f"Go on with: umbel run {run.name} --resume",
+    ]
+    assert (run / "latest.safetensors").exists()
+    assert not any("Warning" in line for line in lines)
