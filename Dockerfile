@@ -27,6 +27,7 @@ RUN useradd --uid "$IMAGE_UID" --no-create-home umbel \
  && chown umbel /state /umbel /ledger
 
 COPY . .
+RUN printf '#!/bin/sh\nPYTHONPATH=/app exec python -m umbel "$@"\n' > /usr/local/bin/umbel && chmod +x /usr/local/bin/umbel
 USER $IMAGE_UID
 
 # The root file system is read-only where compose runs it: what Flower and libraries cache goes to /tmp.

@@ -38,7 +38,7 @@ CONFIG = ROOT / "configs" / "hospital-sites.toml"
 POLICY = 'role="split" min-noise-multiplier=10.0 radius-mode="public" max-choice-epsilon=1.0 budget=16.0'
 """Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3."""
 LEDGER = "/ledger/umbel.sqlite"
-MAKE_LEDGER = f"test -e {LEDGER} || python -m privacy ledger create {LEDGER}"
+MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
 _ONLINE_S = 120.0
 
 Run = Callable[..., str]
@@ -62,7 +62,7 @@ def main(
             compose("down")
         _title("All is down; the sites' ledgers are still on their volumes")
         for site in SITES:
-            compose("run", "--rm", "--no-deps", f"{site}-app", "python", "-m", "privacy", "ledger", "check", LEDGER)
+            compose("run", "--rm", "--no-deps", f"{site}-app", "umbel", "ledger", "check", LEDGER)
         compose("down")
     typer.echo(f"The results are in this folder; open report.html first:\n{results}")
 

@@ -1,4 +1,4 @@
-"""Commands: ``python -m experiments`` with the papers' experiments, the frontier, plan, predict and report."""
+"""Commands: ``python -m experiments`` with the papers' experiments, the frontier and report."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from experiments import frontier, handwriting, hospital, pac, synthetic
-from experiments.plan import plan
-from experiments.predict import predict
 from experiments.report import report
 from experiments.runs import LOCAL_ONLY, Spec, finish
 from experiments.sweep import Result, Task, sweep
@@ -91,8 +89,6 @@ def run_pac(
     typer.echo(folder / "table.md")
 
 
-app.command("plan")(plan)
-app.command("predict")(predict)
 app.command("report")(report)
 
 

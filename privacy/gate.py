@@ -350,7 +350,7 @@ def _price(release: Release) -> str:
     pure, paper = amount(pure_cost(release)), amount(release.paper_spend(1))
     return (
         f"whose price is a pure epsilon of {pure}, and {paper} of the paper's budget: the site's limits are lower, or "
-        "used up, or its clients released without a guarantee before; see python -m privacy ledger show"
+        "used up, or its clients released without a guarantee before; see umbel ledger show"
     )
 
 

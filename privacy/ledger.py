@@ -416,7 +416,7 @@ def _fill(connection: sqlite3.Connection) -> None:
 def _check_header(path: Path) -> None:
     """Raise unless the file is a ledger of a version that is read here; never write to it."""
     if not path.exists():
-        raise LedgerError(f"there is no ledger {path}; a new one is made by: python -m privacy ledger create PATH")
+        raise LedgerError(f"there is no ledger {path}; a new one is made by: umbel ledger create PATH")
     if not path.is_file():
         raise LedgerError(f"the ledger {path} is not a file")
     if path.stat().st_size == 0:

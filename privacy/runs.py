@@ -176,7 +176,7 @@ class Runs:
         text = json.dumps(asks, sort_keys=True, default=str)
         digest = _digest(text)
         ledger = self.path.with_name(self.path.name.removesuffix(_SUFFIX))
-        look = f"python -m privacy approvals list --ledger {ledger}"
+        look = f"umbel approvals list --ledger {ledger}"
         with self._transaction() as connection:
             known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
             if known is None:

@@ -260,8 +260,7 @@ class SiteLog:
 
     def _damaged(self, fault: str) -> LogError:
         return LogError(
-            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: "
-            "python -m privacy log set-aside PATH"
+            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH"
         )
 
 

@@ -19,6 +19,7 @@ from typing import Any
 from flwr.app import Context, Message
 from flwr.common.constant import ErrorCode, SType
 from flwr.supercore import log
+from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -26,6 +27,7 @@ from protocol.polling import pause
 
 __all__ = [
     "CLIENT_TASK",
+    "FLOWER_LOGGER",
     "Answer",
     "ErrorCode",
     "Run",

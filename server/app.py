@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
 from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
 
 import safetensors
 from flwr.app import Context
@@ -29,15 +32,28 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the strategy that the run config names."""
     pull_soon()
-    setup = Setup.parse(context.run_config)
+    conduct(grid, context.run_config, context.run_id)
+
+
+def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
+    """Do a run on the nodes of a grid, and return the folder that it leaves behind.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be run.
+    FleetError
+        When the nodes that it needs are not there, or give nothing.
+    """
+    setup = Setup.parse(run_config)
     setup.strategy.summary()
     setup.strategy.fleet.roster(grid)
     summary = Summary(setup.model, setup.manifest, setup.release)
     if setup.config.resume:
         folder, state, snapshots = _resume(setup, grid)
     else:
-        folder = RunFolder.make(home_of_runs(), _name(context, setup))
-        folder.write_config(context.run_config)
+        folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
+        folder.write_config(run_config)
         log(INFO, "Results go to %s", folder.path)
         start = initial_hypotheses(setup, grid, folder.path.name)
         state = State(hypotheses=start, best=start)
@@ -50,15 +66,14 @@ def main(grid: Grid, context: Context) -> None:
     folder.write_sections(sections)
     participations = setup.strategy.fleet.participations
     folder.write_report(
-        render(
-            folder.path.name, summary, state, participations, snapshots, dict(context.run_config), versions(), sections
-        )
+        render(folder.path.name, summary, state, participations, snapshots, dict(run_config), versions(), sections)
     )
     setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
     for line in summary.closing_lines(state):
         log(INFO, line)
     log(INFO, "The results are in this folder; open report.html first:")
     log(INFO, "%s", folder.path)
+    return folder.path
 
 
 # What may change when a run goes on.
@@ -103,8 +118,8 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     return folder, state, snapshots
 
 
-def _name(context: Context, setup: Setup) -> str:
+def _name(setup: Setup, run_id: int) -> str:
     """Return a name that sorts by time and tells runs of one second apart."""
     what = setup.manifest.name if setup.manifest else setup.model.name
     plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{context.run_id % 10**6:06d}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

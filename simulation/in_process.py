@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import client.app
 from protocol.errors import ConfigError, FleetError
 from protocol.run_config import RunConfig
+from server.app import conduct
 from server.history import State
 from server.observer import Observer
 from server.observers import Patience
@@ -39,6 +41,28 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     if unknown := sorted(set(config) - set(RunConfig.names())):
         raise ConfigError(f"{', '.join(unknown)}: no keys of the run config")
     return config
+
+
+def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
+    """Do a run as the app does, with its log, and return the folder that it leaves behind.
+
+    What it learns is what a run with ``flwr run`` learns, to the bit.
+
+    Parameters
+    ----------
+    config : mapping
+        The whole run config.
+    nodes : int
+        Number of simulated nodes.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be run.
+    FleetError
+        When the nodes refuse; the reason is in the log.
+    """
+    return conduct(InProcessGrid(client.app.app, config, nodes), config, secrets.randbelow(10**6))
 
 
 def play(

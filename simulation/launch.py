@@ -68,7 +68,7 @@ def run(
                 submit(app, values, wait(), nodes, relay=relay)
             except KeyboardInterrupt:
                 # At once: ending all that was started takes a moment.
-                relay.say(_kept(relay.folder))
+                relay.interrupted()
                 raise
 
 
@@ -141,13 +141,6 @@ def federation_config(nodes: int = 0, cpus: int = 2) -> str:
         workers = min(nodes, max(1, cores // 2))
         config += f" client-resources-num-gpus={min(1.0, gpus / workers):g}"
     return config
-
-
-def _kept(folder: str) -> str:
-    """Return what is left of a run that was interrupted, and how to go on."""
-    if folder and Path(folder, "latest.safetensors").is_file():
-        return f"Stopped. The finished rounds are kept in {folder}\nGo on with: umbel run {Path(folder).name} --resume"
-    return "Stopped before the first round was over; nothing is kept."
 
 
 def _outcome(environment: Mapping[str, str], home: Path) -> tuple[str, str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from protocol.errors import UmbelError
+from protocol.flower import FLOWER_LOGGER
 
 # What nobody can act on, or what a user of this command need not: it starts and stops all of this by itself.
 _CHATTER = re.compile(
@@ -84,6 +88,23 @@ class Relay:
                 self.say(f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text)
         self._let_go(held)
 
+    @contextmanager
+    def in_this_process(self) -> Iterator[None]:
+        """Pass on what a run in this process logs, in place of Flower's own handlers."""
+        before, FLOWER_LOGGER.handlers = FLOWER_LOGGER.handlers, [_Handler(self)]
+        try:
+            yield
+        finally:
+            FLOWER_LOGGER.handlers = before
+
+    def interrupted(self) -> None:
+        """Say what is left of a run that was stopped, and how to go on."""
+        if self.folder and Path(self.folder, "latest.safetensors").is_file():
+            self.say(f"Stopped. The finished rounds are kept in {self.folder}")
+            self.say(f"Go on with: umbel run {Path(self.folder).name} --resume")
+        else:
+            self.say("Stopped before the first round was over; nothing is kept.")
+
     def _let_go(self, held: list[str] | None) -> None:
         """Print a traceback of the server's, unless it ends in an error that the command's last line says."""
         if held and not held[-1].startswith(f"{UmbelError.__module__}."):
@@ -99,3 +120,17 @@ class Relay:
         if not told:
             self.reasons.append(refusal["why"])
         return told
+
+
+class _Handler(logging.Handler):
+    """Hands a record over as Flower would print it."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = [f"{record.levelname} :      {record.getMessage()}"]
+        if record.exc_info:
+            lines += logging.Formatter().formatException(record.exc_info).splitlines()
+        self._relay.pass_on(lines)

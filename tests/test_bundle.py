@@ -115,7 +115,8 @@ def test_an_editable_install_copies_nothing() -> None:
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     if not origin.get("dir_info", {}).get("editable"):
         pytest.skip("umbel is installed as a copy, and not from a checkout")
-    copied = [str(file) for file in installed.files or () if file.suffix != ".pth" and ".dist-info" not in str(file)]
+    kinds = (".pth", "/bin/umbel", ".dist-info")
+    copied = [str(file) for file in installed.files or () if not any(kind in str(file) for kind in kinds)]
     assert not copied
     site_packages = Path(sysconfig.get_path("purelib"))
     for package in (*APP, "benchmarks", "deployment", "experiments"):

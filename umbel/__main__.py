@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import import_module
 from typing import Any
 
@@ -11,6 +13,16 @@ from typer.core import TyperGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("umbel.commands.run:app", "Run an experiment in simulation on this machine."),
+    "runs": ("umbel.commands.runs:app", "What runs have left behind: list, show, compare, remove."),
+    "predict": ("umbel.commands.predict:app", "Clients that took no part pick their best hypothesis and predict."),
+    "export": ("umbel.commands.export:app", "A run's hypotheses as files that other programs read."),
+    "report": ("umbel.commands.report:app", "The report of a run, written anew."),
+    "keys": ("umbel.commands.keys:app", "Every key of the run config, or entry of a site's policy, with its meaning."),
+    "plan": ("umbel.commands.plan:app", "What a run would cost, or what noise a wanted guarantee takes."),
+    "site": ("umbel.commands.site:app", "Check a site's configuration and data before it goes online."),
+    "ledger": ("umbel.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
+    "log": ("umbel.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
+    "approvals": ("umbel.commands.approvals:app", "What waits for a site's approval."),
     "experiment": ("experiments.__main__:app", "The papers' tables and figures, and what a guarantee costs."),
     "attack": ("attacks.__main__:app", "What a curious or malicious server learns, and the claimed epsilon, audited."),
 }
@@ -48,6 +60,8 @@ app = typer.Typer(cls=_Lazy, no_args_is_help=True, pretty_exceptions_show_locals
 @app.callback()
 def _umbel() -> None:
     """Personalised and private federated learning."""
+    # Where the user's own models and strategies are; last, so that nothing there stands before what is installed.
+    sys.path.append(os.getcwd())
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from protocol.errors import ConfigError
 
 @contextmanager
 def own_code(folder: Path, values: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """Let this process, and those with the environment that is yielded, import what lies in a folder.
+    """Let processes with the environment that is yielded import what lies in a folder.
 
     Only if the run config names some of it, as ``module:attribute``. Nothing of it stands before a module that is
     installed: in the folder of another Flower App there are names as ``client`` and ``server``, which umbel has too.
@@ -40,11 +40,7 @@ def own_code(folder: Path, values: Mapping[str, Any]) -> Iterator[dict[str, str]
         for name, path in own.items():
             if not _installed(name, path):
                 Path(links, path.name).symlink_to(path)
-        sys.path.append(links)
-        try:
-            yield {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), links]))}
-        finally:
-            sys.path.remove(links)
+        yield {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), links]))}
 
 
 def _named(value: Any) -> set[str]:

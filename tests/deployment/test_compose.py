@@ -224,7 +224,7 @@ def test_the_image_holds_the_code_and_nothing_else() -> None:
     assert kept == {
         "pyproject.toml", "constraints.txt", "LICENSE", "README.md", "client", "configs", "deployment", "federation",
         "fleet", "mechanisms", "models", "privacy", "protocol", "server", "simulation", "strategies",
-        "datasets/*.json", "datasets/hospital.py",
+        "umbel", "datasets/*.json", "datasets/hospital.py",
     }  # fmt: skip
     # Certificates and settings are where Git does not look either.
     ignored = (ROOT / ".gitignore").read_text(encoding="utf-8").split()

@@ -43,7 +43,7 @@ def path(no_ledger: Path) -> Path:
 
 def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> None:
     """It may be one that was lost."""
-    with pytest.raises(LedgerError, match=r"there is no ledger .*: python -m privacy ledger create PATH"):
+    with pytest.raises(LedgerError, match=r"there is no ledger .*: umbel ledger create PATH"):
         Ledger(no_ledger)
     assert not no_ledger.exists()
 

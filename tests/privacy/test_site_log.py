@@ -243,7 +243,7 @@ def test_lines_follow_each_other(log: SiteLog) -> None:
 def test_what_was_changed_moved_or_taken_out_is_found(log: SiteLog, change: Any) -> None:
     for _ in range(4):
         add(log)
-    with pytest.raises(LogError, match=r"is damaged .*python -m privacy log set-aside PATH"):
+    with pytest.raises(LogError, match=r"is damaged .*umbel log set-aside PATH"):
         list(damaged(log, change).lines())
 
 

@@ -298,10 +298,16 @@ def test_a_seed_gives_the_same_again_and_another_seed_does_not(play: Play, whole
     assert not np.isin(other.arrays("latest")["weight"], first.arrays("latest")["weight"]).any()
 
 
-def test_the_run_starts_from_the_hypotheses_that_its_seed_draws(play: Play, run_config: dict[str, Any]) -> None:
-    run = play(app=failing({0}, parts=["training"]), restarts=1, seed=9)
+def test_a_simulation_whose_nodes_refuse_to_train_ends_at_once_where_its_seed_began(
+    play: Play, run_config: dict[str, Any], umbel_home: Path
+) -> None:
+    with pytest.raises(FleetError, match="the simulated nodes refuse to train"):
+        play(app=failing({0, 1}, parts=["training"]), nodes=2, restarts=1, seed=9)
+    (folder,) = (umbel_home / "runs").iterdir()
     drawn = draw_hypotheses(Setup.parse(run_config).model, 2, seed=9, restart=0)
-    np.testing.assert_array_equal(run.arrays("latest")["weight"], drawn["weight"])
+    latest = safetensors.numpy.load_file(folder / "latest.safetensors")
+    np.testing.assert_array_equal(latest["weight"], drawn["weight"])
+    assert len((folder / "history.jsonl").read_text().splitlines()) == 1
 
 
 # --- what it costs
@@ -370,14 +376,17 @@ def test_validation_goes_on_over_the_clients_that_answer(play: Play) -> None:
     assert run.history != play(nodes=3).history
 
 
-def test_when_all_nodes_fail_the_hypotheses_stay_as_they_were(play: Play, caplog: pytest.LogCaptureFixture) -> None:
-    run = play(app=failing({0, 1, 2}, parts=["training"]), nodes=3)
-    assert [entry["moved"] for entry in run.trained] == [False] * 6
-    assert [entry["releases"] for entry in run.trained] == [0] * 6
-    assert len({entry["loss"] for entry in run.history}) == 1, "they are validated all the same"
-    np.testing.assert_array_equal(run.arrays("latest")["weight"], run.arrays("hypotheses")["weight"])
-    assert run.ledger == {}
-    assert caplog.text.count("TOO FEW RELEASES: hypotheses unchanged") == 6
+def test_when_no_site_releases_anything_the_run_ends_after_three_rounds(
+    play: Play, umbel_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then the hypotheses stay as they were, and are validated all the same."""
+    with pytest.raises(FleetError, match=r"no client released anything in the first 3 rounds: 3 nodes refused"):
+        play(sites=sites(tmp_path, 3, min_noise_multiplier=100))
+    (folder,) = (umbel_home / "runs").iterdir()
+    entries = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+    assert [(entry["moved"], entry["releases"]) for entry in entries] == [(False, 0)] * 3
+    assert len({entry["loss"] for entry in entries}) == 1
+    assert caplog.text.count("TOO FEW RELEASES: hypotheses unchanged") == 3
 
 
 def test_a_round_with_fewer_releases_than_the_least_changes_nothing_but_the_ledger(play: Play) -> None:
@@ -636,10 +645,10 @@ def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, who
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"resume": "nowhere"}, "resume: there is no run .*nowhere; give the name of a folder in"),
+        ({"resume": "nowhere"}, "resume: there is no run 'nowhere'"),
         ({"resume": "DONE"}, "resume: the run has done its 2 rounds; raise rounds to go on"),
         ({"resume": "DONE", "rounds": 5, "seed": 1}, "resume: seed was 0 and is 1; set it as it was"),
-        ({"resume": "EMPTY"}, "resume: .*EMPTY holds no run that finished a round"),
+        ({"resume": "EMPTY"}, "resume: there is no run 'EMPTY'"),
     ],
 )
 def test_what_cannot_be_resumed_is_said_before_any_work(

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
 from umbel.__main__ import app
-from umbel.commands.run import read_values
+from umbel.commands.run import asked
 
 
 def umbel(*words: str) -> tuple[int, str]:
@@ -29,11 +29,11 @@ def test_values_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> No
     config.write_text('rounds = 3\nstrategy = "ifca"\n')
     values = {"rounds": 7, "strategy": "fedavg", "radius-floor": 0.5}
     words = ["rounds=7", "strategy=fedavg", "radius-floor=0.5"]
-    assert read_values([str(config), *words]) == read_values(words, config) == values
+    assert asked([str(config), *words]) == asked(words, config) == values
 
 
 def test_a_configuration_goes_by_its_name() -> None:
-    assert read_values(["hospital", "rounds=2"])["federation"] == "hospital"
+    assert asked(["hospital", "rounds=2"])["federation"] == "hospital"
 
 
 def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
@@ -42,10 +42,10 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
     was = RunConfig().entries() | {"seed": 7, "hypotheses": 3}
     (folder / "config.toml").write_text(tomli_w.dumps({"config": was, "versions": {}}))
     for name in (folder.name, "20260101", "last", str(folder)):
-        values = read_values([name, "rounds=200"], resume=True)
+        values = asked([name, "rounds=200"], resume=True)
         assert values == was | {"rounds": 200, "resume": str(folder)}
     with pytest.raises(ConfigError, match=r"20260101-120000-synthetic is a run; to go on with it add --resume"):
-        read_values(["last"])
+        asked(["last"])
 
 
 @pytest.mark.parametrize(

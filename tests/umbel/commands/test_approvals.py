@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 
 from client.app import app
 from federation import offsets_of, write_federation
-from privacy.__main__ import app as command
 from privacy.ledger import Ledger
 from privacy.runs import SHOWN, Runs, Status, beside
 from protocol.demands import Evaluation, Training
@@ -28,6 +27,7 @@ from tests.helpers.ledgers import spent
 from tests.helpers.messages import asked, refused
 from tests.helpers.nodes import ask
 from tests.helpers.runs import run_app
+from umbel.__main__ import app as command
 
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
 # What the run config says.
@@ -84,7 +84,7 @@ def test_nothing_is_answered_before_it_is_approved(site: Site, caplog: pytest.Lo
     assert all(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
     assert not site.ledger.exists()
     [digest] = site.waiting
-    told = f"request {digest[:SHOWN]} of run 1 waits for approval: python -m privacy approvals list"
+    told = f"request {digest[:SHOWN]} of run 1 waits for approval: umbel approvals list"
     assert caplog.text.count(told) >= 4
 
     assert f"{digest[:SHOWN]} is approved" in site.run("approve", digest[:SHOWN])

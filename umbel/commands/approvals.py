@@ -1,4 +1,4 @@
-"""``python -m privacy approvals``: look at what waits for a site's approval, and approve or refuse it."""
+"""``umbel approvals``: look at what waits for a site's approval, and approve or refuse it."""
 
 from __future__ import annotations
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.__main__ import app
 from federation import Manifest, offsets_of, write_federation
 from protocol.release import Kind, RadiusMode, Release
 from server.history import State
 from server.run_folder import RunFolder
+from umbel.__main__ import app
 
 CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "federation": ""}
 RELEASE = Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
@@ -96,7 +96,7 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["{run}/nothing", "{new}"], "give the folder of one run"),
+        (["{run}/nothing", "{new}"], "there is no run"),
         (["{run}", "{new}-gone"], "gone"),
         (["{run}", "{new}", "--client", "2"], "clients 0 to 1, not 2"),
         (["{run}", "{new}", "--features", "{run}/rows.npy"], "rows of shape (3,)"),

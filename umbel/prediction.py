@@ -1,32 +1,27 @@
-"""Use a run's result: a client that never took part picks its best hypothesis and predicts."""
+"""Use a run's result: a client that never took part picks its best hypothesis and predicts with it."""
 
 from __future__ import annotations
 
-import csv
-import io
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import safetensors
+import pandas as pd
 import safetensors.numpy
 import torch
-import typer
 from numpy.typing import NDArray
 
 import models
 from client.cohort import Cohort
 from client.learner import best_hypothesis, learner_for
-from federation import Federation, find_federation, open_federation
+from federation import Federation
 from models.fit import misfit
 from models.model import Model
 from protocol.arrays import Arrays
-from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
-from protocol.home import write_atomically
 from protocol.run_config import RunConfig
 
 
@@ -89,40 +84,6 @@ def predictions(
         yield Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu().numpy())
 
 
-def predict(
-    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    federation: Annotated[str, typer.Argument(help="The newcomer's labelled data: a federation's name or path.")],
-    client: Annotated[int | None, typer.Option(min=0, help="One client alone.", show_default="all")] = None,
-    features: Annotated[
-        Path | None, typer.Option(help="Rows without labels (.npy) to predict for.", show_default="the client's own")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="CSV file to write.", show_default="standard output")] = None,
-) -> None:
-    """Let clients that took no part in a run pick their best hypothesis and predict with it."""
-    with errors_in_one_line(ValueError, safetensors.SafetensorError):
-        data = open_federation(
-            find_federation(str(Path(federation).absolute()) if Path(federation).exists() else federation)
-        )
-        model, hypotheses = read_run(run, data)
-        rows = None if features is None else _read_features(features, data)
-        count = data.manifest.clients
-        if client is not None and client >= count:
-            raise FederationError(f"{federation} has the clients 0 to {count - 1}, not {client}")
-        clients = list(range(count)) if client is None else [client]
-        if out is not None and not out.expanduser().absolute().parent.is_dir():
-            raise FederationError(f"{out} cannot be written: its folder is missing; make it first")
-        made = list(predictions(model, hypotheses, data, clients, rows))
-    table = _table(made, data, with_targets=rows is None)
-    if out is None:
-        typer.echo(table, nl=False)
-    else:
-        write_atomically(out.expanduser().absolute(), table.encode())
-    target = data.manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
-    metric = np.mean([one.metric for one in made]) * float(target.get("scale", 1.0))
-    shown = f"{metric:.4g} {target.get('unit', '')}".strip()
-    typer.echo(f"{len(made)} clients, mean {model.metric.name} on their labelled rows: {shown}", err=True)
-
-
 def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
     """Return the model and the best hypotheses of a run, checked against the data that they are to be used on.
 
@@ -154,7 +115,8 @@ def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
     return model, {name: hypotheses[name] for name in model.shapes}
 
 
-def _read_features(path: Path, data: Federation) -> NDArray[np.float32]:
+def read_features(path: Path, data: Federation) -> NDArray[np.float32]:
+    """Read rows without labels to predict for, from a .npy file."""
     features = np.load(path, allow_pickle=False)
     if not isinstance(features, np.ndarray):
         raise FederationError(f"{path} holds several arrays; save the rows as one .npy")
@@ -163,21 +125,35 @@ def _read_features(path: Path, data: Federation) -> NDArray[np.float32]:
     return features.astype(np.float32)
 
 
-def _table(made: list[Prediction], data: Federation, with_targets: bool) -> str:
-    """Return predictions as CSV, in the target's unit."""
+def table(made: list[Prediction], data: Federation, with_targets: bool = True) -> pd.DataFrame:
+    """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
+
+    What a model predicts as several numbers is an array.
+    """
     scale = float(data.manifest.units.get("target", {}).get("scale", 1.0))
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(["client", "row", "hypothesis", "prediction"] + ["target"] * with_targets)
 
-    def text(value: Any) -> str:
-        if np.issubdtype(np.asarray(value).dtype, np.integer):
-            return str(value)
-        return " ".join(f"{x * scale:.6g}" for x in np.atleast_1d(value))
+    def shown(values: NDArray[Any]) -> list[Any]:
+        if np.issubdtype(values.dtype, np.integer):
+            return list(values.tolist())
+        return list(values * scale) if values.ndim > 1 else (values * scale).tolist()
 
+    frames = []
     for one in made:
-        targets = data.client(one.client)[1]
-        for row, output in enumerate(one.outputs):
-            shown = [text(targets[row])] if with_targets else []
-            writer.writerow([one.client, row, one.hypothesis, text(output), *shown])
-    return buffer.getvalue()
+        count = len(one.outputs)
+        columns = {
+            "client": [one.client] * count,
+            "row": range(count),
+            "hypothesis": [one.hypothesis] * count,
+            "prediction": shown(one.outputs),
+        }
+        if with_targets:
+            columns["target"] = shown(np.asarray(data.client(one.client)[1]))
+        frames.append(pd.DataFrame(columns))
+    return pd.concat(frames, ignore_index=True)
+
+
+def mean_metric(made: list[Prediction], model: Model, data: Federation) -> tuple[float, str]:
+    """Return the mean of the clients' metric on their labelled rows, and the unit that it is in."""
+    target = data.manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
+    mean = float(np.mean([one.metric for one in made])) * float(target.get("scale", 1.0))
+    return mean, str(target.get("unit", ""))

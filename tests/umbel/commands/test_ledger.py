@@ -1,4 +1,4 @@
-"""``python -m privacy`` as a user types it."""
+"""The site commands of `umbel` as a user types them: plan, ledger, log."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from privacy.__main__ import app
 from privacy.charges import Charge
 from privacy.ledger import Ledger
 from privacy.site_log import Entry, SiteLog, beside
 from protocol.release import Kind, RadiusMode, Release
+from umbel.__main__ import app
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
 

@@ -1,0 +1,89 @@
+"""`import umbel`: runs from Python."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+import umbel
+from protocol.errors import ConfigError
+from tests.umbel.conftest import SMALL
+
+
+def test_importing_it_takes_neither_pytorch_nor_flower() -> None:
+    code = "import sys, umbel; dir(umbel); print([name for name in ('torch', 'flwr', 'pandas') if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "[]"
+
+
+def test_every_public_name_is_there() -> None:
+    for name in umbel.__all__:
+        assert callable(getattr(umbel, name)), name
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        umbel.nothing  # noqa: B018
+
+
+def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
+    own = {key.replace("-", "_"): value for key, value in SMALL.items()}
+    run = umbel.run("synthetic", **own)
+    assert run.path.parent == umbel_home / "runs"
+    assert run.outcome == "all 3 rounds done"
+    for found in (umbel.load(), umbel.load(run.name), umbel.load(run.path)):
+        assert found.path == run.path
+    one, other = (safetensors.numpy.load_file(path / "latest.safetensors") for path in (run.path, kept))
+    assert {name: value.tobytes() for name, value in one.items()} == {name: v.tobytes() for name, v in other.items()}
+
+
+def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no ronds; did you mean rounds\?"):
+        umbel.run(ronds=3)
+    with pytest.raises(ConfigError, match="rounds must be a whole number"):
+        umbel.run({"rounds": 0.5})
+    assert not (umbel_home / "runs").exists()
+
+
+def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
+    run = umbel.load(kept)
+    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+    assert list(run.history.index) == [1, 2, 3, 4]
+    assert run.history["loss"].tolist() == pytest.approx([entry["loss"] for entry in entries])
+    assert run.loss == pytest.approx(min(entry["loss"] for entry in entries))
+    assert run.unit == "", "made-up numbers have none"
+    assert "Paper's budget" in run.privacy[-1]
+
+
+def test_hypotheses_are_networks_that_compute_what_is_saved(kept: Path) -> None:
+    run = umbel.load(kept)
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    weights = safetensors.numpy.load_file(kept / "hypotheses.safetensors")["weight"]
+    assert len(run.hypotheses) == 2
+    for network, weight in zip(run.hypotheses, weights, strict=True):
+        np.testing.assert_array_equal(network(rows).detach().numpy()[:, 0], weight[0])
+
+
+def test_clients_predict_with_their_best_hypothesis(kept: Path) -> None:
+    run = umbel.load(kept)
+    made = run.predict("synthetic", clients=[0, 5])
+    assert list(made.columns) == ["client", "row", "hypothesis", "prediction", "target"]
+    assert set(made["client"]) == {0, 5}
+    federation = run.federation
+    assert federation is not None
+    x, y = federation.client(5)
+    own = made[made["client"] == 5]
+    errors = [float(((network(torch.tensor(x)).detach().numpy()[:, 0] - y) ** 2).mean()) for network in run.hypotheses]
+    assert set(own["hypothesis"]) == {int(np.argmin(errors))}
+    np.testing.assert_allclose(own["target"], y)
+
+
+def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run 'last'"):
+        umbel.load()
+    with pytest.raises(ConfigError, match=r"holds no run: config.toml is missing"):
+        umbel.load(tmp_path)

@@ -1,0 +1,24 @@
+"""``umbel report``: the report of a run, written anew."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from protocol.cli import errors_in_one_line
+from server.runs import find_run
+
+app = typer.Typer()
+
+
+@app.command()
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")] = "last",
+) -> None:
+    """Write the report.html of a run: one that was interrupted, or one of a sweep, has none yet."""
+    with errors_in_one_line():
+        path = find_run(run)
+        from experiments.report import write_report
+
+        typer.echo(write_report(path))

@@ -1,0 +1,66 @@
+"""``umbel site``: look at a site before it goes online."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from flwr.common.config import parse_config_args
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from protocol.cli import errors_in_one_line
+from protocol.errors import SiteError
+from protocol.run_config import RunConfig
+
+app = typer.Typer(help="Look at a site before it goes online.", no_args_is_help=True)
+
+
+@app.callback()
+def _site() -> None:
+    """Look at a site before it goes online."""
+
+
+@app.command()
+def check(
+    node_config: Annotated[
+        str, typer.Argument(metavar="NODE_CONFIG", help="As the node is given it: 'data-path=\"/data\" budget=8.0'.")
+    ] = "",
+    model: Annotated[str, typer.Option(help="The model of a run, where the data name none.")] = "",
+    loss: Annotated[str, typer.Option(help="Its loss.")] = "",
+) -> None:
+    """Say what a site's configuration means, and whether its data, its ledger and its model can be used.
+
+    What the environment sets (UMBEL_...) counts, as it does for the node.
+    """
+    with errors_in_one_line():
+        try:
+            entries = parse_config_args([node_config] if node_config else None)
+        except (ValueError, SystemExit):
+            entries = {}
+        if node_config.strip() and not entries:
+            raise SiteError(f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}")
+        from client.bundle import Bundle
+        from client.node import Node
+        from privacy.ledger import Ledger
+        from privacy.policy import Policy
+
+        node = Node.of(entries, RunConfig(federation="", model=model, loss=loss).entries())
+        site, manifest = node.site, node.federation.manifest
+        if (ledger := site.ledger_path) is not None and ledger.exists():
+            Ledger(ledger, whole=True)
+    table = Table("", "", title="This site", show_header=False)
+    rows = len(node.federation.features)
+    table.add_row("data", Text(f"{manifest.name}: {manifest.clients} clients, {rows} rows"))
+    table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
+    table.add_row("model", Text(f"{node.model.name}, n = {node.model.num_parameters}, loss {node.model.loss.name}"))
+    there = "a whole ledger" if ledger is not None and ledger.exists() else "is made when it is first needed"
+    table.add_row("ledger", Text(f"{ledger}: {there}"))
+    table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no umbel that is known")))
+    for name, default, _, meaning in Policy.table():
+        value = getattr(site.policy, name.replace("-", "_"))
+        if value != Policy.model_fields[name.replace("-", "_")].default and name != "data-path":
+            table.add_row(Text(f"{name} = {value}", style="bold"), Text(f"{meaning} (by default {default})"))
+    Console().print(table)
+    Console().print("The site can go online. All other entries are as `umbel keys --site` has them.")

@@ -1,0 +1,79 @@
+"""What a run is asked to do, from a file, a name and values of one's own, checked before anything starts."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from protocol.errors import ConfigError
+from protocol.run_config import RunConfig
+from server.runs import find_run
+
+CONFIGS = Path(__file__).resolve().parent.parent / "configs"
+
+
+def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the values of a configuration, and those given over them, checked one by one.
+
+    Parameters
+    ----------
+    source : str or Path
+        A TOML file, or the name of one in configs/; empty for the defaults.
+    given : mapping, optional
+
+    Raises
+    ------
+    ConfigError
+        For what cannot be read, or the first value that cannot be used.
+    """
+    values = (_read(_file(str(source))) if str(source) else {}) | dict(given or {})
+    RunConfig.parse(values)
+    return values
+
+
+def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a run that shall go on, and those given over them; errors as `read_values`."""
+    folder = find_run(run)
+    values = _read(folder / "config.toml") | dict(given) | {"resume": str(folder)}
+    RunConfig.parse(values)
+    return values
+
+
+def check(values: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` unless the run config, the federation, the model and the strategy fit together."""
+    # It imports PyTorch, and a key's wrong name need not wait for that.
+    from server.setup import Setup
+
+    if not RunConfig.parse(values).federation:
+        raise ConfigError('federation = "" is for sites with data of their own; name a federation to simulate')
+    Setup.parse(values)
+
+
+def _file(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.is_file():
+        return path
+    known = {one.stem: one for one in CONFIGS.glob("*.toml")}
+    if name in known:
+        return known[name]
+    try:
+        found = find_run(name)
+    except ConfigError:
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
+        raise ConfigError(
+            f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}"
+        ) from None
+    raise ConfigError(f"{found.name} is a run; to go on with it add --resume")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"cannot read {file}: {error}") from None
+    # A run's own config.toml does as well: what it ran with is in a table of its own there.
+    return own if isinstance(own := values.get("config"), dict) else values

@@ -1,0 +1,115 @@
+"""A run's hypotheses as files that other programs read, each read again and compared before it is called done."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from federation import Federation
+from protocol.errors import ConfigError, ModelError
+from protocol.home import write_atomically
+from umbel.runs import Run
+
+_ROWS = 3  # on which a network that was read again is compared
+_TOLERANCE = 1e-4  # ONNX's operators round another way
+
+
+def export(run: Run, folder: Path, form: str = "safetensors") -> list[Path]:
+    """Write the best hypotheses of a run, and return the files.
+
+    Parameters
+    ----------
+    run : Run
+    folder : Path
+        Made where there is none.
+    form : str
+        "state-dict" (.pt), "safetensors", or "onnx", which takes ``pip install umbel[onnx]``.
+
+    Raises
+    ------
+    ConfigError
+        For another form, or when ONNX is not installed.
+    ModelError
+        When the network cannot be written so, or what is read again is not the same.
+    """
+    write, suffix = _forms()[form] if form in _forms() else _unknown(form)
+    folder.mkdir(parents=True, exist_ok=True)
+    # All are made before one is written.
+    made = {folder / f"hypothesis-{j}.{suffix}": write(network, run) for j, network in enumerate(run.hypotheses)}
+    for path, content in made.items():
+        write_atomically(path, content)
+    return list(made)
+
+
+def _forms() -> dict[str, tuple[Callable[[nn.Module, Run], bytes], str]]:
+    return {"state-dict": (_state_dict, "pt"), "safetensors": (_safetensors, "safetensors"), "onnx": (_onnx, "onnx")}
+
+
+def _unknown(form: str) -> tuple[Callable[[nn.Module, Run], bytes], str]:
+    raise ConfigError(f"there is no form {form!r}; choose from {', '.join(_forms())}")
+
+
+def _state_dict(network: nn.Module, run: Run) -> bytes:
+    buffer = BytesIO()
+    torch.save(network.state_dict(), buffer)
+    read = torch.load(BytesIO(buffer.getvalue()), weights_only=True)
+    _same(network, read)
+    return buffer.getvalue()
+
+
+def _safetensors(network: nn.Module, run: Run) -> bytes:
+    state = {name: value.detach().clone().contiguous() for name, value in network.state_dict().items()}
+    content = safetensors.torch.save(state)
+    _same(network, safetensors.torch.load(content))
+    return content
+
+
+def _same(network: nn.Module, read: dict[str, Tensor]) -> None:
+    """Raise unless a network that loads what was read has the same parameters, to the bit."""
+    fresh = copy.deepcopy(network)
+    fresh.load_state_dict(read, strict=True)
+    wrong = [name for name, value in network.state_dict().items() if not torch.equal(fresh.state_dict()[name], value)]
+    if wrong:
+        raise ModelError(f"what was written of {wrong} is not what is read again; nothing was written")
+
+
+def _onnx(network: nn.Module, run: Run) -> bytes:
+    try:
+        import onnx  # noqa: F401  what torch.onnx writes with
+        import onnxruntime
+    except ImportError as error:
+        raise ConfigError(f"{error.name} is not installed: pip install umbel[onnx]") from None
+    federation = run.federation
+    if federation is None:
+        raise ConfigError("ONNX takes a row to follow through the network: the run's federation is not there")
+    rows = torch.stack(list(_some(federation)))
+    try:
+        program = torch.onnx.export(
+            network, (rows,), input_names=["rows"], output_names=["outputs"], dynamic_shapes=({0: "rows"},), dynamo=True
+        )
+        assert program is not None, "without a file it returns the program"
+        content: bytes = program.model_proto.SerializeToString()
+    except Exception as error:  # whatever the exporter finds in a user's network
+        raise ModelError(f"model {run.model.name!r} cannot be written as ONNX: {error}") from error
+    session = onnxruntime.InferenceSession(content)
+    for part in (rows, rows[:1]):
+        (found,) = session.run(None, {"rows": part.numpy()})
+        with torch.inference_mode():
+            wanted = network(part).numpy()
+        if not np.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
+            raise ModelError(
+                f"model {run.model.name!r} gives other outputs as ONNX than in PyTorch; nothing was written"
+            )
+    return content
+
+
+def _some(federation: Federation) -> Iterator[Tensor]:
+    for row in range(min(_ROWS, len(federation.features))):
+        yield torch.from_numpy(np.array(federation.features[row]))

@@ -1,0 +1,30 @@
+"""How long a client's update is before anything has been learnt: what a public radius starts from."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from client.cohort import Cohort, LocalUpdate
+from client.learner import learner_for
+from privacy.randomness import streams
+from protocol.arrays import flatten
+from server.rounds import draw_hypotheses
+from server.setup import Setup
+
+_MEASURED = 200  # clients
+
+
+def first_update(setup: Setup) -> float:
+    """Return the median length of a client's first update, over some training clients of a federation at hand."""
+    run, federation, model = setup.config, setup.open_federation(), setup.model
+    assert federation is not None
+    learner = learner_for(model, run.device, run.engine)
+    some = range(0, federation.manifest.train, -(-federation.manifest.train // _MEASURED))
+    hypotheses = draw_hypotheses(model, setup.strategy.hypotheses, run.seed, 0)
+    cohort = Cohort.gather(federation, some, learner.device)
+    local = model.initial_local(streams(run.seed, "local", 0, some))
+    chosen = learner.choose(hypotheses, cohort, local)
+    update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps)
+    trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
+    moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
+    return float(np.median(np.linalg.norm(moved, axis=1)))
