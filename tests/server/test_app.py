@@ -381,7 +381,7 @@ def test_when_no_site_releases_anything_the_run_ends_after_three_rounds(
 ) -> None:
     """Until then the hypotheses stay as they were, and are validated all the same."""
     with pytest.raises(FleetError, match=r"no client released anything in the first 3 rounds: 3 nodes refused"):
-        play(sites=sites(tmp_path, 3, min_noise_multiplier=100))
+        play(sites=[site | {"place": "0/1"} for site in sites(tmp_path, 3, min_noise_multiplier=100)])
     (folder,) = (umbel_home / "runs").iterdir()
     entries = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
     assert [(entry["moved"], entry["releases"]) for entry in entries] == [(False, 0)] * 3
