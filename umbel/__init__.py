@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from umbel.exports import export as export
+    from umbel.plans import plan as plan
     from umbel.runs import Run as Run
     from umbel.runs import load as load
     from umbel.runs import run as run
+    from umbel.sweeps import sweep as sweep
 
 _HOMES = {
     "Run": "umbel.runs",
     "export": "umbel.exports",
     "load": "umbel.runs",
+    "plan": "umbel.plans",
     "run": "umbel.runs",
+    "sweep": "umbel.sweeps",
 }
 """Where each public name is: it is imported when it is asked for, since PyTorch takes a second."""
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
 from mechanisms.guarantee import amount, gap, guarantee, in_words
-from mechanisms.plan import Plan
+from umbel.plans import Planned
 
 
-def show(figures: Plan, ways: Mapping[str, float], delta: float, radius: str = "") -> None:
-    """Print a plan, what would leave less noise, and what it means where it means trouble.
-
-    Parameters
-    ----------
-    figures : Plan
-    ways : mapping from str to float
-        See `mechanisms.plan.what_helps`.
-    delta : float
-    radius : str
-        What is known of how long updates are, if anything is.
-    """
+def show(planned: Planned) -> None:
+    """Print a plan, what would leave less noise, and what it means where it means trouble."""
+    figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
     between = gap(release) or "between any two data sets of a client, over all its participations; radius public"
@@ -32,8 +22,8 @@ def show(figures: Plan, ways: Mapping[str, float], delta: float, radius: str = "
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
-    if radius:
-        add("radius", radius, "a client's first update: a radius-start of that, or half of it")
+    if planned.radius is not None:
+        add("radius", f"{planned.radius:.3g}", "a client's first update: a radius-start of that, or half of it")
     participations = f"median {figures.median_participations}, most {figures.max_participations}"
     add("participations", participations, "expected, over all clients; max-participations bounds them")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)
@@ -53,7 +43,7 @@ def show(figures: Plan, ways: Mapping[str, float], delta: float, radius: str = "
     add("step size x curvature", f"< {figures.largest_curvature_step:.3g}", "or the rounds diverge")
     console = Console()
     console.print(table)
-    for way, factor in sorted(ways.items(), key=lambda pair: -pair[1]):
+    for way, factor in sorted(planned.ways.items(), key=lambda pair: -pair[1]):
         console.print(f"With {way} the noise left is {factor:.2f} times less, at the same guarantee.", soft_wrap=True)
     for warning in figures.warnings:
         console.print(f"Warning: {warning}", style="yellow", soft_wrap=True)
