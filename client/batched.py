@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from client.cohort import Cohort, LocalUpdate, Schedule
 from client.learner import Learner
@@ -38,9 +38,9 @@ class BatchedLearner(Learner):
         model, k = self.model, len(next(iter(stacked.values())))
         outputs = self._forward(stacked, cohort.features.expand(k, *cohort.features.shape))
         targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
-        scores = [model.loss.per_sample(outputs, targets)]
+        scores = [model.loss.of_rows(outputs, targets, 2)]
         if model.metric.per_sample is not model.loss.per_sample:
-            scores.append(model.metric.per_sample(outputs, targets))
+            scores.append(model.metric.of_rows(outputs, targets, 2))
         values = torch.stack(scores).double().cpu().numpy()
         sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
         return sums
@@ -56,7 +56,7 @@ class BatchedLearner(Learner):
         for j in range(len(next(iter(stacked.values())))):
             shared = {name: value[j].expand(m, *value.shape[1:]) for name, value in stacked.items()}
             outputs = self._forward(shared | local, inputs)
-            scores = torch.stack([one.per_sample(outputs, targets).double() for one in (model.loss, model.metric)])
+            scores = torch.stack([one.of_rows(outputs, targets, 2).double() for one in (model.loss, model.metric)])
             sums.append(torch.where(real, scores, 0.0).sum(-1).cpu().numpy())
         return np.stack(sums, axis=1)
 
@@ -69,8 +69,8 @@ class BatchedLearner(Learner):
             share, padding = (torch.from_numpy(one).to(self.device) for one in (weights, weights == 0))
             parameters = {name: value.detach() for name, value in parameters.items()}
             trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
-            outputs = self._forward(parameters, cohort.features[index])
-            losses = model.loss.per_sample(outputs, cohort.targets[index])
+            outputs = self._forward(parameters, cohort.features[index], training=True)
+            losses = model.loss.of_rows(outputs, cohort.targets[index], 2)
             # Each client's loss depends on its own parameters alone, so the gradient of the sum
             # holds the gradient of each.
             # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
@@ -88,13 +88,13 @@ class BatchedLearner(Learner):
                     parameters[name] = value.sub(gradient, alpha=step_size)
         return {name: value.detach() for name, value in parameters.items()}
 
-    def _forward(self, parameters: Parameters, inputs: Tensor) -> Tensor:
-        """Return the outputs (m, b, o) of m networks, each with parameters and inputs (m, b, ...) of its own."""
-        module = self.model.module  # built here if need be: inside vmap its initialisers could not draw
-        layers = _dense_layers(module) if inputs.ndim == 3 and not self._frozen else None
+    def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return the outputs (m, b, ...) of m networks, each with parameters and inputs (m, b, ...) of its own."""
+        model, frozen = self.model, self._frozen
+        module = model.module  # built here if need be: inside vmap its initialisers could not draw
+        layers = _dense_layers(module) if inputs.ndim == 3 and not frozen else None
         if layers is None:
-            frozen = self._frozen
-            outputs: Tensor = vmap(lambda own, rows: functional_call(module, frozen | own, (rows,)))(parameters, inputs)
+            outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
             return outputs
         # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
         for name, layer in layers:

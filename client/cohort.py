@@ -24,7 +24,7 @@ class Cohort:
 
     Attributes
     ----------
-    features : Tensor, shape (rows, \\*feature shape), float32
+    features : Tensor, shape (rows, \\*feature shape), float32, or int64 for a model that takes tokens
     targets : Tensor, shape (rows,) or (rows, outputs), float32, or int64 for classes
     lengths : ndarray of int64, shape (clients,)
         Number of rows of each client.
@@ -55,6 +55,10 @@ class Cohort:
         targets = np.asarray(federation.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
+
+    def of_tokens(self) -> Cohort:
+        """Return the cohort with whole numbers as features."""
+        return Cohort(self.features.long(), self.targets, self.lengths)
 
     def part(self, clients: slice) -> Cohort:
         """Return a run of clients as a cohort of its own, without a copy."""
@@ -141,16 +145,24 @@ class Schedule:
         These rows, one client's after the other's, as they are where nothing is drawn.
     draws : dict from int to callable
         For each client whose order is drawn, what draws it.
+    seeds : tuple of int
+        For each client, of what the network itself draws, as in dropout; empty where it draws nothing.
     """
 
     update: LocalUpdate
     lengths: NDArray[np.int64]
     rows: NDArray[np.int64]
     draws: Mapping[int, Draw]
+    seeds: tuple[int, ...] = ()
 
     @classmethod
     def draw(
-        cls, cohort: Cohort, update: LocalUpdate, generators: Sequence[np.random.Generator], balanced: bool = False
+        cls,
+        cohort: Cohort,
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        balanced: bool = False,
+        seeded: bool = False,
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
 
@@ -158,8 +170,13 @@ class Schedule:
         below 0); the rest of a client's rows waits for another pass.
 
         The order of a client that takes all its rows at once is of no consequence, and no draw is
-        spent on it.
+        spent on it. With `seeded`, a seed is drawn first for what the network draws; without generators
+        it is 0.
         """
+        if seeded:
+            generators = list(generators)  # what is asked for again begins again
+            seeds = [int(generator.integers(2**63)) for generator in generators] or [0] * len(cohort)
+            return replace(cls.draw(cohort, update, generators, balanced), seeds=tuple(seeds))
         if balanced:
             return cls._balanced(cohort, update, generators)
         return cls.shuffled(cohort.lengths, update, generators)

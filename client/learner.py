@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client.cohort import Cohort, LocalUpdate, Schedule
+from models.fit import Look, look
 from models.model import Model, Parameters
 from privacy.time_limit import check_time
 from protocol.arrays import Arrays
@@ -67,7 +67,7 @@ class Learner(ABC):
             As reported (`models.losses.Score.report`), not as descended.
         """
         with torch.inference_mode():
-            sums = self._sums(self._tensors(hypotheses), cohort, self._tensors(local or {}))
+            sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
         means = torch.from_numpy(sums / cohort.lengths)
         return self.model.loss.report(means[0]).numpy(), self.model.metric.report(means[1]).numpy()
 
@@ -124,6 +124,12 @@ class Learner(ABC):
         trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, balanced, None)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
 
+    def outputs(self, hypothesis: Arrays, features: Tensor) -> Tensor:
+        r"""Return what one hypothesis says of rows (rows, \*feature shape), for a model without local parameters."""
+        rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
+        with torch.inference_mode():
+            return self.model.apply(self._frozen | self._tensors(hypothesis), rows)
+
     def _train_some(
         self,
         hypotheses: Arrays,
@@ -136,7 +142,8 @@ class Learner(ABC):
         only: frozenset[str] | None,
     ) -> Arrays:
         """Train all parameters or `only` those named, a chunk of clients at a time."""
-        stacked, own = self._tensors(hypotheses), self._tensors(local)
+        stacked, own, cohort = self._tensors(hypotheses), self._tensors(local), self._readable(cohort)
+        seeded = self._look(cohort).draws
         every = {name: value.shape[1:] for name, value in (stacked | own).items()}
         trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
         for part in self._client_chunks(cohort, update):
@@ -146,8 +153,9 @@ class Learner(ABC):
             start = {name: value.index_select(0, index) for name, value in stacked.items()}
             start |= {name: value[part].clone() for name, value in own.items()}
             rows = cohort.part(part)
-            schedule = Schedule.draw(rows, update, generators[part], balanced)
-            for name, value in self._descend(start, rows, schedule, only or frozenset(start)).items():
+            schedule = Schedule.draw(rows, update, generators[part], balanced, seeded)
+            names = frozenset(only or start) - self.model.buffers
+            for name, value in self._descend(start, rows, schedule, names).items():
                 trained[name][part] = value.cpu().numpy()
         return trained
 
@@ -208,7 +216,13 @@ class Learner(ABC):
         return int(limit)
 
     def _activations(self, cohort: Cohort) -> int:
-        return _count_activations(self.model, tuple(cohort.features.shape[1:]))
+        return self._look(cohort).activations
+
+    def _look(self, cohort: Cohort) -> Look:
+        return look(self.model, tuple(cohort.features.shape[1:]))
+
+    def _readable(self, cohort: Cohort) -> Cohort:
+        return cohort.of_tokens() if self._look(cohort).tokens else cohort
 
     def _tensors(self, arrays: Arrays) -> Parameters:
         # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
@@ -264,20 +278,3 @@ def _make(model: Model, device: str, engine: str) -> Learner:
 @lru_cache(maxsize=16)
 def _convolves(model: Model) -> bool:
     return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.module.modules())
-
-
-@lru_cache(maxsize=16)
-def _count_activations(model: Model, shape: tuple[int, ...]) -> int:
-    """Return how many numbers the layers put out for one row."""
-    total = int(np.prod(shape))
-
-    def count(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
-        nonlocal total
-        total += outputs.numel() if isinstance(outputs, Tensor) else 0
-
-    hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
-    with torch.inference_mode():
-        model.module(torch.zeros(1, *shape))
-    for hook in hooks:
-        hook.remove()
-    return total

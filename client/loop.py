@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 
 import numpy as np
@@ -10,8 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from client.cohort import Cohort, Schedule
+from client.cohort import Cohort, LocalUpdate, Schedule
 from client.learner import Learner
+from models.fit import look
 from models.model import Model, Parameters
 from privacy.time_limit import check_time
 
@@ -30,33 +32,61 @@ class LoopLearner(Learner):
             for j, parameters in enumerate(networks):
                 check_time()
                 outputs = model.apply(self._frozen | parameters | own, one.features)
-                sums[0, j, c] = model.loss.per_sample(outputs, one.targets).double().sum().item()
-                sums[1, j, c] = model.metric.per_sample(outputs, one.targets).double().sum().item()
+                sums[0, j, c] = model.loss.of_rows(outputs, one.targets).double().sum().item()
+                sums[1, j, c] = model.metric.of_rows(outputs, one.targets).double().sum().item()
         return sums
 
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
-        model, update = self.model, schedule.update
-        arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
+        arrange = _arrangement(self.model, tuple(cohort.features.shape[1:]))
         for c in range(len(cohort)):
             # Steps are made in place: a copy of a large model takes as long as a step.
             own = {name: value[c] for name, value in start.items()}
             values = {name: arrange(value).detach() for name, value in own.items()}
-            parameters = {name: value.requires_grad_() for name, value in values.items() if name in names}
-            for order in schedule.passes(c):
-                rows = torch.from_numpy(order).to(self.device)
-                for begin in update.batches(len(rows)):
-                    check_time()
-                    batch = rows[begin : begin + update.size(len(rows))]
-                    outputs = model.apply(self._frozen | values, cohort.features[batch])
-                    loss = model.loss.objective(model.loss.per_sample(outputs, cohort.targets[batch]).mean())
-                    gradients = torch.autograd.grad(loss, list(parameters.values()))
-                    with torch.no_grad():
-                        for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
-                            step = update.step_size * (len(batch) if name in model.summed else 1)
-                            value.sub_(gradient, alpha=step)
-            for name, value in parameters.items():
+            with _seeded(schedule.seeds[c], self.device) if schedule.seeds else nullcontext():
+                self._descend_one(values, cohort, schedule.passes(c), schedule.update, names)
+            for name, value in values.items():
                 own[name].copy_(value.detach())  # where it is not the same memory anyway
         return start
+
+    def _descend_one(
+        self,
+        values: Parameters,
+        cohort: Cohort,
+        passes: Iterator[NDArray[np.int64]],
+        update: LocalUpdate,
+        names: frozenset[str],
+    ) -> None:
+        """Train the named parameters of one client in place."""
+        model = self.model
+        parameters = {name: value.requires_grad_() for name, value in values.items() if name in names}
+        changing = [name for name in values if name in model.buffers]
+        for order in passes:
+            rows = torch.from_numpy(order).to(self.device)
+            for begin in update.batches(len(rows)):
+                check_time()
+                batch = rows[begin : begin + update.size(len(rows))]
+                if len(batch) == 1 and model.batch_dependent:
+                    continue  # a single row has no statistics
+                whole = self._frozen | values
+                outputs = model.apply(whole, cohort.features[batch], training=True)
+                for name in changing:
+                    values[name] = whole[name].detach()
+                if not parameters:
+                    continue
+                loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
+                gradients = torch.autograd.grad(loss, list(parameters.values()))
+                with torch.no_grad():
+                    for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
+                        step = update.step_size * (len(batch) if name in model.summed else 1)
+                        value.sub_(gradient, alpha=step)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Have PyTorch's own generators, from which layers draw, begin at a seed; afterwards they are as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @lru_cache(maxsize=16)
@@ -69,7 +99,8 @@ def _arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Ten
     try:
         with torch.inference_mode():
             parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
-            model.apply(parameters, torch.zeros(2, *shape))
+            zeros = torch.zeros(2, *shape)
+            model.apply(parameters, zeros.long() if look(model, shape).tokens else zeros)
     except RuntimeError:
         return _as_it_is
     return _channels_last

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import models
-from client.learner import Learner, learner_for
+from client.learner import Learner
+from client.trial import try_out
 from federation import Federation, Manifest, check, find_federation, open_federation
-from models.fit import misfit
 from models.model import Model
 from privacy.policy import Role
 from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
-from protocol.errors import FederationError, ProtocolError, SiteError
+from protocol.errors import FederationError, ModelError, ProtocolError, SiteError
 from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 
@@ -56,8 +56,8 @@ class Node:
         Where the node runs.
     federation : Federation
         The data it serves.
-    model : Model
-        The network the federation is for.
+    learner : Learner
+        What chooses, trains and scores here, for the network that the federation is for.
     training, validation : range
         The federation's numbers of the clients that train and that report. At a site that lets
         training clients report with noise, they are the same.
@@ -67,7 +67,7 @@ class Node:
 
     site: Site
     federation: Federation
-    model: Model
+    learner: Learner
     training: range
     validation: range
     run: RunConfig
@@ -89,15 +89,14 @@ class Node:
         manifest = federation.manifest
         if not site.simulated:
             _refuse_foreign(run, manifest)
-        model = models.load_for(run, manifest)
-        _check_fit(source, model)
+        learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]
         training, validation = hosted[:trains], hosted[trains:]
         if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
             validation = training
-        return cls(site, federation, model, training, validation, run)
+        return cls(site, federation, learner, training, validation, run)
 
     @property
     def seed(self) -> int | None:
@@ -105,9 +104,9 @@ class Node:
         return self.site.seed(self.run)
 
     @property
-    def learner(self) -> Learner:
-        """What chooses, trains and scores here."""
-        return learner_for(self.model, self.run.device, self.run.engine)
+    def model(self) -> Model:
+        """The network that is learnt."""
+        return self.learner.model
 
     @property
     def hosting(self) -> Hosting:
@@ -172,11 +171,13 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
             )
 
 
-@lru_cache(maxsize=4)
-def _check_fit(source: _Source, model: Model) -> None:
-    """Raise unless the model takes the features and its loss the targets, for all clients alike."""
-    if reason := misfit(model, _open(source)):
-        raise FederationError(f"{source.path}: model {model.name!r} {reason}; name another model or repair the data")
+@lru_cache(maxsize=16)
+def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner:
+    """Return the learner of a model that takes the data, of all clients alike."""
+    try:
+        return try_out(model, _open(source), device, engine)
+    except ModelError as error:
+        raise FederationError(f"{source.path}: {error}") from error
 
 
 def _stats(path: Path) -> list[os.stat_result]:

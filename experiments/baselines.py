@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import adjusted_rand_score
 
 from client.cohort import Cohort, LocalUpdate
-from client.learner import Learner, best_hypothesis, learner_for
+from client.learner import Learner, best_hypothesis
+from client.trial import try_out
 from federation import Federation
 from models.model import Model
 from privacy.randomness import streams
@@ -54,7 +55,7 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size:
         ``to_truth``, the distance from each true parameter vector to the nearest hypothesis,
         empty where it is unknown.
     """
-    manifest, learner = federation.manifest, learner_for(model)
+    manifest, learner = federation.manifest, try_out(model, federation)
     cohort, held_out = _validation(federation, learner), np.zeros(0)
     if model.local_shapes:
         fresh = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort))))
@@ -78,7 +79,7 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size:
 
 def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train by themselves, from a run's first hypothesis."""
-    learner = learner_for(model)
+    learner = try_out(model, federation)
     support, query = halves(_validation(federation, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")

@@ -1,13 +1,103 @@
-"""Whether a model takes a federation's features and its loss the targets."""
+"""Whether a model takes a federation's features and its loss the targets, and what else a first look at it shows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from federation import Federation
 from models.losses import SLOPES
 from models.model import Model
+from protocol.errors import ModelError
+
+MOST_TOKENS = 1 << 24  # 32-bit numbers, as which a cohort holds its rows, count no further
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a model shows when it is applied to rows of zeros.
+
+    Attributes
+    ----------
+    tokens : bool
+        It takes whole numbers, as an embedding does, and no others.
+    draws : bool
+        It draws at random in training, as dropout does.
+    alone : bool
+        It scores a single row; batch normalisation without running statistics does not.
+    activations : int
+        How many numbers its layers put out for one row.
+    outputs : tuple of int
+        Shape of the outputs of one row.
+    """
+
+    tokens: bool
+    draws: bool
+    alone: bool
+    activations: int
+    outputs: tuple[int, ...]
+
+
+@lru_cache(maxsize=16)
+def look(model: Model, shape: tuple[int, ...]) -> Look:
+    """Apply a model to rows of a shape, and return what it shows.
+
+    Raises
+    ------
+    ModelError
+        When it does not take them; the text is for the end of a sentence.
+    """
+    rows = torch.zeros(2, *shape)
+    activations = int(np.prod(shape))
+
+    def count(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        nonlocal activations
+        activations += outputs.numel() // len(rows) if isinstance(outputs, Tensor) else 0
+
+    tokens = False
+    # Not in inference mode: what a network keeps from it for later cannot be trained with.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        try:
+            model.apply({}, rows)
+        except Exception as error:
+            rows, tokens = rows.long(), True
+            try:
+                model.apply({}, rows)
+            except Exception:
+                raise ModelError(f"does not take features of shape {shape}: {one_line(error)}") from error
+        hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
+        try:
+            outputs = model.apply({}, rows)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not isinstance(outputs, Tensor):
+            raise ModelError(f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor")
+        if outputs.ndim < 2 or len(outputs) != 2:
+            raise ModelError(f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row)")
+        if outputs.dtype != torch.float32:
+            raise ModelError(f"gives outputs of type {outputs.dtype}, not float32")
+        try:
+            model.apply({}, rows[:1])
+            alone = True
+        except Exception:
+            alone = False
+        # Buffers change in training; those of the model itself shall not.
+        buffers = {name: value.clone() for name, value in model.module.named_buffers()}
+        before = torch.get_rng_state()
+        try:
+            model.apply(buffers, rows, training=True)
+        except Exception as error:
+            raise ModelError(
+                f"takes features of shape {shape} in scoring alone, not in training: {one_line(error)}"
+            ) from error
+        draws = not torch.equal(before, torch.get_rng_state())
+    return Look(tokens, draws, alone, activations, tuple(outputs.shape[1:]))
 
 
 def misfit(model: Model, federation: Federation) -> str:
@@ -21,20 +111,49 @@ def misfit(model: Model, federation: Federation) -> str:
         return str(own(federation))
     targets, shape = federation.targets, federation.features.shape[1:]
     try:
-        with torch.inference_mode():
-            outputs = tuple(model.module(torch.zeros(2, *shape)).shape)
-    except (RuntimeError, TypeError, ValueError) as error:
-        return f"does not take features of shape {shape}: {error}"
-    if len(outputs) != 2 or outputs[0] != 2:
-        return f"gives two rows outputs of shape {outputs}, not (2, outputs of a row)"
-    width = outputs[1]
+        seen = look(model, shape)
+    except ModelError as error:
+        return str(error)
+    if not seen.alone and np.diff(federation.offsets).min() < 2:
+        return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
+    return (_bad_tokens(model, federation) if seen.tokens else "") or _bad_targets(model, seen.outputs, targets)
+
+
+def _bad_tokens(model: Model, federation: Federation) -> str:
+    """Return what keeps a model that takes whole numbers from these: it is tried on the extremes of each place."""
+    features, scale = federation.features, federation.manifest.feature_scale
+    lowest, highest = features.min(axis=0), features.max(axis=0)
+    if features.dtype.kind not in "iu" and not (np.asarray(features) == np.floor(features)).all():
+        return "takes whole numbers, as an embedding does, and the features are not; begin with a layer of numbers"
+    if scale != 1 or max(abs(float(lowest.min())), abs(float(highest.max()))) >= MOST_TOKENS:
+        return f"takes whole numbers: set feature_scale = 1, and number tokens from 0 to {MOST_TOKENS - 1}"
+    try:
+        with torch.no_grad():
+            model.apply({}, torch.from_numpy(np.stack([lowest, highest]).astype(np.int64)))
+    except Exception as error:
+        return f"does not know all of the tokens from {lowest.min()} to {highest.max()}: {one_line(error)}"
+    return ""
+
+
+def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
+    """Return what keeps the loss from the targets, given the shape of a row's outputs."""
+    width, shape = outputs[-1], targets.shape[1:]
     if model.loss.name in SLOPES:
-        fits = width == 1 and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
+        fits = outputs == (1,) and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
         return "" if fits else f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
-    if targets.dtype.kind in "iu" and targets.ndim == 1 and width > 1:
+    if targets.dtype.kind in "iu" and shape == outputs[:-1] and width > 1:
         fits = bool(0 <= targets.min() <= targets.max() < width)
         return "" if fits else f"knows the classes 0 to {width - 1} alone"
     if model.loss.name == "cross-entropy" or model.metric.name == "accuracy":
+        if targets.dtype.kind in "iu" and len(outputs) > 1:
+            return f"gives outputs of shape {outputs} for a row, whose classes are of shape {shape}; classes come last"
         return "needs classes, whole numbers, as targets"
-    fits = targets.shape[1:] == (width,) or (targets.ndim, width) == (1, 1)
-    return "" if fits else f"has {width} outputs, a target is of shape {targets.shape[1:]}"
+    fits = shape == outputs or (targets.ndim, outputs) == (1, (1,))
+    many = f"{width} outputs" if len(outputs) == 1 else f"outputs of shape {outputs}"
+    return "" if fits else f"has {many}, a target is of shape {shape}"
+
+
+def one_line(error: Exception) -> str:
+    """Return the text of an error that came from elsewhere, in one line of no more than a few."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]} ..."

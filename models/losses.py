@@ -25,7 +25,8 @@ class Score:
     name : str
         The name used in run config and reports.
     per_sample : callable
-        ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``.
+        ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``; see `of_rows` for
+        outputs of more axes.
     report : callable
         Maps the mean over samples to the reported value, elementwise.
     higher_is_better : bool
@@ -35,6 +36,31 @@ class Score:
     per_sample: Callable[[Tensor, Tensor], Tensor]
     report: Callable[[Tensor], Tensor]
     higher_is_better: bool = field(default=False, kw_only=True)
+
+    def of_rows(self, outputs: Tensor, targets: Tensor, axes: int = 1) -> Tensor:
+        r"""Return the value of each row.
+
+        Numbers of several axes, as images, are compared as one vector. Where a row has several classes, as
+        the next tokens of a sequence, its value is their mean.
+
+        Parameters
+        ----------
+        outputs : Tensor, shape (\*batch, \*output shape)
+            The last axis is that of classes.
+        targets : Tensor, shape (\*batch, \*target shape)
+        axes : int
+            How many axes are the batch's.
+
+        Returns
+        -------
+        Tensor, shape (\*batch,)
+        """
+        if outputs.ndim == axes + 1:
+            return self.per_sample(outputs, targets)
+        if targets.is_floating_point():
+            return self.per_sample(outputs.flatten(axes), targets.flatten(axes))
+        values = self.per_sample(outputs, targets)
+        return values.flatten(axes).mean(-1) if values.ndim > axes else values
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 Three kinds of parameters. *Frozen* ones are part of the model: never trained, never sent; both sides
 compare a digest of them. *Shared* ones are what a hypothesis is, what a release is, and what n counts.
 *Local* ones are each client's own: trained, and never leaving its node.
+
+Buffers are never shared. The running statistics of batch normalisation are local (FedBN: Li et al., ICLR
+2021), other buffers are frozen.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
@@ -28,6 +31,7 @@ Parameters = dict[str, Tensor]
 Arrays = dict[str, NDArray[Any]]
 
 _FROZEN_SEED = 0  # of parameters that nobody trains and nobody sends
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Kind(StrEnum):
@@ -42,19 +46,21 @@ class Kind(StrEnum):
 class Model:
     """A network with its loss and metric.
 
+    A parameter that has several names, as tied weights do, counts once, by the first of them.
+
     A network may say more of itself, in attributes of its class: ``local_parameters``, patterns on
     the names of those that are each client's own; ``summed_parameters``, those whose step goes down
     the sum over a minibatch instead of its mean (PAC paper, Protocol 1); ``draw_local(generator)``,
     which returns a fresh client's own parameters by name; ``fit_local(...)``, see
     `models.factors.Factors.fit_local`; ``misfit(federation)``, see `models.fit.misfit`. A parameter
-    with ``requires_grad=False`` is frozen.
+    with ``requires_grad=False`` is frozen. A layer that the network puts in evaluation mode stays there.
 
     Attributes
     ----------
     name : str
         As given in run config.
     network : callable
-        Builds the network, a ``torch.nn.Module`` with floating point parameters and no buffers.
+        Builds the network, a ``torch.nn.Module`` with floating point parameters.
     loss : Loss
         What a client descends and reports.
     metric : Score
@@ -74,21 +80,41 @@ class Model:
     @cached_property
     def module(self) -> nn.Module:
         """The network whose forward pass is used; of its parameters only the frozen ones are."""
-        return self._build(_FROZEN_SEED)
+        network = self._build(_FROZEN_SEED)
+        # Weights from a library come in evaluation mode as a whole, which says nothing of single layers.
+        return network if network.training else network.train()
+
+    @cached_property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """All names of each parameter and buffer, by the first of them, in the order of the state dict."""
+        return _names(self.module)
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """Names of the buffers, which no gradient trains."""
+        return frozenset(name for name, _ in self.module.named_buffers())
 
     @cached_property
     def kinds(self) -> dict[str, Kind]:
-        """The kind of each parameter, by its name in the state dict."""
+        """The kind of each parameter and buffer."""
         own = tuple(getattr(self.module, "local_parameters", ()))
-        trained = {name: value.requires_grad for name, value in self.module.named_parameters(remove_duplicate=False)}
+        trained = {name for name, value in self.module.named_parameters() if value.requires_grad}
+        statistics = {
+            f"{prefix}.{name}".lstrip(".")
+            for prefix, layer in _with_statistics(self.module)
+            for name in _STATISTICS
+            if layer.training
+        }
         kinds = {}
-        for name in self.module.state_dict():
-            if _matches(name, own):
+        for name, names in self.names.items():
+            if _matches(names, own):
                 kinds[name] = Kind.LOCAL
-            elif not trained.get(name, True) or _matches(name, self.frozen):
+            elif not {*names} & (trained | self.buffers) or _matches(names, self.frozen):
                 kinds[name] = Kind.FROZEN
+            elif _matches(names, self.local) or name in statistics:
+                kinds[name] = Kind.LOCAL
             else:
-                kinds[name] = Kind.LOCAL if _matches(name, self.local) else Kind.SHARED
+                kinds[name] = Kind.FROZEN if name in self.buffers else Kind.SHARED
         return kinds
 
     @cached_property
@@ -103,9 +129,9 @@ class Model:
 
     @cached_property
     def frozen_values(self) -> Parameters:
-        """The frozen parameters; empty for a model that has none."""
-        state = self.module.state_dict()
-        return {name: state[name] for name, kind in self.kinds.items() if kind is Kind.FROZEN}
+        """The frozen parameters and buffers; empty for a model that has none."""
+        state = _tensors(self.module)
+        return {name: state[name].detach() for name, kind in self.kinds.items() if kind is Kind.FROZEN}
 
     @cached_property
     def frozen_digest(self) -> str:
@@ -113,7 +139,7 @@ class Model:
         digest = hashlib.sha256()
         for name, value in self.frozen_values.items():
             digest.update(f"{name} {tuple(value.shape)} ".encode())
-            digest.update(value.detach().contiguous().numpy().tobytes())
+            digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest() if self.frozen_values else ""
 
     @cached_property
@@ -126,10 +152,46 @@ class Model:
         """Number of shared parameters, the papers' n."""
         return sum(int(np.prod(shape)) for shape in self.shapes.values())
 
-    def apply(self, parameters: Mapping[str, Tensor], inputs: Tensor) -> Tensor:
-        """Return the outputs ``(batch, o)`` of the network with the given parameters; frozen ones may be left out."""
-        outputs: Tensor = functional_call(self.module, dict(parameters), (inputs,))
-        return outputs
+    @cached_property
+    def batch_dependent(self) -> bool:
+        """Whether in training each row's outputs hang on the rows beside it, as in batch normalisation."""
+        return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self._changing)
+
+    def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return the outputs ``(batch, ...)`` of the network with the given parameters.
+
+        Parameters
+        ----------
+        parameters : dict of Tensor
+            Frozen ones may be left out. Buffers that change in training change in here.
+        inputs : Tensor, shape (batch, \\*row shape)
+        training : bool
+            Whether the network shall do as in training: drop out, and take the statistics of the batch.
+        """
+        if self.module.training is not training:
+            for layer in self._changing:
+                layer.training = training
+        outputs = functional_call(self.module, parameters, (inputs,))
+        # Models of Hugging Face's transformers give a record.
+        found: Tensor = getattr(outputs, "logits", outputs)
+        return found
+
+    @cached_property
+    def _changing(self) -> tuple[nn.Module, ...]:
+        """The layers that act otherwise in training: not those left in evaluation mode or with frozen statistics."""
+        fixed = {
+            layer
+            for prefix, layer in _with_statistics(self.module)
+            if self.kinds[self._first[f"{prefix}.running_mean".lstrip(".")]] is Kind.FROZEN
+        }
+        layers = [layer for layer in self.module.modules() if layer.training]
+        for layer in fixed:
+            layer.training = False
+        return tuple(layer for layer in layers if layer not in fixed)
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        return {name: first for first, names in self.names.items() for name in names}
 
     def initial(self, seed: int) -> Arrays:
         """Draw fresh shared parameters."""
@@ -157,43 +219,61 @@ class Model:
             return self.network()
 
     def _shapes(self, kind: Kind) -> dict[str, tuple[int, ...]]:
-        state = self.module.state_dict()
+        state = _tensors(self.module)
         return {name: tuple(state[name].shape) for name, own in self.kinds.items() if own is kind}
 
     def _values(self, network: nn.Module, kind: Kind) -> Arrays:
-        state = network.state_dict()
+        state = _tensors(network)
         return {name: state[name].detach().numpy().copy() for name, own in self.kinds.items() if own is kind}
 
 
 def check(model: Model) -> None:
     """Raise `ModelError` for a network that umbel cannot train; the text names the layer or parameter and the fix."""
     module, name = model.module, model.name
-    if buffers := [buffer for buffer, _ in module.named_buffers()]:
-        raise ModelError(
-            f"model {name!r} has buffers {buffers}; use layers without running statistics, "
-            "as GroupNorm instead of BatchNorm"
-        )
-    state = module.state_dict()
-    if not state:
+    values = dict(module.named_parameters())
+    if not values:
         raise ModelError(f"model {name!r} has no parameters")
-    if odd := [key for key, value in state.items() if not value.is_floating_point()]:
+    if odd := [key for key, value in values.items() if not value.is_floating_point()]:
         raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}")
-    if odd := [key for key, value in state.items() if value.dtype != torch.float32]:
+    if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
         raise ModelError(f"model {name!r} has parameters that are not float32: {odd}")
-    dropout = nn.modules.dropout._DropoutNd
-    if odd := [key for key, layer in module.named_modules() if isinstance(layer, dropout) and layer.p > 0]:
-        raise ModelError(f"model {name!r} has layers that drop out at random: {odd}; leave them out")
+    every = [one for names in model.names.values() for one in names]
     for kind, patterns in (("frozen", model.frozen), ("local", model.local)):
-        if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in state)]:
-            raise ModelError(f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(state)}")
-    if both := [key for key in state if _matches(key, model.frozen) and _matches(key, model.local)]:
+        if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in every)]:
+            raise ModelError(f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}")
+    if both := [
+        key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
+    ]:
         raise ModelError(f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one")
     if not model.shapes:
         raise ModelError(
             f"model {name!r} has no shared parameters left, and nothing would be learnt together; "
-            f"let frozen and local match fewer of {', '.join(state)}"
+            f"let frozen and local match fewer of {', '.join(every)}"
         )
 
 
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
+def _tensors(network: nn.Module) -> Parameters:
+    """Return parameters and buffers by each of their names."""
+    return dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
+
+
+def _names(network: nn.Module) -> dict[str, tuple[str, ...]]:
+    tensors = _tensors(network)
+    # Buffers that are not part of the state dict come last.
+    ordered = [name for name in network.state_dict() if name in tensors]
+    ordered += [name for name in tensors if name not in {*ordered}]
+    names: dict[int, tuple[str, ...]] = {}
+    for name in ordered:
+        names[id(tensors[name])] = (*names.get(id(tensors[name]), ()), name)
+    return {every[0]: every for every in names.values()}
+
+
+def _with_statistics(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that keep running statistics, with their names."""
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
+            yield name, layer
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 from protocol.run_config import RunConfig
 from server.runs import find_run
 
@@ -44,12 +44,20 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` unless the run config, the federation, the model and the strategy fit together."""
-    # It imports PyTorch, and a key's wrong name need not wait for that.
+    # They import PyTorch, and a key's wrong name need not wait for that.
+    from client.trial import try_out
     from server.setup import Setup
 
-    if not RunConfig.parse(values).federation:
+    run = RunConfig.parse(values)
+    if not run.federation:
         raise ConfigError('federation = "" is for sites with data of their own; name a federation to simulate')
-    Setup.parse(values)
+    setup = Setup.parse(values)
+    federation = setup.open_federation()
+    assert federation is not None, "the run config names it"
+    try:
+        try_out(setup.model, federation, run.device, run.engine, setup.strategy.hypotheses)
+    except ModelError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _file(name: str) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from client.cohort import Cohort, LocalUpdate
-from client.learner import learner_for
+from client.trial import try_out
 from privacy.randomness import streams
 from protocol.arrays import flatten
 from server.rounds import draw_hypotheses
@@ -18,7 +18,7 @@ def first_update(setup: Setup) -> float:
     """Return the median length of a client's first update, over some training clients of a federation at hand."""
     run, federation, model = setup.config, setup.open_federation(), setup.model
     assert federation is not None
-    learner = learner_for(model, run.device, run.engine)
+    learner = try_out(model, federation, run.device, run.engine)
     some = range(0, federation.manifest.train, -(-federation.manifest.train // _MEASURED))
     hypotheses = draw_hypotheses(model, setup.strategy.hypotheses, run.seed, 0)
     cohort = Cohort.gather(federation, some, learner.device)

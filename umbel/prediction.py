@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 import models
 from client.cohort import Cohort
-from client.learner import best_hypothesis, learner_for
+from client.learner import best_hypothesis
+from client.trial import try_out
 from federation import Federation
 from models.fit import misfit
 from models.model import Model
@@ -65,7 +66,7 @@ def predictions(
     features : ndarray, shape (rows, \\*feature shape), optional
         Rows without labels to predict for, scaled as the federation's; by default the clients' own.
     """
-    learner = learner_for(model)
+    learner = try_out(model, federation)
     device = learner.device
     for client in clients:
         cohort = Cohort.gather(federation, [client], device)
@@ -73,10 +74,8 @@ def predictions(
         chosen = int(best_hypothesis(losses)[0])
         inputs = cohort.features
         if features is not None:
-            inputs = torch.from_numpy(features * np.float32(federation.manifest.feature_scale)).to(device)
-        parameters = {name: torch.from_numpy(value[chosen]).to(device) for name, value in hypotheses.items()}
-        with torch.inference_mode():
-            outputs = model.apply(parameters, inputs)
+            inputs = torch.from_numpy(features * np.float32(federation.manifest.feature_scale))
+        outputs = learner.outputs({name: value[chosen] for name, value in hypotheses.items()}, inputs)
         if model.metric.name == "accuracy":
             outputs = outputs.argmax(-1)
         elif outputs.shape[-1] == 1:

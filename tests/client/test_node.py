@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import client.node
+from client.learner import learner_for
 from client.node import Node
 from federation import BUNDLED, offsets_of, write_federation, write_leaf
 from privacy.site import in_process
@@ -119,7 +120,8 @@ def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run
 def test_the_run_chooses_the_model_before_the_federation(
     model: str, loss: str, chosen: tuple[str, str], run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
+    # The data have one feature too few.
+    monkeypatch.setattr("client.node._try_out", lambda _source, model, *_: learner_for(model))
     node = part(0, 1, run_config | {"model": model, "loss": loss})
     assert (node.model.name, node.model.loss.name) == chosen
 
@@ -297,7 +299,8 @@ def test_hypotheses_of_another_model_are_refused(hypotheses: dict[str, Any], run
 @pytest.fixture
 def of_four_arrays(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Arrays]:
     """Return a node, and two hypotheses of its model."""
-    monkeypatch.setattr("client.node._check_fit", lambda *_: None)  # the data have one feature too few
+    # The data have one feature too few.
+    monkeypatch.setattr("client.node._try_out", lambda _source, model, *_: learner_for(model))
     node = part(0, 1, run_config | {"model": "mlp"})
     return node, {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
 

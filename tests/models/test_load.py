@@ -128,16 +128,6 @@ def test_a_factory_whose_module_lacks_a_package_is_told(write: Write) -> None:
     ("source", "reason"),
     [
         (
-            "def factory():\n    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))",
-            r"has buffers \['1.running_mean', '1.running_var', '1.num_batches_tracked'\]; .* GroupNorm instead",
-        ),
-        (
-            # Such a buffer is not even in the state dict.
-            "def factory():\n    net = nn.Linear(3, 2)\n"
-            "    net.register_buffer('seen', torch.zeros(1), persistent=False)\n    return net",
-            r"has buffers \['seen'\]",
-        ),
-        (
             "def factory():\n    net = nn.Linear(3, 2)\n"
             "    net.steps = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)\n    return net",
             r"has parameters that are not floating point: \['steps'\]",
@@ -157,7 +147,6 @@ def test_a_network_that_cannot_be_trained_is_named_with_the_reason(write: Write,
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("def factory():\n    return nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))", r"drop out at random: \['1'\]"),
         ("def factory():\n    return nn.Linear(3, 2).double()", r"not float32: \['weight', 'bias'\]"),
     ],
 )
@@ -170,11 +159,11 @@ def test_a_network_that_the_engines_cannot_compute_is_named(write: Write, source
 def test_a_model_of_ones_own_is_checked_too(write: Write) -> None:
     source = (
         "def odd():\n"
-        "    network = lambda: nn.BatchNorm1d(2)\n"
+        "    network = lambda: nn.Linear(2, 1).double()\n"
         "    return models.Model('inner', network, models.LOSSES['rmse'], models.METRICS['rmse'])"
     )
     name = write(source) + ":odd"
-    with pytest.raises(ModelError, match=f"model '{name}' has buffers"):
+    with pytest.raises(ModelError, match=f"model '{name}' has parameters that are not float32"):
         models.load(name)
 
 

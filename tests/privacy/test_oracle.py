@@ -22,6 +22,7 @@ from client.cohort import Cohort, LocalUpdate, Schedule
 from federation import offsets_of, write_federation
 from privacy.ledger import Ledger
 from protocol.demands import Evaluation, Training
+from protocol.messages import query
 from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
 from tests.helpers.messages import asked, refused, released, releases, scores, wire
@@ -70,6 +71,8 @@ def sites(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
         config |= {"max-examples": MAX_EXAMPLES} | request.param
         grids[name] = InProcessGrid(app, RunConfig().entries(), node_configs=[config])
+        # As in any run, and before anything is short: the node tries its model out.
+        assert not ask(grids[name], query(), "query").has_error()
     return grids
 
 

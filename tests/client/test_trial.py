@@ -1,0 +1,424 @@
+"""A trial step says in one line what does not work with a model, and which learner computes it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import models
+from client.batched import BatchedLearner
+from client.cohort import LocalUpdate
+from client.learner import Learner
+from client.loop import LoopLearner
+from client.trial import try_out
+from federation import Federation, offsets_of
+from models import LOSSES, METRICS, Model
+from models.losses import Loss
+from protocol.errors import ModelError
+from tests.helpers.cohorts import assert_close, cohort_of, generators
+from tests.helpers.federations import manifest
+from tests.helpers.models import TINY_CNN, draw_hypotheses
+
+Network = Callable[[], nn.Module]
+
+
+def data(features: Any = (), targets: Any = (), lengths: tuple[int, ...] = (2, 1), **entries: Any) -> Federation:
+    """Return a federation of rows of two numbers with one target, or of other rows."""
+    features = np.asarray(features, np.float32) if len(features) == 0 else np.asarray(features)
+    rows = sum(lengths)
+    features = features if features.size else np.zeros((rows, 2), np.float32)
+    targets = np.asarray(targets) if len(targets) else np.zeros(rows, np.float32)
+    return Federation(manifest(len(lengths), **entries), features, targets, offsets_of(lengths))
+
+
+def of(network: Network, loss: str = "mse", **kinds: tuple[str, ...]) -> Model:
+    """Return the model of a network."""
+    return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
+
+
+def tried(network: Network, federation: Federation | None = None, engine: str = "auto", loss: str = "mse") -> Learner:
+    """Return the learner of a network on the CPU."""
+    return try_out(of(network, loss), federation or data(), "cpu", engine)
+
+
+class Net(nn.Module):
+    """A dense layer from two numbers to one, and whatever a test does in between."""
+
+    between: Callable[[Net, Tensor], Tensor]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.out = nn.Linear(2, 4), nn.Linear(4, 1)
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.between(self.hidden(rows)))
+        return outputs
+
+
+def with_between(between: Callable[[Any, Tensor], Tensor]) -> type[Net]:
+    return type("Own", (Net,), {"between": between})
+
+
+class Unused(nn.Linear):
+    """A layer with a parameter that its outputs do not hang on."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.spare = nn.Parameter(torch.zeros(3))
+
+
+class Recurrent(nn.Module):
+    """A recurrent layer over sequences of two numbers."""
+
+    def __init__(self, kind: type[nn.RNNBase] = nn.LSTM) -> None:
+        super().__init__()
+        self.layer, self.out = kind(2, 3, batch_first=True), nn.Linear(3, 1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.layer(rows)[0][:, -1])
+        return outputs
+
+
+SEQUENCES = np.zeros((3, 5, 2), np.float32)
+
+
+# --- who computes it
+
+
+@pytest.mark.parametrize("name", ["linear", "mlp"])
+def test_what_batches_can_do_is_computed_in_batches(name: str) -> None:
+    rows = np.zeros((3, 3 if name == "mlp" else 2), np.float32)
+    assert type(try_out(models.load(name), data(rows), "cpu")) is BatchedLearner
+
+
+def test_a_convolution_on_the_cpu_is_left_to_the_loop_as_before() -> None:
+    images = data(np.zeros((3, 1, 6, 6), np.float32), [0, 1, 2])
+    assert type(try_out(TINY_CNN, images, "cpu")) is LoopLearner
+    assert type(try_out(TINY_CNN, images, "cpu", "batched")) is BatchedLearner
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+def test_what_batches_cannot_do_is_left_to_the_loop(kind: type[nn.RNNBase]) -> None:
+    assert type(tried(lambda: Recurrent(kind), data(SEQUENCES))) is LoopLearner
+
+
+@pytest.mark.parametrize(
+    ("network", "federation", "reason"),
+    [
+        (Recurrent, data(SEQUENCES), "cannot be computed in batches: Batching rule not implemented for aten::lstm"),
+        (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "draws in training"),
+        (lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), data(), "takes the statistics of"),
+        (
+            with_between(lambda self, hidden: hidden - hidden.mean(0)),
+            data(),
+            "is computed otherwise in batches than by itself, as seen in the loss",
+        ),
+    ],
+    ids=["recurrent", "dropout", "batch normalisation", "rows that are mixed"],
+)
+def test_batches_asked_for_in_vain_are_refused(network: Network, federation: Federation, reason: str) -> None:
+    with pytest.raises(ModelError, match=f"^model 'own' {reason}.*; set engine = \"auto\"") as error:
+        tried(network, federation, "batched")
+    assert "\n" not in str(error.value)
+    assert type(tried(network, federation)) is LoopLearner
+
+
+# --- what does not work
+
+
+@pytest.mark.parametrize(
+    ("network", "reason"),
+    [
+        (with_between(lambda self, hidden: F.dropout(hidden, 0.5)), "the same rows other outputs .*nn.Dropout"),
+        (
+            with_between(lambda self, hidden: hidden * (random.random() if self.training else 1)),
+            "draws in training from a generator that is not PyTorch's own",
+        ),
+        (with_between(lambda self, hidden: hidden / 0), "loss 'mse' of model 'own' is (nan|inf) on made-up rows"),
+        (with_between(lambda self, hidden: hidden.detach()), r"\['hidden.weight', 'hidden.bias'\] .* no gradient"),
+        (with_between(lambda self, hidden: (hidden * 0).sqrt()), r"parameters .* have a gradient that is not finite"),
+        (Unused, r"\['spare'\] .* get no gradient, .*; set frozen = \"spare\"$"),
+        (
+            with_between(lambda self, hidden: hidden + self.seen.add_(self.training)),
+            r"buffers \['seen'\] of model 'own' change in training, and would be lost; name them in local",
+        ),
+        (lambda: nn.Embedding(3, 1), "takes whole numbers, as an embedding does, and the features are not"),
+        (lambda: nn.Sequential(nn.Linear(3, 1)), r"does not take features of shape \(2,\)"),
+        (lambda: nn.Sequential(nn.Linear(2, 3)), r"has 3 outputs, a target is of shape \(\)"),
+    ],
+    ids=["scoring", "python", "infinite", "no gradient", "odd", "spare", "buffer", "tokens", "rows", "targets"],
+)  # fmt: skip
+def test_what_does_not_work_is_said_in_one_line(network: Network, reason: str) -> None:
+    federation = data(np.full((3, 2), 0.5)) if network().__class__ is nn.Embedding else data()
+    with pytest.raises(ModelError, match=reason) as error:
+        tried(network, federation)
+    assert "\n" not in str(error.value)
+    assert "'own'" in str(error.value)
+
+
+def test_what_gets_no_gradient_may_be_frozen() -> None:
+    model = of(Unused, frozen=("spare",))
+    assert model.num_parameters == 3
+    assert try_out(model, data(), "cpu")
+
+
+def test_a_buffer_that_changes_may_be_each_clients_own() -> None:
+    network = with_between(lambda self, hidden: hidden + self.seen.add_(self.training))
+    learner = try_out(of(network, local=("seen",)), data(), "cpu")
+    assert learner.model.local_shapes == {"seen": (4,)}
+
+
+def test_a_loss_of_the_wrong_shape_is_told() -> None:
+    mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
+    with pytest.raises(ModelError, match=r"mean gives values of shape \(\) for 5 rows .*; return one a row"):
+        try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
+
+
+def test_hypotheses_that_start_the_same_are_refused() -> None:
+    def zeros() -> nn.Module:
+        layer = nn.Linear(2, 1)
+        nn.init.zeros_(layer.weight)
+        nn.init.zeros_(layer.bias)
+        return layer
+
+    with pytest.raises(ModelError, match="starts the same each time, and 2 hypotheses could never be told apart"):
+        try_out(of(zeros), data(), "cpu", hypotheses=2)
+    assert try_out(of(zeros), data(), "cpu", hypotheses=1)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e30])
+def test_whether_a_model_is_refused_does_not_tell_about_the_data(scale: float) -> None:
+    """The rows of the trial are made up, whatever the clients' own are."""
+    rows = scale * np.ones((3, 2), np.float32)
+    assert type(tried(lambda: nn.Linear(2, 1), data(rows, scale * np.ones(3, np.float32)))) is BatchedLearner
+
+
+def test_pytorchs_generator_is_left_alone() -> None:
+    before = torch.random.get_rng_state()
+    tried(with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)))
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+# --- tokens, and classes of several axes
+
+
+def test_whole_numbers_go_to_an_embedding_as_they_are() -> None:
+    class Bag(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(10, 4), nn.Linear(4, 2)
+
+        def forward(self, tokens: Tensor) -> Tensor:
+            outputs: Tensor = self.out(self.words(tokens).mean(1))
+            return outputs
+
+    tokens = np.array([[0, 1], [9, 2], [3, 4]])
+    learner = tried(Bag, data(tokens, [0, 1, 1]), loss="cross-entropy")
+    assert type(learner) is BatchedLearner
+    with pytest.raises(ModelError, match="does not know all of the tokens from 1 to 10"):
+        tried(Bag, data(tokens + 1, [0, 1, 1]), loss="cross-entropy")
+    with pytest.raises(ModelError, match="set feature_scale = 1"):
+        tried(Bag, data(tokens, [0, 1, 1], feature_scale=0.5), loss="cross-entropy")
+
+
+def test_the_next_token_of_each_place_is_a_class() -> None:
+    """Losses of a sequence are averaged: with even odds among 4 tokens each place costs log 4."""
+
+    class Next(nn.Embedding):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+
+    tokens = np.array([[0, 1, 2], [3, 2, 1], [1, 1, 1]])
+    learner = tried(Next, data(tokens, (tokens + 1) % 4), loss="cross-entropy")
+    cohort = cohort_of((tokens[:2], (tokens[:2] + 1) % 4), (tokens[2:], (tokens[2:] + 1) % 4))
+    even = {"weight": np.zeros((1, 4, 4), np.float32)}
+    shifted = {"weight": (100 * np.roll(np.eye(4), 1, axis=1)).astype(np.float32)[None]}
+    losses, accuracies = learner.score(even, cohort)
+    np.testing.assert_allclose(losses, np.log(4), rtol=1e-6)
+    losses, accuracies = learner.score(shifted, cohort)
+    assert (losses.tolist(), accuracies.tolist()) == ([[0, 0]], [[1, 1]])
+
+
+def test_images_are_compared_as_vectors() -> None:
+    """A picture of 2 x 2 that is off by 1 everywhere is at a distance of sqrt(4)."""
+    images = np.zeros((3, 1, 2, 2), np.float32)
+    learner = tried(lambda: nn.Conv2d(1, 1, 1), data(images, images))
+    weights = {"weight": np.zeros((1, 1, 1, 1, 1), np.float32), "bias": np.ones((1, 1), np.float32)}
+    assert learner.score(weights, cohort_of((images, images)))[0].tolist() == [[2]]
+
+
+# --- dropout
+
+
+def dropping(rate: float = 0.5) -> type[Net]:
+    return with_between(lambda self, hidden: F.dropout(hidden, rate, self.training))
+
+
+ROWS = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32)
+UPDATE = LocalUpdate(local_epochs=3, step_size=0.1, batch_size=2)
+
+
+def trained_with(learner: Learner, clients: list[int], seed: int = 0) -> dict[str, Any]:
+    """Train some of three clients of two rows each, with generators of their own."""
+    cohort = cohort_of(*((ROWS[2 * c : 2 * c + 2], ROWS[2 * c : 2 * c + 2, 0]) for c in clients))
+    own = [np.random.default_rng([seed, c]) for c in clients]
+    hypotheses = draw_hypotheses(learner.model, 1)
+    return learner.train(hypotheses, np.zeros(len(clients), np.int64), cohort, UPDATE, own)[0]
+
+
+def test_nothing_drops_out_where_a_model_is_scored() -> None:
+    learner = tried(dropping())
+    cohort, hypotheses = cohort_of((ROWS, ROWS[:, 0])), draw_hypotheses(learner.model, 2)
+    first, _ = learner.score(hypotheses, cohort)
+    assert (first == learner.score(hypotheses, cohort)[0]).all()
+    assert (first == tried(dropping(0.0), engine="loop").score(hypotheses, cohort)[0]).all()
+
+
+def test_what_drops_out_is_each_clients_own_draw() -> None:
+    """It does not hang on who else is there, nor on what was drawn before."""
+    learner = tried(dropping())
+    together, alone = trained_with(learner, [0, 1, 2]), trained_with(learner, [2])
+    for name, value in together.items():
+        np.testing.assert_array_equal(value[2], alone[name][0])
+    other = trained_with(learner, [2], seed=1)
+    assert any((value != other[name]).any() for name, value in alone.items())
+    without = trained_with(tried(dropping(0.0), engine="loop"), [2])
+    assert any((value != without[name]).any() for name, value in alone.items())
+
+
+def test_attention_drops_out_in_training_alone() -> None:
+    class Attending(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.out = nn.MultiheadAttention(2, 1, dropout=0.5, batch_first=True), nn.Linear(2, 1)
+
+        def forward(self, rows: Tensor) -> Tensor:
+            outputs: Tensor = self.out(self.attention(rows, rows, rows)[0].mean(1))
+            return outputs
+
+    learner = tried(Attending, data(SEQUENCES))
+    assert type(learner) is LoopLearner
+    rows = np.random.default_rng(0).normal(size=(4, 5, 2)).astype(np.float32)
+    cohort, hypotheses = cohort_of((rows, rows[:, 0, 0])), draw_hypotheses(learner.model, 1)
+    assert learner.score(hypotheses, cohort)[0] == learner.score(hypotheses, cohort)[0]
+
+
+# --- batch normalisation
+
+
+def normalised(**options: Any) -> Network:
+    return lambda: nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, **options), nn.Linear(3, 1))
+
+
+def test_running_statistics_are_each_clients_own() -> None:
+    learner = tried(normalised())
+    model = learner.model
+    assert model.local_shapes == {"1.running_mean": (3,), "1.running_var": (3,), "1.num_batches_tracked": ()}
+    assert model.num_parameters == 6 + 3 + 3 + 3 + 3 + 1, "statistics are no parameters that are released"
+    cohort = cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0]))
+    fresh = model.initial_local(generators(2))
+    assert not fresh["1.running_mean"].any()
+    hypotheses = draw_hypotheses(model, 1)
+    once = LocalUpdate(1, 0.1, 0)
+    _, kept = learner.train(hypotheses, np.zeros(2, np.int64), cohort, once, generators(2), fresh)
+    for c, rows in enumerate((ROWS[:4], ROWS[4:])):
+        hidden = rows @ hypotheses["0.weight"][0].T + hypotheses["0.bias"][0]
+        # PyTorch's momentum: a tenth of what the batch says.
+        np.testing.assert_allclose(kept["1.running_mean"][c], 0.1 * hidden.mean(0), rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(kept["1.running_var"][c], 0.9 + 0.1 * hidden.var(0, ddof=1), rtol=1e-5)
+    assert kept["1.num_batches_tracked"].tolist() == [1, 1]
+    assert not fresh["1.running_mean"].any(), "what was handed over is left as it was"
+
+
+def test_training_is_that_of_pytorch() -> None:
+    learner = tried(normalised())
+    start = draw_hypotheses(learner.model, 1)
+    update = LocalUpdate(2, 0.1, 0)
+    fresh = learner.model.initial_local(generators(1))
+    cohort = cohort_of((ROWS, ROWS[:, 0]))
+    shared, own = learner.train(start, np.zeros(1, np.int64), cohort, update, generators(1), fresh)
+    network = learner.model.network()
+    network.load_state_dict({name: torch.tensor(value[0]) for name, value in (start | fresh).items()})
+    optimiser = torch.optim.SGD(network.parameters(), 0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        nn.functional.mse_loss(network(torch.from_numpy(ROWS)), torch.from_numpy(ROWS[:, :1])).backward()
+        optimiser.step()
+    assert_close(
+        {key: value[0] for key, value in (shared | own).items()},
+        {k: network.state_dict()[k].numpy() for k in shared | own},
+    )
+
+
+def test_frozen_statistics_stay_as_they_are() -> None:
+    model = of(normalised(), frozen=("1.running_*", "1.num_*"))
+    learner = try_out(model, data(), "cpu")
+    assert (model.local_shapes, set(model.frozen_values)) == (
+        {},
+        {"1.running_mean", "1.running_var", "1.num_batches_tracked"},
+    )
+    assert type(learner) is BatchedLearner, "a row's outputs no longer hang on those beside it"
+    trained_with(learner, [0, 1])
+    assert model.frozen_values["1.running_mean"].tolist() == [0, 0, 0]
+
+
+def test_a_minibatch_of_one_row_has_no_statistics_and_is_left_out() -> None:
+    learner = tried(normalised())
+    start, fresh = draw_hypotheses(learner.model, 1), learner.model.initial_local(generators(1))
+    shared, own = learner.train(
+        start, np.zeros(1, np.int64), cohort_of((ROWS[:1], ROWS[:1, 0])), UPDATE, generators(1), fresh
+    )
+    assert_close(shared | own, start | fresh)
+
+
+def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
+    model = of(normalised(track_running_stats=False))
+    learner = try_out(model, data(lengths=(2, 3), features=np.zeros((5, 2)), targets=np.zeros(5)), "cpu")
+    assert (type(learner), model.local_shapes) == (LoopLearner, {})
+    hypotheses = draw_hypotheses(model, 1)
+    together = learner.score(hypotheses, cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0])))[0]
+    alone = learner.score(hypotheses, cohort_of((ROWS[4:], ROWS[4:, 0])))[0]
+    assert together[0, 1] == alone[0, 0]
+    with pytest.raises(ModelError, match="takes the statistics of a client's rows, and a client has one row alone"):
+        try_out(model, data(), "cpu")
+
+
+# --- tied weights
+
+
+class Tied(nn.Module):
+    """An autoencoder whose decoder is its encoder, transposed in the product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.decoder(self.encoder(rows))
+        return outputs
+
+
+def test_tied_weights_count_once_and_stay_tied() -> None:
+    federation = data(ROWS[:3], ROWS[:3])
+    learners = [try_out(of(Tied), federation, "cpu", engine) for engine in ("loop", "batched")]
+    model = learners[0].model
+    assert (model.shapes, model.num_parameters) == ({"encoder.weight": (2, 2)}, 4)
+    assert set(of(Tied, frozen=("decoder.*",)).frozen_values) == {"encoder.weight"}, "by either name"
+    cohort, start = cohort_of((ROWS, ROWS)), draw_hypotheses(model, 1)
+    chosen, once = np.zeros(1, np.int64), LocalUpdate(1, 0.1, 0)
+    trained = [learner.train(start, chosen, cohort, once, generators(1))[0] for learner in learners]
+    weight = torch.from_numpy(start["encoder.weight"][0].copy()).requires_grad_()
+    rows = torch.from_numpy(ROWS)
+    (rows @ weight.T @ weight.T - rows).square().sum(1).mean().backward()
+    expected = {"encoder.weight": (weight - 0.1 * weight.grad).detach().numpy()[None]}
+    for one in trained:
+        assert_close(one, expected)
