@@ -21,7 +21,6 @@ from client.noisy_messages import noisy_messages
 from mechanisms.choice import OWN
 from privacy.consent import check_approved
 from privacy.gate import Gate, checked_hypotheses, guard, local_report, local_result
-from privacy.policy import Policy
 from privacy.randomness import noise, streams
 from privacy.runs import Runs
 from privacy.time_limit import time_limit
@@ -85,16 +84,14 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     clients, policy = node.training_clients(demand.clients), node.site.policy
     kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
     before = kept.read(clients)
-    learner, names = node.learner, list(node.model.shapes)
+    learner, update, names = node.learner, _update(demand, node), list(node.model.shapes)
 
     def compute(some: slice) -> list[NDArray[Any]]:
         cohort = Cohort.gather(node.federation, clients[some], learner.device)
         local = {name: value[some] for name, value in before.items()}
         chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
         shuffles = streams(node.seed, "shuffle", demand.round, clients[some])
-        shared, own = learner.train(
-            hypotheses, chosen, cohort, _update(demand, policy), shuffles, local, policy.balanced_batches
-        )
+        shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local, policy.balanced_batches)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
     def nothing() -> list[NDArray[Any]]:
@@ -113,9 +110,10 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     return local_result(trained, chosen)
 
 
-def _update(demand: Training, policy: Policy) -> LocalUpdate:
-    most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
-    return LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps, most)
+def _update(demand: Training, node: Node) -> LocalUpdate:
+    limit = node.site.policy.max_examples
+    most = None if math.isinf(limit) else int(limit)
+    return LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps, most, node.descent)
 
 
 def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: RecordDict) -> RecordDict:

@@ -10,6 +10,7 @@ from torch.func import vmap
 
 from client.cohort import Cohort, LocalUpdate, Schedule
 from client.learner import Learner
+from client.steps import Steps
 from models.model import Parameters
 from models.networks import Linear
 from privacy.time_limit import check_time
@@ -61,8 +62,12 @@ class BatchedLearner(Learner):
         return np.stack(sums, axis=1)
 
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
-        model, step_size = self.model, schedule.update.step_size
+        model, update = self.model, schedule.update
         parameters = start
+        steps = None
+        if not update.descent.plain:
+            own = [{name: start[name][c] for name in start if name in names} for c in range(len(cohort))]
+            steps = Steps(update.descent, update.step_size, own, model.shapes)
         for rows, weights, counts in schedule.minibatches():
             check_time()
             index = torch.from_numpy(rows).to(self.device)
@@ -75,17 +80,21 @@ class BatchedLearner(Learner):
             # holds the gradient of each.
             # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
             objective = model.loss.objective((losses * share).masked_fill(padding, 0.0).sum(1))
-            gradients = torch.autograd.grad(objective.sum(), list(trained.values()))
-            still = None if counts.all() else torch.from_numpy(np.flatnonzero(counts == 0)).to(self.device)
+            found = torch.autograd.grad(objective.sum(), list(trained.values()))
+            gradients = dict(zip(trained, found, strict=True))
             with torch.no_grad():
-                for (name, value), gradient in zip(trained.items(), gradients, strict=True):
-                    if still is not None:
-                        # Not multiplied by 0, for the same reason.
-                        gradient = gradient.index_fill(0, still, 0.0)
-                    if name in model.summed:
-                        own = torch.from_numpy(counts).to(self.device).reshape(-1, *[1] * (gradient.ndim - 1))
-                        gradient = gradient * own
-                    parameters[name] = value.sub(gradient, alpha=step_size)
+                for name in model.summed & gradients.keys():
+                    many = torch.from_numpy(counts).to(self.device)
+                    gradients[name] = gradients[name] * many.reshape(-1, *[1] * (gradients[name].ndim - 1))
+                if steps:
+                    parts = [{name: value[c] for name, value in gradients.items()} for c in range(len(cohort))]
+                    steps.step([part if count else None for part, count in zip(parts, counts, strict=True)])
+                    continue
+                still = None if counts.all() else torch.from_numpy(np.flatnonzero(counts == 0)).to(self.device)
+                for name, value in trained.items():
+                    # Not multiplied by 0, for the same reason.
+                    gradient = gradients[name] if still is None else gradients[name].index_fill(0, still, 0.0)
+                    parameters[name] = value.sub(gradient, alpha=update.step_size)
         return {name: value.detach() for name, value in parameters.items()}
 
     def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:

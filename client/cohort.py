@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from federation import Federation
+from models.descent import PLAIN, Descent
 
 _MANY = 2**62  # more examples than anybody has
 _HELD_OUT = 5  # of a newcomer's rows every fifth is kept to score it on
@@ -87,13 +88,15 @@ class Cohort:
 
 @dataclass(frozen=True)
 class LocalUpdate:
-    """How a client trains: E epochs, or R steps, of minibatch SGD with step size s and batch size B.
+    """How a client trains: E epochs, or R steps, of minibatch descent with step size s and batch size B.
 
     A batch size of 0 takes all rows at once. The last minibatch of an epoch may be smaller. With
     steps, each minibatch is drawn afresh from all rows (PAC paper, Protocol 1).
 
     A client whose rows would be computed on more than `max_examples` times in all leaves out its last
     passes, but never the first. Nobody is told.
+
+    `descent` is what a step makes of a gradient. What an optimizer remembers, it forgets after the round.
     """
 
     local_epochs: int
@@ -101,6 +104,7 @@ class LocalUpdate:
     batch_size: int
     local_steps: int = 0
     max_examples: int | None = None
+    descent: Descent = PLAIN
 
     @property
     def passes(self) -> int:

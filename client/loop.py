@@ -13,6 +13,7 @@ from torch import Tensor
 
 from client.cohort import Cohort, LocalUpdate, Schedule
 from client.learner import Learner
+from client.steps import Steps
 from models.fit import look
 from models.model import Model, Parameters
 from privacy.time_limit import check_time
@@ -60,6 +61,9 @@ class LoopLearner(Learner):
         model = self.model
         parameters = {name: value.requires_grad_() for name, value in values.items() if name in names}
         changing = [name for name in values if name in model.buffers]
+        steps = None
+        if parameters and not update.descent.plain:
+            steps = Steps(update.descent, update.step_size, [parameters], model.shapes)
         for order in passes:
             rows = torch.from_numpy(order).to(self.device)
             for begin in update.batches(len(rows)):
@@ -74,11 +78,17 @@ class LoopLearner(Learner):
                 if not parameters:
                     continue
                 loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
-                gradients = torch.autograd.grad(loss, list(parameters.values()))
+                found = torch.autograd.grad(loss, list(parameters.values()))
+                gradients = dict(zip(parameters, found, strict=True))
                 with torch.no_grad():
-                    for (name, value), gradient in zip(parameters.items(), gradients, strict=True):
+                    if steps:
+                        for name in model.summed & gradients.keys():
+                            gradients[name] = gradients[name] * len(batch)
+                        steps.step([gradients])
+                        continue
+                    for name, value in parameters.items():
                         step = update.step_size * (len(batch) if name in model.summed else 1)
-                        value.sub_(gradient, alpha=step)
+                        value.sub_(gradients[name], alpha=step)
 
 
 @contextmanager

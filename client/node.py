@@ -13,6 +13,7 @@ import models
 from client.learner import Learner
 from client.trial import try_out
 from federation import Federation, Manifest, check, find_federation, open_federation
+from models.descent import Descent
 from models.model import Model
 from privacy.policy import Role
 from privacy.site import Site
@@ -109,6 +110,11 @@ class Node:
         return self.learner.model
 
     @property
+    def descent(self) -> Descent:
+        """How clients go down their gradients."""
+        return Descent.of(self.run)
+
+    @property
     def hosting(self) -> Hosting:
         """What the node says when asked."""
         place = (self.site.first, self.site.step) if self.site.placed else (-1, -1)
@@ -163,6 +169,10 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     own = manifest.loss or (models.MODELS[name].loss.name if name in models.MODELS else "")
     if run.loss and own and run.loss != own:
         raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {own!r}")
+    for what in ("loss", "metric"):
+        asked, own = getattr(run, what), getattr(manifest, what)
+        if ":" in asked and asked != own:
+            raise ProtocolError(f"the server asks for {what} {asked!r}; the manifest of this site's data names {own!r}")
     for what in ("frozen", "local"):
         asked, own = getattr(run, what), getattr(manifest, what)
         if asked and asked != own:

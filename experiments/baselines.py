@@ -19,6 +19,7 @@ from client.cohort import Cohort, LocalUpdate
 from client.learner import Learner, best_hypothesis
 from client.trial import try_out
 from federation import Federation
+from models.descent import Descent
 from models.model import Model
 from privacy.randomness import streams
 from protocol.arrays import Arrays, flatten
@@ -84,7 +85,7 @@ def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
     start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
-    update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size)
+    update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size, descent=Descent.of(run))
     clients = range(len(support))
     fresh = model.initial_local(streams(run.seed, "local", 0, clients))
     shuffles = streams(run.seed, "shuffle", 0, clients)

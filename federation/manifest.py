@@ -22,8 +22,8 @@ class Manifest(Settings):
     ----------
     name : str
         Name of the data.
-    model, loss : str
-        The model and the loss it was made for (see `models.load`); empty when it has none.
+    model, loss, metric : str
+        The model, the loss and the metric it was made for (see `models.load`); empty when it has none.
     frozen, local : str
         Patterns on the names of the model's parameters that are frozen, and of those that stay on
         the nodes (see `models.load`); a run may not ask for others.
@@ -57,6 +57,7 @@ class Manifest(Settings):
     split: dict[str, int]
     model: str = ""
     loss: str = ""
+    metric: str = ""
     frozen: str = ""
     local: str = ""
     units: dict[str, Any] = Field(default_factory=dict)

@@ -14,14 +14,14 @@ from torch import nn
 
 from federation import Manifest
 from models.factors import Factors
-from models.losses import LOSSES, METRICS, SLOPES, Loss, Score
+from models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from models.model import Model, check
 from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
 from protocol.errors import ModelError
 from protocol.plugins import import_by_name
 from protocol.run_config import RunConfig
 
-__all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for"]
+__all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
 
 MODELS = {
     "linear": Model("linear", Linear, LOSSES["mse"], METRICS["rmse"]),
@@ -34,7 +34,7 @@ MODELS = {
 
 
 @lru_cache(maxsize=16)
-def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
+def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: str = "") -> Model:
     """Return the model called `name`, checked.
 
     Parameters
@@ -43,20 +43,21 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
         A key of `MODELS`, ``factors-IxD`` for I items with vectors of length D, or
         ``package.module:factory``.
     loss : str
-        A key of `LOSSES`; empty for the model's own.
+        A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
     frozen, local : str
         Patterns on the names of parameters, separated by spaces, of those that are frozen and of
         those that stay on the nodes.
+    metric : str
+        A key of `METRICS`, or ``package.module:function``; empty for the model's own.
 
     Raises
     ------
     ModelError
         When the model or the loss is unknown or unusable; the text lists what there is.
     """
-    if loss and loss not in LOSSES:
-        raise ModelError(f"unknown loss {loss!r}; choose from {', '.join(LOSSES)}")
+    own = load_loss(loss) if loss else None
     if ":" in name:
-        model = _from_factory(name, loss)
+        model = _from_factory(name, own)
     elif name in MODELS:
         model = MODELS[name]
     elif size := re.fullmatch(r"factors-([1-9]\d{0,6})x([1-9]\d{0,3})", name):
@@ -70,8 +71,10 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "") -> Model:
         raise ModelError(
             f"unknown model {name!r}; choose from {', '.join(MODELS)}, factors-IxD or give package.module:factory"
         )
-    if loss:
-        model = replace(model, loss=LOSSES[loss])
+    if own:
+        model = replace(model, loss=own)
+    if metric:
+        model = replace(model, metric=load_metric(metric))
     if frozen or local:
         model = replace(model, frozen=(*model.frozen, *frozen.split()), local=(*model.local, *local.split()))
     check(model)
@@ -98,14 +101,14 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     default = manifest.model if manifest else ""
     if not (run.model or default):
         raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
-    loss, frozen, local = run.loss, run.frozen, run.local
+    loss, frozen, local, metric = run.loss, run.frozen, run.local, run.metric
     if manifest is not None and (not default or run.model in ("", default)):
-        loss = loss or manifest.loss
+        loss, metric = loss or manifest.loss, metric or manifest.metric
         frozen, local = frozen or manifest.frozen, local or manifest.local
-    return load(run.model or default, loss, frozen, local)
+    return load(run.model or default, loss, frozen, local, metric)
 
 
-def _from_factory(name: str, loss: str) -> Model:
+def _from_factory(name: str, loss: Loss | None) -> Model:
     factory = import_by_name(name)
     try:
         made = factory()
@@ -115,6 +118,7 @@ def _from_factory(name: str, loss: str) -> Model:
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
         raise ModelError(f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model")
-    if not loss:
+    if loss is None:
         raise ModelError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
-    return Model(name, factory, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"])
+    metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
+    return Model(name, factory, loss, metric)

@@ -138,6 +138,8 @@ def _bad_tokens(model: Model, federation: Federation) -> str:
 def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
     """Return what keeps the loss from the targets, given the shape of a row's outputs."""
     width, shape = outputs[-1], targets.shape[1:]
+    if model.loss.by_row:
+        return _bad_extremes(model, outputs, targets)
     if model.loss.name in SLOPES:
         fits = outputs == (1,) and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
         return "" if fits else f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
@@ -151,6 +153,21 @@ def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
     fits = shape == outputs or (targets.ndim, outputs) == (1, (1,))
     many = f"{width} outputs" if len(outputs) == 1 else f"outputs of shape {outputs}"
     return "" if fits else f"has {many}, a target is of shape {shape}"
+
+
+def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
+    """Return what keeps a loss of one's own from the smallest and the largest of the targets."""
+    extremes = np.stack([targets.min(axis=0), targets.max(axis=0)])
+    extremes = extremes.astype(np.float32 if extremes.dtype.kind == "f" else np.int64)
+    try:
+        model.loss.of_rows(torch.zeros(2, *outputs), torch.from_numpy(extremes))
+    except Exception as error:
+        low, high = targets.min(), targets.max()
+        return (
+            f"has outputs of shape {outputs}, of which loss {model.loss.name!r} does not take the targets of shape "
+            f"{targets.shape[1:]} from {low} to {high}: {one_line(error)}"
+        )
+    return ""
 
 
 def one_line(error: Exception) -> str:

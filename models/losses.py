@@ -9,6 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.func import vmap
+
+from protocol.errors import ModelError
+from protocol.plugins import import_by_name
 
 # RMSE has no gradient at zero residual; far below any real mean square, this gives it one.
 TINY = 1e-12
@@ -30,12 +34,16 @@ class Score:
     report : callable
         Maps the mean over samples to the reported value, elementwise.
     higher_is_better : bool
+    by_row : bool
+        `per_sample` is a function like those of ``torch.nn.functional``, in whose shapes, of a batch, and
+        is asked for one row at a time.
     """
 
     name: str
     per_sample: Callable[[Tensor, Tensor], Tensor]
     report: Callable[[Tensor], Tensor]
     higher_is_better: bool = field(default=False, kw_only=True)
+    by_row: bool = field(default=False, kw_only=True)
 
     def of_rows(self, outputs: Tensor, targets: Tensor, axes: int = 1) -> Tensor:
         r"""Return the value of each row.
@@ -55,12 +63,21 @@ class Score:
         -------
         Tensor, shape (\*batch,)
         """
+        if self.by_row:
+            return self._row_by_row(outputs, targets, axes)
         if outputs.ndim == axes + 1:
             return self.per_sample(outputs, targets)
         if targets.is_floating_point():
             return self.per_sample(outputs.flatten(axes), targets.flatten(axes))
         values = self.per_sample(outputs, targets)
         return values.flatten(axes).mean(-1) if values.ndim > axes else values
+
+    def _row_by_row(self, outputs: Tensor, targets: Tensor, axes: int) -> Tensor:
+        if targets.is_floating_point() and targets.numel() == outputs.numel():
+            targets = targets.reshape(outputs.shape)  # one number a row is one output
+        flat = outputs.flatten(0, axes - 1), targets.flatten(0, axes - 1)
+        values = vmap(lambda one, target: self.per_sample(one[None], target[None]).mean())(*flat)
+        return torch.reshape(values, outputs.shape[:axes])
 
 
 @dataclass(frozen=True)
@@ -126,6 +143,49 @@ METRICS = {
     "accuracy": Score("accuracy", correct, _same, higher_is_better=True),
     "right-sign": Score("right-sign", right_sign, _same, higher_is_better=True),
 }
+
+
+def load_loss(name: str) -> Loss:
+    """Return a loss by name, or by import path: a function ``(outputs, targets)`` that PyTorch can differentiate.
+
+    It may return the mean over the rows that it is given, or a value for each, as those of
+    ``torch.nn.functional`` do. It is asked for one row at a time, in a batch of one.
+
+    Raises
+    ------
+    ModelError, ConfigError
+        When there is none; the text lists what there is.
+    """
+    if ":" in name:
+        return Loss(name, _function(name), _same, _same, by_row=True)
+    if name not in LOSSES:
+        raise ModelError(f"unknown loss {name!r}; choose from {', '.join(LOSSES)} or give package.module:function")
+    return LOSSES[name]
+
+
+def load_metric(name: str) -> Score:
+    """Return a metric by name, or by import path: a function as for `load_loss`.
+
+    One of which more is better says so by an attribute, ``higher_is_better = True``.
+
+    Raises
+    ------
+    ModelError, ConfigError
+        When there is none; the text lists what there is.
+    """
+    if ":" in name:
+        own = _function(name)
+        return Score(name, own, _same, higher_is_better=bool(getattr(own, "higher_is_better", False)), by_row=True)
+    if name not in METRICS:
+        raise ModelError(f"unknown metric {name!r}; choose from {', '.join(METRICS)} or give package.module:function")
+    return METRICS[name]
+
+
+def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    found: Callable[[Tensor, Tensor], Tensor] = import_by_name(name)
+    if not callable(found) or isinstance(found, type):
+        raise ModelError(f"{name!r} is no function of outputs and targets")
+    return found
 
 
 def margin(outputs: Tensor, targets: Tensor) -> Tensor:

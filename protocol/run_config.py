@@ -47,7 +47,13 @@ class RunConfig(Settings):
         description='linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxD, or package.module:factory; "" for the '
         "federation's own",
     )
-    loss: str = Field("", description='mse, rmse, cross-entropy, log, hinge, margin; "" for the model\'s own')
+    loss: str = Field(
+        "",
+        description='mse, rmse, cross-entropy, log, hinge, margin, or package.module:function; "" for the model\'s own',
+    )
+    metric: str = Field(
+        "", description='rmse, accuracy, right-sign, or package.module:function; "" for the model\'s own'
+    )
     frozen: str = Field(
         "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'
     )
@@ -83,6 +89,14 @@ class RunConfig(Settings):
     )
     step_size: Number = Field(0.1, gt=0, description="s, the step size of local descent")
     batch_size: int = Field(10, ge=0, description="B; 0 for all of a client's rows at once")
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = Field(
+        "sgd", description="of torch.optim: sgd, momentum, adam, adamw; begins anew in each round"
+    )
+    optimizer_options: str = Field(
+        "", description='momentum, nesterov, weight-decay, beta1, beta2 or epsilon, as "name=value name=value"'
+    )
+    clip_gradient: Number = Field(0.0, ge=0, description="longest gradient of a step; 0 for no limit")
+    proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which holds clients near where a round starts")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses the GPU if there is one; cpu, cuda")
     engine: Literal["auto", "loop", "batched"] = Field(
         "auto", description="how a cohort is computed; loop and batched are for debugging"

@@ -11,6 +11,7 @@ import models
 import strategies
 from federation import Federation, Manifest, find_federation, open_federation
 from mechanisms.guarantee import site_release
+from models.descent import Descent
 from models.fit import misfit
 from models.model import Model
 from protocol.errors import ConfigError, FederationError, ModelError
@@ -66,6 +67,7 @@ class Setup:
         if run.message_noise and not model.local_shapes:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
         mechanisms.load(run.mechanism)
+        Descent.of(run)
         observers = load_observers(run.observers)
         if isinstance(strategy, Observer):
             observers = (*observers, strategy)

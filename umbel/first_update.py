@@ -6,6 +6,7 @@ import numpy as np
 
 from client.cohort import Cohort, LocalUpdate
 from client.trial import try_out
+from models.descent import Descent
 from privacy.randomness import streams
 from protocol.arrays import flatten
 from server.rounds import draw_hypotheses
@@ -24,7 +25,7 @@ def first_update(setup: Setup) -> float:
     cohort = Cohort.gather(federation, some, learner.device)
     local = model.initial_local(streams(run.seed, "local", 0, some))
     chosen = learner.choose(hypotheses, cohort, local)
-    update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps)
+    update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps, descent=Descent.of(run))
     trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
     moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
     return float(np.median(np.linalg.norm(moved, axis=1)))

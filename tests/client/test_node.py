@@ -442,6 +442,22 @@ def test_a_server_with_frozen_parameters_does_not_suit_a_model_that_has_none(run
         part(0, 1, run_config).check(hypotheses, "00")
 
 
+@pytest.mark.parametrize("what", ["loss", "metric"])
+def test_a_server_names_no_function_that_a_sites_manifest_does_not(
+    what: str, tmp_path: Path, run_config: Config
+) -> None:
+    """A name may lead to any code that is installed."""
+    own, other = "torch.nn.functional:l1_loss", "torch.nn.functional:mse_loss"
+    rows = np.ones((3, 2), np.float32)
+    for named, asked, passes in ((own, own, True), (own, "", True), (own, other, False), ("", own, False)):
+        config = preferences(tmp_path / f"{named}-{asked}", rows, [1.0, 2.0, 3.0], model="linear", **{what: named})
+        if passes:
+            assert getattr(Node.of(config, run_config | {what: asked}).model, what).name == own
+            continue
+        with pytest.raises(ProtocolError, match=f"the server asks for {what} '{asked}'"):
+            Node.of(config, run_config | {what: asked})
+
+
 def test_where_the_data_name_no_loss_the_models_own_is_theirs(tmp_path: Path, run_config: Config) -> None:
     """Else the server could pick one that makes what a client answers depend on its data."""
     config = preferences(tmp_path / "own", np.ones((3, 2), np.float32), [1.0, -1.0, 1.0], model="linear")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -253,6 +254,15 @@ def test_images_are_compared_as_vectors() -> None:
     learner = tried(lambda: nn.Conv2d(1, 1, 1), data(images, images))
     weights = {"weight": np.zeros((1, 1, 1, 1, 1), np.float32), "bias": np.ones((1, 1), np.float32)}
     assert learner.score(weights, cohort_of((images, images)))[0].tolist() == [[2]]
+
+
+def test_a_loss_of_ones_own_sees_the_extremes_of_the_targets() -> None:
+    """If it failed at some clients and not at others, that would tell about their data."""
+    model = replace(of(lambda: nn.Linear(2, 2)), loss=models.load_loss("torch.nn.functional:cross_entropy"))
+    model = replace(model, metric=model.loss)
+    assert type(try_out(model, data(targets=[0, 1, 1]), "cpu")) is BatchedLearner
+    with pytest.raises(ModelError, match=r"does not take the targets of shape \(\) from 0 to 2: .*out of bounds"):
+        try_out(model, data(targets=[0, 2, 1]), "cpu")
 
 
 # --- dropout

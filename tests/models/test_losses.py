@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 from torch.nn import functional
 
-from models.losses import LOSSES, METRICS, SLOPES, Score
+from models.losses import LOSSES, METRICS, SLOPES, Score, load_loss, load_metric
+from protocol.errors import ModelError
+from tests.helpers.models import write_module
 
 # --- by hand
 
@@ -192,3 +196,44 @@ def test_the_slope_of_the_log_loss_does_not_overflow() -> None:
 def test_a_sign_is_right_where_score_and_label_agree_and_no_score_is_wrong() -> None:
     scores, labels = torch.tensor([[2.0], [2.0], [-2.0], [-2.0], [0.0]]), torch.tensor([1, -1, 1, -1, 1])
     assert METRICS["right-sign"].per_sample(scores, labels).tolist() == [1, 0, 0, 1, 0]
+
+
+# --- by import path
+
+
+def rows_of(name: str, outputs: Any, targets: Any, axes: int = 1) -> list[Any]:
+    """Return the value of each row under a loss by import path."""
+    values: list[Any] = load_loss(name).of_rows(torch.tensor(outputs), torch.tensor(targets), axes).tolist()
+    return values
+
+
+def test_a_function_of_pytorchs_is_a_loss() -> None:
+    """Half the square below 1, the distance less a half above."""
+    assert rows_of("torch.nn.functional:huber_loss", [[0.0], [0.0]], [0.5, 3.0]) == [0.125, 2.5]
+    log2 = pytest.approx(np.log(2))
+    assert rows_of("torch.nn.functional:cross_entropy", [[0.0, 0.0], [5.0, 5.0]], [1, 0]) == [log2, log2]
+
+
+def test_it_sees_a_row_in_the_shapes_of_a_batch() -> None:
+    """PyTorch's cross entropy has the classes of an image's places on the second axis."""
+    outputs = np.zeros((2, 3, 4, 4), np.float32)
+    values = rows_of("torch.nn.functional:cross_entropy", outputs, np.zeros((2, 4, 4), np.int64))
+    assert values == [pytest.approx(np.log(3))] * 2
+
+
+def test_clients_are_an_axis_before_their_rows() -> None:
+    outputs, targets = np.arange(6, dtype=np.float32).reshape(2, 3, 1), np.zeros((2, 3), np.float32)
+    assert rows_of("torch.nn.functional:l1_loss", outputs, targets, 2) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_a_metric_says_whether_more_of_it_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = "def hits(outputs, targets):\n    return (outputs > 0).float()\nhits.higher_is_better = True\n"
+    name = write_module(tmp_path, monkeypatch, source)
+    assert load_metric(f"{name}:hits").higher_is_better
+    assert not load_metric("torch.nn.functional:l1_loss").higher_is_better
+
+
+@pytest.mark.parametrize("name", ["torch.nn:MSELoss", "torch:float32"])
+def test_what_is_no_function_is_no_loss(name: str) -> None:
+    with pytest.raises(ModelError, match=f"'{name}' is no function of outputs and targets"):
+        load_loss(name)

@@ -45,17 +45,20 @@ ABOVE_ZERO = [
     "step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum",
     "max-node-share",
 ]  # fmt: skip
-NOT_NEGATIVE = ["noise-multiplier", "choice-epsilon", "message-noise", "max-update-norm"]
+NOT_NEGATIVE = [
+    "noise-multiplier", "choice-epsilon", "message-noise", "max-update-norm", "clip-gradient", "proximal",
+]  # fmt: skip
 CHOICES = {
     "device": "auto, cpu, cuda",
     "engine": "auto, loop, batched",
+    "optimizer": "sgd, momentum, adam, adamw",
     "radius": "update, public",
     "noise-per": "vector, layer, row",
     "validate-by": "mean, median",
 }
 TEXTS = [
-    "strategy", "strategy-options", "federation", "model", "loss", "frozen", "local", "resume", "mechanism",
-    "observers",
+    "strategy", "strategy-options", "federation", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
+    "observers", "optimizer-options",
 ]  # fmt: skip
 MOST = {
     "choice-epsilon": ", at most 30",
@@ -373,6 +376,10 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),
         ({"loss": "absolute"}, "unknown loss 'absolute'; choose from mse, rmse, cross-entropy"),
+        ({"metric": "distance"}, "unknown metric 'distance'; choose from rmse, accuracy, right-sign or give package"),
+        ({"loss": "nowhere:mine"}, "cannot import 'nowhere' of 'nowhere:mine'"),
+        ({"optimizer-options": "momentun=0.9"}, "there is no option momentun; did you mean momentum"),
+        ({"optimizer": "adam", "optimizer-options": "beta1=1"}, "optimizer-options: beta1 must be .*, got '1'"),
         ({"federation": "lilies"}, "no federation 'lilies': looked for .*; build it with its recipe"),
         ({"federation": ""}, "neither run config nor federation name a model; set model to one of linear, mlp, cnn"),
     ],

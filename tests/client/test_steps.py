@@ -1,0 +1,138 @@
+"""Local optimizers do as those of PyTorch, for each client by itself, in both learners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import models
+from client.cohort import LocalUpdate
+from models.descent import OPTIMIZERS, Descent
+from protocol.errors import ConfigError
+from protocol.run_config import RunConfig
+from tests.helpers.cohorts import (
+    InOrder,
+    Rows,
+    assert_close,
+    cohort_of,
+    draw_client,
+    engines,
+    generators,
+    linear,
+    thetas,
+    train,
+)
+from tests.helpers.models import draw_hypotheses
+
+Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
+MODEL = models.load("mlp")
+RAGGED: list[Rows] = [draw_client(MODEL, rows, np.random.default_rng(rows)) for rows in (7, 3, 5)]
+UPDATE = LocalUpdate(local_epochs=3, step_size=0.05, batch_size=2)
+
+
+def by_pytorch(
+    start: dict[str, Any], rows: Rows, make: Make, clip: float = 0.0, proximal: float = 0.0
+) -> dict[str, Any]:
+    """Train one client of the mlp as a PyTorch tutorial would, minibatches in the rows' own order."""
+    network = MODEL.network()
+    network.load_state_dict({name: torch.tensor(value) for name, value in start.items()})
+    anchor = [value.detach().clone() for value in network.parameters()]
+    optimiser = make(network.parameters())
+    features, targets = torch.tensor(rows[0]).float(), torch.tensor(rows[1]).float().unsqueeze(1)
+    for _ in range(UPDATE.local_epochs):
+        for x, y in zip(features.split(2), targets.split(2), strict=True):
+            optimiser.zero_grad()
+            loss = (nn.functional.mse_loss(network(x), y) + 1e-12).sqrt()
+            for value, held in zip(network.parameters(), anchor, strict=True):
+                loss = loss + proximal / 2 * (value - held).square().sum()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(network.parameters(), clip)
+            optimiser.step()
+    return {name: value.numpy() for name, value in network.state_dict().items()}
+
+
+@engines
+@pytest.mark.parametrize(
+    ("name", "options", "make"),
+    [
+        ("sgd", "weight-decay=0.1", lambda own: torch.optim.SGD(own, 0.05, weight_decay=0.1)),
+        ("sgd", "momentum=0.5 nesterov=true", lambda own: torch.optim.SGD(own, 0.05, momentum=0.5, nesterov=True)),
+        ("momentum", "", lambda own: torch.optim.SGD(own, 0.05, momentum=0.9)),
+        ("adam", "", lambda own: torch.optim.Adam(own, 0.05)),
+        ("adam", "beta1=0.5 epsilon=0.01", lambda own: torch.optim.Adam(own, 0.05, (0.5, 0.999), 0.01)),
+        ("adamw", "", lambda own: torch.optim.AdamW(own, 0.05)),
+    ],
+)
+@pytest.mark.parametrize("more", [{}, {"clip": 0.3, "proximal": 0.5}], ids=["alone", "clipped and held"])
+def test_each_client_has_an_optimizer_of_pytorchs(
+    engine: str, name: str, options: str, make: Make, more: dict[str, float]
+) -> None:
+    """Clients of fewer rows than others take fewer steps, and what an optimizer remembers counts their own."""
+    start = draw_hypotheses(MODEL, 1)
+    run = RunConfig(
+        optimizer=name,  # type: ignore[arg-type]
+        optimizer_options=options,
+        clip_gradient=more.get("clip", 0.0),
+        proximal=more.get("proximal", 0.0),
+    )
+    update = replace(UPDATE, descent=Descent.of(run))
+    trained = train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, [InOrder()] * 3, engine)
+    first = {key: value[0] for key, value in start.items()}
+    expected = [by_pytorch(first, rows, make, **more) for rows in RAGGED]
+    assert_close(trained, {key: np.stack([one[key] for one in expected]) for key in trained}, rtol=1e-4, atol=1e-5)
+
+
+# The residual of theta (1, 2) at the row (1, 0) with target 3 is -2: the gradient of its square is (-4, 0).
+ROW: Rows = ([[1, 0]], [3.0])
+
+
+@engines
+@pytest.mark.parametrize(
+    ("descent", "theta"),
+    [
+        (Descent(), [1 + 0.4, 2]),
+        (Descent(clip_gradient=1.0), [1 + 0.1, 2]),
+        (Descent(clip_gradient=5.0), [1 + 0.4, 2]),
+        (Descent(OPTIMIZERS["sgd"](weight_decay=1.0)), [1 + 0.3, 2 - 0.2]),
+        (Descent(OPTIMIZERS["adam"]()), [1 + 0.1, 2]),  # the first step of Adam has the step size's length
+    ],
+)
+def test_one_step_by_hand(engine: str, descent: Descent, theta: list[float]) -> None:
+    update = LocalUpdate(1, 0.1, 0, descent=descent)
+    trained = train(models.load("linear"), linear([1, 2]), [0], cohort_of(ROW), update, generators(1), engine)
+    np.testing.assert_allclose(thetas(trained), [theta], rtol=1e-6)
+
+
+@engines
+def test_the_proximal_term_holds_a_client_near_where_it_starts(engine: str) -> None:
+    """The second step has the gradient 2 (1.4 - 3) = -3.2 of the residual and 10 (1.4 - 1) = 4 of the distance."""
+    update = LocalUpdate(2, 0.1, 0, descent=Descent(proximal=10.0))
+    trained = train(models.load("linear"), linear([1, 2]), [0], cohort_of(ROW), update, generators(1), engine)
+    np.testing.assert_allclose(thetas(trained), [[1.4 - 0.1 * (4 - 3.2), 2]], rtol=1e-6)
+
+
+@engines
+def test_what_an_optimizer_remembers_it_forgets_after_the_round(engine: str) -> None:
+    update = replace(UPDATE, descent=Descent(OPTIMIZERS["momentum"]()))
+    start = draw_hypotheses(MODEL, 1)
+    first, again = (train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, generators(3), engine) for _ in range(2))
+    for name, value in first.items():
+        np.testing.assert_array_equal(value, again[name])
+
+
+def test_plain_descent_is_what_a_run_asks_for_that_says_nothing() -> None:
+    assert Descent.of(RunConfig()).plain
+    assert not Descent.of(RunConfig(proximal=0.1)).plain
+    assert not Descent.of(RunConfig(optimizer="momentum")).plain
+
+
+def test_an_option_of_another_optimizer_is_refused() -> None:
+    with pytest.raises(ConfigError, match="there is no option momentum; the options are beta1, beta2"):
+        Descent.of(RunConfig(optimizer="adam", optimizer_options="momentum=0.9"))
