@@ -25,7 +25,7 @@ class Cohort:
 
     Attributes
     ----------
-    features : Tensor, shape (rows, \\*feature shape), float32, or int64 for a model that takes tokens
+    features : Tensor, shape (rows, \\*feature shape), float32, or int64 for tokens
     targets : Tensor, shape (rows,) or (rows, outputs), float32, or int64 for classes
     lengths : ndarray of int64, shape (clients,)
         Number of rows of each client.
@@ -50,7 +50,9 @@ class Cohort:
         first = federation.offsets[chosen]
         lengths = federation.offsets[chosen + 1] - first
         rows = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
-        features = np.asarray(federation.features[rows], dtype=np.float32)
+        features: NDArray[Any] = np.asarray(
+            federation.features[rows], np.int64 if federation.manifest.tokens else np.float32
+        )
         if federation.manifest.feature_scale != 1.0:
             features = features * np.float32(federation.manifest.feature_scale)
         targets = np.asarray(federation.targets[rows])

@@ -62,7 +62,8 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
         )
         folder = out / f"site-{site + 1}"
         lengths = (int(offsets[client + 1] - offsets[client]) for client in clients)
-        write_federation(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths))
+        names = [whole.names[client] for client in clients] if len(whole.names) else ()
+        write_federation(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
         folders.append(folder)
     return folders
 

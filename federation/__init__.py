@@ -7,6 +7,8 @@ data, or a folder::
     features.npy    (rows, *feature shape), the rows of a client together
     targets.npy     (rows,) or (rows, outputs)
     offsets.npy     (clients + 1,): client i owns rows offsets[i] to offsets[i + 1]
+    clients.json    what each client is called, where that is known; no message holds it
+    test/           clients that take part in no run, as a federation of its own, if there are any
 
 Folders are memory-mapped, so that cost grows with the clients that are read, not with the
 clients that there are. Training clients come first, validation clients after them.
@@ -17,11 +19,14 @@ from federation.find import BUNDLED, find_federation, open_federation, read_mani
 from federation.folder import check_out, write_federation
 from federation.leaf import write_leaf
 from federation.manifest import Manifest
+from federation.schema import Column, Schema
 
 __all__ = [
     "BUNDLED",
+    "Column",
     "Federation",
     "Manifest",
+    "Schema",
     "check",
     "check_out",
     "find_federation",

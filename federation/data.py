@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,12 +31,23 @@ class Federation:
         Outputs, integers for classes.
     offsets : ndarray of int64, shape (clients + 1,)
         Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    names : sequence of str
+        What each client is called where its data are; empty if that is not known. No message holds it.
+
+    Booleans are kept as 0 and 1.
     """
 
     manifest: Manifest
     features: NDArray[Any]
     targets: NDArray[Any]
     offsets: NDArray[np.int64]
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for what in ("features", "targets"):
+            array = getattr(self, what)
+            if isinstance(array, np.ndarray) and array.dtype == bool:
+                object.__setattr__(self, what, array.view(np.uint8))
 
     def client(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the stored features and targets of one client, without a copy."""
@@ -67,15 +78,33 @@ def check(federation: Federation, source: Path) -> None:
         )
     if 0 in (*features.shape[1:], *targets.shape[1:]):
         raise FederationError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
+    if len(federation.names) not in (0, manifest.clients):
+        raise FederationError(
+            f"{source}: {len(federation.names)} names for {manifest.clients} clients; name each or none"
+        )
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
-            raise FederationError(f"{source}: {name} must be numbers, got {array.dtype}")
+            raise FederationError(
+                f"{source}: {name} must be numbers or booleans, got {array.dtype}; number the categories of a text, "
+                "as umbel.from_dataframe does"
+            )
         if (row := _first_bad_row(array, scale)) is not None:
             client = int(np.searchsorted(offsets, row, side="right")) - 1
             raise FederationError(
                 f"{source}: {name} of client {client}, row {row}, are not finite, or larger than a model can take; "
                 "remove or repair that row"
             )
+    if manifest.tokens:
+        if features.dtype.kind not in "iu":
+            raise FederationError(f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0")
+        for start in range(0, len(features), _SCAN_ROWS):
+            part = features[start : start + _SCAN_ROWS]
+            strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
+            if strange.any():
+                raise FederationError(
+                    f"{source}: row {start + int(strange.argmax())} has a token that is not from 0 to "
+                    f"{manifest.tokens - 1}; set tokens to the size of the vocabulary"
+                )
 
 
 def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:

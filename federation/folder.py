@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,17 @@ def open_folder(folder: Path) -> Federation:
             raise FederationError(f"{file} is missing; write the federation again with its recipe") from None
         except Exception as error:  # whatever numpy makes of a header that is none
             raise FederationError(f"{file} is not a plain .npy array: {error}") from None
-    return Federation(manifest, arrays["features"], arrays["targets"], arrays["offsets"])
+    return Federation(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
+
+
+def _read_names(folder: Path) -> list[str]:
+    file = folder / "clients.json"
+    if not file.exists():
+        return []
+    names = read_json(file)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise FederationError(f"{file} is no list of clients' names; write the federation again")
+    return names
 
 
 def check_out(folder: Path) -> None:
@@ -43,27 +54,58 @@ def check_out(folder: Path) -> None:
 
 
 def write_federation(
-    folder: Path,
+    folder: Path | str,
     manifest: Manifest,
     features: NDArray[Any],
     targets: NDArray[Any],
     offsets: NDArray[np.int64],
+    names: Sequence[str] = (),
+    test: Federation | None = None,
 ) -> None:
     """Check a federation and write it as a folder, whole or not at all.
 
     Replaces a federation already there; any other non-empty folder is left alone with an error.
+
+    Parameters
+    ----------
+    folder : Path or str
+    manifest : Manifest
+    features, targets, offsets : ndarray
+        As in `Federation`.
+    names : sequence of str
+        What each client is called; may be empty.
+    test : Federation, optional
+        Clients that take part in no run, kept in the folder ``test`` within.
+
+    Raises
+    ------
+    FederationError
+        When the data are not what the manifest says, or the folder is something else.
     """
-    check(Federation(manifest, features, targets, offsets), folder)
+    folder = Path(folder).expanduser()
+    whole = Federation(manifest, features, targets, np.asarray(offsets), names)
+    parts = {".": whole} if test is None else {".": whole, "test": test}
+    for part, federation in parts.items():
+        check(federation, folder / part)
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "manifest.json").exists())):
         raise FederationError(f"{folder} exists and is not a federation; give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
-        new.mkdir()
-        np.save(new / "features.npy", features)
-        np.save(new / "targets.npy", targets)
-        np.save(new / "offsets.npy", offsets.astype(np.int64))
-        (new / "manifest.json").write_text(json.dumps(manifest.model_dump(), indent=2) + "\n", encoding="utf-8")
+        for part, federation in parts.items():
+            _save(new / part, federation)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
+
+
+def _save(folder: Path, federation: Federation) -> None:
+    folder.mkdir()
+    np.save(folder / "features.npy", federation.features)
+    np.save(folder / "targets.npy", federation.targets)
+    np.save(folder / "offsets.npy", federation.offsets.astype(np.int64))
+    texts = {"manifest": json.dumps(federation.manifest.entries(), indent=2)}
+    if len(federation.names):
+        texts["clients"] = json.dumps(list(federation.names), ensure_ascii=False)
+    for name, text in texts.items():
+        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")

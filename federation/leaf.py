@@ -45,7 +45,7 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     """
     data = {user: {"x": np.asarray(x).tolist(), "y": np.asarray(y).tolist()} for user, (x, y) in clients.items()}
     document = {
-        "manifest": manifest.model_dump(),
+        "manifest": manifest.entries(),
         "users": list(data),
         "num_samples": [len(rows["y"]) for rows in data.values()],
         "user_data": data,
@@ -80,10 +80,10 @@ def _parse_leaf(raw: Any, file: Path) -> Federation:
             )
         if count == 0:
             raise FederationError(f"{file}: client {user!r} has no rows; leave it out")
-        if x.dtype.kind not in "iuf" or y.dtype.kind not in "iuf":
+        if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
             raise FederationError(f"{file}: client {user!r} holds values that are not numbers")
         with np.errstate(over="ignore"):  # what becomes infinite is found, and named, with the rest
-            clients.append((x.astype(np.float32), y if y.dtype.kind in "iu" else y.astype(np.float32)))
+            clients.append((x, y if y.dtype.kind in "biu" else y.astype(np.float32)))
     if "manifest" in raw:
         manifest = Manifest.read(raw["manifest"], file)
     else:
@@ -97,11 +97,14 @@ def _parse_leaf(raw: Any, file: Path) -> Federation:
         shapes = {rows[part == "y"].shape[1:] for rows in clients}
         if len(shapes) > 1:
             raise FederationError(f"{file}: clients differ in the shape of a row of {part}: {sorted(map(str, shapes))}")
-    targets = np.concatenate([y for _, y in clients])
+    features, targets = (np.concatenate(part) for part in zip(*clients, strict=True))
+    with np.errstate(over="ignore"):
+        features = features if manifest.tokens else features.astype(np.float32)
     return Federation(
         manifest,
-        np.concatenate([x for x, _ in clients]),
+        features,
         # One client's targets may happen to be whole numbers: they are classes only if everybody's are.
         targets.astype(np.float32) if targets.dtype.kind == "f" else targets,
         offsets_of(len(y) for _, y in clients),
+        users,
     )

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
+from federation.schema import Schema
 from protocol.errors import FederationError
 from protocol.rules import Settings
 
@@ -34,9 +35,15 @@ class Manifest(Settings):
         train, the others validate.
     units : dict
         Public constants that map stored numbers to the world's. ``units["target"]`` may hold
-        ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``.
+        ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. Where
+        targets are classes, ``categories`` may hold their names.
     feature_scale : float
         A model sees the stored features times this constant (1/255 for images kept as bytes).
+    tokens : int
+        Size of the vocabulary where features are tokens, whole numbers from 0 on, which reach a
+        model as 64-bit integers; 0 where they are numbers, which reach it in 32 bits.
+    layout : Schema, optional
+        For data from a table: what its columns are, so that another table is encoded alike.
     truth : list of list of float
         Parameter vectors the data were made from, for synthetic data only.
     groups : list of int
@@ -62,6 +69,8 @@ class Manifest(Settings):
     local: str = ""
     units: dict[str, Any] = Field(default_factory=dict)
     feature_scale: float = Field(1.0, allow_inf_nan=False)
+    tokens: int = Field(0, ge=0)
+    layout: Schema | None = None
     truth: list[list[Finite]] = Field(default_factory=list)
     groups: list[int] = Field(default_factory=list)
     provenance: str = ""
@@ -87,6 +96,8 @@ class Manifest(Settings):
             raise ValueError(f'"groups" must hold whole numbers from 0 on, got {min(groups)}')
         if not _SMALLEST <= abs(self.feature_scale) <= _LARGEST:
             raise ValueError(f"feature_scale must be a 32-bit number other than 0, got {self.feature_scale}")
+        if self.tokens and self.feature_scale != 1:
+            raise ValueError(f"tokens are taken as they are: leave out feature_scale, got {self.feature_scale}")
         target = self.units.get("target", {})
         if not isinstance(target, dict):
             raise ValueError(f'"units" must say of the target an object, got {target!r}')
@@ -96,11 +107,20 @@ class Manifest(Settings):
         scale = target.get("scale", 1.0)
         if type(scale) not in (int, float) or not 0 < abs(scale) <= _LARGEST:
             raise ValueError(f"units.target.scale must be a finite number other than 0, got {scale!r}")
+        categories = target.get("categories", [])
+        if not isinstance(categories, list) or not all(isinstance(one, str) for one in categories):
+            raise ValueError(f"units.target.categories must be a list of texts, got {categories!r}")
         try:
             json.dumps(self.model_dump(exclude={"truth", "groups"}), ensure_ascii=False, allow_nan=False).encode()
         except ValueError as error:  # a number that is none, or text that cannot be written
             raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
         return self
+
+    def entries(self) -> dict[str, Any]:
+        """Return the manifest as it stands in a file."""
+        own = {} if self.tokens else {"tokens"}
+        entries = self.model_dump(exclude={"layout", *own})
+        return entries if self.layout is None else {**entries, "layout": self.layout.entries()}
 
     @classmethod
     def read(cls, raw: Any, file: Path) -> Self:

@@ -17,6 +17,7 @@ from models.factors import Factors
 from models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from models.model import Model, check
 from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
+from models.sized import sized
 from protocol.errors import ModelError
 from protocol.plugins import import_by_name
 from protocol.run_config import RunConfig
@@ -40,8 +41,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
     Parameters
     ----------
     name : str
-        A key of `MODELS`, ``factors-IxD`` for I items with vectors of length D, or
-        ``package.module:factory``.
+        A key of `MODELS`, ``linear-IxO`` or ``mlp-IxHxO`` for rows of I numbers and O outputs,
+        ``factors-IxD`` for I items with vectors of length D, or ``package.module:factory``.
     loss : str
         A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
     frozen, local : str
@@ -60,6 +61,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
         model = _from_factory(name, own)
     elif name in MODELS:
         model = MODELS[name]
+    elif model_of_size := sized(name, loss):
+        model = model_of_size
     elif size := re.fullmatch(r"factors-([1-9]\d{0,6})x([1-9]\d{0,3})", name):
         items, factors = map(int, size.groups())
         model = Model(name, partial(Factors, items, factors), LOSSES["log"], METRICS["right-sign"])
@@ -69,7 +72,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
             )
     else:
         raise ModelError(
-            f"unknown model {name!r}; choose from {', '.join(MODELS)}, factors-IxD or give package.module:factory"
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, linear-IxO, mlp-IxHxO, factors-IxD, "
+            "or give package.module:factory"
         )
     if own:
         model = replace(model, loss=own)

@@ -116,17 +116,21 @@ def misfit(model: Model, federation: Federation) -> str:
         return str(error)
     if not seen.alone and np.diff(federation.offsets).min() < 2:
         return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
-    return (_bad_tokens(model, federation) if seen.tokens else "") or _bad_targets(model, seen.outputs, targets)
+    tokens = seen.tokens or federation.manifest.tokens
+    return (_bad_tokens(model, federation) if tokens else "") or _bad_targets(model, seen.outputs, targets)
 
 
 def _bad_tokens(model: Model, federation: Federation) -> str:
     """Return what keeps a model that takes whole numbers from these: it is tried on the extremes of each place."""
-    features, scale = federation.features, federation.manifest.feature_scale
+    features, manifest = federation.features, federation.manifest
     lowest, highest = features.min(axis=0), features.max(axis=0)
     if features.dtype.kind not in "iu" and not (np.asarray(features) == np.floor(features)).all():
         return "takes whole numbers, as an embedding does, and the features are not; begin with a layer of numbers"
-    if scale != 1 or max(abs(float(lowest.min())), abs(float(highest.max()))) >= MOST_TOKENS:
+    if manifest.feature_scale != 1 or max(abs(float(lowest.min())), abs(float(highest.max()))) >= MOST_TOKENS:
         return f"takes whole numbers: set feature_scale = 1, and number tokens from 0 to {MOST_TOKENS - 1}"
+    if manifest.tokens:
+        # The last of the vocabulary: a table that is too small for it must not fail at some clients alone.
+        lowest, highest = np.zeros_like(lowest), np.full_like(highest, manifest.tokens - 1)
     try:
         with torch.no_grad():
             model.apply({}, torch.from_numpy(np.stack([lowest, highest]).astype(np.int64)))

@@ -41,7 +41,9 @@ def test_it_holds_the_app_and_the_small_federations_and_nothing_else(bundle: Pat
     assert {path.name for path in (bundle / "datasets").iterdir()} == {
         "hospital.py", "preferences.json", "synthetic.json",
     }  # fmt: skip
-    assert {path.name for path in (bundle / "deployment").iterdir()} == {"__init__.py", "hospital_table.py"}
+    assert {path.name for path in (bundle / "deployment").iterdir()} == {
+        "__init__.py", "hospital.toml", "hospital_table.py",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("package", INSIDE)
@@ -97,7 +99,7 @@ print(server.app.__file__)
     ("package", "others"),
     [
         ("protocol", {"annotated_types", "flwr", "numpy", "pydantic", "typer"}),
-        ("federation", {"numpy", "protocol", "pydantic"}),
+        ("federation", {"numpy", "pandas", "protocol", "pydantic"}),
         ("mechanisms", {"dp_accounting", "numpy", "protocol", "scipy"}),
     ],
 )

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ledger": ("umbel.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
     "log": ("umbel.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
     "approvals": ("umbel.commands.approvals:app", "What waits for a site's approval."),
+    "data": ("umbel.commands.data:app", "The federations on this machine, and tables made into federations."),
     "experiment": ("experiments.__main__:app", "The papers' tables and figures, and what a guarantee costs."),
     "attack": ("attacks.__main__:app", "What a curious or malicious server learns, and the claimed epsilon, audited."),
 }

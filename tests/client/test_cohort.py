@@ -70,6 +70,14 @@ def test_images_kept_as_bytes_are_scaled_and_classes_are_whole_numbers() -> None
     assert cohort.targets.tolist() == [61, 0, 7]
 
 
+def test_tokens_reach_the_model_as_integers() -> None:
+    tokens = np.array([[2**24 + 1, 3], [0, 1], [5, 6]], np.int32)  # the first is none of the numbers of 32 bits
+    data = Federation(manifest(2, tokens=2**25), tokens, tokens, offsets_of([2, 1]))
+    cohort = Cohort.gather(data, [1, 0], CPU)
+    assert (cohort.features.dtype, cohort.targets.dtype) == (torch.int64, torch.int64)
+    assert cohort.features.tolist() == [[5, 6], [2**24 + 1, 3], [0, 1]]
+
+
 def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
     write_federation(
         tmp_path / "small",

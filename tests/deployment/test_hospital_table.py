@@ -104,13 +104,13 @@ def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None
     table.write_text(providers(9, 7, 5, 1))
     assert paid(site) == [5, 9, 1, 7]
     table.write_text(providers(1, 5, 7))
-    with pytest.raises(FederationError, match=r"providers \[20009\] have taken part and are not there any more"):
+    with pytest.raises(FederationError, match=r"clients \[20009\] have taken part and are not there any more"):
         paid(site)
 
 
 def test_a_register_that_is_none_is_refused(site: dict[str, str]) -> None:
     Path(f"{site['ledger-path']}.clients.json").write_text("[1, ")
-    with pytest.raises(FederationError, match="is no list of providers; restore it from the backup"):
+    with pytest.raises(FederationError, match="is no list of clients; restore it from the backup"):
         Node.of(site, RUN)
 
 
@@ -120,7 +120,7 @@ def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
     table = Path(site["data-path"])
     table.write_text(f"{CSV}194 - PNEUMONIA,20017,B,99999,7000\n")
     assert len(Node.of(site, RUN).training) == 1
-    assert "providers [20017]" in caplog.text
+    assert "does not know their ZIP codes: [99999]" in caplog.text
 
 
 def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> None:
@@ -149,5 +149,5 @@ def test_a_table_that_nothing_is_named_to_read_is_known_by_its_name(site: dict[s
     path = Path(site["data-path"]).with_name(name)
     with pytest.raises(SiteError, match=f"{name} is a table: name the function that reads it"):
         Node.of({**site, "reader": "", "data-path": str(path)}, RUN)
-    with pytest.raises(FederationError, match="cannot be read as CSV"):
+    with pytest.raises(FederationError, match="is not a file; give a CSV or parquet file"):
         Node.of({**site, "data-path": str(path)}, RUN)

@@ -93,8 +93,8 @@ def test_offsets_that_do_not_fit_are_refused(
     [
         ("targets", np.zeros(5), r"features \(6, 2\) and targets \(5,\) must have the same number of rows"),
         ("targets", np.float32(1), r"features \(6, 2\) and targets \(\) must have the same number of rows"),
-        ("features", np.zeros((6, 2), complex), "features must be numbers, got complex128"),
-        ("targets", np.array(list("abcdef")), "targets must be numbers, got <U1"),
+        ("features", np.zeros((6, 2), complex), "features must be numbers or booleans, got complex128"),
+        ("targets", np.array(list("abcdef")), "targets must be numbers or booleans, got <U1"),
         ("features", np.zeros((6, 0)), r"rows of features \(6, 0\) or targets \(6,\) are empty"),
     ],
 )

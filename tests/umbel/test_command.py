@@ -10,6 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+import umbel
 from umbel.__main__ import COMMANDS, app
 
 
@@ -26,6 +27,21 @@ def test_a_misspelt_command_is_told_its_name() -> None:
     told = CliRunner().invoke(app, ["experimant"], prog_name="umbel")
     assert told.exit_code == 2
     assert "Did you mean 'experiment'" in told.output
+
+
+def test_what_python_imports_comes_when_it_is_asked_for() -> None:
+    code = (
+        "import sys, umbel;"
+        "assert not {'torch', 'pandas', 'numpy', 'flwr'} & set(sys.modules);"
+        "assert {'from_dataframe', 'write_federation'} <= set(dir(umbel));"
+        "print(umbel.from_dataframe.__module__, umbel.write_federation.__module__, 'torch' in sys.modules)"
+    )
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "umbel.data.frames federation.folder False"
+    for name in umbel.__all__:
+        assert getattr(umbel, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'umbel' has no attribute 'from_nothing'"):
+        _ = umbel.from_nothing
 
 
 def test_the_list_of_commands_takes_no_pytorch() -> None:
