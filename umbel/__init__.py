@@ -39,6 +39,7 @@ _HOMES = {
     "plan": "umbel.plans",
     "run": "umbel.runs",
     "sweep": "umbel.sweeps",
+    "write_federation": "federation",
 }
 """Where each public name is: it is imported when it is asked for, since PyTorch takes a second."""
 

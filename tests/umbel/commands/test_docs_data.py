@@ -18,7 +18,7 @@ from protocol.run_config import RunConfig
 from simulation.in_process import play
 from tests.umbel.data.test_hub import COLUMNS, stand_in
 from umbel.__main__ import app
-from umbel.commands.run import read_values
+from umbel.commands.run import asked
 
 DOCS = Path(__file__).resolve().parents[3] / "docs" / "data.md"
 TEXT = DOCS.read_text(encoding="utf-8")
@@ -53,7 +53,7 @@ def typed(line: str, folder: Path) -> None:
     name, *words = shlex.split(command)
     assert name == "umbel"
     if words[0] == "run":
-        values: dict[str, Any] = RunConfig().entries() | read_values(words[1:]) | {"rounds": 2, "device": "cpu"}
+        values: dict[str, Any] = RunConfig().entries() | asked(words[1:]) | {"rounds": 2, "device": "cpu"}
         assert len(play(values).state.history) == 3, "the start, and two rounds"
         return
     told = CliRunner().invoke(app, words, prog_name="umbel")
