@@ -121,6 +121,11 @@ def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Messa
     return on_record(msg, context, answer, _refused)
 
 
+def refuse(msg: Message, context: Context, error: Exception) -> Message:
+    """Return "refused" for a message that does not come as far as a handler; the reason stays with the node."""
+    return on_record(msg, context, lambda entry: _refused(msg, error, entry), _refused)
+
+
 def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
     _explain(msg.metadata.message_type, error, entry)
     return _refusal(msg)

@@ -54,3 +54,21 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_HOMES]
+from typing import Any
+
+_FOUND_IN = {
+    "Gate": "privacy.mod",
+}
+"""By its name: the module of what is imported from here. It is loaded when it is asked for."""
+
+__all__ = ["Gate"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FOUND_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_FOUND_IN[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *_FOUND_IN]
