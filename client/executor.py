@@ -1,7 +1,8 @@
 """A site's executor: it runs the ClientApp that the site installed, and never opens a bundle.
 
 A Flower server ships the code that its clients run, and Flower's own executor starts whatever kind of
-task the server names. This one runs the app that lies here. It refuses bundles that the site has not
+task the server names. This one runs the app that lies here: umbel's, or another that the site has
+installed and names as ``app`` in its configuration. It refuses bundles that the site has not
 reviewed (`client.bundle`), and tasks of any other kind.
 
 It stands in for ``flower-superexec`` and takes the same options::
@@ -30,12 +31,16 @@ from logging import ERROR, INFO
 from typing import Any, NoReturn
 
 from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
 
 from client.app import app
 from client.bundle import Bundle, reviewed
+from privacy.gate import refuse
+from privacy.site import Site
 from privacy.site_log import record_refusal
 from protocol.errors import Refused, SiteError
 from protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, run_superexec, run_task
+from protocol.plugins import import_by_name
 
 _REQUEST = 1 << 16  # bytes, more than a task takes
 _LOOK_S = 1.0  # how often children that have ended are taken leave of
@@ -160,6 +165,8 @@ def load(kind: str, bundle: bytes) -> Answer:
             log(ERROR, "umbel refused to answer: %s", error)
             reason = "refused"
         if not reason:
+            if own := Site.of(context.node_config).policy.app:
+                return _own_answer(own, message, context)
             try:
                 return app(message=message, context=context)
             except Exception as error:  # a type of message that the app does not have
@@ -170,6 +177,17 @@ def load(kind: str, bundle: bytes) -> Answer:
         return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
 
     return answer
+
+
+def _own_answer(name: str, message: Message, context: Context) -> Message:
+    """Return what another app of the site's answers; what goes wrong around its gate, the server is not told."""
+    try:
+        own = import_by_name(name)
+        if not isinstance(own, ClientApp):
+            raise SiteError(f"app {name!r} is no ClientApp")
+        return own(message=message, context=context)
+    except Exception as error:
+        return refuse(message, context, error)
 
 
 def main() -> None:

@@ -78,8 +78,6 @@ class Gate:
         clients report: with noise (``report-noise-multiplier``), or as they are (role ``validation``).
     weighted_by_key : str
         The strategy's: the metric by which it weights clients, which is 1 for all.
-    node_keys : sequence of str
-        Entries of the node's configuration that are the app's own, and none of the site's policy.
 
     Raises
     ------
@@ -98,10 +96,8 @@ class Gate:
         frozen: str = "",
         reports: Sequence[str] = (),
         weighted_by_key: str = "num-examples",
-        node_keys: Sequence[str] = (),
     ) -> None:
         self._frozen, self._reports, self._weight = frozen.split(), tuple(reports), weighted_by_key
-        self._node_keys = frozenset(node_keys)
         self._budget = {} if budget is None else {"budget": budget, "delta": delta}
         try:
             self._demand = _demand(noise_multiplier, radius, mechanism)
@@ -113,39 +109,36 @@ class Gate:
         names = {*self._reports, weighted_by_key}
         if isinstance(reports, str) or len(names) != len(self._reports) + 1 or len(names) > 3:
             raise ConfigError(f"umbel.Gate: reports must be a list of one metric's name or two, got {reports!r}")
-        if isinstance(node_keys, str) or self._node_keys & {*Policy.names(), *Policy.renamed}:
-            raise ConfigError(f"umbel.Gate: node_keys must be a list of names that are not umbel's, got {node_keys!r}")
 
     def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Return a sanitised reply, or "refused"."""
-        own = self._own(context)
         try:
-            asked = self._asked(msg, own, lambda: call_next(msg, context))
+            own, asked = self._own(context), self._asked(msg, context, lambda: call_next(msg, context))
+            request = copy(msg)
+            request.content = asked.request
         except Exception as error:  # anything at all: fail closed
-            return gate.refuse(msg, own, error)
-        request = copy(msg)
-        request.content = asked.request
+            return gate.refuse(msg, context, error)
         reply = _GATE(request, own, asked.answer)
         if not reply.has_error():
             try:
                 reply.content = asked.reply(reply.content)
             except Exception as error:
-                return gate.refuse(msg, own, error)
+                return gate.refuse(msg, context, error)
         return reply
 
     def _own(self, context: Context) -> Context:
-        """Return a node's context as the gate shall read it: the site's entries alone, and noise that nobody knows."""
-        node_config = {key: value for key, value in context.node_config.items() if key not in self._node_keys}
+        """Return a node's context as the gate shall read it: with the app's budget, and with noise nobody knows."""
+        node_config: Any = dict(context.node_config)
+        if "budget" not in Site.of(node_config).policy.model_fields_set:
+            node_config |= self._budget
         # A site draws from the operating system anyway; a simulated node from a seed, which is drawn there.
         run_config: Any = {"seed": secrets.randbits(128)}
         return Context(context.run_id, context.node_id, node_config, context.state, run_config)
 
-    def _asked(self, msg: Message, own: Context, handler: Handler) -> _Training | _Evaluation:
+    def _asked(self, msg: Message, context: Context, handler: Handler) -> _Training | _Evaluation:
         """Check what a message asks, and translate it."""
-        site = Site.of(own.node_config)
+        site = Site.of(context.node_config)
         _check_fit(site)
-        if "budget" not in site.policy.model_fields_set:
-            own.node_config |= self._budget
         name, sent = _sent(msg.content)
         round = _round(msg.content)
         what = msg.metadata.message_type.partition(".")[0]

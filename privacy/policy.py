@@ -184,6 +184,15 @@ class Policy(Settings):
         Approval.POLICY,
         description="policy: answer whatever the policy allows; ask: only runs that the site's people have approved",
     )
+    app: Text = Field(
+        "",
+        description="the ClientApp with which the site's executor answers, as package.module:app; by default umbel's "
+        "own",
+    )
+    app_keys: Text = Field(
+        "",
+        description="entries of the node's configuration that are for that app, and none of these; separated by spaces",
+    )
     bundle: Text = Field(
         "",
         description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel",

@@ -102,8 +102,9 @@ class Site:
             When the node is no simulation and names no data of its own, or an entry cannot be
             used: a slip of the pen never weakens a policy.
         """
-        own = {key: value for key, value in node_config.items() if key not in _PARTITION}
         environment = _environment()
+        ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
+        own = {key: value for key, value in node_config.items() if key not in ignored}
         # The site's own path is asked for first: real nodes may have a partition-id as well.
         if own.get(DATA_PATH):
             if DATA_PATH in environment:
@@ -233,6 +234,14 @@ def _environment() -> dict[str, Any]:
             raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}")
         entries[name.removeprefix(_PREFIX).replace("_", "-").lower()] = os.environ[name]
     return entries
+
+
+def _app_keys(entries: Mapping[str, Any]) -> list[str]:
+    """Return the entries that are for an app of the site's, and none of umbel's."""
+    named = str(entries.get("app-keys", "")).split()
+    if taken := sorted(_KNOWN.intersection(named)):
+        raise SiteError(f"app-keys names {taken[0]}, which is an entry of umbel's; call the app's own otherwise")
+    return named
 
 
 def _place(policy: Policy) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -11,8 +12,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from client import executor
 from client.executor import WarmProcess, load
@@ -86,6 +88,50 @@ def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
 def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:
     beside(Path(site_config["ledger-path"])).mkdir()
     assert "it has not reviewed bundle" in asked("flwr-clientapp", b"another", site_config).error.reason
+
+
+OTHER_APP = """
+from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+import umbel
+
+app, broken, no_app = ClientApp(mods=[umbel.Gate(2.0, 1.0)]), ClientApp(), 17
+
+
+@app.train()
+def train(message, context):
+    return Message(RecordDict({"arrays": message.content["arrays"]}), reply_to=message)
+
+
+@broken.lifespan()
+def lifespan(context):
+    raise ValueError("diagnosis-of-patient-17")
+    yield
+"""
+
+
+@pytest.mark.parametrize("name", ["app", "broken", "no_app", "nowhere"])
+def test_another_app_that_the_site_has_installed_answers_in_its_place(
+    name: str, site_config: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is raised around its gate, Flower itself would tell the server."""
+    (tmp_path / "other_app.py").write_text(OTHER_APP)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = site_config | {"app": f"other_app:{name}", "bundle": hashlib.sha256(b"theirs").hexdigest()}
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(2, np.float32))})})
+    reply = load("flwr-clientapp", b"theirs")(Message(content, 1, "train"), of_site(config))
+    assert [line["decision"] for line in SiteLog(beside(Path(site_config["ledger-path"]))).lines()] == [
+        "answered" if name == "app" else "refused"
+    ]
+    if name == "app":
+        assert (reply.content["arrays"]["w"].numpy() != 0).all()
+    else:
+        assert reply.error.reason == "refused"
+    assert (
+        "it has not reviewed bundle"
+        in load("flwr-clientapp", OWN)(Message(content, 1, "train"), of_site(config)).error.reason
+    )
 
 
 PROBE = """

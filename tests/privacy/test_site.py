@@ -318,6 +318,8 @@ SET: dict[str, tuple[str, Any]] = {
     "max-evaluations-in-all": ("13", 13.0),
     "ledger-path": ("/ledger/umbel.sqlite", "/ledger/umbel.sqlite"),
     "approve": ("ask", Approval.ASK),
+    "app": ("hospital.client_app:app", "hospital.client_app:app"),
+    "app-keys": ("device workers", "device workers"),
     "bundle": ("ab" * 32, "ab" * 32),
     "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0),
