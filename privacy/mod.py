@@ -128,9 +128,10 @@ class Gate:
 
     def _own(self, context: Context) -> Context:
         """Return a node's context as the gate shall read it: with the app's budget, and with noise nobody knows."""
-        node_config: Any = dict(context.node_config)
-        if "budget" not in Site.of(node_config).policy.model_fields_set:
-            node_config |= self._budget
+        policy = Site.of(context.node_config).policy
+        node_config: Any = context.node_config | ({} if "budget" in policy.model_fields_set else self._budget)
+        # There is no less noise than this here, whatever a server asks: so the account need not reckon with less.
+        node_config["min-noise-multiplier"] = max(policy.min_noise_multiplier, self._demand.noise_multiplier)
         # A site draws from the operating system anyway; a simulated node from a seed, which is drawn there.
         run_config: Any = {"seed": secrets.randbits(128)}
         return Context(context.run_id, context.node_id, node_config, context.state, run_config)

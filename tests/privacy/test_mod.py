@@ -204,6 +204,13 @@ def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], ans
     assert [refused(node.send(asks(PAIR))) for _ in range(4)] == [False] * answers + [True] * (4 - answers)
 
 
+def test_a_budget_at_a_delta_counts_the_noise_that_there_is(tmp_path: Path) -> None:
+    """Four Gaussian participations at nu = 2 have an epsilon of 9.997; the site alone would accept half the noise."""
+    gate = Gate(2.0, 1.0, "gaussian", budget=10.0, delta=1e-5)
+    node = Node(gate, unchanged, tmp_path, mechanisms="gaussian", min_noise_multiplier=1.0)
+    assert [refused(node.send(asks(PAIR))) for _ in range(5)] == [False] * 4 + [True]
+
+
 def test_a_budget_without_a_ledger_may_be_one_that_was_lost(tmp_path: Path, node_log: io.StringIO) -> None:
     node = Node(Gate(4.0, 1.0, budget=2.0), unchanged, tmp_path)
     node.path.unlink()
