@@ -350,8 +350,8 @@ class _Evaluation(_Asked):
 def _as(released: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return a release in the type in which the server sent what it started from, finite there too."""
     largest = min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max))
-    cast: NDArray[Any] = np.clip(released, -largest, largest).astype(dtype)
-    return cast
+    # An array even where it has no axis: numpy's single numbers have no order of bytes.
+    return np.asarray(np.clip(released, -largest, largest)).astype(dtype)
 
 
 def _whatever(_content: RecordDict, _context: Context) -> None:

@@ -73,6 +73,20 @@ def test_an_update_is_clipped_to_the_radius_around_what_the_server_sent(
     np.testing.assert_allclose(left(reply)["w"], start + leaves, rtol=1e-6)
 
 
+def test_all_arrays_together_are_one_update() -> None:
+    sent = {"w": np.zeros((1, 1), np.float32), "b": np.zeros((), np.float64)}
+    trained = {"w": 3.0, "b": 4.0}
+    node = Node(
+        Gate(0.0, 1.0),
+        lambda msg: Message(
+            RecordDict({"arrays": arrays({name: np.full_like(sent[name], trained[name]) for name in ("b", "w")})}),
+            reply_to=msg,
+        ),
+    )
+    leaves = left(node.send(asks(sent)))
+    assert (leaves["w"].item(), leaves["b"].item()) == pytest.approx((0.6, 0.8), rel=1e-6)
+
+
 def test_arrays_keep_their_names_order_shapes_and_types_and_all_else_is_dropped() -> None:
     sent = {
         "z.weight": np.ones((2, 3), np.float32),

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 
 from privacy.mod import Gate
 from tests.helpers.flower_apps import Node, answered, arrays, asks, left
@@ -329,3 +332,41 @@ def test_a_report_with_noise_is_as_any_other_whatever_goes_wrong(fault: str, tmp
 def test_a_validation_site_says_refused_and_no_more(fault: str, tmp_path: Path) -> None:
     gate = Gate(4.0, 1.0, reports=["eval_loss"])
     assert refused(Node(gate, honest, tmp_path, SCORES_BREAK[fault], role="validation").send(asks(START), "evaluate"))
+
+
+TYPES = st.sampled_from([np.float16, np.float32, np.float64, np.int64, np.bool_, np.complex64, ">f4", "U2"])
+ANY_ARRAYS = st.dictionaries(
+    st.text(max_size=5),
+    TYPES.flatmap(lambda kind: hnp.arrays(kind, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))),
+    max_size=4,
+)
+ANY_RECORD = st.one_of(
+    ANY_ARRAYS.map(arrays),
+    st.dictionaries(st.text(max_size=5), st.integers(-(2**63), 2**63 - 1) | st.floats()).map(MetricRecord),
+    st.dictionaries(st.text(max_size=14), st.integers(-5, 5) | st.text() | st.booleans() | st.binary()).map(
+        ConfigRecord
+    ),
+)
+
+
+@settings(derandomize=True, max_examples=100)
+@given(
+    st.fixed_dictionaries({"arrays": ANY_ARRAYS.map(arrays)}, optional={"config": ANY_RECORD, "more": ANY_RECORD}),
+    st.sampled_from(["train", "train", "evaluate", "query", "train.steal"]),
+)
+def test_whatever_comes_is_refused_for_nothing_or_answered_and_paid_for(records: dict[str, Any], kind: str) -> None:
+    node = Node(Gate(4.0, 1.0), honest)
+    with np.errstate(all="ignore"):
+        reply = node.send(RecordDict(records), kind)
+    if reply.has_error():
+        assert refused(reply)
+        assert node.paid == 0
+        return
+    assert node.paid == 1
+    assert set(reply.content) == {"arrays", "metrics"}
+    leaves = left(reply)
+    sent = {name: array.numpy() for name, array in records["arrays"].items()}
+    assert [(name, value.dtype, value.shape) for name, value in leaves.items()] == [
+        (name, value.dtype, value.shape) for name, value in sent.items()
+    ]
+    assert all(np.isfinite(value).all() for value in leaves.values())
