@@ -54,7 +54,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_HOMES]
-from typing import Any
+
 
 _FOUND_IN = {
     "Gate": "privacy.mod",
