@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from federation import Manifest as Manifest
     from federation import Schema as Schema
     from federation import write_federation as write_federation
+    from privacy.mod import Gate as Gate
     from umbel.data import Dirichlet as Dirichlet
     from umbel.data import Quantity as Quantity
     from umbel.data import Uniform as Uniform
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Dirichlet": "umbel.data",
+    "Gate": "privacy.mod",
     "Manifest": "federation",
     "Quantity": "umbel.data",
     "Run": "umbel.runs",
@@ -54,21 +56,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return [*globals(), *_HOMES]
-
-
-_FOUND_IN = {
-    "Gate": "privacy.mod",
-}
-"""By its name: the module of what is imported from here. It is loaded when it is asked for."""
-
-__all__ = ["Gate"]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FOUND_IN:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_FOUND_IN[name]), name)
-
-
-def __dir__() -> list[str]:
-    return [*globals(), *_FOUND_IN]

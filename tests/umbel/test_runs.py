@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +13,6 @@ import torch
 import umbel
 from protocol.errors import ConfigError
 from tests.umbel.conftest import SMALL
-
-
-def test_importing_it_takes_neither_pytorch_nor_flower() -> None:
-    code = "import sys, umbel; dir(umbel); print([name for name in ('torch', 'flwr', 'pandas') if name in sys.modules])"
-    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert told.stdout.strip() == "[]"
-
-
-def test_every_public_name_is_there() -> None:
-    for name in umbel.__all__:
-        assert callable(getattr(umbel, name)), name
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        umbel.nothing  # noqa: B018
 
 
 def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
