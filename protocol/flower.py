@@ -34,6 +34,7 @@ __all__ = [
     "SType",
     "TaskIdentity",
     "build_bundle",
+    "identify",
     "keep_secret",
     "log",
     "pull_soon",
@@ -54,6 +55,12 @@ _IDLE_S = 1.0
 
 CLIENT_TASK = "flwr-clientapp"
 """The kind of task that is a ClientApp's."""
+
+
+def identify(node: int = 1) -> None:
+    """Say who this process is, where Flower has not: without that no Message can be made."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, node, 1
 
 
 def build_bundle(folder: Path) -> bytes:

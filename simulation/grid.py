@@ -11,7 +11,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
 from privacy.site import in_process
-from protocol.flower import ErrorCode, Run, TaskIdentity
+from protocol.flower import ErrorCode, Run, identify
 
 _SERVER = 1
 _FIRST_NODE = 100
@@ -57,9 +57,7 @@ class InProcessGrid(Grid):
             _FIRST_NODE + i: Context(1, _FIRST_NODE + i, dict(config), RecordDict(), dict(run_config))
             for i, config in enumerate(node_configs)
         }
-        # Flower sets these in its own processes; a Message cannot be made without them.
-        if TaskIdentity._run_id is None:
-            TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER, 1
+        identify(_SERVER)
 
     def set_run(self, run: Run) -> None:
         """Set the run."""

@@ -1,4 +1,4 @@
-"""Strategies by name: built in, or your own as ``package.module:Class``."""
+"""Strategies by name: built in, Flower's as ``flower:Class``, or your own as ``package.module:Class``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,24 @@ from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
 from strategies.robust import GeometricMedian, TrimmedMean
+from strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from strategies.site_average import SiteAverage
+from strategies.stock import PREFIX, Stock, adapted
 
 __all__ = [
     "IFCA",
     "STRATEGIES",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedYogi",
     "GeometricMedian",
     "GroupPrivacy",
     "HypothesisStrategy",
     "Recommender",
     "SiteAverage",
+    "Stock",
     "TrimmedMean",
     "load",
     "make",
@@ -32,6 +39,10 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "trimmed-mean": TrimmedMean,
     "geometric-median": GeometricMedian,
     "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
     "ifca": IFCA,
     "recommender": Recommender,
     "site-average": SiteAverage,
@@ -46,6 +57,8 @@ def load(name: str) -> type[HypothesisStrategy]:
     ConfigError
         When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
     """
+    if name.startswith(PREFIX):
+        return adapted(name.removeprefix(PREFIX))
     return load_class("strategy", name, STRATEGIES, HypothesisStrategy)
 
 

@@ -1,0 +1,105 @@
+"""Server optimizers, by hand: what each makes of the mean update of a cluster, round by round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import strategies
+from protocol.errors import ConfigError
+from protocol.run_config import RunConfig
+from strategies import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from strategies.server_step import AdagradOptions, AdaptiveOptions, MomentumOptions, ServerStep
+
+NAMES = {"fedavgm": FedAvgM, "fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad}
+# Two clients whose mean is 4 away, and two whose mean is 2 away the other way.
+FIRST, SECOND = [[3.0], [5.0]], [[-1.0], [-3.0]]
+
+
+def moved(strategy: ServerStep, group: list[list[float]], index: int = 0) -> float:
+    """Return where a hypothesis at 0 goes."""
+    return float(strategy.combine(np.array(group), np.zeros(1), index)[0])
+
+
+@pytest.mark.parametrize(("name", "kind"), NAMES.items())
+def test_they_have_names_and_cluster_into_as_many_as_the_run_says(name: str, kind: type) -> None:
+    strategy = strategies.make(RunConfig(strategy=name, hypotheses=3))
+    assert type(strategy) is kind
+    assert strategy.hypotheses == 3
+
+
+def test_momentum_adds_a_share_of_the_last_step() -> None:
+    strategy = FedAvgM(hypotheses=2, options=MomentumOptions(rate=0.5, momentum=0.75))
+    assert moved(strategy, FIRST) == 2, "half of 4"
+    assert moved(strategy, SECOND) == 0.5, "half of .75 * 4 - 2"
+    assert strategy.state["momentum"].tolist() == [[1], [0]]
+
+
+def test_without_momentum_and_at_rate_1_it_is_the_average() -> None:
+    strategy = FedAvgM(options=MomentumOptions(rate=1.0, momentum=0.0))
+    assert [moved(strategy, group) for group in (FIRST, SECOND)] == [4, -2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "second", "then"),
+    [
+        # tau = 1, from 1; the squares are 16 and 4, and three quarters of the second moment stay.
+        (FedAdam, 0.75 * 1 + 0.25 * 16, 0.75 * 4.75 + 0.25 * 4),
+        # A quarter of a square at a time: up, as 16 is more than 1, and down, as 4 is less than 5.
+        (FedYogi, 1 + 0.25 * 16, 5 - 0.25 * 4),
+    ],
+)
+def test_a_step_is_the_first_moment_over_the_root_of_the_second(kind: Any, second: float, then: float) -> None:
+    strategy = kind(options=AdaptiveOptions(rate=0.5, beta1=0.5, beta2=0.75, tau=1.0))
+    assert moved(strategy, FIRST) == pytest.approx(0.5 * 2 / (second**0.5 + 1))
+    # The first moment is half of 2 and half of -2.
+    assert moved(strategy, SECOND) == pytest.approx(0.0)
+    assert moved(strategy, FIRST) != 0
+    strategy = kind(options=AdaptiveOptions(rate=0.5, beta1=0.0, beta2=0.75, tau=1.0))
+    moved(strategy, FIRST)
+    assert moved(strategy, SECOND) == pytest.approx(0.5 * -2 / (then**0.5 + 1))
+
+
+def test_adagrad_forgets_no_square() -> None:
+    strategy = FedAdagrad(options=AdagradOptions(rate=3.0, tau=2.0))
+    assert moved(strategy, FIRST) == pytest.approx(3 * 4 / ((4 + 16) ** 0.5 + 2))
+    assert moved(strategy, SECOND) == pytest.approx(3 * -2 / ((4 + 16 + 4) ** 0.5 + 2))
+
+
+@pytest.mark.parametrize("kind", NAMES.values())
+def test_each_cluster_has_an_optimizer_of_its_own(kind: Any) -> None:
+    alone, beside = kind(hypotheses=2), kind(hypotheses=2)
+    expected = [moved(alone, FIRST, 0), moved(alone, SECOND, 0)]
+    found = [moved(beside, FIRST, 0)]
+    moved(beside, [[100.0]], 1)
+    found.append(moved(beside, SECOND, 0))
+    assert found == expected
+
+
+@pytest.mark.parametrize("kind", NAMES.values())
+def test_it_goes_on_from_what_was_kept(kind: Any) -> None:
+    whole, killed = kind(hypotheses=2), kind(hypotheses=2)
+    expected = [moved(whole, group) for group in (FIRST, SECOND, FIRST)][2]
+    for group in (FIRST, SECOND):
+        moved(killed, group)
+    resumed = kind(hypotheses=2)
+    resumed.state = {name: value.copy() for name, value in killed.state.items()}
+    assert moved(resumed, FIRST) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "reason"),
+    [
+        ("fedavgm", "momentum=1", "momentum must be below 1, got '1'"),
+        ("fedadam", "rate=0", "rate must be above 0, got '0'"),
+        ("fedyogi", "beta2=-1", "beta2 must be at least 0"),
+        ("fedadam", "tau=inf", "tau must be a finite number"),
+        ("fedadagrad", "beta2=0.9", "there is no option beta2; did you mean beta1?"),
+        ("fedavgm", "beta1=0.9", "there is no option beta1; the options are rate, momentum"),
+    ],
+)
+def test_options_that_cannot_be_used_are_named(name: str, options: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"strategy-options: {reason}"):
+        strategies.make(RunConfig(strategy=name, strategy_options=options))

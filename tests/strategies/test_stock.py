@@ -1,0 +1,274 @@
+"""Flower's own strategies on the releases of each cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+from flwr.serverapp import strategy as flower
+from numpy.typing import NDArray
+
+import client.app
+import models
+import strategies
+from fleet.fleet import Fleet
+from protocol.errors import ConfigError
+from protocol.records import from_array_record, to_array_record
+from protocol.run_config import RunConfig
+from server.setup import Setup
+from simulation.grid import InProcessGrid
+from simulation.in_process import play
+from strategies import Stock
+from strategies.stock import adapted
+from tests.helpers.grids import PaperGrid, stack, vectors
+from tests.helpers.runs import run_app
+
+TRAIN_CONFIG = ConfigRecord(
+    {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
+)
+SENT = [(0, 0, 0), (10, 10, 10)]
+# Five releases near each of the hypotheses, in each of which one number is far from the others.
+NEAR = [(1, 0, 2), (2, 1, 1), (0, 2, 0), (1, 1, 4), (1, -9, 3)]
+RELEASE = dict(enumerate(NEAR)) | {i + 5: (10 + a, 10 - b, 10 + c) for i, (a, b, c) in enumerate(NEAR)}
+
+
+def made(name: str, options: str = "", hypotheses: int = 2) -> Stock:
+    strategy = strategies.make(
+        RunConfig(strategy=name, strategy_options=options, hypotheses=hypotheses, clients_per_round=10)
+    )
+    assert isinstance(strategy, Stock)
+    return strategy
+
+
+def rounds(strategy: Any, number: int, sent: Any = SENT) -> NDArray[Any]:
+    """Return the hypotheses after so many rounds in which each client releases what it always does."""
+    grid = PaperGrid.simulated(train=10)
+    for round in range(1, number + 1):
+        messages = strategy.configure_train(round, to_array_record(stack(sent)), TRAIN_CONFIG, grid)
+        following, _ = strategy.aggregate_train(round, grid.releases(messages, RELEASE.__getitem__))
+        assert following is not None
+        sent = vectors(from_array_record(following))
+    return np.asarray(sent)
+
+
+def test_flowers_average_is_ours() -> None:
+    ours = strategies.GroupPrivacy(Fleet(clients_per_round=10))
+    np.testing.assert_allclose(rounds(made("flower:FedAvg"), 1), rounds(ours, 1), rtol=1e-6)
+
+
+FIRST, SECOND = np.array(NEAR, float), np.array([RELEASE[i] for i in range(5, 10)], float)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "expected"),
+    [
+        ("FedAvg", "", [FIRST.mean(0), SECOND.mean(0)]),
+        ("FedMedian", "", [np.median(FIRST, 0), np.median(SECOND, 0)]),
+        # One of five is cut off at each end.
+        ("FedTrimmedAvg", "beta=0.2", [np.sort(FIRST, 0)[1:4].mean(0), np.sort(SECOND, 0)[1:4].mean(0)]),
+        # The squared distances from the first to its two nearest are 3 and 5, and no other's add up to less.
+        ("Krum", "num-malicious-nodes=1", [(1, 0, 2), (11, 10, 12)]),
+        # No momentum, and half of the way.
+        ("FedAvgM", "server-learning-rate=0.5", [FIRST.mean(0) / 2, (10 + SECOND.mean(0)) / 2]),
+    ],
+)
+def test_each_cluster_is_aggregated_by_itself(name: str, options: str, expected: Any) -> None:
+    np.testing.assert_allclose(rounds(made(f"flower:{name}", options), 1), expected, rtol=1e-6)
+
+
+def test_with_one_hypothesis_it_is_plain() -> None:
+    everyone = np.concatenate([FIRST, SECOND])
+    found = rounds(made("flower:FedMedian", hypotheses=1), 1, sent=[(0, 0, 0)])
+    np.testing.assert_allclose(found, [np.median(everyone, 0)], rtol=1e-6)
+
+
+def test_adam_steps_as_flowers_does() -> None:
+    """Its first step goes from 0 by eta, nearly, times what corrects the bias of round 1."""
+    found = rounds(made("flower:FedAdam", "eta=0.5 beta-1=0.5 beta-2=0.75 tau=1.0"), 1)
+    update = FIRST.mean(0)
+    eta = 0.5 * np.sqrt(1 - 0.75**2) / (1 - 0.5**2)
+    np.testing.assert_allclose(found[0], eta * 0.5 * update / (np.sqrt(0.25 * update**2) + 1), rtol=1e-6)
+
+
+STATEFUL = [
+    ("FedAvgM", "server-momentum=0.5"), ("FedAdam", "eta=0.5"), ("FedYogi", ""), ("FedAdagrad", ""), ("FedMedian", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "options"), STATEFUL)
+def test_what_it_remembers_comes_back_as_arrays(name: str, options: str) -> None:
+    whole = rounds(made(f"flower:{name}", options), 4)
+    first = made(f"flower:{name}", options)
+    half = rounds(first, 2)
+    resumed = made(f"flower:{name}", options)
+    resumed.state = {key: value.copy() for key, value in first.state.items()}
+    assert all(isinstance(value, np.ndarray) for value in resumed.state.values())
+    grid = PaperGrid.simulated(train=10)
+    for round in (3, 4):
+        messages = resumed.configure_train(round, to_array_record(stack(half)), TRAIN_CONFIG, grid)
+        half = vectors(
+            from_array_record(resumed.aggregate_train(round, grid.releases(messages, RELEASE.__getitem__))[0])
+        )
+    np.testing.assert_array_equal(half, whole)
+
+
+def test_a_cluster_of_which_it_makes_nothing_stays_as_it_was() -> None:
+    found = rounds(made("flower:Bulyan", "num-malicious-nodes=1"), 1)
+    assert found.tolist() == [list(hypothesis) for hypothesis in SENT], "five releases, and it needs seven"
+
+
+# --- what is refused, before the run
+
+
+def test_only_what_is_about_aggregation_is_an_option() -> None:
+    assert made("flower:FedTrimmedAvg", "beta=0.1").options.beta == 0.1
+    with pytest.raises(ConfigError, match="strategy-options: there is no option fraction_train; the options are beta"):
+        made("flower:FedTrimmedAvg", "fraction-train=0.5")
+    with pytest.raises(ConfigError, match="strategy-options: beta must be a number, got 'much'"):
+        made("flower:FedTrimmedAvg", "beta=much")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("FedAdm", "is no strategy of Flower's; choose from Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM"),
+        ("Result", "is no strategy of Flower's"),
+        ("Strategy", "is no strategy of Flower's"),
+        ("FedProx", "does not work here: its proximal term is a part of the clients' training"),
+        ("QFedAvg", "does not work here: it weighs clients by their training losses, which never leave a node"),
+        ("FedXgbBagging", "does not work here: it is for trees"),
+        ("DifferentialPrivacyServerSideFixedClipping", "needs strategy, which no run config can say"),
+        ("nowhere.to.be:Found", None),
+    ],
+)
+def test_what_does_not_work_is_named(name: str, reason: str | None) -> None:
+    text = f"strategy 'flower:{name}' {reason}" if reason else "cannot import 'nowhere.to.be'"
+    with pytest.raises(ConfigError, match=text):
+        strategies.load(f"flower:{name}")
+
+
+@pytest.mark.parametrize(("name", "options"), [*STATEFUL, ("Krum", ""), ("FedTrimmedAvg", ""), ("MultiKrum", "")])
+def test_stock_strategies_pass_a_trial_before_the_run(name: str, options: str) -> None:
+    Setup.parse(RunConfig(strategy=f"flower:{name}", strategy_options=options).entries())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ("FedTrimmedAvg beta=0.7", "cannot aggregate releases: `beta` must be in the range"),
+        ("Bulyan num-malicious-nodes=9", "makes nothing of 16 releases; change strategy-options"),
+    ],
+)
+def test_options_that_a_strategy_does_not_take_end_the_run_before_it_starts(options: str, reason: str) -> None:
+    name, _, options = options.partition(" ")
+    with pytest.raises(ConfigError, match=f"strategy 'flower:{name}' {reason}"):
+        Setup.parse(RunConfig(strategy=f"flower:{name}", strategy_options=options).entries())
+
+
+OWN = '''
+from flwr.serverapp.strategy import FedAvg
+
+
+class Scaled(FedAvg):
+    """Remembers how often it was asked."""
+
+    def __init__(self, times: int = 2, **rest):
+        super().__init__(**rest)
+        self.times, self.asked = times, 0
+
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        self.asked += 1
+        for name, value in arrays.items():
+            arrays[name] = type(value)(value.numpy() * self.times)
+        return arrays, metrics
+
+
+class Chatty(FedAvg):
+    def configure_train(self, server_round, arrays, config, grid):
+        config["temperature"] = 0.5
+        return super().configure_train(server_round, arrays, config, grid)
+
+
+class Hoarder(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        self.seen = {1, 2}
+        return super().aggregate_train(server_round, replies)
+
+
+class Short(FedAvg):
+    def aggregate_train(self, server_round, replies):
+        arrays, metrics = super().aggregate_train(server_round, replies)
+        arrays.pop(next(iter(arrays)))
+        return arrays, metrics
+'''
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    (tmp_path / "umbel_test_flowers.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "flower:umbel_test_flowers"
+    sys.modules.pop("umbel_test_flowers", None)
+    adapted.cache_clear()
+
+
+def test_a_strategy_somebody_wrote_for_flower_runs(own: str) -> None:
+    strategy = made(f"{own}:Scaled", "times=3")
+    np.testing.assert_allclose(rounds(strategy, 1), [3 * FIRST.mean(0), 3 * SECOND.mean(0)], rtol=1e-6)
+    assert json.loads(strategy.state["0/form"].tobytes()) == {"asked": {"value": 1}}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("Chatty", "asks clients for temperature, which umbel's do not know"),
+        ("Hoarder", "keeps a set as seen, which a run cannot save"),
+        ("Short", "returns other arrays than it was given"),
+    ],
+)
+def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"strategy '{own}:{name}' {reason}"):
+        Setup.parse(RunConfig(strategy=f"{own}:{name}").entries())
+
+
+# --- whole runs
+
+
+@pytest.mark.usefixtures("blank_figures")
+@pytest.mark.parametrize(("strategy", "options"), [("flower:FedAdam", "eta=1.0"), ("fedadam", "rate=1.0")])
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(strategy: str, options: str, run_config: dict[str, Any]) -> None:
+    run_config |= {"strategy": strategy, "strategy-options": options, "rounds": 4, "restarts": 1, "hypotheses": 1}
+    run_config |= {"validation-clients-per-round": 5, "noise-multiplier": 1.0}
+    whole = run_app(run_config, InProcessGrid(client.app.app, run_config))
+    short = run_config | {"rounds": 2}
+    stopped = run_app(short, InProcessGrid(client.app.app, short))
+    resume = run_config | {"resume": stopped.folder.name}
+    resumed = run_app(resume, InProcessGrid(client.app.app, resume))
+    for name, value in whole.arrays("latest").items():
+        assert resumed.arrays("latest")[name].tobytes() == value.tobytes(), name
+    assert whole.history[-1]["loss"] < whole.history[0]["loss"]
+
+
+def test_our_average_and_flowers_give_one_run(run_config: dict[str, Any]) -> None:
+    run_config |= {"rounds": 3, "restarts": 1, "hypotheses": 1, "noise-multiplier": 1.0}
+    ours, flowers = (play(run_config | {"strategy": name}) for name in ("fedavg", "flower:FedAvg"))
+    np.testing.assert_allclose(flowers.state.hypotheses["weight"], ours.state.hypotheses["weight"], rtol=1e-5)
+
+
+def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:
+    """With several layers, each of its own shape."""
+    model = models.load("mlp")
+    rng = np.random.default_rng(1)
+    strategy = made("flower:FedAvg", hypotheses=1)
+    strategy.fleet._sent = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+    group = rng.normal(size=(3, model.num_parameters))
+    found = strategy.combine(group, np.zeros(model.num_parameters), 0)
+    np.testing.assert_allclose(found, group.mean(0), rtol=1e-5, atol=1e-6)
+    assert flower.FedAvg is strategy.stock
