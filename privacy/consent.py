@@ -62,7 +62,7 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
         differs = _of_training(config, policy, training)
     if evaluation is not None:
         differs |= _of_evaluation(config, evaluation)
-    if (k := len(next(iter(hypotheses.values())))) > config.hypotheses:
+    if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
         differs["hypotheses"] = k
     return differs
 

@@ -13,11 +13,18 @@ from protocol.rules import Settings
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
 MAX_HYPOTHESES = 1000
+AUTO = 0
+"""Stands for a number of hypotheses that the strategy chooses (`strategies.how_many`)."""
+_AUTO_MOST, _RELEASES_EACH = 8, 4
 
 
 def _number(value: Any) -> Any:
     # Flower hands 1 over where 1.0 is meant; a bool is no number.
     return float(value) if type(value) is int else value
+
+
+def _hypotheses(value: Any) -> Any:
+    return AUTO if value == "auto" else value
 
 
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
@@ -33,8 +40,8 @@ class RunConfig(Settings):
 
     strategy: str = Field(
         "group-privacy",
-        description="group-privacy, site-average, trimmed-mean, geometric-median, fedavg, ifca, recommender, or "
-        "package.module:Class",
+        description="group-privacy, site-average, trimmed-mean, geometric-median, fedavg, fedavgm, fedadam, fedyogi, "
+        "fedadagrad, ifca, cfl, recommender, flower:Class for one of Flower's own, or package.module:Class",
     )
     strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
     federation: str = Field(
@@ -60,7 +67,12 @@ class RunConfig(Settings):
     local: str = Field(
         "", description='parameters that are trained and never leave the node, as patterns on names: "head.*"'
     )
-    hypotheses: int = Field(2, ge=1, le=MAX_HYPOTHESES, description="k, the number of models that are learnt at once")
+    hypotheses: Annotated[int, BeforeValidator(_hypotheses)] = Field(
+        2,
+        ge=AUTO,
+        le=MAX_HYPOTHESES,
+        description='k, the number of models that are learnt at once; 0, or "auto", has it chosen from the releases',
+    )
 
     rounds: int = Field(100, ge=1, description="maximum number of rounds")
     patience: int = Field(
@@ -172,6 +184,13 @@ class RunConfig(Settings):
         if not (self.local_epochs or self.local_steps):
             raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
         return self
+
+    @property
+    def most_hypotheses(self) -> int:
+        """k, or the most that are tried where it is chosen: so few that each gets several of a round's releases."""
+        if self.hypotheses != AUTO:
+            return self.hypotheses
+        return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
 
     @property
     def radius_bounded(self) -> bool:

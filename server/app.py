@@ -53,7 +53,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
         folder, state, snapshots = _resume(setup, grid)
     else:
         folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
-        folder.write_config(run_config)
+        folder.write_config(setup.config.entries())
         log(INFO, "Results go to %s", folder.path)
         start = initial_hypotheses(setup, grid, folder.path.name)
         state = State(hypotheses=start, best=start)

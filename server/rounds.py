@@ -77,7 +77,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     from the best of several sets makes that rare.
     """
     strategy, run = setup.strategy, setup.config
-    sets = [draw_hypotheses(setup.model, strategy.hypotheses, run.seed, r) for r in range(run.restarts)]
+    sets = [draw_hypotheses(setup.model, strategy.first_hypotheses, run.seed, r) for r in range(run.restarts)]
     if len(sets) == 1:
         return sets[0]
     messages: list[Message] = []
@@ -149,7 +149,10 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord,
     following = strategy.aggregate_train(number, replies)[0] if train else None
     outcome = strategy.outcome if train else None
     if following is not None:
-        state.hypotheses, arrays = from_array_record(following), following
+        before, state.hypotheses, arrays = state.hypotheses, from_array_record(following), following
+        if len(next(iter(state.hypotheses.values()))) != len(next(iter(before.values()))):
+            # More hypotheses fit better what they are scored on: the best of one number is not that of another.
+            state.best_loss, state.stale = math.inf, 0
     if not state.best_round:
         state.best = state.hypotheses  # nobody validates, so the newest have to do
     spent = fleet.participations

@@ -166,10 +166,11 @@ class RunFolder:
             name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
         }
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
+        same = len(latest_arrays[names[0]]) == len(best[names[0]])
         state = State(
             hypotheses={name: latest_arrays[name] for name in names},
             best={name: best[name] for name in names},
-            best_loss=losses.get(best_round, math.inf),
+            best_loss=losses.get(best_round, math.inf) if same else math.inf,
             best_round=best_round,
             stale=sum(1 for number in losses if number > best_round),
             history=history,

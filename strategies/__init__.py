@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from fleet.fleet import Fleet
 from protocol.plugins import load_class, parse_options
-from protocol.run_config import RunConfig
+from protocol.run_config import AUTO, RunConfig
 from strategies.base import HypothesisStrategy
+from strategies.cfl import ClusteredFL
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
+from strategies.how_many import HowMany
 from strategies.ifca import IFCA
 from strategies.recommender import Recommender
 from strategies.robust import GeometricMedian, TrimmedMean
@@ -18,6 +20,7 @@ from strategies.stock import PREFIX, Stock, adapted
 __all__ = [
     "IFCA",
     "STRATEGIES",
+    "ClusteredFL",
     "FedAdagrad",
     "FedAdam",
     "FedAvg",
@@ -44,6 +47,7 @@ STRATEGIES: dict[str, type[HypothesisStrategy]] = {
     "fedyogi": FedYogi,
     "fedadagrad": FedAdagrad,
     "ifca": IFCA,
+    "cfl": ClusteredFL,
     "recommender": Recommender,
     "site-average": SiteAverage,
 }
@@ -78,10 +82,13 @@ def make(run: RunConfig) -> HypothesisStrategy:
         max_update_norm=run.max_update_norm,
         validate_by=run.validate_by,
     )
-    return kind(
+    strategy = kind(
         fleet,
-        hypotheses=run.hypotheses,
+        hypotheses=run.most_hypotheses,
         min_releases=run.min_releases,
         radius=run.schedule,
         options=parse_options(kind.Options, run.strategy_options, "strategy-options"),
     )
+    if run.hypotheses == AUTO and strategy.fixed_hypotheses is None:
+        strategy.how_many = HowMany.for_run(run)
+    return strategy

@@ -29,6 +29,7 @@ from protocol.plugins import NoOptions
 from protocol.records import to_array_record
 from protocol.release import RadiusSchedule, ReleaseBy
 from protocol.run_config import RunConfig
+from strategies.how_many import HowMany
 
 _DRAWN = 2  # releases of so many parameters can be drawn in the plane
 
@@ -73,7 +74,7 @@ class HypothesisStrategy(Strategy):
     fleet : Fleet
         The clients.
     hypotheses : int
-        k, the number of hypotheses.
+        k, the number of hypotheses; the most that there may be, where the strategy makes them more or fewer.
     min_releases : int
         A round with fewer releases leaves the hypotheses as they are.
     radius : RadiusSchedule
@@ -109,6 +110,13 @@ class HypothesisStrategy(Strategy):
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
         self.outcome: Outcome | None = None
         """Of the last round."""
+        self.how_many: HowMany | None = None
+        """Chooses k, where the run leaves that to it."""
+
+    @property
+    def first_hypotheses(self) -> int:
+        """How many hypotheses a run begins with."""
+        return self.hypotheses
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Raise `ConfigError` when the strategy cannot do such a run; called once, before any work."""
@@ -155,15 +163,17 @@ class HypothesisStrategy(Strategy):
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Assign the releases to hypotheses and combine each group; a hypothesis without any stays as it was."""
         vectors, sent = releases.vectors, self.fleet.sent
-        labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(self.hypotheses, np.int64)
+        k = len(next(iter(sent.values())))
+        labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(k, np.int64)
         following = None
         if len(vectors) >= max(1, self.min_releases):
             hypotheses = flatten(sent)
             labels = self.assign(vectors, hypotheses, releases.choices)
-            counts = np.bincount(labels, minlength=self.hypotheses)
+            counts = np.bincount(labels, minlength=k)
             moved = hypotheses.copy()
             for j in np.flatnonzero(counts).tolist():
                 moved[j] = self.combine(vectors[labels == j], hypotheses[j], j)
+            moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
         return Outcome(
             round=round,
@@ -175,6 +185,33 @@ class HypothesisStrategy(Strategy):
             lost_nodes=releases.lost_nodes,
             following=following,
         )
+
+    def reshape(
+        self,
+        round: int,
+        moved: NDArray[np.float64],
+        hypotheses: NDArray[np.float64],
+        releases: NDArray[np.float64],
+        labels: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Return the next hypotheses, of which there may be more or fewer than before.
+
+        Parameters
+        ----------
+        round : int
+        moved : ndarray, shape (k, n)
+            What `combine` made of each group.
+        hypotheses : ndarray, shape (k, n)
+            As they were broadcast.
+        releases : ndarray, shape (m, n)
+        labels : ndarray of int, shape (m,)
+            What `assign` said.
+
+        Returns
+        -------
+        ndarray, shape (l, n)
+        """
+        return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Learn from the replies of a round."""

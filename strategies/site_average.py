@@ -61,6 +61,8 @@ class SiteAverage(HypothesisStrategy):
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse what no site can make one release of."""
+        if self.how_many is not None:
+            raise ConfigError(f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses")
         if run.radius is not RadiusMode.PUBLIC:
             raise ConfigError(f'strategy {run.strategy!r} works only with radius = "public", not "{run.radius}"')
         if run.noise_multiplier > 0 and self.hypotheses > 1:

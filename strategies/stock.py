@@ -78,6 +78,8 @@ class Stock(GroupPrivacy):
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Learn as group privacy does; a strategy is told the round."""
+        if not any(name.endswith("/form") for name in self.state):
+            self._running.clear()  # of clusters that are no more
         self._round = round
         return super().learn(round, releases)
 

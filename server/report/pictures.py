@@ -96,9 +96,10 @@ def _releases(view: View) -> list[Picture]:
 
 def _distances(view: View) -> list[Picture]:
     pictures = []
-    if view.k > 1 and view.history:
+    if view.k > 1 and view.steady:
         nearest = np.array([entry.nearest for entry in view.history])
-        ends = ", ".join(f"hypothesis {j} {number(nearest[0, j])} and {number(nearest[-1, j])}" for j in view.shown)
+        known = nearest[-len(view.steady) :]
+        ends = ", ".join(f"hypothesis {j} {number(known[0, j])} and {number(known[-1, j])}" for j in view.shown)
         alt = f"Distance from each hypothesis to the nearest other one, at first and at last: {ends}."
         pictures.append(
             Picture(

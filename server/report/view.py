@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from mechanisms.guarantee import amount, guarantee, in_words
 from protocol.release import Kind
-from server.history import State
+from server.history import Round, State
 from server.report.alarms import count_of
 from server.report.style import STYLED
 from server.snapshots import Snapshots
@@ -42,9 +43,11 @@ class View:
     ) -> None:
         self.summary, self.state, self.snapshots, self.config = summary, state, snapshots, config
         self.participations = participations
-        self.history = state.history
-        self.trained = [entry for entry in self.history if entry.asked]
         self.k = len(next(iter(state.best.values())))
+        self.history = [entry if _fits(entry, self.k) else _blank(entry, self.k) for entry in state.history]
+        self.steady = [entry for entry in state.history if _fits(entry, self.k)]
+        """The rounds of as many hypotheses as the run ended with; all, but where a strategy changes their number."""
+        self.trained = [entry for entry in self.history if entry.asked]
         self.n = summary.model.num_parameters
         self.groups = np.array([entry.groups for entry in self.trained], np.int64).reshape(len(self.trained), self.k)
         busiest = np.argsort(-self.groups.sum(axis=0), kind="stable")[:STYLED]
@@ -80,3 +83,14 @@ class View:
         """Return after how much training the best hypotheses came."""
         done = self.state.best_round - 1
         return f"after {count_of(done, 'round')} of training" if done else "before any training"
+
+
+def _fits(entry: Round, k: int) -> bool:
+    """Return whether a round was of k hypotheses."""
+    return len(entry.nearest) == (k if k > 1 else 0) and (not entry.asked or len(entry.groups) == k)
+
+
+def _blank(entry: Round, k: int) -> Round:
+    """Return a round of other hypotheses as one in which none of the k was there."""
+    groups = [0] * k if entry.asked else []
+    return replace(entry, groups=groups, nearest=[math.nan] * (k if k > 1 else 0))

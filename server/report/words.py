@@ -16,7 +16,7 @@ from server.report.view import View
 def alarms(view: View) -> list[Any]:
     manifest = view.summary.manifest
     validators = manifest.split["validation"] if manifest else None
-    return list(found_alarms(view.history, view.k, int(view.config.get("validate-every", 1)), validators))
+    return list(found_alarms(view.steady, view.k, int(view.config.get("validate-every", 1)), validators))
 
 
 def rounds_judged(view: View) -> int:

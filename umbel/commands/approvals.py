@@ -106,7 +106,7 @@ def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
 
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
-    release = run.release(n, run.hypotheses)
+    release = run.release(n, run.most_hypotheses)
     if by_site:
         release = site_release(release)
     rows = []
