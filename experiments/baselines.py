@@ -8,6 +8,7 @@ every other row and is measured on the rest, which leaves out clients of a singl
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,10 +18,12 @@ from sklearn.metrics import adjusted_rand_score
 
 from client.cohort import Cohort, LocalUpdate
 from client.learner import Learner, best_hypothesis
+from client.personal import personal
 from client.trial import try_out
 from federation import Federation
 from models.descent import Descent
 from models.model import Model
+from privacy.policy import Personal
 from privacy.randomness import streams
 from protocol.arrays import Arrays, flatten
 from protocol.run_config import RunConfig
@@ -94,6 +97,27 @@ def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str
     for c in clients:
         one, own = ({name: value[c : c + 1] for name, value in arrays.items()} for arrays in (trained, local))
         metrics[c] = learner.score(one, query.part(slice(c, c + 1)), own)[1][0, 0]
+    return _summary(model, metrics)
+
+
+def personalised(
+    model: Model, federation: Federation, hypotheses: Arrays, run: RunConfig, how: Personal, epochs: int = LOCAL_EPOCHS
+) -> dict[str, float]:
+    """Return the held-out metric of validation clients that make the hypothesis which fits them best their own.
+
+    As a site does with what it keeps (`client.personal`), here on every other row.
+    """
+    learner = try_out(model, federation)
+    support, query = halves(_validation(federation, learner))
+    if not len(query):
+        raise ValueError("no validation client has more than one row, so none can both train and be measured")
+    update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=Descent.of(run))
+    draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
+    own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
+    metrics = np.empty(len(query))
+    for c in range(len(query)):
+        one = {name: value[c : c + 1] for name, value in own.items()}
+        metrics[c] = learner.score(one, query.part(slice(c, c + 1)))[1][0, 0]
     return _summary(model, metrics)
 
 

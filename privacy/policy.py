@@ -57,6 +57,17 @@ class Approval(StrEnum):
     """That the site's people have approved it."""
 
 
+class Personal(StrEnum):
+    """What a site makes of the hypothesis that fits a client best, before it keeps it."""
+
+    NO = "no"
+    """Nothing."""
+    FINE_TUNE = "fine-tune"
+    """It is trained further on the client's rows."""
+    INTERPOLATE = "interpolate"
+    """And what comes of that is mixed with it, in the shares that suit rows kept apart best."""
+
+
 def _text(value: Any) -> Any:
     """Return what an entry of text, as the environment has it, or TOML's own types stand for."""
     return str(value)
@@ -204,6 +215,12 @@ class Policy(Settings):
         1.0, gt=0, description="numbers that are reported with noise are clipped to lie between 0 and this"
     )
     keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
+    personalise: Annotated[Personal, Field(strict=False)] = Field(
+        Personal.NO,
+        description="what becomes of it first, here: fine-tune: it is trained on the client's rows; interpolate: and "
+        "mixed with the result as suits rows kept apart",
+    )
+    personalise_epochs: Whole = Field(10, ge=1, description="for how long that training goes on")
     tripwire: Flag = Field(
         False, description="refuse to train models that no honest server would send: degenerate, or sent before"
     )
@@ -255,6 +272,10 @@ class Policy(Settings):
             raise ValueError("delta is of a budget, and there is none: set budget, or leave delta out")
         if "min_clients" in self.model_fields_set and self.release is AcceptedRelease.CLIENT:
             raise ValueError('min-clients is for sums over clients: set release = "site", or "any", or leave it out')
+        if self.personalise is not Personal.NO and not self.keep_model:
+            raise ValueError("personalise is of the models that a site keeps: set keep-model, or leave it out")
+        if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
+            raise ValueError('personalise-epochs trains nothing: set personalise = "fine-tune" or "interpolate"')
         if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
             raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
         if self.role is Role.VALIDATION and min(self.budget, self.paper_budget, self.max_participations) < math.inf:

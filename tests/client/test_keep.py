@@ -84,6 +84,19 @@ def test_each_client_gets_the_hypothesis_that_fits_it_best(site: Config, tmp_pat
     assert [own["weight"].tolist() for own in found.values()] == [[[slope, 0]] for slope in SLOPES]
 
 
+@pytest.mark.parametrize(("how", "moved"), [("fine-tune", 1.0), ("interpolate", 0.8)])
+def test_a_site_may_make_them_each_clients_own(
+    how: str, moved: float, site: Config, tmp_path: Path, run_config: Config
+) -> None:
+    """A step of a tenth of the mean of x^2, 2.5, times two: half of the way to the client's own slope."""
+    hypotheses = {"weight": HYPOTHESES["weight"] * np.float32(0.8)}
+    site |= {"personalise": how, "personalise-epochs": 1}
+    reply = keep(run_config | {"loss": "", "batch-size": 0}, site, hypotheses)
+    assert reply.content == RecordDict()
+    found = [own["weight"][0, 0] for own in models_in(tmp_path / "models").values()]
+    np.testing.assert_allclose(found, np.array(SLOPES) * 0.9, rtol=1e-5)
+
+
 def test_the_models_of_the_run_before_are_replaced(site: Config, tmp_path: Path, run_config: Config) -> None:
     keep(run_config, site)
     keep(run_config, site, {"weight": HYPOTHESES["weight"] * np.float32(0.5)}, run=2)

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 import models
 from client.cohort import Cohort
 from client.learner import learner_for
-from experiments.baselines import halves, local_only, measure, serve, worst_decile
+from experiments.baselines import halves, local_only, measure, personalised, serve, worst_decile
 from federation import Federation, Manifest, offsets_of
+from privacy.policy import Personal
 from protocol.run_config import RunConfig
 
 LINEAR = models.load("linear")
@@ -138,6 +139,21 @@ def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
     held_out = np.arange(40) % 2 == 1
     shifted = Federation(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
     assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)
+
+
+def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
+    # y = 2 x; trained on the first, third and fifth row, where it goes half of the way to 2, measured on the others.
+    x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
+    y = np.full(6, 2.0, np.float32)
+    manifest = Manifest(name="own", clients=1, split={"train": 0, "validation": 1}, model="linear", loss="mse")
+    data = Federation(manifest, x, y, offsets_of([6]))
+    run = RunConfig(step_size=0.25, batch_size=0)
+    found = {
+        how: personalised(LINEAR, data, hypotheses((1, 0), (-5, 0)), run, how, epochs=1)["mean"] for how in Personal
+    }
+    assert found == {
+        Personal.NO: pytest.approx(1), Personal.FINE_TUNE: pytest.approx(0.5), Personal.INTERPOLATE: pytest.approx(0.5)
+    }  # fmt: skip
 
 
 def likes(*clients: list[int]) -> Federation:

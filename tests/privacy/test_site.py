@@ -15,7 +15,7 @@ from flwr.app import Context, Message, RecordDict
 from client.app import app
 from federation import BUNDLED
 from privacy.charges import Limits
-from privacy.policy import AcceptedRadius, AcceptedRelease, Approval, Policy, Role
+from privacy.policy import AcceptedRadius, AcceptedRelease, Approval, Personal, Policy, Role
 from privacy.site import Site, in_process, runs_in_simulation
 from protocol.demands import Hosting
 from protocol.errors import SiteError
@@ -324,10 +324,20 @@ SET: dict[str, tuple[str, Any]] = {
     "report-noise-multiplier": ("4", 4.0),
     "report-bound": ("3", 3.0),
     "keep-model": ("/models", "/models"),
+    "personalise": ("interpolate", Personal.INTERPOLATE),
+    "personalise-epochs": ("3", 3),
     "tripwire": ("true", True),
     "noise-all-items": ("TRUE", True),
     "balanced-batches": ("True", True),
     "insecure-seed": ("true", True),
+}
+# What a key is of no use without.
+WITH: dict[str, dict[str, str]] = {
+    "place": {"role": "split"},
+    "min-clients": {"release": "site"},
+    "delta": {"budget": "8"},
+    "personalise": {"keep-model": "/models"},
+    "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},
 }
 # Refused where the data are a site's own, by whichever way it comes.
 NEVER = "allow-unsanitised"
@@ -346,7 +356,7 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
     key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text, value = SET[key]
-    base = OWN | ({"role": "split"} if key == "place" else {})
+    base = OWN | WITH.get(key, {})
     default = field(Site.of(base).policy, key)
     assert default != value
     assert field(Site.of(base | {key: text}).policy, key) == value
@@ -356,7 +366,7 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
         written = "inf" if default == math.inf else default
         assert field(Site.of(base | {key: written}).policy, key) == default
     # A simulated node reads the same, by either way.
-    entries = PARTITION | ({"role": "train"} if key == "report-noise-multiplier" else {})
+    entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})
     with in_process():
         assert field(Site.of(entries).policy, key) == value
 
