@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fleet.fleet import Fleet
+from protocol.errors import ConfigError
 from protocol.plugins import load_class, parse_options
 from protocol.run_config import AUTO, RunConfig
 from strategies.base import HypothesisStrategy
@@ -61,6 +62,8 @@ def load(name: str) -> type[HypothesisStrategy]:
     ConfigError
         When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
     """
+    if name == "fedprox":
+        raise ConfigError('strategy "fedprox" is strategy = "fedavg" with proximal above 0')
     if name.startswith(PREFIX):
         return adapted(name.removeprefix(PREFIX))
     return load_class("strategy", name, STRATEGIES, HypothesisStrategy)

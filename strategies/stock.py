@@ -40,7 +40,7 @@ _WEIGHT = "num-examples"
 # What umbel decides, and what names records that umbel makes.
 _OURS = ("fraction_", "min_", "_key", "_fn")
 _UNFIT = {
-    "FedProx": "its proximal term is a part of the clients' training; use fedavg, and set the term in the run config",
+    "FedProx": "its proximal term is a part of the clients' training; use fedavg with proximal above 0",
     "QFedAvg": "it weighs clients by their training losses, which never leave a node",
     "FedXgbBagging": "it is for trees",
     "FedXgbCyclic": "it is for trees",

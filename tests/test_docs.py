@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
+import strategies
 from privacy.policy import Policy
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -50,3 +52,14 @@ def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
     rows = table("privacy.md", "| party | what it may do | what stops it | shown by |")
     assert [row[0] for row in rows] == ["server", "site", "network", "other clients", "researcher", "image builder"]
     assert all(len(row) == 4 and "`tests/" in row[3] for row in rows)
+
+
+def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults() -> None:
+    rows = {
+        row[0].strip("`"): row[1:]
+        for row in table("strategies.md", "| strategy | options and defaults | what it does |")
+    }
+    assert [*rows] == [*strategies.STRATEGIES, "flower:Class", "package.module:Class"]
+    for name, kind in strategies.STRATEGIES.items():
+        options = " ".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind.Options))
+        assert rows[name][0].strip("`") == (options or "none"), name

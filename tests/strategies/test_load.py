@@ -9,6 +9,7 @@ import pytest
 import strategies
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
+from strategies.cfl import ClusteredFL
 from strategies.fedavg import FedAvg
 from strategies.group_privacy import GroupPrivacy
 from strategies.ifca import IFCA
@@ -32,6 +33,7 @@ instance = GroupPrivacy()
         ("geometric-median", GeometricMedian),
         ("fedavg", FedAvg),
         ("ifca", IFCA),
+        ("cfl", ClusteredFL),
         ("recommender", Recommender),
         ("site-average", SiteAverage),
     ],
@@ -46,8 +48,13 @@ def test_any_other_is_given_as_module_and_class() -> None:
 
 def test_an_unknown_name_lists_what_there_is() -> None:
     known = ", ".join(strategies.STRATEGIES)
-    text = f"unknown strategy 'fedprox'; choose from {known} or give package.module:Class"
+    text = f"unknown strategy 'fedmax'; choose from {known} or give package.module:Class"
     with pytest.raises(ConfigError, match=text):
+        strategies.load("fedmax")
+
+
+def test_a_term_in_training_is_no_strategy() -> None:
+    with pytest.raises(ConfigError, match='"fedprox" is strategy = "fedavg" with proximal above 0'):
         strategies.load("fedprox")
 
 
