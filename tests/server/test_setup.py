@@ -25,7 +25,7 @@ NAN, INF = math.nan, math.inf
 
 # The smallest that each key accepts; what is below is refused.
 WHOLE = {
-    "hypotheses": 1,
+    "hypotheses": 0,
     "rounds": 1,
     "patience": 0,
     "clients-per-round": 1,
@@ -366,8 +366,8 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
         (
-            {"strategy": "fedprox"},
-            "unknown strategy 'fedprox'; choose from group-privacy, trimmed-mean, geometric-median",
+            {"strategy": "fedmax"},
+            "unknown strategy 'fedmax'; choose from group-privacy, trimmed-mean, geometric-median",
         ),
         ({"strategy": ""}, "unknown strategy ''; choose from"),
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
