@@ -56,7 +56,9 @@ def _personal(
 ) -> Arrays:
     policy, run = node.site.policy, node.run
     most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
-    update = LocalUpdate(policy.personalise_epochs, run.step_size, run.batch_size, max_examples=most, descent=node.descent)
+    update = LocalUpdate(
+        policy.personalise_epochs, run.step_size, run.batch_size, max_examples=most, descent=node.descent
+    )
     # Round 0: rounds of training count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)
     return personal(policy.personalise, node.learner, hypotheses, best, cohort, update, draws)
