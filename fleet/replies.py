@@ -22,6 +22,9 @@ from protocol.messages import released_in, scores_in
 Average = Literal["mean", "median"]
 """What the losses of many clients become."""
 
+SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""What is told of how clients differ: these quantiles, each a value that a client reported."""
+
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -79,11 +82,20 @@ class Scores:
     """Loss and metric, averaged over the validation clients that answered, each counting once.
 
     Values far from all others are pulled in (`fleet.bounds.pulled_in`).
+
+    Attributes
+    ----------
+    loss, metric : float
+    clients : int
+    loss_spread, metric_spread : list of float
+        The quantiles `SPREAD` over these clients, as they reported; empty where a strategy of one's own tells none.
     """
 
     loss: float
     metric: float
     clients: int
+    loss_spread: list[float] = field(default_factory=list, compare=False)
+    metric_spread: list[float] = field(default_factory=list, compare=False)
 
     @classmethod
     def of(cls, record: MetricRecord | None) -> Scores | None:
@@ -93,7 +105,8 @@ class Scores:
         loss, metric, clients = (record.get(name, 0.0) for name in ("loss", "metric", "clients"))
         if isinstance(loss, list) or isinstance(metric, list) or isinstance(clients, list):
             raise ProtocolError("aggregate_evaluate must return loss, metric and clients, a number each")
-        return cls(float(loss), float(metric), int(clients))
+        spreads = (record.get(name, []) for name in ("loss_spread", "metric_spread"))
+        return cls(float(loss), float(metric), int(clients), *(list(map(float, np.ravel(one))) for one in spreads))
 
 
 def read_releases(
@@ -176,7 +189,9 @@ def read_scores(answers: Mapping[int, Message], asked: Asked, by: Average = "mea
         loss, metric = np.median(there, axis=1)
     else:
         loss, metric = np.stack([pulled_in(values) for values in there]).mean(axis=1)
-    return Scores(float(loss), float(metric), int(answered.sum()))
+    m = there.shape[1]
+    spread = np.sort(there)[:, [round(q * (m - 1)) for q in SPREAD]]
+    return Scores(float(loss), float(metric), m, *spread.tolist())
 
 
 def _read(

@@ -35,6 +35,8 @@ class Round:
     seconds : float
     dropped : int
         Replies that came late, twice or unasked, and releases that lie too far from what was sent.
+    loss_spread, metric_spread : list of float
+        How the validation clients differ (`fleet.replies.SPREAD`); empty where nobody validated.
     """
 
     number: int
@@ -51,6 +53,8 @@ class Round:
     max_participations: int
     seconds: float
     dropped: int = 0
+    loss_spread: list[float] = field(default_factory=list)
+    metric_spread: list[float] = field(default_factory=list)
 
     @cached_property
     def line(self) -> str:

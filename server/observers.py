@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from logging import INFO
 
 from protocol.errors import FleetError
@@ -13,6 +15,9 @@ from server.snapshots import Snapshots
 from server.summary import Summary
 
 _FIRST = 3  # rounds; a node that keeps silent in one may only be slow
+
+
+_LINES = 100
 
 
 class Patience(Observer):
@@ -47,15 +52,58 @@ class Released(Observer):
 
 
 class Log(Observer):
-    """Writes a line a round to the log."""
+    """Writes to the log how a run goes, with the time that is left.
 
-    def __init__(self, summary: Summary) -> None:
+    A run of up to a hundred rounds gets a line a round. Of a longer one every so many rounds get one,
+    about a hundred in all, and between two of them the first round that went wrong.
+
+    Parameters
+    ----------
+    summary : Summary
+    clock : callable
+        Returns the time in seconds.
+    """
+
+    def __init__(self, summary: Summary, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self._summary = summary
+        self._summary, self._clock = summary, clock
+
+    def begin(self, run: Run) -> None:
+        """Start the clock."""
+        config = run.setup.config
+        every = -(-config.rounds // _LINES)
+        # Where lines are few, those of rounds that were validated.
+        self._every = every if every == 1 else -(-every // config.validate_every) * config.validate_every
+        self._began = self._clock()
+        self._first: tuple[int, float] | None = None
+        self._told = False
 
     def after_round(self, run: Run) -> None:
-        """Write the round's line."""
-        log(INFO, self._summary.round_line(run.state.history[-1], run.setup.config.rounds))
+        """Write the round's line, if it gets one."""
+        entry, rounds, now = run.state.history[-1], run.setup.config.rounds, self._clock()
+        # Of the first round the nodes' start is a part, which does not come again.
+        first, first_end = self._first = self._first or (entry.number, now)
+        due = (entry.number - 1) % self._every == 0 or entry.number >= rounds or bool(run.state.stopped)
+        trouble = bool(entry.lost_nodes or (entry.asked and not entry.moved))
+        if not due and (self._told or not trouble):
+            return
+        self._told = trouble
+        line = f"{self._summary.round_line(entry, rounds)}  {in_time(now - self._began)}"
+        left = rounds - entry.number
+        if entry.number > first and left > 0 and not run.state.stopped:
+            most = "at most" if run.setup.config.patience else "about"
+            line += f", {most} {in_time((now - first_end) / (entry.number - first) * left)} left"
+        log(INFO, line)
+
+
+def in_time(seconds: float) -> str:
+    """Return a length of time for people, in its two largest units."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 class Checkpoints(Observer):

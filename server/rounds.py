@@ -172,6 +172,8 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord,
             max_participations=int(spent.max()),
             seconds=round(time.perf_counter() - began, 3),
             dropped=fleet.dropped,
+            loss_spread=scores.loss_spread if scores else [],
+            metric_spread=scores.metric_spread if scores else [],
         )
     )
     return arrays

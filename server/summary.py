@@ -45,7 +45,7 @@ class Summary:
             line += f"  best in round {entry.best_round}"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
-            line += f"  releases {entry.releases}/{entry.asked} ({groups})  {entry.seconds:.2f} s"
+            line += f"  releases {entry.releases}/{entry.asked} ({groups})"
         if entry.lost_nodes:
             line += f"  {entry.lost_nodes} nodes lost"
         if entry.asked and not entry.moved:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -426,6 +427,18 @@ def test_scores_come_from_what_a_strategy_gives_flower_too() -> None:
 
 
 # --- one reply for both
+
+
+def test_how_clients_differ_is_told_by_what_they_reported() -> None:
+    """Of eleven clients the quantiles are the second, the third (from 2.5), the middle one, and so on."""
+    losses = np.array([7.0, 0, 1, 2, 3, 4, 5, 6, 8, 9, 100])
+    asked = Asked(np.arange(11), {7: np.arange(11)})
+    reply = Message(evaluation_reply(losses, 10 * losses), 7, "evaluate")
+    found = read_scores({7: reply}, asked)
+    assert found is not None
+    assert found.loss_spread == [1, 2, 5, 8, 9]
+    assert found.metric_spread == [10, 20, 50, 80, 90]
+    assert Scores.of(MetricRecord(asdict(found))).loss_spread == found.loss_spread
 
 
 def test_a_reply_may_hold_releases_and_scores() -> None:

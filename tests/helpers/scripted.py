@@ -46,6 +46,9 @@ class Scripted(HypothesisStrategy):
         Rounds with too few releases.
     """
 
+    lost = 1
+    """Nodes that do not answer, in each round."""
+
     def __init__(self, losses: Sequence[float | None] = (), stuck: Iterable[int] = ()) -> None:
         super().__init__(ScriptedFleet(self))
         self.losses, self.stuck = losses, set(stuck)
@@ -62,7 +65,7 @@ class Scripted(HypothesisStrategy):
         self.fleet.participations[:2] += 1
         moved = None if round in self.stuck else theta(self.now + 1)
         released = np.array([0, 1])
-        self.outcome = Outcome(round, released, np.zeros(2, np.int64), np.array([2, 0]), None, 3, 1, moved)
+        self.outcome = Outcome(round, released, np.zeros(2, np.int64), np.array([2, 0]), None, 3, self.lost, moved)
         return self.outcome
 
     def configure_evaluate(self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any) -> Any:

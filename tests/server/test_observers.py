@@ -11,7 +11,7 @@ import safetensors.numpy
 
 from server.history import State
 from server.observer import Observer
-from server.observers import Checkpoints, Log, Patience
+from server.observers import Checkpoints, Log, Patience, in_time
 from server.rounds import Run, run_rounds
 from server.run_folder import RunFolder
 from server.setup import Setup
@@ -65,6 +65,60 @@ def test_a_line_a_round_is_logged(run_config: dict[str, Any], caplog: pytest.Log
         scripted([9, 8, 7], log, rounds=2)
     assert [line.split("  ")[0] for line in caplog.messages] == ["round 1/2", "round 2/2", "after the last round"]
     assert "validation RMSE 9.0000" in caplog.messages[0]
+
+
+def logged(caplog: pytest.LogCaptureFixture, run_config: dict[str, Any], strategy: Scripted, **changes: Any) -> Any:
+    """Return the lines of a scripted run whose rounds take a minute each, and its start four."""
+    setup = Setup.parse(run_config)
+    times = iter([0.0, *(240.0 + 60 * t for t in range(2000))])
+    log = Log(Summary(setup.model, setup.manifest, setup.release), lambda: next(times))
+    with caplog.at_level(logging.INFO, "flwr"):
+        run_rounds(run_of(strategy, log, **changes))
+    return caplog.messages
+
+
+def test_the_time_left_is_told_from_the_second_round_on(
+    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4)
+    assert [line.split("  ")[-1] for line in lines] == [
+        "4 min 0 s", "5 min 0 s, about 2 min 0 s left", "6 min 0 s, about 1 min 0 s left", "7 min 0 s", "8 min 0 s",
+    ]  # fmt: skip
+
+
+def test_a_run_that_may_end_early_takes_at_most_so_long(
+    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = logged(caplog, run_config, Scripted([9, 8, 7, 6, 5]), rounds=4, patience=3)
+    assert lines[1].endswith("5 min 0 s, at most 2 min 0 s left")
+
+
+def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
+    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    losses = [1.0] * 1001
+    lines = logged(caplog, run_config, Scripted(losses), rounds=1000, **{"validate_every": 5})
+    assert len(lines) == 102, "every tenth, the last, and what came of it"
+    assert sum("validation" in line for line in lines) >= 100
+    assert lines[1].startswith("round   11/1000")
+    assert lines[1].endswith("14 min 0 s, about 16 h 29 min left")
+
+
+def test_what_goes_wrong_is_told_at_once_and_not_again_before_the_next_line(
+    run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    strategy = Scripted([1.0] * 301, stuck={2, 3, 5, 200})
+    strategy.lost = 0
+    lines = logged(caplog, run_config, strategy, rounds=300)
+    short = [line.split()[1].split("/")[0] for line in lines if "TOO FEW" in line]
+    assert short == ["2", "5", "200"], "round 3 comes before the line of round 4"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0, "0 s"), (59.4, "59 s"), (59.6, "1 min 0 s"), (3599, "59 min 59 s"), (7500, "2 h 5 min")]
+)
+def test_time_is_told_in_its_two_largest_units(seconds: float, words: str) -> None:
+    assert in_time(seconds) == words
 
 
 # --- what is saved
