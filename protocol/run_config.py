@@ -155,6 +155,11 @@ class RunConfig(Settings):
         "", description='observers of the run, each as "package.module:Class name=value", separated by ;'
     )
 
+    track: str = Field("", description='a tool in which to follow the run: mlflow, tensorboard, wandb; "" for none')
+    track_options: str = Field(
+        "", description='the tool\'s options, as "name=value": uri and experiment, folder, or project'
+    )
+
     min_nodes: int = Field(1, ge=1, description="nodes that must be there before round 1")
     node_wait: Number = Field(
         300.0, gt=0, description="seconds to wait for them; a first answer takes as long as importing PyTorch does"

@@ -79,7 +79,8 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
 # What may change when a run goes on.
 _FREE = {
     "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
-    "node-wait", "round-timeout", "quorum", "max-clients-per-node", "max-node-share", "max-update-norm",
+    "node-wait", "round-timeout", "quorum", "max-clients-per-node", "max-node-share", "max-update-norm", "track",
+    "track-options",
 }  # fmt: skip
 
 

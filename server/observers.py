@@ -15,8 +15,6 @@ from server.snapshots import Snapshots
 from server.summary import Summary
 
 _FIRST = 3  # rounds; a node that keeps silent in one may only be slow
-
-
 _LINES = 100
 
 

@@ -18,6 +18,7 @@ from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.release import Release, ReleaseBy
 from protocol.run_config import RunConfig
 from server.observer import Observer, load_observers
+from server.tracking import load_tracker
 from strategies import HypothesisStrategy
 
 
@@ -68,7 +69,7 @@ class Setup:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
         mechanisms.load(run.mechanism)
         Descent.of(run)
-        observers = load_observers(run.observers)
+        observers = (*load_observers(run.observers), *load_tracker(run.track, run.track_options))
         if isinstance(strategy, Observer):
             observers = (*observers, strategy)
         return cls(run, strategy, model, manifest, observers)
