@@ -60,7 +60,7 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size:
         empty where it is unknown.
     """
     manifest, learner = federation.manifest, try_out(model, federation)
-    cohort, held_out = _validation(federation, learner), np.zeros(0)
+    cohort, held_out = validation_cohort(federation, learner), np.zeros(0)
     if model.local_shapes:
         fresh = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort))))
         chosen, metrics = _pick(*learner.score_newcomers(hypotheses, cohort, fresh, step_size))
@@ -84,7 +84,7 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size:
 def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train by themselves, from a run's first hypothesis."""
     learner = try_out(model, federation)
-    support, query = halves(_validation(federation, learner))
+    support, query = halves(validation_cohort(federation, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
     start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
@@ -140,7 +140,8 @@ def worst_decile(values: NDArray[np.float64], higher_is_better: bool) -> float:
     return float(ordered[: math.ceil(len(values) / 10)].mean())
 
 
-def _validation(federation: Federation, learner: Learner) -> Cohort:
+def validation_cohort(federation: Federation, learner: Learner) -> Cohort:
+    """Return the validation clients of a federation, where a learner computes."""
     manifest = federation.manifest
     return Cohort.gather(federation, range(manifest.train, manifest.clients), learner.device)
 

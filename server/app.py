@@ -17,7 +17,7 @@ from protocol.errors import ConfigError
 from protocol.flower import log, pull_soon
 from server.history import State
 from server.observers import Checkpoints, Log, Patience, Released
-from server.report import render
+from server.report import View, render
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.run_folder import RunFolder, versions
 from server.runs import find_run, home_of_runs
@@ -65,9 +65,8 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
     sections = [section for observer in observers if (section := observer.section()) is not None]
     folder.write_sections(sections)
     participations = setup.strategy.fleet.participations
-    folder.write_report(
-        render(folder.path.name, summary, state, participations, snapshots, dict(run_config), versions(), sections)
-    )
+    view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
+    folder.write_report(render(view, versions(), sections))
     setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
     for line in summary.closing_lines(state):
         log(INFO, line)

@@ -7,22 +7,24 @@ drawing serves light, dark and paper. Hypotheses differ in marker and line as we
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from textwrap import fill, shorten
 from typing import Any
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, STYLED, svg
+from server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, svg
 from server.snapshots import Snapshot
 
 _MAX_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
 _MAX_STEPS = 300  # the same where each takes a step
 MAX_RELEASES = 1000
 _MAX_BARS = 40
+_LABEL = 34  # characters of a line in a legend
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,26 @@ class Bar:
     low: int
     high: int
     clients: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A number over rounds.
+
+    Attributes
+    ----------
+    label : str
+    rounds : sequence of int
+    values : sequence of float
+    low, high : sequence of float
+        What several runs lie between; empty for one run.
+    """
+
+    label: str
+    rounds: Sequence[int]
+    values: Sequence[float]
+    low: Sequence[float] = field(default_factory=list)
+    high: Sequence[float] = field(default_factory=list)
 
 
 def tally(participations: NDArray[np.int64]) -> list[Bar]:
@@ -54,19 +76,34 @@ def number(value: float) -> str:
 
 
 def curve(
-    name: str, alt: str, rounds: Sequence[int], values: Sequence[float], label: str, marked: int | None = None
+    name: str,
+    alt: str,
+    line: Line,
+    label: str,
+    marked: int | None = None,
+    others: Sequence[Line] = (),
 ) -> Markup:
-    """Draw one number over rounds, with a mark on the round `marked`."""
+    """Draw a number over rounds, with a mark on the round `marked`, and up to seven others to compare it with."""
 
     def draw(axes: Axes) -> None:
-        keep = np.isfinite(values)
-        x, y = np.asarray(rounds)[keep], np.asarray(values, np.float64)[keep]
+        keep = np.isfinite(line.values)
+        x, y = np.asarray(line.rounds)[keep], np.asarray(line.values, np.float64)[keep]
         at = np.flatnonzero(x == marked)
-        thinned = _thin(x, y[:, None])
-        plain: dict[str, Any] = {"marker": "o", "markersize": 3} if len(x) <= 60 else {}
-        axes.plot(thinned[0], thinned[1][:, 0], color=SERIES[0], linewidth=1.8 if len(x) <= 200 else 1, **plain)
-        if len(y) and y.min() > 0 and y.max() > 50 * y.min():
+        for i, one in reversed(list(enumerate((line, *others)))):  # the first on top
+            rounds, columns = _columns(one)
+            plain: dict[str, Any] = {"marker": MARKERS[i], "markersize": 3} if len(one.rounds) <= 60 else {}
+            plain |= {"linestyle": DASHES[i], "linewidth": 1.8 if len(rounds) <= 200 else 1}
+            plain["label"] = shorten(one.label, _LABEL, placeholder="…")
+            axes.plot(rounds, columns[:, 0], color=SERIES[i], **plain)
+            if columns.shape[1] > 1:
+                axes.fill_between(rounds, columns[:, 1], columns[:, 2], color=SERIES[i], alpha=0.2, linewidth=0)
+        every = np.concatenate([np.asarray(one.values, np.float64) for one in (line, *others)])
+        every = every[np.isfinite(every)]
+        if len(every) and every.min() > 0 and every.max() > 50 * every.min():
             axes.set_yscale("log")
+        if others:
+            handles, labels = axes.get_legend_handles_labels()
+            axes.legend(handles[::-1], labels[::-1], loc="lower left", bbox_to_anchor=(0, 1.08 if len(at) else 1))
         if len(at):
             axes.axvline(x[at[0]], color=REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
             axes.plot(x[at], y[at], "o", color=SERIES[1], markersize=8, markeredgecolor=PAPER, zorder=4)
@@ -76,7 +113,25 @@ def curve(
                 textcoords="offset points", ha="right" if right else "left", fontsize=12,
             )  # fmt: skip
         _rounds(axes)
-        axes.set_ylabel(label)
+        axes.set_ylabel(fill(label, _LABEL))
+
+    return svg(name, alt, draw, HEIGHT + (20 * (1 + len(others)) if others else 0))
+
+
+def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.float64], label: str) -> Markup:
+    """Draw how clients differ over rounds: `quantiles` (T, 5) are the 10th, 25th, 50th, 75th and 90th percentile."""
+
+    def draw(axes: Axes) -> None:
+        finite = np.isfinite(quantiles).all(axis=1)
+        x, y = _thin(np.asarray(rounds)[finite], quantiles[finite], _MAX_STEPS)
+        axes.fill_between(x, y[:, 0], y[:, 4], color=SERIES[0], alpha=0.2, linewidth=0, label="8 of 10 clients")
+        axes.fill_between(x, y[:, 1], y[:, 3], color=SERIES[0], alpha=0.3, linewidth=0, label="half")
+        axes.plot(x, y[:, 2], color=SERIES[0], label="median")
+        if len(y) and y.min() > 0 and y.max() > 50 * y.min():
+            axes.set_yscale("log")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1, handletextpad=0.4)
+        _rounds(axes)
+        axes.set_ylabel(fill(label, _LABEL))
 
     return svg(name, alt, draw)
 
@@ -137,7 +192,7 @@ def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.fl
             axes.legend(
                 loc="lower center",
                 bbox_to_anchor=(0.5, 1),
-                ncols=5 if rest else STYLED,
+                ncols=4,
                 columnspacing=1,
                 handletextpad=0.4,
             )
@@ -172,22 +227,23 @@ def lines(
     def draw(axes: Axes) -> None:
         for i, (label, values) in enumerate(series.items()):
             style: dict[str, Any] = {"color": SERIES[i], "marker": MARKERS[i], "linestyle": DASHES[i]}
-            axes.plot(rounds, values, **style, markersize=4, linewidth=1.2, label=label)
+            axes.plot(rounds, values, **style, markersize=4, linewidth=1.2, label=fill(label, _LABEL))
         for label, (x, y) in beside.items():
-            axes.plot(x, y, color=REST, linewidth=1.8, label=label)
+            axes.plot(x, y, color=REST, linewidth=1.8, label=fill(label, _LABEL))
         axes.axhline(0, color=LINE, linewidth=1)
         axes.set_ylim(top=1.05)
         if spent:
             right = axes.twinx()
             right.plot(rounds, spent, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-            right.set_ylabel("paper's budget, if always asked")
+            right.set_ylabel("paper's budget")
             right.set_ylim(bottom=0)
             right.grid(visible=False)
             right.spines["right"].set_visible(True)
         axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1)
         _rounds(axes)
 
-    return svg(name, alt, draw, HEIGHT + 20 * (len(series) + len(beside)))
+    rows = sum(1 + (len(label) > _LABEL) for label in (*series, *beside))
+    return svg(name, alt, draw, HEIGHT + 18 * rows)
 
 
 def spending(name: str, alt: str, bars: Sequence[Bar], marks: Sequence[tuple[str, float]]) -> Markup:
@@ -206,17 +262,13 @@ def spending(name: str, alt: str, bars: Sequence[Bar], marks: Sequence[tuple[str
         heights = [bar.clients for bar in bars]
         axes.bar(middles, heights, width=0.86 * step, color=SERIES[0])
         top = max(1, *heights)
-        axes.set_ylim(0, 1.32 * top)
+        axes.set_ylim(0, 1.08 * top)
         span = bars[-1].high + 1
         axes.set_xlim(-0.6 * step, max(span, 4))
         for row, (words, times) in enumerate(marks):
-            y = (1.26 - 0.13 * row) * top
-            axes.plot([times] * 2, [0, y], color=INK, linewidth=1.4, linestyle=DASHES[1 + row])
-            right = times > span * 0.55
-            axes.annotate(
-                words, (times, y), (-6 if right else 6, -4), textcoords="offset points",
-                ha="right" if right else "left", va="center",
-            )  # fmt: skip
+            axes.axvline(times, color=INK, linewidth=1.4, linestyle=DASHES[1 + row], label=words)
+        if marks:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
         axes.grid(axis="y")
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -252,7 +304,7 @@ def plane(
             axes.plot(*drawn.hypotheses[j], MARKERS[i], **ring, markeredgecolor=SERIES[i])
             axes.plot(
                 *points[labels == j].T, MARKERS[i], color=SERIES[i], markersize=5.5, markeredgecolor=PAPER,
-                markeredgewidth=0.5, label=f"released, to hypothesis {j}" if len(shown) <= 2 else f"to {j}",
+                markeredgewidth=0.5, label=f"release, to {j}" if len(shown) <= 2 else f"to {j}",
             )  # fmt: skip
         axes.set_xlim(window[0])
         axes.set_ylim(window[1])
@@ -268,7 +320,7 @@ def plane(
             handletextpad=0.3, markerscale=0.75,
         )  # fmt: skip
 
-    return svg(name, alt, draw, 440)
+    return svg(name, alt, draw, 360)
 
 
 def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -281,6 +333,14 @@ def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tupl
     middle, half = (low + high) / 2, max(0.58 * float((high - low).max()), 1e-3)
     (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
     return (left, right), (bottom, top)
+
+
+def _columns(line: Line) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return where a line is finite, thinned: rounds, and its values with the band beside them if it has one."""
+    parts = (line.values, line.low, line.high) if len(line.low) else (line.values,)
+    columns = np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
+    keep = np.isfinite(columns).all(axis=1)
+    return _thin(np.asarray(line.rounds)[keep], columns[keep])
 
 
 def _thin(
@@ -305,5 +365,5 @@ def _rounds(axes: Axes) -> None:
 def _numbers(axes: Axes) -> None:
     """Label ticks with numbers for people."""
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    if axes.get_yscale() == "linear":
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
+    axes.yaxis.set_minor_formatter(NullFormatter())  # that of a log scale writes TeX

@@ -6,67 +6,68 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import numpy as np
 from jinja2 import Environment, StrictUndefined, Template
-from numpy.typing import NDArray
 
-from server.history import State
+from protocol.run_config import RunConfig
 from server.observer import Section
-from server.report import pictures, tables, words
+from server.report import compare, pictures, tables, words
 from server.report.alarms import DRIFTED, MIN_ROUNDS, RELEASES_EACH
 from server.report.template import PAGE
-from server.report.view import View
-from server.snapshots import Snapshots
-from server.summary import Summary
+from server.report.view import HeldOut, View
 
 
 def render(
-    name: str,
-    summary: Summary,
-    state: State,
-    participations: NDArray[np.int64],
-    snapshots: Snapshots,
-    config: Mapping[str, Any],
+    view: View,
     versions: Mapping[str, str],
     sections: Sequence[Section] = (),
+    others: Sequence[View] = (),
+    local_only: HeldOut | None = None,
 ) -> str:
     """Return the report of a run that is over, as one HTML page.
 
     Parameters
     ----------
-    name : str
-        Of the run.
-    summary : Summary
-    state : State
-    participations : ndarray of int
-        How often each training client released.
-    snapshots : Snapshots
-    config : mapping
-        The run config.
+    view : View
+        The run.
     versions : mapping
-        Of what the run ran with.
+        Of what it ran with.
     sections : sequence of Section
         What observers add.
+    others : sequence of View
+        Runs to compare it with, which `compare.check` has passed; those that differ in the seed alone go together.
+    local_only : HeldOut, optional
+        What clients reach that train by themselves.
     """
-    view = View(summary, state, participations, snapshots, config)
+    runs = compare.runs_of(view, others)
+    beside = bool(others or local_only)
+    defaults = RunConfig().entries()
+    entries = [(key, _text(value), value == defaults.get(key, None)) for key, value in view.config.items()]
     return _page().render(
-        name=name,
+        title=view.title,
+        name=view.name,
+        began=view.began,
+        verdict=words.verdict(view),
         alarms=words.alarms(view),
         rounds_judged=words.rounds_judged(view),
         lead=words.lead(view),
         tiles=words.tiles(view),
-        facts=words.facts(view),
-        pictures=pictures.over_rounds(view),
+        comparison=compare.table(runs, local_only) if beside else None,
+        learning=pictures.learning(view, runs),
+        spread=pictures.spread(view),
+        spread_table=tables.spread(view),
+        pictures=pictures.hypotheses(view),
         hypotheses=tables.hypotheses(view),
-        truth=summary.found(state.best),
-        spending=pictures.spending(view),
-        spent_means=words.spent_means(view),
+        truth=view.summary.found(view.state.best),
         planes=pictures.planes(view),
         sections=sections,
+        spending=pictures.spending(view),
+        spent_means=words.spent_means(view),
+        facts=words.facts(view),
         rounds=tables.rounds(view),
-        config=[(key, _text(config[key])) for key in config],
-        versions=list(versions.items()),
         rules={"rounds": MIN_ROUNDS, "each": RELEASES_EACH, "drifted": f"{DRIFTED:.0%}"},
+        versions=list(versions.items()),
+        config=[(key, value) for key, value, default in entries if not default],
+        defaults=[(key, value) for key, value, default in entries if default],
     )
 
 

@@ -12,6 +12,7 @@ from mechanisms.guarantee import gap
 from server.history import Round
 from server.report import figures
 from server.report.alarms import count_of
+from server.report.compare import Runs
 from server.report.figures import number
 from server.report.view import View
 
@@ -35,12 +36,8 @@ class Picture:
     caption: str
 
 
-def over_rounds(view: View) -> list[Picture]:
-    """Return the figures that have rounds along them."""
-    return [*_validation(view), *_releases(view), *_distances(view)]
-
-
-def _validation(view: View) -> list[Picture]:
+def learning(view: View, runs: Sequence[Runs]) -> list[Picture]:
+    """Return the validation loss over rounds, of this run and of those beside it, and the metric."""
     pictures = []
     validated = [entry for entry in view.history if entry.loss is not None]
     best = view.state.best_round or None
@@ -54,26 +51,52 @@ def _validation(view: View) -> list[Picture]:
             else "the hypothesis that each round started from, over validation clients"
         )
         label = f"validation {name}" + (f" ({unit})" if unit else "")
-        pictures.append(
-            Picture(
-                "Validation loss",
-                figures.curve("loss", _curve_alt(label, validated, losses), _numbers(validated), losses, label, best),
-                f"{name[:1].upper()}{name[1:]} of {what}; lower is better."
-                + (" The best round is marked." if best else ""),
-            )
-        )
+        caption = f"{name[:1].upper()}{name[1:]} of {what}; lower is better."
+        alt = _curve_alt(label, validated, losses)
+        line, others = figures.Line("", _numbers(validated), losses), [one.line() for one in runs[1:]]
+        if runs and (others or len(runs[0].views) > 1):
+            line, alt = runs[0].line(), f"{alt} Beside it: {', '.join(one.name for one in runs)}."
+            if any(len(one.views) > 1 for one in runs):
+                best = None
+                caption += " Of several seeds the line is the mean, and the band what they lie between."
+        caption += " The best round is marked." if best else ""
+        pictures.append(Picture("Validation loss", figures.curve("loss", alt, line, label, best, others), caption))
         if view.metric_differs():
             metric = view.summary.model.metric.name
             values = [entry.metric if entry.metric is not None else np.nan for entry in validated]
             alt = _curve_alt(f"validation {metric}", validated, values)
+            line = figures.Line("", _numbers(validated), values)
             pictures.append(
                 Picture(
                     f"Validation {metric}",
-                    figures.curve("metric", alt, _numbers(validated), values, f"validation {metric}", best),
+                    figures.curve("metric", alt, line, f"validation {metric}", view.state.best_round or None),
                     f"The {metric} that the same clients reported in the same rounds.",
                 )
             )
     return pictures
+
+
+def spread(view: View) -> Picture | None:
+    """Return how validation clients differ over rounds; None where none reported."""
+    entries = [entry for entry in view.history if entry.loss_spread]
+    if not entries:
+        return None
+    factor, unit = view.summary.scale
+    label = f"validation {view.summary.loss_name}" + (f" ({unit})" if unit else "")
+    quantiles = np.array([entry.loss_spread for entry in entries]) * (factor or 1.0)
+    last = ", ".join(number(value) for value in quantiles[-1])
+    alt = f"Bands of the {label} over clients; 10th, 25th, 50th, 75th and 90th percentile at last {last}."
+    caption = (
+        "What the validation clients reported, each of the hypothesis that fits it best: the median client, the half "
+        "around it, and all but the best and the worst tenth."
+    )
+    svg = figures.bands("spread", alt, _numbers(entries), quantiles, label)
+    return Picture("From client to client", svg, caption)
+
+
+def hypotheses(view: View) -> list[Picture]:
+    """Return the figures of what became of the hypotheses over rounds."""
+    return [*_releases(view), *_distances(view)]
 
 
 def _releases(view: View) -> list[Picture]:

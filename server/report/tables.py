@@ -36,22 +36,56 @@ def hypotheses(view: View) -> Table:
     ends = np.sum([entry.groups for entry in last], axis=0) if last else np.zeros(view.k, np.int64)
     small = view.n <= _SMALL
     vectors = flatten(view.state.best) if small else None
-    head = ["Hypothesis", "Releases"]
+    head = ["Hypothesis", "Picked in training" if view.disclosed else "Releases"]
     head += [f"In the last {len(last)} rounds"] if last else []
+    picks = view.measured if view.measured is not None and len(view.measured.picked) == view.k else None
+    factor, unit = view.summary.scale
+    loss = f"{view.summary.loss_name}" + (f" ({unit})" if unit else "")
+    head += ["Validation clients that it fits best", f"Their {loss}", f"{loss} of all"] if picks else []
     head += ["Parameters at best" if view.state.best_round else "Parameters"] if small else []
     rows: list[list[Any]] = []
     for place, j in enumerate(view.shown):
         row: list[Any] = [key(place) + f" {j}", f"{totals[j]:,}"]
         row += [f"{ends[j]:,}"] if last else []
+        if picks:
+            row.append(f"{picks.picked[j]:,}")
+            row += [_shown(one[j] * (factor or 1.0)) for one in (picks.own, picks.all)]
         if vectors is not None:
             row.append(f"({', '.join(f'{x:.3f}' for x in vectors[j])})".replace("-", "\N{MINUS SIGN}"))
         rows.append(row)
     if rest := [j for j in range(view.k) if j not in view.shown]:
         row = [key(None) + f" {len(rest)} others", f"{totals[rest].sum():,}"]
         row += [f"{ends[rest].sum():,}"] if last else []
+        row += [f"{sum(picks.picked[j] for j in rest):,}", "", ""] if picks else []
         row += [""] if small else []
         rows.append(row)
-    return Table(head, rows)
+    note = "What training clients chose, as they said themselves." if view.disclosed else ""
+    if picks:
+        note += (
+            f" {'Fits' if view.disclosed else 'Which hypothesis fits'} whom was measured afterwards, on the validation "
+            "clients' rows in this simulation; a server sees no rows, and no client says which it picks."
+        )
+    return Table(head, rows, note=note.strip())
+
+
+def spread(view: View) -> Table | None:
+    """Return how the validation clients of the best round differ; None where none reported."""
+    best = view.best
+    if best is None or not best.loss_spread:
+        return None
+    factor, unit = view.summary.scale
+    loss = view.summary.loss_name + (f" ({unit})" if unit else "")
+    head, columns = ["Of 100 clients", loss], [[_shown(value * (factor or 1.0)) for value in best.loss_spread]]
+    if view.metric_differs() and best.metric_spread:
+        head.append(view.summary.model.metric.name)
+        columns.append([_shown(value) for value in best.metric_spread])
+    which = ("the 10th", "the 25th", "the one in the middle", "the 75th", "the 90th")
+    note = f"In round {best.number}, with the best hypotheses, each column in order of its own numbers."
+    return Table(head, [list(row) for row in zip(which, *columns, strict=True)], note=note)
+
+
+def _shown(value: float) -> str:
+    return "" if np.isnan(value) else number(value)
 
 
 def rounds(view: View) -> Table:

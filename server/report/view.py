@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+import strategies
 from mechanisms.guarantee import amount, guarantee, in_words
+from protocol.errors import ConfigError
 from protocol.release import Kind
 from server.history import Round, State
 from server.report.alarms import count_of
@@ -19,11 +24,49 @@ from server.snapshots import Snapshots
 from server.summary import Summary
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """How a run serves validation clients on rows that neither trained nor chose anything.
+
+    Attributes
+    ----------
+    mean, worst_decile : float
+        Of the model's metric over clients, and over the tenth of them that fares worst.
+    clients : int
+    """
+
+    mean: float
+    worst_decile: float
+    clients: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a simulation can measure on the rows of validation clients, which a server never sees.
+
+    Attributes
+    ----------
+    held_out : HeldOut or None
+        None where no client has rows enough.
+    picked : sequence of int
+        Validation clients that each hypothesis fits best; empty where there is no choice.
+    own, all : sequence of float
+        Mean loss of each hypothesis over these clients (nan where there are none), and over all.
+    """
+
+    held_out: HeldOut | None
+    picked: Sequence[int] = ()
+    own: Sequence[float] = ()
+    all: Sequence[float] = ()
+
+
 class View:
     """What a report is made from, and what is worked out from it more than once.
 
     Parameters
     ----------
+    name : str
+        Of the run.
     summary : Summary
     state : State
     participations : ndarray of int
@@ -31,16 +74,20 @@ class View:
     snapshots : Snapshots
     config : mapping
         The run config.
+    measured : Measured, optional
     """
 
     def __init__(
         self,
+        name: str,
         summary: Summary,
         state: State,
         participations: NDArray[np.int64],
         snapshots: Snapshots,
         config: Mapping[str, Any],
+        measured: Measured | None = None,
     ) -> None:
+        self.name, self.measured = name, measured
         self.summary, self.state, self.snapshots, self.config = summary, state, snapshots, config
         self.participations = participations
         self.k = len(next(iter(state.best.values())))
@@ -60,6 +107,32 @@ class View:
         median_guarantee, maximum_guarantee = (guarantee({summary.release: math.ceil(often)}) for often in self.often)
         self.guarantees = median_guarantee, maximum_guarantee
         """What is guaranteed to the median client, and to the busiest; None where that is nothing."""
+
+    @property
+    def title(self) -> str:
+        """What was learnt, how, and with which model."""
+        data = self.summary.manifest.name if self.summary.manifest else "each site's own data"
+        return f"{data}, {self.config.get('strategy')}, {self.summary.model.name}"
+
+    @property
+    def began(self) -> str:
+        """When the run began, as its name says; empty where it does not."""
+        found = re.match(r"\d{8}-\d{6}(?=-)", self.name)
+        with suppress(ValueError):
+            return time.strftime("%d %B %Y, %H:%M:%S", time.strptime(found[0], "%Y%m%d-%H%M%S")) if found else ""
+        return ""
+
+    @property
+    def best(self) -> Round | None:
+        """The round that started from the best hypotheses; None where nobody validated."""
+        return next((entry for entry in self.history if entry.number == self.state.best_round), None)
+
+    @property
+    def disclosed(self) -> bool:
+        """Whether training clients said which hypothesis they chose."""
+        with suppress(ConfigError):
+            return strategies.load(str(self.config.get("strategy"))).discloses_choice
+        return False
 
     def epsilons(self) -> tuple[str, str]:
         """Return the guarantee of the median client, and of the busiest, as text; "none" where there is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from mechanisms.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee
@@ -11,6 +12,59 @@ from server.report.alarms import alarms as found_alarms
 from server.report.alarms import count_of, last_rounds
 from server.report.figures import number
 from server.report.view import View
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a run guarantees its clients, and beside it what the paper's heuristic says.
+
+    Attributes
+    ----------
+    kind : str
+        ``none``, ``weak`` for an epsilon that promises next to nothing, or ``holds``.
+    value, text : str
+        Of the guarantee.
+    paper_value, paper_text : str
+        Of the heuristic; empty where it counts nothing.
+    """
+
+    kind: str
+    value: str
+    text: str
+    paper_value: str = ""
+    paper_text: str = ""
+
+
+def verdict(view: View) -> Verdict:
+    """Return what is guaranteed, and apart from it the heuristic."""
+    release, times = view.summary.release, int((view.participations > 0).sum())
+    paper = ("", "")
+    if release.paper_cost is not None:
+        median, most = view.paper()
+        paper = (
+            f"at most {most}",
+            f"The paper's budget, n/\N{GREEK SMALL LETTER NU} a participation: {median} for the median client. It "
+            "counts noise, and guarantees nothing.",
+        )
+    clients = f"the {count_of(times, 'client')} that took part"
+    if not times:
+        return Verdict("holds", "nothing released", "No client released anything.", *paper)
+    if not view.sanitised:
+        text = f"No noise was added, so nothing bounds what the releases told about the data of {clients}."
+        return Verdict("none", "none", text, *paper)
+    if why := gap(release):
+        text = f"Noise was added, but nothing is guaranteed to {clients}, because {why}."
+        return Verdict("none", "none", text, *paper)
+    median, most = view.epsilons()
+    found = view.guarantees[1]
+    weak = found is None or found.epsilon > MEANINGFUL
+    text = (
+        f"Of the client that took part most often; {median} for the median one. But for a chance of {DELTA:g}, all "
+        "that a client released is at most e to the power of epsilon times as likely as if its data were any others."
+    )
+    if weak:
+        text += f" Above {MEANINGFUL} that promises next to nothing."
+    return Verdict("weak" if weak else "holds", f"epsilon {most}", text, *paper)
 
 
 def alarms(view: View) -> list[Any]:
@@ -24,7 +78,7 @@ def rounds_judged(view: View) -> int:
     return len(last_rounds(view.history))
 
 
-def lead(view: View) -> list[str]:
+def lead(view: View) -> str:
     """Return what came out, for somebody who has not read the paper."""
     state, rounds = view.state, count_of(len(view.trained), "round")
     asked = count_of(max((entry.asked for entry in view.trained), default=0), "client")
@@ -42,25 +96,7 @@ def lead(view: View) -> list[str]:
         )
     else:
         first += "; no client reported how well that went, so the newest state is kept."
-    times = int((view.participations > 0).sum())
-    if not times:
-        second = "No client released anything."
-    elif not view.sanitised:
-        second = (
-            f"No noise was added, so nothing bounds what the releases told about the data of the {times:,} clients "
-            "that took part."
-        )
-    elif why := gap(view.summary.release):
-        second = f"Noise was added, but nothing is guaranteed to the {times:,} clients that took part, because {why}."
-    else:
-        median, maximum = view.epsilons()
-        second = (
-            f"What a client's releases tell about its data is bounded: but for a chance of {DELTA:g}, all of them "
-            "together are at most e to the power of epsilon times as likely as if its data were any others. "
-            f"Epsilon is {median} for the median client and {maximum} for the one that took part most often (the "
-            f"lower, the better; above {MEANINGFUL} it promises next to nothing)."
-        )
-    return [first, second]
+    return first
 
 
 def tiles(view: View) -> list[tuple[str, str, str]]:
@@ -69,18 +105,21 @@ def tiles(view: View) -> list[tuple[str, str, str]]:
     if view.state.best_round:
         name, value = view.summary.loss(view.state.best_loss).split(" ", 1)
         tiles.append((f"Best validation {name}", value, view.best_when()))
-        if view.metric_differs():
-            best = next(entry for entry in view.history if entry.number == view.state.best_round)
-            if best.metric is not None:
-                name = view.summary.model.metric.name
-                tiles.append((f"Validation {name} in that round", f"{best.metric:.4f}", "of the same hypotheses"))
+        if view.metric_differs() and view.best and view.best.metric is not None:
+            name = view.summary.model.metric.name
+            tiles.append((f"Validation {name} in that round", f"{view.best.metric:.4f}", "of the same hypotheses"))
+        if view.best and (spread := view.best.loss_spread):
+            name, value = view.summary.loss(spread[-1]).split(" ", 1)
+            tiles.append((f"{name} of the worst tenth", value, "or more, of the clients that validated"))
     asked, released = (sum(getattr(entry, what) for entry in view.trained) for what in ("asked", "releases"))
+    if view.measured and (held := view.measured.held_out):
+        metric = view.summary.model.metric.name
+        factor = view.summary.scale[0] if metric == "rmse" and view.summary.scale[0] else 1.0
+        name = metric if view.metric_differs() else view.summary.loss_name
+        worst = f"on rows held out; {number(held.worst_decile * factor)} of the worst tenth"
+        tiles.append((f"{name[:1].upper()}{name[1:]} held out", number(held.mean * factor), worst))
+    tiles.append(("Rounds", f"{len(view.trained):,}", view.state.stopped or "not over yet"))
     tiles.append(("Releases", f"{released:,}", f"of {asked:,} asked for"))
-    for who, epsilon in zip(("median client", "maximum"), view.epsilons(), strict=True):
-        remark = "no guarantee" if epsilon == "none" else f"between any two data sets, at delta {DELTA:g}"
-        tiles.append((f"Epsilon, {who}", epsilon, remark))
-    if view.summary.release.paper_cost is not None:
-        tiles.append(("Paper's budget, maximum", view.paper()[1], "n/\N{GREEK SMALL LETTER NU} in all, a heuristic"))
     return tiles
 
 

@@ -239,8 +239,8 @@ def test_model_and_loss_of_the_run_config_come_before_the_federations(run_config
 
     assert names() == ("linear", "mse")
     assert names(loss="rmse") == ("linear", "rmse")
-    assert names(model="cnn") == ("cnn", "cross-entropy")
-    assert names(model="mlp", loss="mse") == ("mlp", "mse")
+    assert names(federation="", model="cnn") == ("cnn", "cross-entropy")
+    assert names(federation="", model="mlp", loss="mse") == ("mlp", "mse")
 
 
 def test_without_a_federation_every_node_serves_its_own(run_config: dict[str, Any]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from server.report import figures
-from server.report.figures import Bar, number, tally
+from server.report.figures import Bar, Line, number, tally
 from server.snapshots import Snapshot
 
 SHOWN = [0, 1]
@@ -72,7 +72,16 @@ def test_numbers_are_for_people(value: float, text: str) -> None:
 # --- drawings
 
 FIGURES = {
-    "curve": lambda name: figures.curve(name, "alt", [1, 2, 3], [3.0, 1.0, 2.0], "loss", 2),
+    "curve": lambda name: figures.curve(name, "alt", Line("", [1, 2, 3], [3.0, 1.0, 2.0]), "loss", 2),
+    "curves": lambda name: figures.curve(
+        name,
+        "alt",
+        Line("a", [1, 2], [3.0, 1.0], [2.0, 1.0], [4.0, 1.5]),
+        "loss",
+        None,
+        [Line("b", [2, 3], [1.0, 2.0])],
+    ),
+    "bands": lambda name: figures.bands(name, "alt", [1, 2], np.array([[1.0, 2, 3, 4, 5], [1, 1, 1, 1, 9]]), "loss"),
     "releases": lambda name: figures.releases(name, "alt", [1, 2], np.array([[1, 2], [3, 0]]), SHOWN),
     "distances": lambda name: figures.distances(name, "alt", [1, 2], np.array([[1.0, 1.0], [3.0, 3.0]]), SHOWN),
     "lines": lambda name: figures.lines(
@@ -121,16 +130,37 @@ def test_a_figure_is_the_same_again_whatever_the_machines_style(kind: str) -> No
 
 def test_the_best_round_is_marked_with_its_number() -> None:
     assert "round 2: 1" in texts(drawn("curve"))
-    assert not any("round 9" in text for text in texts(figures.curve("x", "", [1, 2], [3.0, 1.0], "loss", 9)))
+    assert not any("round 9" in text for text in texts(figures.curve("x", "", Line("", [1, 2], [3.0, 1.0]), "loss", 9)))
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [float("inf")], [float("inf"), 2.0], [0.0, 0.0], [1e-9, 1e9], [-1, 1]])
 def test_a_curve_of_any_values_can_be_drawn(values: list[float]) -> None:
-    tree(figures.curve("x", "", list(range(1, len(values) + 1)), values, "loss", 1))
+    tree(figures.curve("x", "", Line("", range(1, len(values) + 1), values), "loss", 1))
+
+
+def test_lines_beside_one_another_are_named_and_one_alone_is_not() -> None:
+    assert {"a", "b"} <= set(texts(drawn("curves")))
+    assert drawn("curves").count("opacity: 0.2") == 1, "of several seeds there is a band"
+    assert "a" not in texts(drawn("curve"))
+
+
+def test_the_bands_say_what_they_hold() -> None:
+    assert {"8 of 10 clients", "half", "median"} <= set(texts(drawn("bands")))
+
+
+def test_a_long_name_is_cut_where_it_would_leave_the_figure() -> None:
+    long = figures.curve("x", "", Line("one", [1], [1.0]), "loss", None, [Line("word " * 20, [1], [2.0])])
+    assert max(len(text) for text in texts(long)) <= 34
+
+
+def test_a_scale_of_powers_is_labelled_with_numbers() -> None:
+    labels = texts(figures.curve("x", "", Line("", [1, 2, 3], [0.02, 1.0, 300.0]), "loss"))
+    assert {"0.1", "1", "10", "100"} <= set(labels)
+    assert not any("$" in text for text in labels)
 
 
 def test_words_are_shown_as_they_are() -> None:
-    svg = figures.curve("x", 'a "b" <c>', [1, 2], [1.0, 2.0], "US$ <b> & $x$ #101010 url(#a)", None)
+    svg = figures.curve("x", 'a "b" <c>', Line("", [1, 2], [1.0, 2.0]), "US$ <b> & $x$ #101010 url(#a)", None)
     assert "US$ <b> & $x$ #101010 url(#a)" in texts(svg)
     assert tree(svg).get("aria-label") == 'a "b" <c>'
 
@@ -157,7 +187,7 @@ def test_distances_may_be_undefined(bad: float) -> None:
 
 def test_lines_are_named_and_the_papers_budget_has_a_scale_of_its_own() -> None:
     labels = texts(drawn("lines"))
-    assert {"a", "b", "beside", "paper's budget, if always asked"} <= set(labels)
+    assert {"a", "b", "beside", "paper's budget"} <= set(labels)
     bare = texts(figures.lines("x", "", [1, 2], {"a": [0.5, 1.0]}, {}, []))
     assert not any("budget" in text for text in bare)
 
@@ -169,7 +199,7 @@ def test_the_histogram_has_its_marks_and_names_its_axes() -> None:
 def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:
     rng = np.random.default_rng(0)
     rounds = range(1, 5001)
-    assert len(figures.curve("x", "", rounds, rng.random(5000).tolist(), "loss", 77)) < 40_000
+    assert len(figures.curve("x", "", Line("", rounds, rng.random(5000).tolist()), "loss", 77)) < 40_000
     assert len(figures.releases("x", "", rounds, rng.integers(0, 9, (5000, 1000)), list(range(8)))) < 250_000
     assert len(figures.distances("x", "", rounds, rng.random((5000, 1000)), list(range(8)))) < 250_000
     drawn = Snapshot(1, rng.random((20_000, 2)), rng.integers(0, 1000, 20_000), rng.random((1000, 2)))
@@ -179,7 +209,7 @@ def test_thousands_of_rounds_and_a_thousand_hypotheses_stay_small() -> None:
 def test_a_mark_survives_when_rounds_are_drawn_as_means() -> None:
     values = [2.0] * 5000
     values[76] = 0.125
-    assert "round 77: 0.125" in texts(figures.curve("x", "", range(1, 5001), values, "loss", 77))
+    assert "round 77: 0.125" in texts(figures.curve("x", "", Line("", range(1, 5001), values), "loss", 77))
 
 
 def test_the_window_is_a_square_that_holds_everything() -> None:

@@ -1,0 +1,198 @@
+"""Reports of hand-made runs, as a reader of their HTML sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+import models
+from federation import Manifest
+from mechanisms.guarantee import site_release
+from protocol.release import Kind, RadiusMode, Release
+from server.history import Round, State
+from server.observer import Section
+from server.report import HeldOut, Measured, View, figures, render
+from server.snapshots import Snapshot, Snapshots
+from server.summary import Summary
+from tests.helpers.drawing import leave_blank
+from tests.helpers.history import a_round, a_validation
+
+SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
+HOSPITAL = Manifest(
+    name="hospital",
+    clients=7,
+    split={"train": 4, "validation": 3},
+    units={"target": {"name": "payment", "unit": "dollars", "scale": 10_000}},
+)
+CONFIG = {"strategy": "group-privacy", "noise-multiplier": 5.0, "seed": 3, "validate-every": 1, "model": ""}
+VERSIONS = {"flwr": "1.41.0", "python": "3.11.7"}
+# Four training clients, who took part so often: the median is 2, and at 2/5 each the paper's budget .8 and at most 2.
+PARTICIPATIONS = np.array([0, 1, 3, 5])
+VOID = {"meta", "br", "link", "img", "input", "hr", "base", "source", "embed"}
+
+
+class Page(HTMLParser):
+    """What a page says and what it is made of."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html = html
+        self.words: list[str] = []
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [], "every tag is closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, {name: value or "" for name, value in attrs}))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag, f"</{tag}> closes another tag"
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "svg"} & set(self.open):
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+def entry(number: int, **changes: Any) -> Round:
+    """A round in which all ten clients released and the hypotheses became better than ever."""
+    values = {"loss": 1 / number, "metric": 1 / number, "nearest": [5.0, 5.0], "best_round": number}
+    return a_round(number, **values | {"median_participations": 1.0, "max_participations": 2} | changes)
+
+
+def state(rounds: int = 20, final: bool = True, **changes: Any) -> State:
+    """A run in which the loss of theta(t) is 1/t."""
+    history = [entry(t) for t in range(1, rounds + 1)]
+    if final:
+        last = rounds + 1
+        history.append(a_validation(last, loss=1 / last, metric=1 / last, nearest=[5.0, 5.0], best_round=last))
+    best = {"weight": np.array([[[5.0, 6.5]], [[4.0, -4.0]]], np.float32)}
+    values: dict[str, Any] = {
+        "hypotheses": best,
+        "best": best,
+        "best_loss": 1 / max(1, len(history)),
+        "best_round": len(history),
+        "history": history,
+        "stopped": f"all {rounds} rounds done",
+    }
+    return State(**values | changes)
+
+
+def snapshots(first: Snapshot | None = None, best: Snapshot | None = None) -> Snapshots:
+    kept = Snapshots(state(0, final=False))
+    kept.first, kept.best = first, best
+    return kept
+
+
+def report(
+    run: State | None = None,
+    *,
+    model: str = "linear",
+    manifest: Manifest | None = SYNTHETIC,
+    noise: float = 5.0,
+    mode: str = "update",
+    mechanism: str = "laplace",
+    hypotheses: int = 2,
+    choice: float = 0.0,
+    by_site: bool = False,
+    participations: Any = PARTICIPATIONS,
+    kept: Snapshots | None = None,
+    config: dict[str, Any] = CONFIG,
+    name: str = "a-run",
+    sections: Sequence[Section] = (),
+    measured: Measured | None = None,
+    others: Sequence[View] = (),
+    local_only: HeldOut | None = None,
+    drawn: bool = False,
+) -> Page:
+    """Return the page of a run; what is drawn takes most of the time, and most tests look at words."""
+    one = view(
+        run, model=model, manifest=manifest, noise=noise, mode=mode, mechanism=mechanism, hypotheses=hypotheses,
+        choice=choice, by_site=by_site, participations=participations, kept=kept, config=config, name=name,
+        measured=measured,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        if not drawn:
+            leave_blank(patch)
+        return Page(render(one, VERSIONS, sections, others, local_only))
+
+
+def view(
+    run: State | None = None,
+    *,
+    model: str = "linear",
+    manifest: Manifest | None = SYNTHETIC,
+    noise: float = 5.0,
+    mode: str = "update",
+    mechanism: str = "laplace",
+    hypotheses: int = 2,
+    choice: float = 0.0,
+    by_site: bool = False,
+    participations: Any = PARTICIPATIONS,
+    kept: Snapshots | None = None,
+    config: dict[str, Any] = CONFIG,
+    name: str = "a-run",
+    measured: Measured | None = None,
+) -> View:
+    """Return what a report is made from."""
+    network = models.load(model)
+    release = Release(
+        Kind.TRAIN,
+        network.num_parameters,
+        noise,
+        RadiusMode(mode),
+        mechanism=mechanism,
+        hypotheses=hypotheses,
+        choice_epsilon=choice,
+    )
+    release = site_release(release) if by_site else release
+    told = Summary(network, manifest, release), run or state(), np.asarray(participations), kept or snapshots()
+    return View(name, *told, config | {"noise-multiplier": noise}, measured)
+
+
+def snapshot(round: int = 1, m: int = 6) -> Snapshot:
+    rng = np.random.default_rng(round)
+    return Snapshot(round, rng.normal(size=(m, 2)), np.arange(m) % 2, rng.normal(size=(2, 2)))
+
+
+@cache
+def watched() -> Section:
+    """What an observer adds."""
+    series = {"choice": [1.0, 1.0, 1.0], "norm": [0.5, 0.1, 0.06], "labels": [-0.5, math.nan, -0.5]}
+    picture = figures.lines("watched", "What somebody saw, over three rounds.", [1, 5, 9], series, {}, [0.4, 2.0, 3.6])
+    return Section("Watched by somebody", ("It saw all.", "Nothing was <b>hidden</b> from it."), str(picture))
+
+
+@cache
+def plain() -> Page:
+    return report()
+
+
+@cache
+def formal() -> Page:
+    """Of a run with a guarantee: a pure epsilon of 2 n / nu + 1/2 = .51 a participation."""
+    return report(mode="public", noise=400.0, choice=0.5)
+
+
+@cache
+def full() -> Page:
+    return report(kept=snapshots(snapshot(1), snapshot(20)), sections=[watched()], drawn=True)
