@@ -17,7 +17,8 @@ from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
 from server.report import HeldOut, Measured, View, check, render, rows_of
 from server.report.compare import MAX_KINDS, runs_of
-from server.run_folder import RunFolder, find_run
+from server.run_folder import RunFolder
+from server.runs import find_run
 from server.setup import Setup
 from server.snapshots import Snapshots
 from server.summary import Summary
@@ -95,7 +96,7 @@ def compare(runs: Sequence[str | Path]) -> pd.DataFrame:
 
 def _open(run: str | Path, measured: bool = True) -> tuple[RunFolder, Setup, View]:
     """Return a run's folder, what it was, and what its report is made from."""
-    path = find_run(run)
+    path = find_run(str(run))
     folder = RunFolder(path)
     try:
         config = folder.read_config()["config"]
@@ -112,7 +113,10 @@ def _open(run: str | Path, measured: bool = True) -> tuple[RunFolder, Setup, Vie
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
     summary = Summary(setup.model, setup.manifest, setup.release)
     view = View(path.name, summary, state, participations, snapshots, config)
-    view.measured = _measured(setup, view) if measured else None
+    # A federation of the same name may lie here without being what sites trained on.
+    nodes = folder.read_nodes() if (path / "nodes.json").exists() else []
+    if measured and all(hosting.simulated for _, hosting in nodes):
+        view.measured = _measured(setup, view)
     return folder, setup, view
 
 

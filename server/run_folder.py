@@ -9,7 +9,6 @@ import platform
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from difflib import get_close_matches
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
@@ -25,8 +24,7 @@ from numpy.typing import NDArray
 from mechanisms.guarantee import pure_cost
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
-from protocol.errors import ConfigError
-from protocol.home import umbel_home, write_atomically
+from protocol.home import write_atomically
 from protocol.release import Release
 from server.history import Round, State
 from server.observer import Section
@@ -207,25 +205,6 @@ class RunFolder:
         if self._digests.get(name) != digest:
             write_atomically(self.path / name, content)
             self._digests[name] = digest
-
-
-def find_run(run: str | Path) -> Path:
-    """Return the folder of a run by its name, under ``$UMBEL_HOME/runs``, or by its path.
-
-    Raises
-    ------
-    ConfigError
-        When there is none; the text names one that is called much the same, if there is one.
-    """
-    runs = umbel_home() / "runs"
-    given = Path(run).expanduser()
-    places = (given,) if given.is_absolute() else (runs / given, given.absolute())
-    for path in places:
-        if path.is_dir():
-            return path
-    near = get_close_matches(str(run), (path.name for path in runs.glob("*")), 1)
-    hint = f"did you mean {near[0]}?" if near else f"give the name of a folder in {runs}, or a path"
-    raise ConfigError(f"there is no run {run}; {hint}")
 
 
 def _spent(release: Release, times: int) -> str:

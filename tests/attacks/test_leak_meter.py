@@ -184,7 +184,7 @@ def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have(run_
         "n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
     ) in text
     assert section.picture.startswith('<svg role="img" aria-label="Every 4 rounds')
-    assert "paper's budget, if always asked" in section.picture
+    assert ">paper's budget<" in section.picture
 
 
 def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +15,26 @@ from typer.testing import CliRunner
 import client.app
 import server.app
 from experiments.__main__ import app
+from experiments.report import _baseline, compare
 from experiments.runs import Spec, finish
 from experiments.sweep import _save
 from federation import Manifest, offsets_of, write_federation
+from protocol.errors import ConfigError
 from server.observer import Observer, Section
+from server.setup import Setup
 from simulation.grid import InProcessGrid
 from simulation.in_process import run_config
 
 
-def report(run: Path) -> Any:
-    return CliRunner().invoke(app, ["report", str(run)])
+def report(run: Path | str, *against: str) -> Any:
+    return CliRunner().invoke(app, ["report", str(run), *(word for one in against for word in ("--against", one))])
 
 
 def run_app(home: Path, **changes: Any) -> Path:
     """Do a run of the app and return its folder."""
     config = run_config("synthetic", **changes)
     server.app.app(InProcessGrid(client.app.app, config), Context(1, 1, {}, RecordDict(), config))
-    (folder,) = (home / "runs").iterdir()
-    return folder
+    return max((home / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
 
 
 @pytest.fixture
@@ -59,8 +62,12 @@ def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["run", "unvalidated"])
-def test_it_is_the_report_that_the_run_itself_writes(kind: str, request: pytest.FixtureRequest) -> None:
+def test_it_is_the_report_that_the_run_itself_writes(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what only a simulation can measure."""
     run = request.getfixturevalue(kind)
+    monkeypatch.setattr("experiments.report._measured", lambda setup, view: None)
     written = (run / "report.html").read_bytes()
     (run / "report.html").unlink()
     done = report(run)
@@ -68,6 +75,53 @@ def test_it_is_the_report_that_the_run_itself_writes(kind: str, request: pytest.
     assert done.stdout.strip() == str(run / "report.html")
     assert (run / "report.html").read_bytes() == written
     assert ("What I saw" in written.decode()) == (kind == "run")
+
+
+def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
+    """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
+    run = run_app(umbel_home, rounds=40)
+    assert "RMSE held out" not in (run / "report.html").read_text(), "of which the server knows nothing"
+    assert report(run.name).exit_code == 0, "by its name"
+    page = (run / "report.html").read_text()
+    assert "RMSE held out" in page
+    table = page.partition("Validation clients that it fits best")[2].partition("</table>")[0]
+    picked = [int(cells[2]) for row in table.split("</tr>")[1:3] if (cells := re.findall(r"<td>([^<]*)</td>", row))]
+    assert sum(picked) == 100
+    assert min(picked) > 40
+
+
+def test_of_what_sites_trained_on_nothing_is_measured(run: Path) -> None:
+    (node,) = json.loads((run / "nodes.json").read_text())
+    (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
+    assert report(run).exit_code == 0
+    assert "RMSE held out" not in (run / "report.html").read_text()
+
+
+def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
+    run, other = (run_app(umbel_home, rounds=20, seed=seed) for seed in (0, 1))
+    done = report(run.name, other.name, "fedavg", "local-only")
+    assert done.exit_code == 0, done.output
+    page = (run / "report.html").read_text()
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>', page)
+    assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client by itself"]
+    found = compare([run.name, other])
+    assert found["seed"].tolist() == [0, 1]
+    assert found["best_loss"].notna().all()
+    assert found["epsilon_max"].isna().all(), "nothing is guaranteed"
+
+
+def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = report(run, unvalidated.name)
+    assert done.exit_code == 1
+    assert "compare runs of the same data" in done.stderr
+    assert "did you mean" in report(run.name[:-1]).stderr
+    monkeypatch.setattr("experiments.report.MAX_KINDS", 0)
+    assert "at most 0 kinds of others" in report(run, "fedavg").stderr
+
+
+def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="fedavg needs the clients' rows, and each site has its own"):
+        _baseline(Setup.parse({"federation": "", "model": "linear"}))
 
 
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:

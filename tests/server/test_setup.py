@@ -58,7 +58,7 @@ CHOICES = {
 }
 TEXTS = [
     "strategy", "strategy-options", "federation", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
-    "observers", "optimizer-options",
+    "observers", "optimizer-options", "track", "track-options",
 ]  # fmt: skip
 MOST = {
     "choice-epsilon": ", at most 30",
@@ -374,6 +374,8 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"strategy": "protocol.demands:Training"}, "strategy 'protocol.demands:Training' is no class built on"),
         ({"strategy-options": "x=1"}, "strategy-options: there is no option x; there are none"),
         ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
+        ({"track": "mlflo"}, "track must be one of mlflow, tensorboard, wandb, got 'mlflo'; did you mean mlflow"),
+        ({"track": "tensorboard", "track-options": "x=1"}, "track-options: there is no option x; the options are"),
         ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),
         ({"loss": "absolute"}, "unknown loss 'absolute'; choose from mse, rmse, cross-entropy"),
         ({"metric": "distance"}, "unknown metric 'distance'; choose from rmse, accuracy, right-sign or give package"),
