@@ -269,7 +269,8 @@ class HypothesisStrategy(Strategy):
         Returns
         -------
         MetricRecord or None
-            ``loss``, ``metric`` and ``clients``; None when nobody answered.
+            ``loss``, ``metric``, ``clients``, and how these differ (`fleet.replies.Scores`); None when nobody
+            answered.
         """
         scores = self.fleet.scores(replies)
         return None if scores is None else MetricRecord(asdict(scores))

@@ -258,7 +258,11 @@ def test_scores_are_flowers_metrics() -> None:
     grid, strategy = PaperGrid.simulated(train=2, validation=4, nodes=3), Halves(Fleet(clients_per_round=1))
     messages = strategy.configure_evaluate(1, to_array_record(stack(HYPOTHESES_SENT)), ConfigRecord(), grid)
     replies = grid.scores(messages, loss.__getitem__)
-    assert strategy.aggregate_evaluate(1, replies) == {"loss": 4.0, "metric": 40.0, "clients": 4}
+    spread = [1.0, 2.0, 4.0, 4.0, 9.0]
+    assert strategy.aggregate_evaluate(1, replies) == {
+        "loss": 4.0, "metric": 40.0, "clients": 4,
+        "loss_spread": spread, "metric_spread": [10 * value for value in spread],
+    }  # fmt: skip
     assert strategy.aggregate_evaluate(1, []) is None
 
 
