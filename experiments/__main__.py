@@ -1,4 +1,4 @@
-"""Commands: ``python -m experiments`` with the papers' experiments, the frontier and report."""
+"""Commands: ``python -m experiments`` with the papers' experiments, and the frontier."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from experiments import frontier, handwriting, hospital, pac, synthetic
-from experiments.report import report
 from experiments.runs import LOCAL_ONLY, Spec, finish
 from experiments.sweep import Result, Task, sweep
 from experiments.tables import good
@@ -87,9 +86,6 @@ def run_pac(
     folder = _folder(out, "pac", quick)
     pac.tables(100 if quick else trials, seed, folder)
     typer.echo(folder / "table.md")
-
-
-app.command("report")(report)
 
 
 def _size(seeds: int | None, quick: bool, few: int) -> dict[str, Any]:

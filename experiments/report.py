@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
-import pandas as pd
 import safetensors
-import typer
 
 from client.learner import best_hypothesis, learner_for
 from experiments.baselines import local_only, measure, validation_cohort
-from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
-from server.report import HeldOut, Measured, View, check, render, rows_of
+from server.report import HeldOut, Measured, View, check, render
 from server.report.compare import MAX_KINDS, runs_of
 from server.run_folder import RunFolder
 from server.runs import find_run
@@ -26,18 +22,6 @@ from simulation.in_process import play
 
 LOCAL_ONLY, FEDAVG = "local-only", "fedavg"
 """Stand for runs that are made for comparison: clients that train by themselves, and one model for all."""
-
-
-def report(
-    run: Annotated[str, typer.Argument(help="A run: its name, or its folder.")],
-    against: Annotated[
-        list[str] | None,
-        typer.Option(help="Another run of the same data; fedavg or local-only to make one here. May be given often."),
-    ] = None,
-) -> None:
-    """Write the report.html of a run, also of one of a sweep or one that was interrupted, beside other runs."""
-    with errors_in_one_line():
-        typer.echo(write_report(run, against or ()))
 
 
 def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
@@ -80,21 +64,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     return folder.path / "report.html"
 
 
-def compare(runs: Sequence[str | Path]) -> pd.DataFrame:
-    """Return runs side by side, a row each: what they were, what came out, and what it cost.
-
-    Losses are in the data's unit. ``epsilon_median`` and ``epsilon_max`` are guarantees at
-    `mechanisms.guarantee.DELTA`, and missing where nothing is guaranteed; ``paper_budget_max`` is a heuristic.
-
-    Parameters
-    ----------
-    runs : sequence of str or Path
-        Names or folders.
-    """
-    return pd.DataFrame([rows_of(_open(run, measured=False)[2]) for run in runs])
-
-
-def _open(run: str | Path, measured: bool = True) -> tuple[RunFolder, Setup, View]:
+def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
     """Return a run's folder, what it was, and what its report is made from."""
     path = find_run(str(run))
     folder = RunFolder(path)
@@ -115,7 +85,7 @@ def _open(run: str | Path, measured: bool = True) -> tuple[RunFolder, Setup, Vie
     view = View(path.name, summary, state, participations, snapshots, config)
     # A federation of the same name may lie here without being what sites trained on.
     nodes = folder.read_nodes() if (path / "nodes.json").exists() else []
-    if measured and all(hosting.simulated for _, hosting in nodes):
+    if all(hosting.simulated for _, hosting in nodes):
         view.measured = _measured(setup, view)
     return folder, setup, view
 

@@ -129,33 +129,6 @@ def table(runs: Sequence[Runs], local_only: HeldOut | None) -> Table:
     return Table(head, rows, note=note)
 
 
-def rows_of(view: View) -> dict[str, Any]:
-    """Return a run as a row of a table for programs; losses in the data's unit, None where there is nothing."""
-    median, most = view.guarantees
-    release = view.summary.release
-    return {
-        "run": view.name,
-        "federation": view.summary.manifest.name if view.summary.manifest else "",
-        "strategy": view.config.get("strategy"),
-        "model": view.summary.model.name,
-        "hypotheses": view.k,
-        "seed": view.config.get("seed"),
-        "rounds": len(view.trained),
-        "stopped": view.state.stopped,
-        "best_round": view.state.best_round or None,
-        "loss_name": view.summary.loss_name,
-        "unit": view.summary.scale[1],
-        "best_loss": _finite(_best(view)),
-        "metric_name": view.summary.model.metric.name,
-        "best_metric": _finite(_metric(view)),
-        "releases": sum(entry.releases for entry in view.trained),
-        "epsilon_median": None if median is None else float(median.epsilon),
-        "epsilon_max": None if most is None else float(most.epsilon),
-        "paper_budget_max": None if release.paper_cost is None else float(release.paper_spend(view.often[1])),
-        "seconds": sum(entry.seconds for entry in view.history),
-    }
-
-
 def _kind(view: View) -> dict[str, Any]:
     defaults = RunConfig().entries()
     return {key: value for key, value in (defaults | dict(view.config)).items() if key not in _NO_MATTER}
@@ -173,10 +146,6 @@ def _metric(view: View) -> float:
     entry = view.best
     metric = entry.metric if entry is not None and entry.metric is not None else np.nan
     return metric * (view.summary.scale[0] or 1.0) if view.summary.model.metric.name == "rmse" else metric
-
-
-def _finite(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def _among(values: Sequence[float]) -> str:

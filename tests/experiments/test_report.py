@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import client.app
 import server.app
-from experiments.__main__ import app
-from experiments.report import _baseline, compare
+from experiments.report import _baseline
 from experiments.runs import Spec, finish
 from experiments.sweep import _save
 from federation import Manifest, offsets_of, write_federation
@@ -24,10 +23,11 @@ from server.observer import Observer, Section
 from server.setup import Setup
 from simulation.grid import InProcessGrid
 from simulation.in_process import run_config
+from umbel.commands.report import app
 
 
 def report(run: Path | str, *against: str) -> Any:
-    return CliRunner().invoke(app, ["report", str(run), *(word for one in against for word in ("--against", one))])
+    return CliRunner().invoke(app, [str(run), *(word for one in against for word in ("--against", one))])
 
 
 def run_app(home: Path, **changes: Any) -> Path:
@@ -104,17 +104,13 @@ def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
     page = (run / "report.html").read_text()
     rows = re.findall(r'<tr><th scope="row">([^<]*)</th>', page)
     assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client by itself"]
-    found = compare([run.name, other])
-    assert found["seed"].tolist() == [0, 1]
-    assert found["best_loss"].notna().all()
-    assert found["epsilon_max"].isna().all(), "nothing is guaranteed"
 
 
 def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = report(run, unvalidated.name)
     assert done.exit_code == 1
     assert "compare runs of the same data" in done.stderr
-    assert "did you mean" in report(run.name[:-1]).stderr
+    assert "there is no run 'nowhere'" in report("nowhere").stderr
     monkeypatch.setattr("experiments.report.MAX_KINDS", 0)
     assert "at most 0 kinds of others" in report(run, "fedavg").stderr
 

@@ -15,7 +15,7 @@ from federation import Manifest
 from protocol.errors import ConfigError
 from server.history import State
 from server.observer import Section
-from server.report import HeldOut, Measured, check, rows_of
+from server.report import HeldOut, Measured, check
 from server.snapshots import Snapshot
 from tests.helpers.reports import (
     CONFIG,
@@ -382,16 +382,6 @@ def test_runs_of_other_data_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"a-run is of hospital, .* and a-run of synthetic, .*: compare runs of"):
         check(view(), beside(model="mlp", manifest=HOSPITAL))
     check(view(), beside(config={"strategy": "fedavg"}))
-
-
-def test_a_run_as_a_row_for_programs_has_numbers_alone() -> None:
-    row = rows_of(beside(mode="public", noise=400.0, choice=0.5, model="mlp", manifest=HOSPITAL))
-    assert row["best_loss"] == pytest.approx(10_000 / 11)
-    assert (row["unit"], row["rounds"], row["best_round"], row["releases"]) == ("dollars", 10, 11, 100)
-    assert row["epsilon_max"] > row["epsilon_median"] > 0
-    bare = rows_of(beside())
-    assert bare["epsilon_max"] is None
-    assert bare["paper_budget_max"] == pytest.approx(2.0)
 
 
 # --- what observers add
