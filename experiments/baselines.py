@@ -108,7 +108,7 @@ def personalised(
     As a site does with what it keeps (`client.personal`), here on every other row.
     """
     learner = try_out(model, federation)
-    support, query = halves(_validation(federation, learner))
+    support, query = halves(validation_cohort(federation, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
     update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=Descent.of(run))
