@@ -335,7 +335,7 @@ def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: 
 
 def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="unknown mechanism 'gausian'; choose from laplace, gaussian"):
-        Setup.parse(run_config | {"mechanism": "gausian"})
+        Setup.parse(run_config | {"mechanism": "gausian", "radius": "public"})
 
 
 def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
