@@ -50,7 +50,7 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.sites import own, simulated
-from tests.privacy.test_approvals import Site
+from tests.umbel.commands.test_approvals import Site
 
 SECRET = "diagnosis-of-patient-17"
 # The smallest k and n at which choices and updates count, to check by hand.
