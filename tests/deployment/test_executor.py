@@ -200,6 +200,23 @@ def test_a_bundle_that_was_not_reviewed_is_refused_and_told_what_the_site_runs(
     assert not deployment.nodes[name].charges
 
 
+def test_a_site_may_answer_with_another_app_that_it_has_installed(deployment: Deployment, theft: Attack) -> None:
+    """An ordinary one behind `umbel.Gate`: the site runs its own copy, with a policy that no server can change."""
+    quickstart = APP / "examples" / "quickstart"
+    own = {"app": "quickstart.client_app:app", "bundle": hashlib.sha256(build_bundle(quickstart)).hexdigest()}
+    own |= {"data-path": str(deployment.folder / "data"), "mechanisms": "gaussian", "budget": "inf"}
+    node = deployment.start_node("other", within=["env", f"PYTHONPATH={quickstart}"], **own, **{"partition-id": 0})
+    deployment.wait_until_online("other")
+    run = deployment.submit(app=quickstart, num_server_rounds=1)
+    assert deployment.wait(run) == "finished:completed"
+    deployment.runs.remove(run)
+    assert [(row["kind"], row["n"], row["noise_multiplier"], row["mechanism"]) for row in node.charges] == [
+        ("train", 12, 2.0, "gaussian")
+    ]
+    assert "Received 1 results and 3 failures" in deployment.server_log(run), "the others have not reviewed its bundle"
+    deployment.nodes.pop("other").kill()
+
+
 def test_a_task_of_another_kind_is_refused(deployment: Deployment, theft: Attack, thief: Path) -> None:
     """Flower's own executor would start an agent of the bundle's."""
     deployment.nodes.pop("careless").kill()
