@@ -41,7 +41,7 @@ _FLOATS = (2, 4, 8)  # bytes
 # Entries of a site that umbel's own app alone heeds: whoever sets one would believe that it does something.
 _NOT_HERE = (
     "approve", "balanced_batches", "insecure_seed", "keep_model", "max_examples", "max_local_epochs", "max_local_steps",
-    "noise_all_items", "place", "reader", "reader_options",
+    "noise_all_items", "personalise", "personalise_epochs", "place", "reader", "reader_options",
 )  # fmt: skip
 
 Handler = Callable[[], Message]

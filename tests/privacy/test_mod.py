@@ -36,6 +36,7 @@ from mechanisms.gaussian import GaussianLoss
 from mechanisms.guarantee import guarantee
 from privacy.ledger import Ledger
 from privacy.mod import Gate
+from privacy.policy import Policy
 from privacy.site_log import SiteLog, beside
 from protocol.errors import ConfigError
 from protocol.release import Kind, RadiusMode, Release
@@ -287,6 +288,28 @@ def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
     assert reason in node_log.getvalue()
     assert node.asked == 0
     assert not list(Ledger(node.path).rows())
+
+
+HEEDED = {
+    "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
+    "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
+    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "radius-floor", "radius-mode",
+    "release", "report-bound", "report-noise-multiplier", "role", "tripwire",
+}  # fmt: skip
+
+
+def test_every_entry_of_a_site_is_heeded_here_or_closes_it(tmp_path: Path, node_log: io.StringIO) -> None:
+    """An entry that did nothing would be taken for a limit."""
+    values = {"approve": "ask", "place": "0/1", "max-examples": 5, "max-local-epochs": 5, "max-local-steps": 5}
+    for name in set(Policy.names()) - HEEDED:
+        (tmp_path / name).mkdir()
+        value = values.get(name, "/models" if name == "keep-model" else str(Policy.model_fields[field(name)].default))
+        assert refused(Node(Gate(2.0, 1.0), unchanged, tmp_path / name, **{name: value}).send(asks(PAIR)))
+        assert f"umbel refused to answer (train): {name} " in node_log.getvalue(), "for this or for what it needs"
+
+
+def field(name: str) -> str:
+    return name.replace("-", "_")
 
 
 def test_entries_that_a_site_says_are_the_apps_own_are_let_be(tmp_path: Path) -> None:
