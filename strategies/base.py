@@ -1,10 +1,10 @@
 """The strategy that all of umbel's are built on.
 
 To write one of your own, subclass `HypothesisStrategy` or one of its children and override
-`assign` (which hypothesis does each release belong to?) or `combine` (what becomes of a
-group?), then name it in the run config: ``strategy = "package.module:Class"``. Options of its own are
-the fields of a dataclass, `Options`; what it must remember from round to round lies in `state`, which
-comes back when a run is resumed.
+`assign` (which hypothesis does each release belong to?), `combine` (what becomes of a group?) or
+`reshape` (are there more hypotheses from now on, or fewer?), then name it in the run config:
+``strategy = "package.module:Class"``. Options of its own are the fields of a dataclass, `Options`;
+what it must remember from round to round lies in `state`, which comes back when a run is resumed.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from server.report import figures
 from server.report.alarms import count_of
 from server.report.compare import Runs
 from server.report.figures import number
+from server.report.style import STYLED
 from server.report.view import View
 
 # What a release is, by whether a site makes it and whether there is noise.
@@ -162,7 +163,9 @@ def planes(view: View) -> list[Picture]:
     limits = figures.window([one for _, one in drawn], truth)
     pictures = []
     for which, one in drawn:
-        counts = ", ".join(f"{int((one.groups == j).sum())} to hypothesis {j}" for j in view.shown)
+        k = len(one.hypotheses)
+        shown = view.shown if k == view.k else list(range(min(k, STYLED)))  # a strategy may change their number
+        counts = ", ".join(f"{int((one.groups == j).sum())} to hypothesis {j}" for j in shown)
         alt = f"Round {one.round}: {len(one.releases)} releases in the plane of the two parameters, {counts}."
         title = f"Round {one.round}, the first" if which == "first" else f"Round {one.round}"
         if one.round == view.state.best_round:
@@ -173,7 +176,7 @@ def planes(view: View) -> list[Picture]:
             f"{count_of(len(one.releases), 'release')}, each in the colour and shape of the hypothesis that it was "
             "assigned to. Open markers are the hypotheses that the round started from."
         )
-        if len(view.shown) < view.k:
+        if len(shown) < k:
             caption += " Everything in grey belongs to the other hypotheses."
         if len(one.releases) > figures.MAX_RELEASES:
             caption += f" About {figures.MAX_RELEASES:,} releases are drawn."
@@ -181,7 +184,7 @@ def planes(view: View) -> list[Picture]:
             caption += " The hypotheses that it produced did best."
         if len(one.releases) and (one.groups < 0).all():
             caption += " These were too few to move the hypotheses."
-        pictures.append(Picture(title, figures.plane(which, alt, one, truth, view.shown, limits), caption))
+        pictures.append(Picture(title, figures.plane(which, alt, one, truth, shown, limits), caption))
     return pictures
 
 

@@ -73,6 +73,12 @@ def alarms(view: View) -> list[Any]:
     return list(found_alarms(view.steady, view.k, int(view.config.get("validate-every", 1)), validators))
 
 
+def _hypotheses(view: View) -> str:
+    """Return how many hypotheses there are, and among how many a client's choice was."""
+    most, now = view.summary.release.hypotheses, count_of(view.k, "hypothesis", "hypotheses")
+    return now if most <= view.k else f"{now}, after a choice among {most}, at which each participation is priced"
+
+
 def rounds_judged(view: View) -> int:
     """Return how many rounds tell who still gets releases at the end."""
     return len(last_rounds(view.history))
@@ -144,7 +150,7 @@ def facts(view: View) -> list[tuple[str, str]]:
         ("Data", manifest.name if manifest else "each node's own"),
         ("Clients", clients),
         ("Model", f"{summary.model.name}, {count_of(view.n, 'parameter')}, loss {summary.model.loss.name}"),
-        ("Strategy", f"{config.get('strategy')}, {count_of(view.k, 'hypothesis', 'hypotheses')}"),
+        ("Strategy", f"{config.get('strategy')}, {_hypotheses(view)}"),
         ("Rounds", rounds),
         ("Noise", noise),
         ("Choice", _choice(view)),

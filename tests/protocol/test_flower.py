@@ -53,8 +53,8 @@ def test_all_of_it_is_handed_on() -> None:
     made = {name for name in door.__all__ if name not in handed}
     assert handed <= {*door.__all__}
     assert made == {
-        "Answer", "CLIENT_TASK", "build_bundle", "keep_secret", "pull_soon", "run_superexec", "run_superlink",
-        "run_supernode", "run_task",
+        "Answer", "CLIENT_TASK", "build_bundle", "identify", "keep_secret", "pull_soon", "run_superexec",
+        "run_superlink", "run_supernode", "run_task",
     }  # fmt: skip
 
 
