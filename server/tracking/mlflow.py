@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from protocol.errors import ConfigError
 from server.tracking.tracker import Tracker, Values
@@ -49,6 +50,11 @@ class MLflow(Tracker):
             # Its own default is a file in the working directory, which of a Flower App is not the user's.
             raise ConfigError(
                 'track = "mlflow": where? Set track-options = "uri=http://HOST:5000", or MLFLOW_TRACKING_URI'
+            )
+        if urlsplit(self.options.uri).password:
+            raise ConfigError(
+                "track-options: reports show the run config, so keep the password out of the uri; "
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             )
         # It tells its makers of its use otherwise. And a server that is gone should hold nobody up for minutes.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
@@ -97,7 +98,7 @@ class Tracker(Observer):
         if entry.asked:
             values |= {"asked": entry.asked, "releases": entry.releases, "lost_nodes": entry.lost_nodes}
             values["max_participations"] = entry.max_participations
-        return values
+        return {name: value for name, value in values.items() if math.isfinite(value)}  # not every tool takes others
 
     def _spent(self, entry: Round) -> dict[str, float]:
         """Return what the busiest client has spent, which takes longer to compose than a round may take."""

@@ -52,3 +52,9 @@ def test_it_must_be_said_where(run_config: dict[str, Any], monkeypatch: pytest.M
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigError, match='track = "mlflow": where\\? Set track-options = "uri='):
         play(run_config | {"rounds": 1, "restarts": 1, "track": "mlflow"})
+
+
+def test_a_password_does_not_get_into_reports(run_config: dict[str, Any]) -> None:
+    options = {"track": "mlflow", "track-options": "uri=http://me:secret@127.0.0.1:9"}
+    with pytest.raises(ConfigError, match="keep the password out of the uri; set MLFLOW_TRACKING_USERNAME"):
+        play(run_config | {"rounds": 1, "restarts": 1, **options})

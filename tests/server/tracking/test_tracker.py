@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -89,6 +91,13 @@ def test_quick_rounds_are_told_together(run_config: dict[str, Any], monkeypatch:
     tracked(run_config, diary, rounds=12)
     assert [number for number, _ in diary.pages] == list(range(1, 14))
     assert diary.calls < 10
+
+
+def test_what_is_no_number_is_left_out(run_config: dict[str, Any]) -> None:
+    diary = Diary()
+    run = tracked(run_config, diary, rounds=1)
+    broken = replace(run.state.history[0], loss=math.inf, metric=math.nan)
+    assert not {"validation_loss", "validation_rmse"} & set(diary._values(broken, math.inf))
 
 
 # --- a tool that fails
