@@ -262,9 +262,13 @@ def as_numbers(series: pd.Series) -> NDArray[np.float64]:
     if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
         return series.to_numpy(np.float64, na_value=np.nan)
     texts = as_texts(series)
-    sound = texts.str.fullmatch(_NUMBER) & texts.str.contains(r"\d", regex=True)
-    numbers = pd.to_numeric(texts.where(sound).str.replace(r"[$,\s]", "", regex=True), errors="coerce")
-    return numbers.to_numpy(np.float64, na_value=np.nan)
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
+    rest = texts[np.isnan(values)]
+    if len(rest):
+        sound = rest.str.fullmatch(_NUMBER) & rest.str.contains(r"\d", regex=True)
+        bare = rest.where(sound).str.replace(r"[$,\s]", "", regex=True)
+        values[np.isnan(values)] = pd.to_numeric(bare, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return values
 
 
 def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:

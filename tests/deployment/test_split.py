@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer
 from typer.testing import CliRunner
 
+import umbel
 from deployment.split import main, split
 from federation import Manifest, offsets_of, open_federation, write_federation
 from protocol.errors import FederationError
@@ -57,6 +59,16 @@ def test_a_site_s_manifest_is_the_whole_s_but_for_its_clients(source: Path, tmp_
     manifest = open_federation(split(source, 3, tmp_path)[1]).manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("numbers-2", "linear", "rmse")
     assert manifest.provenance == "Part 2 of 3 of numbers. Made up."
+
+
+def test_a_site_s_part_of_a_table_keeps_the_schema_and_its_own_clients_names(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"who": list("abcdefgh"), "x": np.arange(8.0), "ward": list("AB" * 4), "y": np.arange(8.0)})
+    whole = umbel.from_dataframe(frame, client="who", target="y", validation=["a", "b"])
+    for folder in split(whole.write("own"), 2, tmp_path):
+        part = open_federation(folder)
+        assert part.manifest.layout == whole.manifest.layout
+        for place, name in enumerate(part.names):
+            assert part.client(place)[1].tolist() == ["abcdefgh".index(name)]
 
 
 def test_it_is_the_same_each_time(source: Path, tmp_path: Path) -> None:

@@ -32,7 +32,8 @@ def _data() -> None:
 @app.command("list")
 def list_() -> None:
     """List the federations under $UMBEL_HOME/data, and those that come with umbel."""
-    home = umbel_home() / "data"
+    with errors_in_one_line():
+        home = umbel_home() / "data"
     made = sorted(path.parent for path in home.glob("*/manifest.json")) if home.is_dir() else []
     names = {path.name for path in made}
     found = [*made, *(path for path in sorted(BUNDLED.glob("*.json")) if path.stem not in names)]
@@ -87,9 +88,9 @@ def check(
         rows = encode(read_table(table), Schema.read(schema), table)
         if not rows.clients:
             raise FederationError(f"{table}: no row is left; repair the table or its schema")
-    typer.echo(f"{table} fits {schema}: {len(set(rows.clients)):,} clients, {len(rows.clients):,} rows")
+    typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
-        typer.echo(f"{count:,} rows are left out: {reason}.")
+        typer.echo(f"Rows left out: {count:,}, because {reason}.")
 
 
 @app.command("import")
@@ -137,8 +138,12 @@ def import_(
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
             raise FederationError(f"{folder} is there already; give another --name, or --replace")
-        if bool(client) + bool(clients) + bool(schema) != 1:
+        if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
+            raise FederationError("a schema says what the columns are: give --schema FILE, or options on columns")
+        if not schema and bool(client) == bool(clients):
             raise FederationError("give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE")
+        if alpha and not clients:
+            raise FederationError("--alpha is of --clients NUMBER, among which rows are dealt; give both")
         who: str | Partitioner | None = client or None
         if clients:
             who = Dirichlet(clients, alpha, seed) if alpha else Uniform(clients, seed)
@@ -166,6 +171,8 @@ def import_(
             model=model,
             loss=loss,
         )
+        if model or loss:
+            _check_fit(data.federation)
         data.write(folder)
         written = open_federation(folder)
     known = folder.name if folder.parent == umbel_home() / "data" else str(folder)
@@ -173,11 +180,22 @@ def import_(
     for note in data.notes:
         typer.echo(note)
     if data.test:
-        typer.echo(f"{data.test.manifest.clients:,} test clients are federation {known}/test.")
+        typer.echo(f"Test clients: {data.test.manifest.clients:,}, as federation {known}/test.")
     for hint in _hints(written):
         typer.echo(hint)
     typer.echo(folder)
     typer.echo(f"Next: umbel run federation={known}{_fewer(written)}")
+
+
+def _check_fit(data: Federation) -> None:
+    """Raise unless the model and the loss that were asked for take the data."""
+    # They import PyTorch, which what is suggested can do without.
+    from models import load
+    from models.fit import misfit
+
+    manifest = data.manifest
+    if reason := misfit(load(manifest.model, manifest.loss), data):
+        raise FederationError(f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out")
 
 
 def _fewer(data: Federation) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from federation import Federation, Manifest, offsets_of, write_federation
@@ -122,13 +123,13 @@ def split_into_clients(
         raise FederationError(
             f"features {features.shape}, targets {targets.shape} and {len(owners)} clients of rows must be equally many"
         )
-    known, owner = np.unique(np.array([str(one) for one in owners], dtype=object), return_inverse=True)
-    names = [str(one) for one in known]
+    owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
+    names = known.tolist()
     order = np.random.default_rng(seed).permutation(len(names)).tolist()
     tests = _chosen(test, "test", names, order)
-    rest = [client for client in order if client not in set(tests)]
+    rest = _without(order, tests)
     validates = _chosen(validation, "validation", names, rest, len(names))
-    trains = [client for client in rest if client not in set(validates)]
+    trains = _without(rest, validates)
     if not trains:
         raise FederationError(
             f"of {len(names)} clients {len(validates)} validate and {len(tests)} test, and none is left to train; "
@@ -164,6 +165,11 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     if strange := [name for name in map(str, share) if name not in place]:
         raise FederationError(f"{what} names the client {strange[0]!r}; there is none, but {_some(names)}")
     return [place[str(name)] for name in share]
+
+
+def _without(clients: list[int], others: list[int]) -> list[int]:
+    left_out = set(others)
+    return [client for client in clients if client not in left_out]
 
 
 def _some(names: list[str]) -> str:

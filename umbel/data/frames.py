@@ -119,7 +119,10 @@ def from_dataframe(
             rows.features,
             rows.targets,
             owners,
-            notes=[*notes, *(f"{count} rows are left out: {reason}." for reason, count in rows.left_out.items())],
+            notes=[
+                *notes,
+                *(f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()),
+            ],
             **split,
             **own,
             name=what.name or "data",

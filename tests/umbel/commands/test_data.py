@@ -127,7 +127,7 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
     schema.write_text(said("data", "describe", "stays", "--schema"))
     own = tmp_path / "own.csv"
     own.write_text("hospital,age,ward,smoker,cost\nours,70,B,yes,12000\n")
-    assert f"{own} fits {schema}: 1 clients, 1 rows" in said("data", "check", own, "--schema", schema)
+    assert f"{own} fits {schema}; clients: 1, rows: 1" in said("data", "check", own, "--schema", schema)
     config = {
         "data-path": str(own),
         "reader": "federation.table:read",
@@ -155,7 +155,7 @@ def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     told = said("data", "import", stays, "--clients", 4, "--target", "cost", "--drop", "hospital", "--standardise")
     assert told.splitlines()[-1] == "Next: umbel run federation=stays clients-per-round=3"
     assert "3 training, 1 validation" in said("data", "describe", "stays")
-    assert "2 test clients are federation skewed/test." in said(
+    assert "Test clients: 2, as federation skewed/test." in said(
         *("data", "import", stays, "--clients", 6, "--alpha", 0.5, "--target", "ward", "--drop", "hospital"),
         *("--name", "skewed", "--test", 0.3),
     )
@@ -179,7 +179,7 @@ def test_missing_values_are_refused_until_it_is_said_what_to_do(stays: Path, umb
     words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
     assert "age in data row 3 is missing; fill it in" in refused(*words)
     assert not umbel_home.exists(), "nothing is written"
-    assert "1 rows are left out: age is missing." in said(*words, "--missing", "drop")
+    assert "Rows left out: 1, because age is missing." in said(*words, "--missing", "drop")
     assert "rows 200" in said(*words, "--set", "age.fill=50", "--replace")
 
 
@@ -207,6 +207,11 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
         (("--client", "hospital", "--target", "cost", "--validation", "h77"), "validation names the client 'h77'"),
         (("--client", "hospital", "--target", "cost", "--missing", "guess"), "missing must be one of refuse, drop"),
         (("--clients", "300", "--target", "cost"), "200 rows make 1 to 200 clients, not 300"),
+        (("--client", "hospital", "--target", "cost", "--alpha", "1"), "--alpha is of --clients NUMBER"),
+        (("--schema", "own.toml", "--target", "cost"), "a schema says what the columns are"),
+        (("--client", "hospital", "--target", "cost", "--model", "mlp-9x2x1"), "'mlp-9x2x1' does not take features of"),
+        (("--client", "hospital", "--target", "smoker", "--loss", "cross-entropy"), "needs classes, whole numbers"),
+        (("--client", "hospital", "--target", "cost", "--model", "rose"), "unknown model 'rose'"),
     ],
 )
 def test_what_cannot_be_imported_is_told_in_one_line(stays: Path, umbel_home: Path, words: Any, reason: str) -> None:

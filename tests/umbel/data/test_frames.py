@@ -128,7 +128,7 @@ def test_missing_values_are_refused_unless_told() -> None:
         made(frame)
     data = made(frame, missing="drop")
     assert len(data.federation.targets) == 3
-    assert "1 rows are left out: age is missing." in data.notes
+    assert "Rows left out: 1, because age is missing." in data.notes
     assert made(frame, columns={"age": {"fill": "40"}}).federation.features[1, 0] == 40
 
 
