@@ -133,9 +133,7 @@ class Schema(Settings):
         Whose row it is, of type ``text`` or ``integer``; without it, the whole table is one client's.
     missing : str
         What becomes of a row without a value: ``refuse`` the table, or ``drop`` the row.
-    model, loss, frozen, local : str
-        As in a manifest.
-    provenance, licence : str
+    model, loss, metric, frozen, local, provenance, licence : str
         As in a manifest.
     """
 
@@ -146,6 +144,7 @@ class Schema(Settings):
     name: str = ""
     model: str = ""
     loss: str = ""
+    metric: str = ""
     frozen: str = ""
     local: str = ""
     missing: Literal["refuse", "drop"] = "refuse"
@@ -170,6 +169,12 @@ class Schema(Settings):
         if self.target.type == "category" and len(self.target.classes) < 2:
             raise ValueError(f"target: column {self.target.name!r} has one category, and nothing to tell apart")
         return self
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """What a manifest says in the schema's own words, the schema itself included."""
+        same = ("model", "loss", "metric", "frozen", "local", "provenance", "licence")
+        return {key: getattr(self, key) for key in same} | {"units": self.units, "layout": self}
 
     @property
     def units(self) -> dict[str, Any]:

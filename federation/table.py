@@ -110,9 +110,7 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
         name=what.name or path.name,
         clients=len(order),
         split={"train": len(order), "validation": 0},
-        units=what.units,
-        layout=what,
-        **{key: getattr(what, key) for key in ("model", "loss", "frozen", "local", "provenance", "licence")},
+        **what.said,
     )
     offsets = offsets_of(np.bincount(owner))
     federation = Federation(manifest, rows.features[sort], rows.targets[sort], offsets, [str(one) for one in order])

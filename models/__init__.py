@@ -61,7 +61,7 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
         model = _from_factory(name, own)
     elif name in MODELS:
         model = MODELS[name]
-    elif model_of_size := sized(name, loss):
+    elif model_of_size := sized(name, own):
         model = model_of_size
     elif size := re.fullmatch(r"factors-([1-9]\d{0,6})x([1-9]\d{0,3})", name):
         items, factors = map(int, size.groups())

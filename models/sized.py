@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from torch import nn
 
-from models.losses import LOSSES, METRICS, SLOPES
+from models.losses import LOSSES, METRICS, SLOPES, Loss
 from models.model import Model
 
 _NAME = re.compile(r"(?:linear-(\d+x\d+)|mlp-(\d+(?:x\d+){2,}))")
@@ -23,7 +23,7 @@ def network(sizes: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-def sized(name: str, loss: str = "") -> Model | None:
+def sized(name: str, loss: Loss | None = None) -> Model | None:
     """Return the model of a name as ``linear-IxO`` or ``mlp-IxHxO``; None if it is another name.
 
     Its loss is ``mse`` for one output and ``cross-entropy`` for more, unless one is given.
@@ -32,6 +32,6 @@ def sized(name: str, loss: str = "") -> Model | None:
     sizes = tuple(map(int, (match[1] or match[2]).split("x"))) if match else ()
     if not sizes or not all(1 <= size <= _LARGEST for size in sizes):
         return None
-    loss = loss or ("mse" if sizes[-1] == 1 else "cross-entropy")
-    metric = "accuracy" if loss == "cross-entropy" else "right-sign" if loss in SLOPES else "rmse"
-    return Model(name, partial(network, sizes), LOSSES[loss], METRICS[metric])
+    loss = loss or LOSSES["mse" if sizes[-1] == 1 else "cross-entropy"]
+    metric = "accuracy" if loss.name == "cross-entropy" else "right-sign" if loss.name in SLOPES else "rmse"
+    return Model(name, partial(network, sizes), loss, loss if loss.by_row else METRICS[metric])

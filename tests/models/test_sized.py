@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
 from models import load
 from protocol.errors import ModelError
+from tests.helpers.models import write_module
 
 
 @pytest.mark.parametrize(
@@ -23,6 +26,14 @@ def test_layers_loss_and_metric(name: str, loss: str, shapes: list[tuple[int, ..
     model = load(name, loss)
     assert list(model.shapes.values()) == shapes
     assert (model.loss.name, model.metric.name) == own
+
+
+def test_a_loss_of_ones_own_is_its_own_metric(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = write_module(
+        tmp_path, monkeypatch, "def absolute(outputs, targets):\n    return (outputs - targets).abs()"
+    )
+    model = load("linear-5x1", f"{module}:absolute")
+    assert model.loss.name == model.metric.name == f"{module}:absolute"
 
 
 def test_a_row_is_laid_out_flat() -> None:

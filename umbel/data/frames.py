@@ -67,7 +67,7 @@ def from_dataframe(
     source : object
         What the table is called in errors.
     **entries
-        Of the manifest: ``name``, ``model``, ``loss``, ``provenance``, ``licence``, ``frozen``, ``local``.
+        Of the manifest: ``name``, ``model``, ``loss``, ``metric``, ``provenance`` and so on.
 
     Returns
     -------
@@ -114,7 +114,6 @@ def from_dataframe(
         owners: Any = rows.clients
         if isinstance(client, Partitioner):
             owners = numbered(client.deal(len(rows.targets), rows.targets))
-        own = {key: getattr(what, key) for key in ("model", "loss", "frozen", "local", "provenance", "licence")}
         return split_into_clients(
             rows.features,
             rows.targets,
@@ -124,10 +123,8 @@ def from_dataframe(
                 *(f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()),
             ],
             **split,
-            **own,
+            **what.said,
             name=what.name or "data",
-            units=what.units,
-            layout=what,
         )
 
     data = made(what)
