@@ -14,6 +14,7 @@ from protocol.rules import Settings
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
+_IF_ANY = ("metric", "pretrained", "tokens")  # entries that stand in a file only where they say something
 
 
 class Manifest(Settings):
@@ -118,9 +119,9 @@ class Manifest(Settings):
 
     def entries(self) -> dict[str, Any]:
         """Return the manifest as it stands in a file."""
-        own = {} if self.tokens else {"tokens"}
-        entries = self.model_dump(exclude={"layout", *own})
-        return entries if self.layout is None else {**entries, "layout": self.layout.entries()}
+        entries = self.model_dump(exclude={"layout"})
+        own = {key: value for key, value in entries.items() if value or key not in _IF_ANY}
+        return own if self.layout is None else {**own, "layout": self.layout.entries()}
 
     @classmethod
     def read(cls, raw: Any, file: Path) -> Self:

@@ -94,7 +94,7 @@ def test_test_clients_are_a_federation_within(tmp_path: Path) -> None:
 
 def test_a_manifest_says_only_what_there_is(tmp_path: Path) -> None:
     write_federation(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert not {"tokens", "layout"} & set(json.loads((tmp_path / "manifest.json").read_text()))
+    assert not {"metric", "tokens", "layout"} & set(json.loads((tmp_path / "manifest.json").read_text()))
 
 
 def test_categories_of_a_target_are_texts() -> None:

@@ -13,6 +13,7 @@ from models import load
 from models.fit import misfit
 from protocol.errors import FederationError
 from protocol.run_config import RunConfig
+from server.rounds import Run
 from simulation.in_process import play
 from tests.helpers.models import write_module
 from umbel.data import ClientData
@@ -79,29 +80,50 @@ def test_tokens_stay_integers() -> None:
     assert made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=50).manifest.tokens == 50
 
 
-def test_tokens_are_learnt_from_in_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bag = """
+BAG = """
 class Bag(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
     def forward(self, tokens):
         return self.head(self.words(tokens).mean(1))
+class Next(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
+    def forward(self, tokens):
+        return self.head(self.words(tokens))
 """
-    module = write_module(tmp_path, monkeypatch, bag)
-    draw = np.random.default_rng(0)
-    tokens = draw.integers(0, 5, (60, 3))
+
+
+def learnt(data: ClientData, engine: str) -> Run:
+    """Return a run without noise of one hypothesis, on the five training clients."""
+    data.write("words")
+    asked = {"federation": "words", "noise-multiplier": 0.0, "hypotheses": 1, "restarts": 1, "rounds": 40}
+    asked |= {"step-size": 1.0, "clients-per-round": 5, "device": "cpu", "engine": engine}
+    return play(RunConfig().entries() | asked)
+
+
+def test_tokens_are_learnt_from_in_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = write_module(tmp_path, monkeypatch, BAG)
+    tokens = np.random.default_rng(0).integers(0, 5, (60, 3))
     # The word 4 says it all.
     labels = (tokens == 4).any(axis=1).astype(int)
     data = umbel.from_arrays(tokens, labels, client=np.arange(60) % 6, tokens=5, model=f"{module}:Bag")
-    data.write("words")
-    asked = {"federation": "words", "noise-multiplier": 0.0, "hypotheses": 1, "restarts": 1, "rounds": 40}
-    asked |= {"step-size": 1.0, "clients-per-round": 5}
-    runs = [play(RunConfig().entries() | asked | {"engine": engine, "device": "cpu"}) for engine in ("loop", "batched")]
+    runs = [learnt(data, engine) for engine in ("loop", "batched")]
     for run in runs:
         assert run.state.history[-1].loss < 0.3 < 0.5 < run.state.history[0].loss
     for name, value in runs[0].state.hypotheses.items():
         np.testing.assert_allclose(value, runs[1].state.hypotheses[name], atol=1e-4)
+
+
+def test_the_next_token_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = write_module(tmp_path, monkeypatch, BAG)
+    # Everybody counts: after a word comes the next one.
+    tokens = (np.arange(60)[:, None] + np.arange(4)) % 5
+    data = umbel.from_arrays(tokens, None, client=np.arange(60) % 6, tokens=5, model=f"{module}:Next")
+    history = learnt(data, "auto").state.history
+    assert history[-1].loss < 0.2 < 1 < history[0].loss
 
 
 def test_without_targets_the_next_token_is_the_target() -> None:
