@@ -127,11 +127,16 @@ def read_features(path: Path, data: Federation) -> NDArray[np.float32]:
 def table(made: list[Prediction], data: Federation, with_targets: bool = True) -> pd.DataFrame:
     """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
 
-    What a model predicts as several numbers is an array.
+    Categories go by their names. What a model predicts as several numbers is an array.
     """
-    scale = float(data.manifest.units.get("target", {}).get("scale", 1.0))
+    target = data.manifest.units.get("target", {})
+    scale, names = float(target.get("scale", 1.0)), target.get("categories", [])
 
     def shown(values: NDArray[Any]) -> list[Any]:
+        if names and values.ndim == 1:
+            # A class is its place; a label of -1 or 1, or a score for it, is told by its sign.
+            places = values if np.issubdtype(values.dtype, np.integer) else np.sign(values)
+            return [names[place] for place in np.maximum(places, 0).astype(np.int64)]
         if np.issubdtype(values.dtype, np.integer):
             return list(values.tolist())
         return list(values * scale) if values.ndim > 1 else (values * scale).tolist()

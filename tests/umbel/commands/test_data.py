@@ -12,8 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from client.node import Node
-from federation import open_federation, read_manifest
+from federation import find_federation, open_federation, read_manifest
 from protocol.run_config import RunConfig
+from simulation import in_process
 from simulation.in_process import play
 from tests.helpers.federations import save_plane
 from umbel.__main__ import app
@@ -84,6 +85,19 @@ def test_a_table_becomes_a_federation_that_a_run_learns_from(stays: Path) -> Non
     first, last = run.state.history[0].loss, run.state.history[-1].loss
     # In units of 10,000 dollars: what is left is noise of one model, not the difference of two.
     assert last < 0.05 < first
+
+
+@pytest.mark.parametrize(("target", "categories"), [("smoker", {"false", "true"}), ("ward", {"A", "B"})])
+def test_what_is_predicted_goes_by_its_name(stays: Path, tmp_path: Path, target: str, categories: set[str]) -> None:
+    said("data", "import", stays, "--client", "hospital", "--target", target, "--features", "age,cost", *SCALES[4:])
+    run = in_process.run(RunConfig().entries() | {"federation": "stays", "rounds": 1, "restarts": 1, "device": "cpu"})
+    said("predict", run, "stays", "--out", tmp_path / "out.csv")
+    made = pd.read_csv(tmp_path / "out.csv", dtype=str)
+    assert set(made["prediction"]) <= categories == set(made["target"])
+    # A client's rows are those of the table, in its order.
+    frame, first = pd.read_csv(stays, dtype=str), open_federation(find_federation("stays")).names[0]
+    told = frame.loc[frame["hospital"] == first, target].replace({"yes": "true", "no": "false"}).tolist()
+    assert made.loc[made["client"] == "0", "target"].tolist() == told
 
 
 def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) -> None:
