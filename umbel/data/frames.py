@@ -85,6 +85,10 @@ def from_dataframe(
             raise FederationError("name the columns of the client and of the target, or give a schema")
         column = None if isinstance(client, Partitioner) else client
         if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
+            if columns or standardise or missing != "refuse":
+                raise FederationError(
+                    f"{features[0]} holds sequences, of which columns, standardise and missing say nothing"
+                )
             return _sequences(frame, features[0], target, client, split | entries)
         what = infer(
             frame,
@@ -96,11 +100,11 @@ def from_dataframe(
             missing=missing,
             **entries,
         )
-    elif features or columns or (target is not None) or isinstance(client, str):
-        raise FederationError("a schema names client, target, features and columns: give it alone, or those")
+    elif features or columns or target is not None or isinstance(client, str) or missing != "refuse":
+        raise FederationError("a schema says all of client, target, features, columns and missing: give it, or those")
     else:
         what = schema if isinstance(schema, Schema) else Schema.read(Path(schema))
-        what = suggest(what.model_copy(update=entries))
+        what = suggest(Schema(**what.model_dump() | {key: value for key, value in entries.items() if value}))
         if what.client is None and not dealt:
             raise FederationError("the schema has no client, and the table would be one client's: give a partitioner")
 

@@ -54,7 +54,8 @@ def infer(
         When a column is missing, or holds neither numbers nor a few categories.
     """
     given = {name: dict(column) for name, column in (columns or {}).items()}
-    # What is left out by `features` may still be said to be left out by a partitioner's caller.
+    if not frame.columns.is_unique:
+        raise FederationError(f"{source} has two columns called {frame.columns[frame.columns.duplicated()][0]!r}")
     chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
     named = [*chosen, target, *([client] if client else []), *given]
     if absent := [name for name in named if name not in frame.columns]:
@@ -108,16 +109,14 @@ def _two_digits(value: float) -> float:
 
 
 def _column(frame: pd.DataFrame, name: str, given: dict[str, Any], source: Any) -> Column:
-    series = frame[name]
-    found = given.get("categories") is True
-    if found or ("categories" in given and "type" not in given):
-        given = {"type": "category"} | {key: value for key, value in given.items() if key != "categories" or not found}
-    kind = given.get("type") or _guess(series, name, source)
-    if kind == "category" and "categories" not in given:
-        given = {
-            "categories": _found(series, Column(name=name, **({"categories": ["?"]} | given | {"type": kind})), source)
-        } | given
-    return Column(name=name, **(given | {"type": kind}))
+    series, entries = frame[name], dict(given)
+    found = entries.get("categories") is True
+    if "type" not in entries:
+        entries["type"] = "category" if "categories" in entries else _guess(series, name, source)
+    if found or (entries["type"] == "category" and "categories" not in entries):
+        checked = Column(name=name, **(entries | {"categories": ["?"]}))
+        entries["categories"] = _found(series, checked, source)
+    return Column(name=name, **entries)
 
 
 def _guess(series: pd.Series, name: str, source: Any) -> str:

@@ -100,6 +100,19 @@ def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
         umbel.from_dataframe(FRAME.assign(ward="E"), schema=data.manifest.layout)
 
 
+def test_a_schema_keeps_its_model_unless_another_is_named() -> None:
+    layout = made(model="mlp-5x2x1").manifest.layout
+    assert umbel.from_dataframe(FRAME, schema=layout, model="", loss="rmse").manifest.model == "mlp-5x2x1"
+    assert umbel.from_dataframe(FRAME, schema=layout, model="linear-5x1").manifest.model == "linear-5x1"
+    with pytest.raises(FederationError, match="there is no modell; did you mean model"):
+        umbel.from_dataframe(FRAME, schema=layout, modell="linear-5x1")
+
+
+def test_two_columns_of_one_name_are_refused() -> None:
+    with pytest.raises(FederationError, match="the table has two columns called 'age'"):
+        made(pd.concat([FRAME, FRAME[["age"]]], axis=1))
+
+
 def test_a_manifest_keeps_the_schema(tmp_path: Path) -> None:
     data = made()
     assert isinstance(data.manifest.layout, Schema)
@@ -154,9 +167,12 @@ def test_a_column_of_lists_is_a_sequence() -> None:
         ({"features": ["cost"]}, "'cost' is the target, and cannot be a feature as well"),
         ({"features": []}, "has no column left to predict 'cost' from"),
         ({"target": None}, "name the columns of the client and of the target, or give a schema"),
-        ({"schema": "own.toml"}, "a schema names client, target, features and columns: give it alone"),
+        ({"schema": "own.toml"}, "a schema says all of client, target, features, columns and missing"),
         ({"columns": {"age": {"scael": 2}}}, "there is no scael; did you mean scale"),
         ({"columns": {"room": {"scale": 2}}}, "the table has no column 'room'"),
+        ({"columns": {"age": {"categories": True, "type": "number"}}}, "are for the type category, not number"),
+        ({"columns": {"ward": {"pattern": "("}}}, "is no regular expression"),
+        ({"modell": "linear-5x1"}, "there is no modell; did you mean model"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:
