@@ -90,6 +90,8 @@ class Node:
         manifest = federation.manifest
         if not site.simulated:
             _refuse_foreign(run, manifest)
+            # The file is the site's own; whether it is the same, the digest says.
+            run = run.model_copy(update={"pretrained": manifest.pretrained})
         learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
@@ -137,8 +139,8 @@ class Node:
         """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
         if frozen_digest is not None and frozen_digest != self.model.frozen_digest:
             raise ProtocolError(
-                f"the server's frozen parameters of model {self.model.name!r} differ from this node's; "
-                "give both sides the same files"
+                f"the server's frozen parameters of model {self.model.name!r} differ from this node's, or the weights "
+                "that it starts from; give both sides the same files"
             )
         shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
         # In the same order: what depends on it would differ between clients whose training fails and others.
@@ -169,6 +171,10 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     own = manifest.loss or (models.MODELS[name].loss.name if name in models.MODELS else "")
     if run.loss and own and run.loss != own:
         raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {own!r}")
+    if run.pretrained and not manifest.pretrained:
+        raise ProtocolError(
+            f"the server starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest"
+        )
     for what in ("loss", "metric"):
         asked, own = getattr(run, what), getattr(manifest, what)
         if ":" in asked and asked != own:

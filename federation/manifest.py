@@ -29,6 +29,8 @@ class Manifest(Settings):
     frozen, local : str
         Patterns on the names of the model's parameters that are frozen, and of those that stay on
         the nodes (see `models.load`); a run may not ask for others.
+    pretrained : str
+        File of the weights that the model starts from (see `models.load`); a site opens no other.
     clients : int
         Number of clients, training and validation together.
     split : dict
@@ -66,6 +68,7 @@ class Manifest(Settings):
     model: str = ""
     loss: str = ""
     metric: str = ""
+    pretrained: str = ""
     frozen: str = ""
     local: str = ""
     units: dict[str, Any] = Field(default_factory=dict)

@@ -1,25 +1,29 @@
 """Models by name, each with its loss and metric.
 
 A model of your own is a function that returns a ``torch.nn.Module`` (or a `Model`), given as
-``package.module:factory``.
+``package.module:factory``, with its options if it has some: ``package.module:factory width=8``. Those of
+some libraries have names (`models.libraries`).
 """
 
 from __future__ import annotations
 
+import ast
 import re
 from dataclasses import replace
 from functools import lru_cache, partial
+from typing import Any
 
 from torch import nn
 
 from federation import Manifest
 from models.factors import Factors
+from models.libraries import library_of
 from models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from models.model import Model, check
 from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
 from models.sized import sized
 from protocol.errors import ModelError
-from protocol.plugins import import_by_name
+from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
@@ -35,14 +39,15 @@ MODELS = {
 
 
 @lru_cache(maxsize=16)
-def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: str = "") -> Model:
+def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: str = "", pretrained: str = "") -> Model:
     """Return the model called `name`, checked.
 
     Parameters
     ----------
     name : str
         A key of `MODELS`, ``linear-IxO`` or ``mlp-IxHxO`` for rows of I numbers and O outputs,
-        ``factors-IxD`` for I items with vectors of length D, or ``package.module:factory``.
+        ``factors-IxD`` for I items with vectors of length D, ``package.module:factory``, or
+        ``library:model``, the last two with ``name=value`` after them.
     loss : str
         A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
     frozen, local : str
@@ -50,6 +55,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
         those that stay on the nodes.
     metric : str
         A key of `METRICS`, or ``package.module:function``; empty for the model's own.
+    pretrained : str
+        File of weights to start from (`models.weights.find_weights`); empty to draw them.
 
     Raises
     ------
@@ -81,6 +88,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
         model = replace(model, metric=load_metric(metric))
     if frozen or local:
         model = replace(model, frozen=(*model.frozen, *frozen.split()), local=(*model.local, *local.split()))
+    if pretrained:
+        model = replace(model, pretrained=pretrained)
     check(model)
     return model
 
@@ -105,15 +114,24 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     default = manifest.model if manifest else ""
     if not (run.model or default):
         raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
-    loss, frozen, local, metric = run.loss, run.frozen, run.local, run.metric
+    loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
     if manifest is not None and (not default or run.model in ("", default)):
         loss, metric = loss or manifest.loss, metric or manifest.metric
         frozen, local = frozen or manifest.frozen, local or manifest.local
-    return load(run.model or default, loss, frozen, local, metric)
+        pretrained = pretrained or manifest.pretrained
+    return load(run.model or default, loss, frozen, local, metric, pretrained)
 
 
 def _from_factory(name: str, loss: Loss | None) -> Model:
-    factory = import_by_name(name)
+    path, _, words = name.partition(" ")
+    options = {key: _value(value) for key, value in parse_pairs(words, f"model {path!r}: options").items()}
+    if library := library_of(path):
+        if given := sorted({"weights", "pretrained"} & options.keys()):
+            raise ModelError(f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead")
+        factory = partial(library[0], library[1], **options)
+    else:
+        factory = import_by_name(path)
+        factory = partial(factory, **options) if options else factory
     try:
         made = factory()
     except Exception as error:
@@ -126,3 +144,11 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
         raise ModelError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
     metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
     return Model(name, factory, loss, metric)
+
+
+def _value(text: str) -> Any:
+    """Return a number, a truth value, None or a tuple of such where that is what is written; else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

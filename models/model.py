@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
+from logging import INFO
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from models.losses import Loss, Score
+from models.weights import find_weights, read_weights, sha256_of
 from protocol.errors import ModelError
+from protocol.flower import log
 
 Parameters = dict[str, Tensor]
 Arrays = dict[str, NDArray[Any]]
@@ -68,6 +71,9 @@ class Model:
     frozen, local : tuple of str
         Patterns on names, as ``backbone.*``, of parameters to be frozen or local besides those that
         the network makes so itself. A parameter that the network makes local stays so.
+    pretrained : str
+        File of weights to start from (`models.weights.find_weights`); empty to draw all. What the file
+        lacks, or has in another shape, is drawn.
     """
 
     name: str
@@ -76,6 +82,7 @@ class Model:
     metric: Score
     frozen: tuple[str, ...] = ()
     local: tuple[str, ...] = ()
+    pretrained: str = ""
 
     @cached_property
     def module(self) -> nn.Module:
@@ -135,12 +142,16 @@ class Model:
 
     @cached_property
     def frozen_digest(self) -> str:
-        """SHA-256 of the frozen parameters and their names; empty if there are none."""
-        digest = hashlib.sha256()
+        """SHA-256 of the frozen parameters and their names, and of the file of weights; empty if there are none."""
+        digest = hashlib.sha256(sha256_of(find_weights(self.pretrained)).encode() if self.pretrained else b"")
         for name, value in self.frozen_values.items():
             digest.update(f"{name} {tuple(value.shape)} ".encode())
             digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-        return digest.hexdigest() if self.frozen_values else ""
+        return digest.hexdigest() if self.frozen_values or self.pretrained else ""
+
+    @cached_property
+    def _weights(self) -> Parameters:
+        return read_weights(find_weights(self.pretrained)) if self.pretrained else {}
 
     @cached_property
     def summed(self) -> frozenset[str]:
@@ -216,7 +227,19 @@ class Model:
         with torch.random.fork_rng(devices=[]):
             # `torch.manual_seed` seeds accelerators as well, and where none is in use yet keeps a trace of each call.
             torch.default_generator.manual_seed(seed)
-            return self.network()
+            network = self.network()
+        state = _tensors(network)
+        with torch.no_grad():
+            for name, value in self._starts(network).items():
+                state[name].copy_(value)
+        return network
+
+    def _starts(self, network: nn.Module) -> Parameters:
+        """Return the weights in the file that the network has in the same shape."""
+        state = _tensors(network)
+        return {
+            name: value for name, value in self._weights.items() if name in state and state[name].shape == value.shape
+        }
 
     def _shapes(self, kind: Kind) -> dict[str, tuple[int, ...]]:
         state = _tensors(self.module)
@@ -245,6 +268,16 @@ def check(model: Model) -> None:
         key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
     ]:
         raise ModelError(f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one")
+    if model.pretrained:
+        found = model._starts(module)
+        missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
+        if not found or (lost := [key for key in missing if key in model.frozen_values and key in values]):
+            what = f"frozen parameters {lost}" if found else "parameters"
+            raise ModelError(
+                f"pretrained = {model.pretrained!r} has none of the {what} of model {name!r} in the right shape; "
+                f"it has {', '.join(model.names)}"
+            )
+        log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
         raise ModelError(
             f"model {name!r} has no shared parameters left, and nothing would be learnt together; "

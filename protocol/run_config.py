@@ -51,8 +51,8 @@ class RunConfig(Settings):
     )
     model: str = Field(
         "",
-        description='linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxD, or package.module:factory; "" for the '
-        "federation's own",
+        description="linear, mlp, cnn, cnn10, lenet, lenet10, factors-IxD, package.module:factory or library:model, "
+        'with options as "... name=value"; "" for the federation\'s own',
     )
     loss: str = Field(
         "",
@@ -60,6 +60,10 @@ class RunConfig(Settings):
     )
     metric: str = Field(
         "", description='rmse, accuracy, right-sign, or package.module:function; "" for the model\'s own'
+    )
+    pretrained: str = Field(
+        "",
+        description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models",
     )
     frozen: str = Field(
         "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import client.node
 from client.learner import learner_for
@@ -469,3 +470,22 @@ def test_where_the_data_name_no_loss_the_models_own_is_theirs(tmp_path: Path, ru
 def test_a_server_that_names_the_datas_own_model_gets_the_datas_own_loss(tmp_path: Path, run_config: Config) -> None:
     config = preferences(tmp_path / "own", [[0], [1], [2]], [1, -1, 1], loss="hinge")
     assert Node.of(config, run_config | {"model": "factors-3x2"}).model.loss.name == "hinge"
+
+
+def test_a_site_starts_from_a_file_of_its_own_and_opens_no_other(
+    tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server's path is a name on its own machine; the digest says whether the files are the same."""
+    own, servers = tmp_path / "own.pt", tmp_path / "servers.pt"
+    torch.save({"weight": torch.ones(1, 2)}, own)
+    rows = np.ones((3, 2), np.float32)
+    with_file = preferences(tmp_path / "a", rows, [1.0, 2.0, 3.0], model="linear", pretrained=str(own))
+    node = Node.of(with_file, run_config | {"pretrained": str(servers)})
+    assert node.model.initial(0)["weight"].tolist() == [[1, 1]]
+    hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
+    node.check(hypotheses, node.model.frozen_digest)
+    with pytest.raises(ProtocolError, match="or the weights that it starts from; give both sides the same files"):
+        node.check(hypotheses, "00")
+    without = preferences(tmp_path / "b", rows, [1.0, 2.0, 3.0], model="linear")
+    with pytest.raises(ProtocolError, match=r"the server starts from weights .*; name the same file as pretrained"):
+        Node.of(without, run_config | {"pretrained": str(own)})

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import models
 from client.cohort import LocalUpdate
 from models.descent import OPTIMIZERS, Descent
+from protocol.arrays import Arrays
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
 from tests.helpers.cohorts import (
@@ -36,9 +37,7 @@ RAGGED: list[Rows] = [draw_client(MODEL, rows, np.random.default_rng(rows)) for 
 UPDATE = LocalUpdate(local_epochs=3, step_size=0.05, batch_size=2)
 
 
-def by_pytorch(
-    start: dict[str, Any], rows: Rows, make: Make, clip: float = 0.0, proximal: float = 0.0
-) -> dict[str, Any]:
+def by_pytorch(start: Arrays, rows: Rows, make: Make, clip: float = 0.0, proximal: float = 0.0) -> Arrays:
     """Train one client of the mlp as a PyTorch tutorial would, minibatches in the rows' own order."""
     network = MODEL.network()
     network.load_state_dict({name: torch.tensor(value) for name, value in start.items()})

@@ -58,7 +58,7 @@ CHOICES = {
 }
 TEXTS = [
     "strategy", "strategy-options", "federation", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
-    "observers", "optimizer-options", "track", "track-options",
+    "observers", "optimizer-options", "pretrained", "track", "track-options",
 ]  # fmt: skip
 MOST = {
     "choice-epsilon": ", at most 30",
@@ -378,6 +378,7 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"track": "tensorboard", "track-options": "x=1"}, "track-options: there is no option x; the options are"),
         ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),
         ({"loss": "absolute"}, "unknown loss 'absolute'; choose from mse, rmse, cross-entropy"),
+        ({"pretrained": "/nowhere"}, "pretrained = '/nowhere': there is no file /nowhere; give an absolute path"),
         ({"metric": "distance"}, "unknown metric 'distance'; choose from rmse, accuracy, right-sign or give package"),
         ({"loss": "nowhere:mine"}, "cannot import 'nowhere' of 'nowhere:mine'"),
         ({"optimizer-options": "momentun=0.9"}, "there is no option momentun; did you mean momentum"),

@@ -1,0 +1,78 @@
+"""Models of libraries by name, and options after a name; what a library would download is refused.
+
+That their models train is in test_strangers.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+from torch import nn
+
+import models
+from protocol.errors import ConfigError, ModelError
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """A library in place of timm, and what it is asked for."""
+    asked: list[dict[str, Any]] = []
+
+    def create_model(name: str, **options: Any) -> nn.Module:
+        asked.append({"name": name} | options)
+        return nn.Linear(2, int(options.get("num_classes", 1)))
+
+    library = ModuleType("timm")
+    library.create_model = create_model  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "timm", library)
+    models.load.cache_clear()
+    return asked
+
+
+def test_options_are_numbers_where_they_look_like_it(timm: list[dict[str, Any]]) -> None:
+    model = models.load("timm:rose num_classes=3 drop_rate=0.1 act=relu sizes=(1,2) global_pool=None", "cross-entropy")
+    assert timm[0] == {
+        "name": "rose", "pretrained": False, "num_classes": 3, "drop_rate": 0.1, "act": "relu", "sizes": (1, 2),
+        "global_pool": None,
+    }  # fmt: skip
+    assert model.num_parameters == 9
+    assert model.name.startswith("timm:rose num_classes=3")
+
+
+def test_a_factory_of_ones_own_has_options_too() -> None:
+    assert models.load("torch.nn:Linear in_features=4 out_features=2 bias=False", "mse").num_parameters == 8
+
+
+@pytest.mark.parametrize("option", ["pretrained=True", "weights=DEFAULT"])
+def test_weights_come_from_a_file_alone(option: str, timm: list[dict[str, Any]]) -> None:
+    with pytest.raises(ModelError, match="would be downloaded; set pretrained to a file instead"):
+        models.load(f"timm:rose {option}", "mse")
+    assert not timm
+
+
+@pytest.mark.parametrize("name", ["timm:hf-hub:rose/garden", "timm:rose/garden", "timm:", "timm:../rose"])
+def test_a_name_leads_nowhere_else(name: str, timm: list[dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError, match=f"model '{name}': '.*' is not the name of a model in timm"):
+        models.load(name, "mse")
+    assert not timm
+
+
+def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    models.load.cache_clear()
+    with pytest.raises(ConfigError, match=r"model 'timm:rose' needs timm: .*; pip install timm"):
+        models.load("timm:rose", "mse")
+
+
+@pytest.mark.parametrize("words", ["width", "width=1 width=2", "=3"])
+def test_options_that_are_none_are_told(words: str) -> None:
+    with pytest.raises(ConfigError, match=r"model 'torch.nn:Linear': options must be"):
+        models.load(f"torch.nn:Linear {words}", "mse")
+
+
+def test_an_option_that_a_factory_does_not_have_is_told() -> None:
+    with pytest.raises(ModelError, match=r"cannot be made: TypeError: .*unexpected keyword argument 'width'"):
+        models.load("torch.nn:Linear in_features=1 out_features=1 width=3", "mse")

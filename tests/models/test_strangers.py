@@ -1,0 +1,142 @@
+"""Networks that nobody here wrote: each trains through the whole app, in the engine that is picked, or is refused.
+
+torchvision, timm, transformers and peft are imported here alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import models
+import tests.helpers.torchvision_ops  # noqa: F401
+from client.batched import BatchedLearner
+from client.loop import LoopLearner
+from client.trial import try_out
+from federation import offsets_of, open_federation, write_federation
+from protocol.errors import ModelError
+from simulation.in_process import play, run_config
+from tests.helpers.federations import manifest
+
+pytestmark = pytest.mark.slow
+
+LENGTHS = [3, 2, 4, 3]  # rows of the clients, of which the last reports
+
+Rows = tuple[NDArray[Any], NDArray[Any]]
+
+
+def rows_of(kind: str) -> Rows:
+    """Return rows and targets of a kind."""
+    generator, count = np.random.default_rng(0), sum(LENGTHS)
+
+    def numbers(*shape: int) -> NDArray[np.float32]:
+        return generator.normal(size=(count, *shape)).astype(np.float32)
+
+    classes, tokens = generator.integers(0, 3, count), generator.integers(0, 11, (count, 6))
+    return {
+        "vectors": (numbers(6), classes),
+        "rows for rows": (numbers(6), numbers(6)),
+        "sequences": (numbers(5, 2), classes),
+        "images": (numbers(3, 16, 16), classes),
+        "pictures": (numbers(3, 32, 32), classes),
+        "masks": (numbers(1, 8, 8), generator.uniform(size=(count, 1, 8, 8)).round().astype(np.float32)),
+        "places": (numbers(1, 8, 8), generator.integers(0, 3, (count, 8, 8))),
+        "texts": (tokens, classes),
+        "next": (tokens, np.roll(tokens, -1, 1)),
+    }[kind]
+
+
+def save(folder: Path, kind: str) -> Path:
+    """Write a federation of four clients."""
+    features, targets = rows_of(kind)
+    write_federation(folder / "data", manifest(3, 1), features, targets, offsets_of(LENGTHS))
+    return folder / "data"
+
+
+SMALL_BERT = "vocab_size=11 hidden_size=16 num_hidden_layers=1 num_attention_heads=2 intermediate_size=16 num_labels=3"
+OURS = "tests.helpers.strangers"
+STRANGERS: list[tuple[str, str, str, dict[str, Any]]] = [
+    # Its last block is three quarters of its 11 million parameters, and of the time.
+    ("torchvision:resnet18 num_classes=3", "images", "loop", {"frozen": "layer4.*"}),
+    ("torchvision:mobilenet_v2 num_classes=3 width_mult=0.1", "images", "loop", {}),
+    ("torchvision:shufflenet_v2_x0_5 num_classes=3", "images", "loop", {}),
+    ("torchvision:squeezenet1_1 num_classes=3", "pictures", "loop", {}),
+    ("timm:vit_tiny_patch16_224 img_size=32 embed_dim=24 depth=2 num_heads=3 num_classes=3", "pictures", "loop", {}),
+    (
+        "timm.models.mlp_mixer:MlpMixer img_size=32 patch_size=8 embed_dim=16 num_blocks=2 num_classes=3",
+        "pictures",
+        "loop",
+        {},
+    ),
+    ("timm:test_convnext num_classes=3", "pictures", "loop", {}),
+    ("timm:test_efficientnet num_classes=3", "pictures", "loop", {}),
+    (f"transformers:BertForSequenceClassification {SMALL_BERT}", "texts", "loop", {}),
+    (f"{OURS}:adapted", "texts", "loop", {}),
+    ("transformers:GPT2LMHeadModel vocab_size=11 n_embd=8 n_layer=1 n_head=2 n_positions=8", "next", "loop", {}),
+    (f"{OURS}:TiedWriter", "next", "batched", {}),
+    (f"{OURS}:TiedWriter dropout=0.1", "next", "loop", {}),
+    (f"{OURS}:Recurrent kind=LSTM", "sequences", "loop", {}),
+    (f"{OURS}:Recurrent kind=GRU layers=2 dropout=0.2", "sequences", "loop", {}),
+    (f"{OURS}:Attending", "sequences", "loop", {}),
+    (f"{OURS}:Words", "texts", "loop", {}),
+    (f"{OURS}:Unet", "masks", "loop", {"loss": "torch.nn.functional:binary_cross_entropy_with_logits"}),
+    (f"{OURS}:Unet outputs=3", "places", "loop", {"loss": "torch.nn.functional:cross_entropy"}),
+    (f"{OURS}:TiedAutoencoder", "rows for rows", "batched", {"loss": "mse"}),
+    (f"{OURS}:Grouped", "images", "loop", {}),
+    (f"{OURS}:normalised_mlp", "vectors", "loop", {"optimizer": "adam"}),
+    (f"{OURS}:normalised_mlp track_running_stats=False", "vectors", "loop", {}),
+    (f"{OURS}:layered_mlp", "vectors", "batched", {"optimizer": "momentum", "clip_gradient": 1.0}),
+    (f"{OURS}:spectral", "vectors", "loop", {"local": "*weight_u *weight_v"}),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "engine", "more"), STRANGERS, ids=[one[0] for one in STRANGERS])
+def test_a_stranger_trains_three_rounds(
+    name: str, kind: str, engine: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    path = save(tmp_path, kind)
+    asked = {"loss": "cross-entropy"} | more
+    run = play(
+        run_config(
+            "synthetic", federation=str(path), model=name, rounds=3, hypotheses=1, restarts=1, clients_per_round=2,
+            validate_every=3, noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
+        )
+    )  # fmt: skip
+    assert [entry.releases for entry in run.state.history[:3]] == [2, 2, 2]
+    assert np.isfinite(run.state.history[-1].loss)
+    assert all(np.isfinite(value).all() for value in run.state.hypotheses.values())
+    model, federation = run.setup.model, open_federation(path)
+    assert type(try_out(model, federation, "cpu")) is {"loop": LoopLearner, "batched": BatchedLearner}[engine]
+    if engine == "batched":
+        return  # and agrees with the loop, to rounding: else it would not have been picked
+    reason = ""
+    try:
+        # A convolution can be computed in batches, and agrees as well; on a GPU it would be.
+        assert type(try_out(model, federation, "cpu", "batched")) is BatchedLearner
+    except ModelError as error:
+        reason = str(error)
+    assert "\n" not in reason
+
+
+REFUSED = [
+    (f"{OURS}:Restless", "vectors", "gives the same rows other outputs each time that they are scored"),
+    (f"{OURS}:spectral", "vectors", r"buffers \['0.weight_u'.* change in training, .*name them in local"),
+    (f"{OURS}:Recurrent kind=LSTM", "vectors", r"does not take features of shape \(6,\)"),
+    (f"{OURS}:Words words=10", "texts", "does not know all of the tokens from 0 to 10: index out of range"),
+    (f"transformers:BertModel {SMALL_BERT}", "texts", "gives a BaseModelOutputWithPooling.*; return the outputs alone"),
+    ("torchvision:resnet18 num_classes=2", "images", "knows the classes 0 to 1 alone"),
+    ("timm:vit_tiny_patch16_224 depth=1 num_classes=3", "images", "does not take features of shape"),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "reason"), REFUSED, ids=[one[0] for one in REFUSED])
+def test_what_cannot_be_is_refused_in_one_line(name: str, kind: str, reason: str, tmp_path: Path) -> None:
+    federation = open_federation(save(tmp_path, kind))
+    with pytest.raises(ModelError, match=reason) as error:
+        try_out(models.load(name, "cross-entropy"), federation, "cpu")
+    assert f"model '{name}'" in str(error.value)
+    assert "\n" not in str(error.value)
