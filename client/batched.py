@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from client.cohort import Cohort, LocalUpdate, Schedule
 from client.learner import Learner
@@ -103,7 +107,8 @@ class BatchedLearner(Learner):
         module = model.module  # built here if need be: inside vmap its initialisers could not draw
         layers = _dense_layers(module) if inputs.ndim == 3 and not frozen else None
         if layers is None:
-            outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
+            with _unfused_attention():
+                outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
             return outputs
         # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
         for name, layer in layers:
@@ -114,6 +119,18 @@ class BatchedLearner(Learner):
             else:
                 inputs = torch.baddbmm(parameters[f"{name}bias"][:, None], inputs, parameters[f"{name}weight"].mT)
         return inputs
+
+
+@contextmanager
+def _unfused_attention() -> Iterator[None]:
+    """Have PyTorch compute attention in single steps: vmap takes fused ones apart, one client after the other."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:

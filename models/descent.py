@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, Self
 
 import torch
@@ -103,8 +104,7 @@ class Descent:
         ConfigError
             When the optimizer has no such option.
         """
-        optimizer = parse_options(OPTIMIZERS[run.optimizer], run.optimizer_options, "optimizer-options")
-        return cls(optimizer, run.clip_gradient, run.proximal)
+        return cls(_optimizer(run.optimizer, run.optimizer_options), run.clip_gradient, run.proximal)
 
     @property
     def plain(self) -> bool:
@@ -113,3 +113,8 @@ class Descent:
 
 
 PLAIN = Descent()
+
+
+@lru_cache(maxsize=16)
+def _optimizer(name: str, options: str) -> SGD | Adam:
+    return parse_options(OPTIMIZERS[name], options, "optimizer-options")
