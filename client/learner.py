@@ -88,7 +88,7 @@ class Learner(ABC):
         parts = []
         for j in range(len(next(iter(hypotheses.values())))):
             one = {name: value[j : j + 1] for name, value in hypotheses.items()}
-            parts.append(self.score(one, held_out, self._fit_local(one, seen, fresh, step_size)))
+            parts.append(self.score(one, held_out, self.fit_local(one, seen, fresh, step_size)))
         return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
 
     def train(
@@ -124,11 +124,11 @@ class Learner(ABC):
         trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, balanced, None)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
 
-    def outputs(self, hypothesis: Arrays, features: Tensor) -> Tensor:
-        r"""Return what one hypothesis says of rows (rows, \*feature shape), for a model without local parameters."""
+    def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
+        r"""Return what one network, of shared and local parameters, says of rows (rows, \*feature shape)."""
         rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
         with torch.inference_mode():
-            return self.model.apply(self._frozen | self._tensors(hypothesis), rows)
+            return self.model.apply(self._frozen | self._tensors(parameters), rows)
 
     def _train_some(
         self,
@@ -159,8 +159,17 @@ class Learner(ABC):
                 trained[name][part] = value.cpu().numpy()
         return trained
 
-    def _fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
-        """Return the local parameters that suit clients' rows, the shared ones being as they are."""
+    def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
+        r"""Return the local parameters that suit clients' rows, the shared ones being as they are.
+
+        Parameters
+        ----------
+        hypothesis : dict of ndarray, each (1, \*shape)
+        cohort : Cohort
+        fresh : dict of ndarray, each (clients, \*shape)
+            What they start from.
+        step_size : float
+        """
         own = getattr(self.model.module, "fit_local", None)
         if own is not None:
             one = {name: value[0] for name, value in hypothesis.items()}

@@ -25,6 +25,8 @@ from protocol.arrays import Arrays
 from protocol.errors import FederationError
 from protocol.run_config import RunConfig
 
+_NO_STEP = 1.0  # of what is local, only statistics of rows are left, and no step is made
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -70,12 +72,17 @@ def predictions(
     device = learner.device
     for client in clients:
         cohort = Cohort.gather(federation, [client], device)
-        losses, metrics = learner.score(hypotheses, cohort)
+        fresh = model.initial_local([np.random.default_rng(0)])
+        losses, metrics = (
+            learner.score_newcomers(hypotheses, cohort, fresh, _NO_STEP) if fresh else learner.score(hypotheses, cohort)
+        )
         chosen = int(best_hypothesis(losses)[0])
         inputs = cohort.features
         if features is not None:
             inputs = torch.from_numpy(features * np.float32(federation.manifest.feature_scale))
-        outputs = learner.outputs({name: value[chosen] for name, value in hypotheses.items()}, inputs)
+        best = {name: value[chosen : chosen + 1] for name, value in hypotheses.items()}
+        parameters = best | (learner.fit_local(best, cohort, fresh, _NO_STEP) if fresh else {})
+        outputs = learner.outputs({name: value[0] for name, value in parameters.items()}, inputs)
         if model.metric.name == "accuracy":
             outputs = outputs.argmax(-1)
         elif outputs.shape[-1] == 1:
@@ -106,8 +113,8 @@ def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
         raise FederationError(f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}")
     if reason := misfit(model, data):
         raise FederationError(f"{manifest.name}: model {model.name!r} {reason}")
-    if model.local_shapes:
-        own = ", ".join(model.local_shapes)
+    # Statistics of its rows a newcomer can take; parameters that are trained it lacks.
+    if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
         raise FederationError(
             f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any"
         )

@@ -137,3 +137,19 @@ def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_p
     done = predict(run, tmp_path / "likes")
     assert done.exit_code == 1
     assert "parameters user of model 'factors-3x2' are each client's own" in done.stderr
+
+
+def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None:
+    """Two rows that are normalised are at -1 and 1, once the running statistics have come near to theirs."""
+    best = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros((1, 2), np.float32)}
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config({"model": "torch.nn:BatchNorm1d num_features=2", "loss": "mse", "federation": ""})
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    x = np.array([[1, 20], [3, 40], [1, 20], [3, 40], [1, 20], [3, 40]], np.float32)
+    manifest = Manifest(name="new", clients=1, split={"train": 1, "validation": 0}, model="", loss="mse")
+    write_federation(tmp_path / "new", manifest, x, np.zeros((6, 2), np.float32), offsets_of([6]))
+    done = predict(folder.path, tmp_path / "new")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
+    made = np.array([[float(number) for number in row[3].split()] for row in rows])
+    np.testing.assert_allclose(made, np.where(x > [2, 30], 1, -1), atol=0.12)
