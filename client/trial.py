@@ -51,26 +51,28 @@ def try_out(
     """
     if reason := misfit(model, federation):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data")
-    if hypotheses > 1 and _same(model.initial(0), model.initial(1)):
+    if hypotheses > 1 and _same(model):
         raise ModelError(
             f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses could never be told apart; "
             "let it draw some of its parameters, or set hypotheses = 1"
         )
     cohort = _made_up(federation, look(model, federation.features.shape[1:]), model)
     with torch.random.fork_rng(devices=[]):
-        _check_network(model, cohort)
-    picked = learner_for(model, device, engine)
-    loop = learner_for(model, device, "loop")
+        _check_network(model, cohort.part(slice(1, 2)))
+    loop, picked = learner_for(model, device, "loop"), learner_for(model, device, engine)
+    if picked is loop and loop.device.type == "cpu":
+        return loop  # which does nothing else than what was just checked
     cohort = Cohort(cohort.features.to(loop.device), cohort.targets.to(loop.device), cohort.lengths)
-    try:
-        expected = _step(loop, cohort)
-    except Exception as error:
-        raise ModelError(f"model {model.name!r} fails in a trial step: {one_line(error)}") from error
-    if picked is loop or not (reason := _against_batches(picked, cohort, expected)):
-        return picked
-    if engine == "batched":
+    reason = "" if picked is loop else _unlike_alone(model, cohort)
+    if not reason:
+        try:
+            expected = _step(loop, cohort)
+        except Exception as error:
+            raise ModelError(f"model {model.name!r} fails in a trial step: {one_line(error)}") from error
+        reason = "" if picked is loop else _against_batches(picked, cohort, expected)
+    if reason and engine == "batched":
         raise ModelError(f'model {model.name!r} {reason}; set engine = "auto", which leaves it to the loop')
-    return loop
+    return loop if reason else picked
 
 
 def _check_network(model: Model, cohort: Cohort) -> None:
@@ -140,13 +142,18 @@ def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
         )
 
 
-def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
-    """Return what keeps the batched learner from a model, for the middle of a sentence; empty if nothing does."""
-    model = learner.model
+def _unlike_alone(model: Model, cohort: Cohort) -> str:
+    """Return why, in batches, clients could not be what they are alone, for the middle of a sentence."""
     if look(model, tuple(cohort.features.shape[1:])).draws:
         return "draws in training, as in dropout, which in batches would not be each client's own draw"
     if model.batch_dependent:
         return "takes the statistics of its batch, in which padding would count"
+    return ""
+
+
+def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
+    """Return what the batched learner makes otherwise, for the middle of a sentence; empty if nothing."""
+    model = learner.model
     try:
         found = _step(learner, cohort)
     except Exception as error:
@@ -195,5 +202,6 @@ def _alike(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-def _same(one: Arrays, other: Arrays) -> bool:
-    return all(np.array_equal(value, other[key]) for key, value in one.items())
+def _same(model: Model) -> bool:
+    first, other = model.initial(0), model.initial(1)
+    return all(np.array_equal(value, other[key]) for key, value in first.items())

@@ -59,20 +59,13 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         nonlocal activations
         activations += outputs.numel() // len(rows) if isinstance(outputs, Tensor) else 0
 
-    tokens = False
     # Not in inference mode: what a network keeps from it for later cannot be trained with.
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        try:
-            model.apply({}, rows)
-        except Exception as error:
-            rows, tokens = rows.long(), True
-            try:
-                model.apply({}, rows)
-            except Exception:
-                raise ModelError(f"does not take features of shape {shape}: {one_line(error)}") from error
         hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
         try:
-            outputs = model.apply({}, rows)
+            outputs, rows = _apply(model, rows)
+        except Exception as error:
+            raise ModelError(f"does not take features of shape {shape}: {one_line(error)}") from error
         finally:
             for hook in hooks:
                 hook.remove()
@@ -82,11 +75,7 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
             raise ModelError(f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row)")
         if outputs.dtype != torch.float32:
             raise ModelError(f"gives outputs of type {outputs.dtype}, not float32")
-        try:
-            model.apply({}, rows[:1])
-            alone = True
-        except Exception:
-            alone = False
+        alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))
         # Buffers change in training; those of the model itself shall not.
         buffers = {name: value.clone() for name, value in model.module.named_buffers()}
         before = torch.get_rng_state()
@@ -97,7 +86,29 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
                 f"takes features of shape {shape} in scoring alone, not in training: {one_line(error)}"
             ) from error
         draws = not torch.equal(before, torch.get_rng_state())
-    return Look(tokens, draws, alone, activations, tuple(outputs.shape[1:]))
+    return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]))
+
+
+def _apply(model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs, and the rows: as numbers, or as tokens where the model does not take numbers."""
+    try:
+        return model.apply({}, rows), rows
+    except Exception as error:
+        try:
+            return model.apply({}, rows.long()), rows.long()
+        except Exception:
+            raise error from None
+
+
+def _scores_one(model: Model, row: Tensor, outputs: tuple[int, ...]) -> bool:
+    """Return whether a model scores a single row."""
+    try:
+        found = tuple(model.apply({}, row).shape)
+    except Exception:
+        return False
+    if found != (1, *outputs):
+        raise ModelError(f"gives one row outputs of shape {found}, not {(1, *outputs)}; keep the rows' axis")
+    return True
 
 
 def misfit(model: Model, federation: Federation) -> str:

@@ -206,7 +206,7 @@ class Model:
 
     def initial(self, seed: int) -> Arrays:
         """Draw fresh shared parameters."""
-        return self._values(self._build(seed), Kind.SHARED)
+        return self._values(self.module if seed == _FROZEN_SEED else self._build(seed), Kind.SHARED)
 
     def initial_local(self, generators: Sequence[np.random.Generator]) -> Arrays:
         """Draw fresh local parameters, each (clients, \\*shape), from a generator a client."""

@@ -45,6 +45,18 @@ def flattened() -> Model:
     return Model("own", lambda: nn.Sequential(nn.Linear(2, 3), nn.Flatten(0)), LOSSES["mse"], METRICS["rmse"])
 
 
+class SqueezeAll(Squeeze):
+    """A network that loses the rows' axis where there is one row alone."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        outputs: Tensor = self.layer(rows).repeat(1, 3)
+        return outputs.squeeze()
+
+
+def squeezed_alone() -> Model:
+    return Model("own", SqueezeAll, LOSSES["mse"], METRICS["rmse"])
+
+
 ROWS = np.zeros((3, 2), np.float32)
 
 
@@ -77,6 +89,7 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
         (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
         (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
         (squeezed(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (2,), not (2, outputs of a row)"),
+        (squeezed_alone(), np.zeros((3, 3)), "gives one row outputs of shape (3,), not (1, 3); keep the rows' axis"),
         (flattened(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (6,), not (2, outputs of a row)"),
         (classifier("margin"), [1, -1, 1], "with loss 'margin' needs one output, and labels of -1 and 1"),
     ],
