@@ -45,22 +45,27 @@ def check(
         from client.node import Node
         from privacy.ledger import Ledger
         from privacy.policy import Policy
+        from privacy.site import Site
 
-        node = Node.of(entries, RunConfig(federation="", model=model, loss=loss).entries())
-        site, manifest = node.site, node.federation.manifest
+        site = Site.of(entries)
+        # An app that the site installed reads data in its own way.
+        node = None if site.policy.app else Node.of(entries, RunConfig(federation="", model=model, loss=loss).entries())
         if (ledger := site.ledger_path) is not None and ledger.exists():
             Ledger(ledger, whole=True)
     table = Table("", "", title="This site", show_header=False)
-    rows = len(node.federation.features)
-    table.add_row("data", Text(f"{manifest.name}: {manifest.clients} clients, {rows} rows"))
-    table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
-    table.add_row("model", Text(f"{node.model.name}, n = {node.model.num_parameters}, loss {node.model.loss.name}"))
+    if node is not None:
+        data, name = node.federation, node.federation.manifest.name
+        table.add_row("data", Text(f"{name}: {data.manifest.clients} clients, {len(data.features)} rows"))
+        table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
+        of = f"{node.model.name}, n = {node.model.num_parameters}, loss {node.model.loss.name}"
+        table.add_row("model", Text(of))
     there = "a whole ledger" if ledger is not None and ledger.exists() else "is made when it is first needed"
     table.add_row("ledger", Text(f"{ledger}: {there}"))
     table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no umbel that is known")))
     for name, default, _, meaning in Policy.table():
-        value = getattr(site.policy, name.replace("-", "_"))
-        if value != Policy.model_fields[name.replace("-", "_")].default and name != "data-path":
-            table.add_row(Text(f"{name} = {value}", style="bold"), Text(f"{meaning} (by default {default})"))
+        field = name.replace("-", "_")
+        if getattr(site.policy, field) != Policy.model_fields[field].default and name != "data-path":
+            said = Text(f"{name} = {getattr(site.policy, field)}", style="bold")
+            table.add_row(said, Text(f"{meaning} (by default {default})"))
     Console().print(table)
     Console().print("The site can go online. All other entries are as `umbel keys --site` has them.")
