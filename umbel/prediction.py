@@ -152,7 +152,7 @@ def table(made: list[Prediction], data: Federation, with_targets: bool = True) -
     for one in made:
         count = len(one.outputs)
         columns = {
-            "client": [one.client] * count,
+            "client": [data.names[one.client] if data.names else one.client] * count,
             "row": range(count),
             "hypothesis": [one.hypothesis] * count,
             "prediction": shown(one.outputs),
