@@ -134,6 +134,8 @@ def read_features(path: Path, data: Federation) -> NDArray[np.float32]:
 def table(made: list[Prediction], data: Federation, with_targets: bool = True) -> pd.DataFrame:
     """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
 
+    Where clients have names, these stand beside their numbers.
+
     Categories go by their names. What a model predicts as several numbers is an array.
     """
     target = data.manifest.units.get("target", {})
@@ -152,7 +154,8 @@ def table(made: list[Prediction], data: Federation, with_targets: bool = True) -
     for one in made:
         count = len(one.outputs)
         columns = {
-            "client": [data.names[one.client] if data.names else one.client] * count,
+            "client": [one.client] * count,
+            **({"name": [data.names[one.client]] * count} if data.names else {}),
             "row": range(count),
             "hypothesis": [one.hypothesis] * count,
             "prediction": shown(one.outputs),

@@ -142,7 +142,7 @@ class Run:
         Returns
         -------
         DataFrame
-            client, row, hypothesis, prediction and target, in the target's unit.
+            client, its name if it has one, row, hypothesis, prediction and target, in the target's unit.
         """
         data = federation if isinstance(federation, Federation) else opened(federation)
         model, hypotheses = read_run(self.path, data)

@@ -56,8 +56,8 @@ def test_hypotheses_are_networks_that_compute_what_is_saved(kept: Path) -> None:
 def test_clients_predict_with_their_best_hypothesis(kept: Path) -> None:
     run = umbel.load(kept)
     made = run.predict("synthetic", clients=[0, 5])
-    assert list(made.columns) == ["client", "row", "hypothesis", "prediction", "target"]
-    assert set(made["client"]) == {0, 5}
+    assert list(made.columns) == ["client", "name", "row", "hypothesis", "prediction", "target"]
+    assert set(zip(made["client"], made["name"], strict=True)) == {(0, "train-0"), (5, "train-5")}
     federation = run.federation
     assert federation is not None
     x, y = federation.client(5)

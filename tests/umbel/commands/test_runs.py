@@ -69,7 +69,7 @@ def test_commands_take_a_runs_name_its_beginning_and_its_path(
         assert umbel("report", name).endswith(f"{runs[0]}/report.html\n")
         assert umbel("export", name, str(tmp_path)).splitlines()[0] == str(tmp_path / "hypothesis-0.safetensors")
         assert umbel("predict", name, "synthetic", "--client", "0").startswith(
-            "client,row,hypothesis,prediction,target"
+            "client,name,row,hypothesis,prediction,target"
         )
     assert "2 runs begin with '2026010'" not in umbel("report", "2026010", code=1)
     assert "3 runs begin with '2026010'" in umbel("report", "2026010", code=1)
