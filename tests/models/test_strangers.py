@@ -122,6 +122,18 @@ def test_a_stranger_trains_three_rounds(
     assert "\n" not in reason
 
 
+@pytest.mark.parametrize("name", ["normalised_mlp", "layered_mlp"])
+def test_what_drops_out_does_not_hang_on_the_number_of_nodes(name: str, tmp_path: Path) -> None:
+    path = save(tmp_path, "vectors")
+    config = run_config(
+        "synthetic", federation=str(path), model=f"{OURS}:{name}", loss="cross-entropy", optimizer="adamw", rounds=2,
+        hypotheses=2, restarts=1, clients_per_round=3, noise_multiplier=0.0, step_size=0.01, batch_size=2,
+    )  # fmt: skip
+    one, several = (play(config, nodes=nodes).state.hypotheses for nodes in (1, 3))
+    for key, value in one.items():
+        np.testing.assert_allclose(several[key], value, rtol=1e-5, atol=1e-6)
+
+
 REFUSED = [
     (f"{OURS}:Restless", "vectors", "gives the same rows other outputs each time that they are scored"),
     (f"{OURS}:spectral", "vectors", r"buffers \['0.weight_u'.* change in training, .*name them in local"),
