@@ -525,6 +525,15 @@ def test_two_rounds_are_drawn_in_the_plane() -> None:
     assert "Round 1: 6 releases in the plane of the two parameters, 3 to hypothesis 0, 3 to hypothesis 1." in labels
 
 
+def test_a_round_of_fewer_hypotheses_than_the_run_ended_with_is_drawn_as_it_was() -> None:
+    """A strategy that splits hypotheses begins with one."""
+    one = Snapshot(1, np.eye(2), np.array([0, 0]), np.zeros((1, 2)))
+    page = report(kept=snapshots(one, snapshot(20)), drawn=True)
+    labels = [attrs["aria-label"] for attrs in page.of("svg") if "aria-label" in attrs]
+    assert "Round 1: 2 releases in the plane of the two parameters, 2 to hypothesis 0." in labels
+    assert page.html.count(">release, to 1</text>") == 1, "in round 20 alone"
+
+
 def test_a_best_round_is_called_best_and_a_first_one_drawn_once() -> None:
     assert "Round 7, the best" in report(state(best_round=7), kept=snapshots(snapshot(1), snapshot(7))).text
     page = report(state(best_round=1), kept=snapshots(snapshot(1), snapshot(1)))
