@@ -133,7 +133,7 @@ class Schema(Settings):
         Whose row it is, of type ``text`` or ``integer``; without it, the whole table is one client's.
     missing : str
         What becomes of a row without a value: ``refuse`` the table, or ``drop`` the row.
-    model, loss, metric, frozen, local, provenance, licence : str
+    model, loss, metric, frozen, local, pretrained, provenance, licence : str
         As in a manifest.
     """
 
@@ -147,6 +147,7 @@ class Schema(Settings):
     metric: str = ""
     frozen: str = ""
     local: str = ""
+    pretrained: str = ""
     missing: Literal["refuse", "drop"] = "refuse"
     provenance: str = ""
     licence: str = ""
@@ -173,7 +174,7 @@ class Schema(Settings):
     @property
     def said(self) -> dict[str, Any]:
         """What a manifest says in the schema's own words, the schema itself included."""
-        same = ("model", "loss", "metric", "frozen", "local", "provenance", "licence")
+        same = ("model", "loss", "metric", "frozen", "local", "pretrained", "provenance", "licence")
         return {key: getattr(self, key) for key in same} | {"units": self.units, "layout": self}
 
     @property
