@@ -1,4 +1,4 @@
-"""Commands: ``python -m attacks reconstruct | identify | rows | audit``."""
+"""Commands: ``umbel attack reconstruct | identify | rows | audit``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from click.core import ParameterSource
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -138,8 +139,18 @@ def rows_command(
     typer.echo(folder / "table.md")
 
 
+_COMMANDLINE = ParameterSource.COMMANDLINE
+_OF_ONE_SETTING = ("mechanism", "hypotheses", "choice-epsilon", "report-noise-multiplier", "by-site", "participations")
+
+
+def _given(context: typer.Context, *options: str) -> list[str]:
+    """Return those of the options that are on the command line."""
+    return [name for name in options if context.get_parameter_source(name.replace("-", "_")) is _COMMANDLINE]
+
+
 @app.command("audit")
 def audit_command(
+    context: typer.Context,
     parameters: Annotated[
         int | None, typer.Option(min=1, help="n; with --noise-multiplier, audit this setting alone.")
     ] = None,
@@ -165,6 +176,8 @@ def audit_command(
     """
     with errors_in_one_line():
         settings = findings.standard()
+        if parameters is None and noise_multiplier is None and (idle := _given(context, *_OF_ONE_SETTING)):
+            raise ConfigError(f"--{idle[0]} is of one setting: give its --parameters and --noise-multiplier as well")
         if (parameters is None) != (noise_multiplier is None):
             raise ConfigError(
                 "give both --parameters and --noise-multiplier, or none of these for the standard settings"

@@ -1,4 +1,4 @@
-"""Commands: ``python -m experiments`` with the papers' experiments, and the frontier."""
+"""Commands: ``umbel experiment`` with the papers' experiments, and the frontier."""
 
 from __future__ import annotations
 

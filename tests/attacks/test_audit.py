@@ -484,6 +484,10 @@ def test_the_command_takes_a_setting_as_a_whole() -> None:
         code, text = run(*words)
         assert code != 0
         assert "give both --parameters and --noise-multiplier" in text
+    for words in (("--hypotheses", "3"), ("--by-site",), ("--choice-epsilon", "1")):
+        code, text = run(*words)
+        assert code != 0
+        assert f"{words[0]} is of one setting" in text
 
 
 def test_without_a_setting_the_command_audits_the_standard_ones() -> None:

@@ -1,4 +1,4 @@
-"""``python -m attacks`` as a user types it."""
+"""`umbel attack` as a user types it."""
 
 from __future__ import annotations
 
