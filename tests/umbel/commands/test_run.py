@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
+from tests.deployment.processes import wait_until
 from umbel.__main__ import app
 from umbel.commands.run import asked
 
@@ -119,7 +120,9 @@ def test_a_run_of_a_users_own_model_is_stopped_and_says_at_once_how_to_go_on(tmp
     lines: list[str] = []
     for line in launcher.stdout:
         lines.append(line.rstrip())
-        if line.startswith("round      2/"):
+        if line.startswith("Results go to "):
+            folder = Path(lines[-1].removeprefix("Results go to "))
+            wait_until("first round", lambda: (folder / "latest.safetensors").exists() or None, 1200)
             launcher.send_signal(signal.SIGINT)
             break
     lines += [line.rstrip() for line in launcher.stdout]
