@@ -122,7 +122,7 @@ def test_a_run_of_a_users_own_model_is_stopped_and_says_at_once_how_to_go_on(tmp
         lines.append(line.rstrip())
         if line.startswith("Results go to "):
             folder = Path(lines[-1].removeprefix("Results go to "))
-            wait_until("first round", lambda: (folder / "latest.safetensors").exists() or None, 1200)
+            wait_until("first round", lambda saved=folder / "latest.safetensors": saved.exists() or None, 1200)
             launcher.send_signal(signal.SIGINT)
             break
     lines += [line.rstrip() for line in launcher.stdout]
