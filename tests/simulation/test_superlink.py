@@ -24,14 +24,20 @@ with superlink(Path(sys.argv[1])):
 """
 
 
+def heeds_interrupts() -> None:
+    """What is started in the background of a shell's script ignores them, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_launcher_that_is_killed_leaves_no_process_and_no_folder(tmp_path: Path, sign: signal.Signals) -> None:
     home = tmp_path / "home"
     home.mkdir()
     launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(home)], cwd=APP, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+        [sys.executable, "-c", LAUNCHER, str(home)], cwd=APP, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+        preexec_fn=heeds_interrupts,
+    )  # fmt: skip
     assert launcher.stdout is not None
     assert launcher.stdout.readline() == b"up\n"
     assert reaper.started(str(home))

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
 from tests.deployment.processes import wait_until
+from tests.simulation.test_superlink import heeds_interrupts
 from umbel.__main__ import app
 from umbel.commands.run import asked
 
@@ -115,6 +116,7 @@ def test_a_run_of_a_users_own_model_is_stopped_and_says_at_once_how_to_go_on(tmp
     launcher = subprocess.Popen(
         [*command, "model=mine:model", "loss=mse"],
         cwd=work, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        preexec_fn=heeds_interrupts,
     )  # fmt: skip
     assert launcher.stdout is not None
     lines: list[str] = []
