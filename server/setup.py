@@ -59,12 +59,12 @@ class Setup:
             federation = _open(run)
             manifest = federation.manifest if federation else None
             model = models.load_for(run, manifest)
-            if federation and (reason := misfit(model, federation)):
-                name = f"federation {federation.manifest.name!r}"
-                raise ModelError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
         except (FederationError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)
+        if federation and (reason := misfit(model, federation)):
+            name = f"federation {federation.manifest.name!r}"
+            raise ConfigError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
         if run.message_noise and not model.local_shapes:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
         mechanisms.load(run.mechanism)

@@ -89,9 +89,9 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
         "budget": float(epsilon),
         "max-participations": int(config["max-participations"]),
         "release": str(by),
-        "min-clients": SITE,
     }
     name = "formal, a client's release"
     if by is ReleaseBy.SITE:
+        policy["min-clients"] = SITE
         name = f"formal, a site's sums of {SITE}" + (", others known" if others_known else "")
     return Mode(name, nu, choice, RadiusMode.PUBLIC, by, others_known=others_known, policy=policy)

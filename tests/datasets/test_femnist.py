@@ -349,7 +349,11 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
         name="femnist", clients=3500, split={"train": 3150, "validation": 350}, model="cnn", loss="cross-entropy"
     )
     write_federation(
-        umbel_home / "data" / "femnist", manifest, np.zeros((3500, 1), np.uint8), np.zeros(3500, int), np.arange(3501)
+        umbel_home / "data" / "femnist",
+        manifest,
+        np.zeros((3500, 28, 28), np.uint8),
+        np.zeros(3500, int),
+        np.arange(3501),
     )
     config = tomllib.loads((PROJECT / "configs" / "femnist.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()

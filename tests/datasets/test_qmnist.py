@@ -296,7 +296,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
         name="qmnist", clients=539, split={"train": 485, "validation": 54}, model="cnn10", loss="cross-entropy"
     )
     write_federation(
-        umbel_home / "data" / "qmnist", manifest, np.zeros((539, 1), np.uint8), np.zeros(539, int), np.arange(540)
+        umbel_home / "data" / "qmnist", manifest, np.zeros((539, 28, 28), np.uint8), np.zeros(539, int), np.arange(540)
     )
     config = tomllib.loads((PROJECT / "configs" / "qmnist.toml").read_text(encoding="utf-8"))
     assert config.keys() <= run_config.keys()
