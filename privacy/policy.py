@@ -270,8 +270,6 @@ class Policy(Settings):
             raise ValueError("mechanisms must name one at least")
         if self.delta > 0 and math.isinf(self.budget):
             raise ValueError("delta is of a budget, and there is none: set budget, or leave delta out")
-        if "min_clients" in self.model_fields_set and self.release is AcceptedRelease.CLIENT:
-            raise ValueError('min-clients is for sums over clients: set release = "site", or "any", or leave it out')
         if self.personalise is not Personal.NO and not self.keep_model:
             raise ValueError("personalise is of the models that a site keeps: set keep-model, or leave it out")
         if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:

@@ -22,7 +22,7 @@ from typing import Any
 
 from mechanisms.guarantee import gap
 from privacy.charges import Limits
-from privacy.policy import Policy, Role
+from privacy.policy import AcceptedRelease, Policy, Role
 from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home
 from protocol.release import Release, exact
@@ -133,6 +133,8 @@ class Site:
         ):
             if not value > 0:
                 raise SiteError(f"{key} must be a number above 0 where the data are a site's own, got {value:g}")
+        if "min_clients" in policy.model_fields_set and policy.release is AcceptedRelease.CLIENT:
+            raise SiteError('min-clients is for sums over clients: set release = "site", or "any", or leave it out')
         if self.placed and policy.role is not Role.SPLIT:
             raise SiteError(
                 f"place is for role split, where clients are numbered over the whole federation; not {policy.role}"
