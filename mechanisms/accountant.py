@@ -12,13 +12,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from scipy import optimize
 
 from mechanisms.base import Loss
 from mechanisms.gaussian import GaussianLoss
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 # The share of epsilon that each of two effects of the grid may add: on the mean and on the deviation.
 _SHARE = 2.5e-4
@@ -148,6 +151,9 @@ def _support(loss: Loss, cut: float) -> tuple[float, float]:
 
 def _distribution(loss: Loss, low: float, high: float, interval: float) -> PrivacyLossDistribution:
     """Return the law of `loss` on multiples of `interval`; losses above `high` count as infinite, by their delta."""
+    # It imports half of SciPy, for which a run without a guarantee need not wait.
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
     # Not one further for the rounding of a `high` that is a multiple.
     top = math.ceil(high / interval * (1 - 1e-12))
     bottom = max(math.floor(low / interval), -top)

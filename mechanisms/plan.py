@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import optimize, stats
+from scipy import optimize
 
 from mechanisms import load
 from mechanisms.gaussian import calibrate
@@ -130,6 +130,8 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
     """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
+    from scipy import stats  # it takes half a second
+
     count = stats.binom(rounds, task.clients_per_round / task.clients)
     # E[max] is the sum over m of the chance that somebody has more than m.
     most = round(float(np.sum(1 - count.cdf(np.arange(rounds)) ** task.clients)))

@@ -16,8 +16,6 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from models.model import Model
 from protocol.errors import ConfigError
@@ -130,6 +128,10 @@ def bipartition(updates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]
     lengths = np.linalg.norm(updates, axis=1, keepdims=True)
     unit = updates / np.where(lengths > 0, lengths, 1)
     cosines = np.clip(unit @ unit.T, -1, 1)
+    # They take a moment, for which runs of other strategies need not wait.
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
     # Joining the two clusters that are most alike until two are left is single linkage.
     tree = linkage(squareform(1 - cosines, checks=False), "single")
     parts = fcluster(tree, 2, "maxclust")

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
 
 from protocol.errors import ConfigError
 from protocol.flower import log
@@ -130,6 +129,8 @@ def merged(sums: NDArray[np.float64], counts: NDArray[np.int64], start: NDArray[
     if len(used) == 1:
         kinds[used] = 0
         return kinds
+    from scipy.cluster.hierarchy import fcluster, linkage  # it takes a moment
+
     found = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
     # Numbered as the first hypothesis of each.
     _, first, number = np.unique(found, return_index=True, return_inverse=True)
