@@ -64,6 +64,8 @@ class Node:
         training clients report with noise, they are the same.
     run : RunConfig
         What the server asks of the run as a whole.
+    descent : Descent
+        How clients go down their gradients, as the run says.
     """
 
     site: Site
@@ -72,6 +74,7 @@ class Node:
     training: range
     validation: range
     run: RunConfig
+    descent: Descent
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
@@ -99,7 +102,8 @@ class Node:
         training, validation = hosted[:trains], hosted[trains:]
         if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
             validation = training
-        return cls(site, federation, learner, training, validation, run)
+        # Here, since what a run alone can make fail must fail before anybody pays.
+        return cls(site, federation, learner, training, validation, run, Descent.of(run))
 
     @property
     def seed(self) -> int | None:
@@ -110,11 +114,6 @@ class Node:
     def model(self) -> Model:
         """The network that is learnt."""
         return self.learner.model
-
-    @property
-    def descent(self) -> Descent:
-        """How clients go down their gradients."""
-        return Descent.of(self.run)
 
     @property
     def hosting(self) -> Hosting:

@@ -113,6 +113,23 @@ def test_a_noise_multiplier_below_the_policy(site: Site, multiplier: float) -> N
     assert site.lives()
 
 
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"optimizer-options": "no-such=1"},
+        {"optimizer-options": "momentum=nan"},
+        {"optimizer": "adam", "optimizer-options": "momentum=0.9"},
+        {"optimizer": "adam", "optimizer-options": "epsilon=1e-400"},
+    ],
+)
+def test_an_optimizer_that_there_is_not_is_refused_before_anybody_pays(
+    asks: dict[str, Any], tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, run_config | asks)
+    assert refused(site.ask())
+    assert site.spent() == [0, 0, 0, 0]
+
+
 @pytest.mark.parametrize("mode", ["update", "public"])
 @pytest.mark.parametrize("radius", [1e-300, 1e-9])
 def test_a_radius_that_goes_to_zero_is_raised_to_the_floor(site: Site, mode: str, radius: float) -> None:
