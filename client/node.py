@@ -19,7 +19,7 @@ from privacy.policy import Role
 from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
-from protocol.errors import FederationError, ModelError, ProtocolError, SiteError
+from protocol.errors import FederationError, ModelError, ProtocolError, SiteError, UmbelError
 from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 
@@ -166,8 +166,7 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     """
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
         raise ProtocolError(f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}")
-    name = manifest.model or run.model
-    own = manifest.loss or (models.MODELS[name].loss.name if name in models.MODELS else "")
+    own = manifest.loss or _loss_of(manifest.model or run.model)
     if run.loss and own and run.loss != own:
         raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {own!r}")
     if run.pretrained and not manifest.pretrained:
@@ -184,6 +183,15 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
             raise ProtocolError(
                 f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}"
             )
+
+
+@lru_cache(maxsize=16)
+def _loss_of(model: str) -> str:
+    """Return the loss that a model has of its own; empty where it has none."""
+    try:
+        return models.load(model).loss.name
+    except UmbelError:
+        return ""
 
 
 @lru_cache(maxsize=16)

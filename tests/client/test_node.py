@@ -459,9 +459,13 @@ def test_a_server_names_no_function_that_a_sites_manifest_does_not(
             Node.of(config, run_config | {what: asked})
 
 
-def test_where_the_data_name_no_loss_the_models_own_is_theirs(tmp_path: Path, run_config: Config) -> None:
-    """Else the server could pick one that makes what a client answers depend on its data."""
-    config = preferences(tmp_path / "own", np.ones((3, 2), np.float32), [1.0, -1.0, 1.0], model="linear")
+@pytest.mark.parametrize("model", ["linear", "linear-2x1", "mlp-2x3x1"])
+def test_where_the_data_name_no_loss_the_models_own_is_theirs(model: str, tmp_path: Path, run_config: Config) -> None:
+    """Else the server could pick one that makes what a client answers depend on its data.
+
+    Whether hinge is refused tells whether all labels are -1 or 1.
+    """
+    config = preferences(tmp_path / "own", np.ones((3, 2), np.float32), [1.0, -1.0, 1.0], model=model)
     assert Node.of(config, run_config | {"loss": "mse"}).model.loss.name == "mse"
     with pytest.raises(ProtocolError, match="the server asks for loss 'hinge'; this site's data are for 'mse'"):
         Node.of(config, run_config | {"loss": "hinge"})
