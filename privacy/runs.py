@@ -31,7 +31,7 @@ _SUFFIX = ".runs.sqlite"
 _APPLICATION = 0x554D4252  # "UMBR"
 # A server decides how many runs there are, and how much each sends; these are the newest of each kind.
 _KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
-_MOST_WAITING = 100
+_MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
 """Hex digits by which a request is known: so many that nobody finds another request with the same ones."""
 _ALL = ""  # the run that stands for all together
@@ -174,6 +174,8 @@ class Runs:
     def check_approved(self, run: str, asks: Mapping[str, Any]) -> None:
         """Raise `Refused` unless this was approved; what is asked for the first time then waits."""
         text = json.dumps(asks, sort_keys=True, default=str)
+        if len(text) > _LONGEST_REQUEST:
+            raise Refused(f"the request is {len(text)} characters long, more than {_LONGEST_REQUEST}, and is not kept")
         digest = _digest(text)
         ledger = self.path.with_name(self.path.name.removesuffix(_SUFFIX))
         look = f"umbel approvals list --ledger {ledger}"

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mechanisms import MECHANISMS
 from mechanisms.guarantee import DELTA, amount, guarantee, in_words, site_release
 from privacy.charges import paper_spent
 from privacy.runs import SHOWN, Request, Runs, Status, beside
@@ -31,8 +32,9 @@ _Ledger = Annotated[
 _Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as the list has it.")]
 # What a run config says of the training, in the order in which one asks.
 _PLAN = (
-    "strategy", "model", "loss", "frozen", "local", "hypotheses", "rounds", "clients-per-round", "local-epochs",
-    "local-steps", "batch-size", "step-size", "message-noise", "noise-multiplier", "mechanism",
+    "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
+    "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
+    "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism",
     "choice-epsilon", "max-participations", "noise-per", "radius",
     "radius-start", "radius-decay", "radius-floor", "restarts", "validate-every",
 )  # fmt: skip
@@ -91,7 +93,7 @@ def _table(request: Request, whole: bool) -> Table:
     table.add_row("asked", f"{request.at} by run {request.run}")
     by_site = ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by"))
     for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"]), by_site):
-        table.add_row(name, value)
+        table.add_row(name, _cell(value))
     for name in entries if whole else _PLAN:
         if name in entries and (whole or entries[name] != ""):
             table.add_row(name, _cell(entries[name]))
@@ -106,6 +108,9 @@ def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
 
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
+    if run.mechanism not in MECHANISMS:
+        # A name may lead to any code that is installed, and nobody here has said yes to it.
+        return [("price", f"not told: mechanism {run.mechanism!r} is code of its own, which is not run for a list")]
     release = run.release(n, run.most_hypotheses)
     if by_site:
         release = site_release(release)

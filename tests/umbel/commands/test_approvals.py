@@ -185,6 +185,37 @@ def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_conf
     assert "\x1b" not in listed
 
 
+def test_how_clients_train_is_listed(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    asks = {"optimizer": "adam", "optimizer-options": "beta1=0.5", "clip-gradient": 2.5, "proximal": 0.125}
+    site = Site(tmp_path, run_config | asks | {"metric": "rmse"})
+    site.query()
+    listed = site.run("list")
+    for name, value in (asks | {"metric": "rmse"}).items():
+        assert re.search(rf"{name} +│ {value}", listed)
+
+
+def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what it names hide other requests."""
+    (tmp_path / "servers_own.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    site = Site(tmp_path, run_config | {"mechanism": "servers_own:Class", "radius": "public"})
+    site.query()
+    site.grid.contexts[site.grid.get_node_ids()[0]].run_config = run_config
+    site.query()
+    listed = site.run("list")
+    assert "not told: mechanism 'servers_own:Class'" in listed
+    assert all(digest[:SHOWN] in listed for digest in site.waiting)
+    assert len(site.waiting) == 2
+
+
+def test_a_request_takes_little_of_a_sites_disk(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config | {"strategy-options": "x" * 1_000_000})
+    assert refused(site.query())
+    assert site.waiting == []
+
+
 def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> None:
     site.query()
     # Of eight digits a server finds another request with the same ones in minutes.
