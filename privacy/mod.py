@@ -129,7 +129,8 @@ class Gate:
     def _own(self, context: Context) -> Context:
         """Return a node's context as the gate shall read it: with the app's budget, and with noise nobody knows."""
         policy, node_config = Site.of(context.node_config).policy, dict(context.node_config)
-        if "budget" not in policy.model_fields_set:
+        # Clients of role validation release nothing that a budget could count.
+        if "budget" not in policy.model_fields_set and policy.role is not Role.VALIDATION:
             node_config |= self._budget
             if "min_noise_multiplier" not in policy.model_fields_set:
                 # A server cannot ask for less than the app does, and the account need not reckon with that.

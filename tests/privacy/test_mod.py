@@ -376,6 +376,13 @@ def test_a_validation_site_reports_what_the_app_names_and_no_sample_count(tmp_pa
     assert node.paid == 0, "exact losses have no price"
 
 
+def test_an_apps_budget_is_for_clients_that_train_and_closes_no_validation_site(tmp_path: Path) -> None:
+    gate = Gate(2.0, 1.0, budget=10.0, reports=["eval_loss"])
+    node = Node(gate, unchanged, tmp_path, scored, role="validation")
+    assert [refused(node.send(asks(PAIR), kind)) for kind in ("evaluate", "train")] == [False, True]
+    assert (node.asked, node.paid) == (1, 0)
+
+
 @pytest.mark.parametrize("names", [["eval_loss"], ["eval_acc", "eval_loss"]])
 def test_a_training_site_reports_with_noise_and_pays(names: list[str], tmp_path: Path) -> None:
     node = Node(
