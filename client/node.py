@@ -15,7 +15,7 @@ from client.trial import try_out
 from federation import Federation, Manifest, check, find_federation, open_federation
 from models.descent import Descent
 from models.model import Model
-from privacy.policy import Role
+from privacy.policy import Personal, Role
 from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
@@ -96,6 +96,11 @@ class Node:
             # The file is the site's own; whether it is the same, the digest says.
             run = run.model_copy(update={"pretrained": manifest.pretrained})
         learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
+        if policy.personalise is not Personal.NO and learner.model.local_shapes:
+            raise SiteError(
+                f"personalise would do nothing: model {learner.model.name!r} has local parameters, each client's own "
+                "already; leave it out"
+            )
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
         trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]

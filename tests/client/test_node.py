@@ -419,6 +419,16 @@ def test_a_head_that_a_sites_manifest_keeps_is_not_taken_from_a_server(
         node.check({name: np.zeros((1, *shape), np.float32) for name, shape in (BODY | HEAD).items()})
 
 
+def test_a_site_whose_models_are_each_clients_own_already_is_told(
+    tmp_path: Path, module: str, run_config: Config
+) -> None:
+    """It would believe that they are fine-tuned."""
+    entries = {"keep-model": str(tmp_path / "models"), "personalise": "fine-tune"}
+    with pytest.raises(SiteError, match=r"personalise would do nothing: model '.*' has local parameters"):
+        Node.of(own(tmp_path, module, local="head.*") | entries, run_config)
+    assert Node.of(own(tmp_path / "other", module) | entries, run_config).model.local_shapes == {}
+
+
 def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, module: str, run_config: Config) -> None:
     digests = []
     for name in ("one", "other"):
