@@ -89,9 +89,12 @@ class Run:
 
     @property
     def loss(self) -> float:
-        """The lowest validation loss, that of the hypotheses that are kept, in the data's unit; NaN without one."""
-        losses = self.history["loss"]
-        return float(losses.min()) if losses.notna().any() else float("nan")
+        """The validation loss of the hypotheses that are kept, in the data's unit; NaN without one.
+
+        It is the lowest of all rounds that had as many hypotheses.
+        """
+        best = int(self.history["best_round"].iloc[-1])
+        return float(self.history["loss"][best]) if best else float("nan")
 
     @property
     def privacy(self) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,17 @@ def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
     assert run.loss == pytest.approx(min(entry["loss"] for entry in entries))
     assert run.unit == "", "made-up numbers have none"
     assert "Paper's budget" in run.privacy[-1]
+
+
+def test_the_loss_is_that_of_the_hypotheses_that_are_kept(kept: Path, tmp_path: Path) -> None:
+    # Where their number was chosen or split, an earlier round of more of them may have scored better.
+    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+    best = entries[-1]["best_round"]
+    assert best > 1
+    shutil.copytree(kept, tmp_path / "run")
+    entries[0] |= {"loss": entries[best - 1]["loss"] / 2, "groups": [4, 8, 8], "nearest": [1.0, 1.0, 1.0]}
+    (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert umbel.load(tmp_path / "run").loss == pytest.approx(entries[best - 1]["loss"])
 
 
 def test_hypotheses_are_networks_that_compute_what_is_saved(kept: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_they_are_listed_by_when_they_began(runs: list[str]) -> None:
     assert places == sorted(places)
     assert "all 3 rounds done" in lines[places[0]]
     assert "interrupted" in " ".join(lines[places[2] :])
+
+
+def test_the_loss_listed_is_that_of_the_hypotheses_that_are_kept(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "history.jsonl"
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    entries[0] |= {"loss": 0.0625, "groups": [4, 8, 8], "nearest": [1.0, 1.0, 1.0]}  # of more hypotheses
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    best = f"{entries[entries[-1]['best_round'] - 1]['loss']:.6g}"
+    listed = umbel("runs", "list")
+    assert best in listed
+    assert "0.0625" not in listed
 
 
 def test_one_is_shown_with_what_it_was_asked_and_what_it_cost(runs: list[str]) -> None:
