@@ -172,7 +172,7 @@ class RunFolder:
             best={name: best[name] for name in names},
             best_loss=losses.get(best_round, math.inf) if same else math.inf,
             best_round=best_round,
-            stale=sum(1 for number in losses if number > best_round),
+            stale=sum(1 for number in losses if number > best_round) if same else 0,
             history=history,
             stopped=outcome["stopped"],
         )

@@ -249,6 +249,18 @@ def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, 
         assert all(np.array_equal(ours[name], theirs[name]) for name in ours)
 
 
+def test_patience_begins_anew_with_another_number_of_hypotheses(folder: RunFolder, state: State) -> None:
+    """As it does in a run that goes on; the best of the old number stay until the new ones are validated."""
+    state.history = [a_round(1), a_round(2)]
+    state.best_round, state.best_loss, state.stale = 1, 0.5, 1
+    folder.write_round(state, np.array([1]), ONE, {})
+    assert RunFolder(folder.path).read(NAMES)[0].stale == 1
+    state.hypotheses = {name: value[:1] for name, value in LATEST.items()}
+    folder.write_round(state, np.array([1]), ONE, {})
+    read, _, _ = RunFolder(folder.path).read(NAMES)
+    assert (read.best_loss, read.best_round, read.stale) == (np.inf, 1, 0)
+
+
 def test_what_a_strategy_keeps_lies_in_one_file_with_the_hypotheses(folder: RunFolder, state: State) -> None:
     """So that both are of one round, whenever the process ends. Of any type and shape, and free to be changed."""
     keeps: dict[str, Any] = {
