@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -12,7 +12,10 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from client.cohort import Cohort
 from federation import Federation
+from models.fit import look
+from models.model import Model
 from protocol.errors import ConfigError, ModelError
 from protocol.home import write_atomically
 from umbel.runs import Run
@@ -30,7 +33,8 @@ def export(run: Run, folder: Path, form: str = "safetensors") -> list[Path]:
     folder : Path
         Made where there is none.
     form : str
-        "state-dict" (.pt), "safetensors", or "onnx", which takes ``pip install umbel[onnx]``.
+        "state-dict" (.pt), "safetensors", or "onnx", which takes ``pip install umbel[onnx]`` and rows as the model
+        sees them: bytes scaled.
 
     Raises
     ------
@@ -89,7 +93,7 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
     federation = run.federation
     if federation is None:
         raise ConfigError("ONNX takes a row to follow through the network: the run's federation is not there")
-    rows = torch.stack(list(_some(federation)))
+    rows = _some(run.model, federation)
     try:
         program = torch.onnx.export(
             network, (rows,), input_names=["rows"], output_names=["outputs"], dynamic_shapes=({0: "rows"},), dynamo=True
@@ -110,6 +114,8 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
     return content
 
 
-def _some(federation: Federation) -> Iterator[Tensor]:
-    for row in range(min(_ROWS, len(federation.features))):
-        yield torch.from_numpy(np.array(federation.features[row]))
+def _some(model: Model, federation: Federation) -> Tensor:
+    """Return a few rows as the model sees them: bytes scaled, tokens as whole numbers."""
+    clients = range(min(_ROWS, federation.manifest.clients))  # each has a row at least
+    rows = Cohort.gather(federation, clients, torch.device("cpu")).features[:_ROWS]
+    return rows.long() if look(model, tuple(rows.shape[1:])).tokens else rows

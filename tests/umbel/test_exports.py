@@ -40,6 +40,37 @@ def test_a_network_is_the_same_without_pytorch(kept: Path, tmp_path: Path) -> No
         np.testing.assert_allclose(found, outputs(network), rtol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_onnx_takes_rows_as_the_model_sees_them(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
+    """Images lie in a federation as bytes, tokens in any whole numbers."""
+    draw, owners = np.random.default_rng(1), np.arange(12) % 6
+    if tokens:
+        rows, model = draw.integers(0, 9, (12, 4)).astype(np.int16), "tests.umbel.test_exports:Words"
+        umbel.from_arrays(rows, None, client=owners, tokens=9).write("small")
+        seen = torch.tensor(rows[:, :-1].astype(np.int64))
+    else:
+        images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear-9x2"
+        umbel.from_arrays(images, owners % 2, client=owners).write("small")
+        seen = torch.tensor(images.astype(np.float32) / 255)
+    config = {"federation": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
+    run = umbel.run(config, clients_per_round=2, hypotheses=1)
+    (file,) = umbel.export(run, tmp_path, "onnx")
+    (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": seen.numpy()})
+    with torch.inference_mode():
+        np.testing.assert_allclose(found, run.hypotheses[0](seen), atol=1e-5)
+
+
+class Words(torch.nn.Module):
+    """Says the next of nine words from the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = torch.nn.Embedding(9, 3), torch.nn.Linear(3, 9)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.enter(tokens))
+
+
 def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
     kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

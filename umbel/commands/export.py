@@ -22,7 +22,10 @@ class Format(StrEnum):
     SAFETENSORS = "safetensors"
     """The same without code in it, for many programs: NAME.safetensors."""
     ONNX = "onnx"
-    """The network with its weights, for programs without PyTorch: NAME.onnx."""
+    """The network with its weights, for programs without PyTorch: NAME.onnx.
+
+    It takes rows as the model sees them: images that are kept as bytes, divided by 255.
+    """
 
 
 @app.command()
