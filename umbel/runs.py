@@ -208,7 +208,10 @@ def run(
     given = (
         read_values("", {**(config or {}), **own}) if isinstance(config, Mapping | None) else read_values(config, own)
     )
-    return Run(_launched(given, nodes) if ray else in_process.run(RunConfig().entries() | given, nodes or 1))
+    if ray:
+        return Run(_launched(given, nodes))
+    check(given)
+    return Run(in_process.run(RunConfig().entries() | given, nodes or 1))
 
 
 def _launched(values: Mapping[str, Any], nodes: int) -> Path:

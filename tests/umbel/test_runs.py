@@ -32,7 +32,14 @@ def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home:
         umbel.run(ronds=3)
     with pytest.raises(ConfigError, match="rounds must be a whole number"):
         umbel.run({"rounds": 0.5})
+    with pytest.raises(ConfigError, match="draws in training"):
+        umbel.run(model="tests.umbel.test_runs:drops", loss="mse", engine="batched", node_wait=1.0)
     assert not (umbel_home / "runs").exists()
+
+
+def drops() -> torch.nn.Module:
+    """What each client must be computed with by itself."""
+    return torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(0.1))
 
 
 def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
