@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from client.cohort import Cohort
 from federation import Federation
-from models.fit import look
+from models.fit import look, one_line
 from models.model import Model
 from protocol.errors import ConfigError, ModelError
 from protocol.home import write_atomically
@@ -101,7 +101,7 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
         assert program is not None, "without a file it returns the program"
         content: bytes = program.model_proto.SerializeToString()
     except Exception as error:  # whatever the exporter finds in a user's network
-        raise ModelError(f"model {run.model.name!r} cannot be written as ONNX: {error}") from error
+        raise ModelError(f"model {run.model.name!r} cannot be written as ONNX: {one_line(error)}") from error
     session = onnxruntime.InferenceSession(content)
     for part in (rows, rows[:1]):
         (found,) = session.run(None, {"rows": part.numpy()})

@@ -187,7 +187,8 @@ def run(
     config : str, Path or mapping, optional
         A configuration by its name in configs/, a TOML file, or run-config values; the demo, if not given.
     nodes : int
-        Simulated nodes; 0 for as many as suit this machine. What is learnt does not depend on it.
+        Simulated nodes; 0 for as many as suit this machine. Only where sites release sums does what is
+        learnt depend on it.
     ray : bool
         Whether to run it in Flower's own simulation, with processes of its own, instead of in this process.
     **values
