@@ -32,7 +32,8 @@ def find_federation(name: str) -> Path:
             return candidate
     looked = " and ".join(str(candidate) for candidate in candidates)
     raise FederationError(
-        f"no federation {name!r}: looked for {looked}; build it with its recipe (python datasets/RECIPE.py --help)"
+        f"no federation {name!r}: looked for {looked}; umbel data list shows those there are, and umbel data import "
+        "or a recipe in datasets/ makes one"
     )
 
 

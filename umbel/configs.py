@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from protocol.errors import ConfigError, ModelError
+from federation import find_federation
+from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.run_config import RunConfig
 from server.runs import find_run
 
@@ -44,16 +45,26 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 def check(values: Mapping[str, Any]) -> None:
     """Raise `ConfigError` unless the run config, the federation, the model and the strategy fit together."""
-    # They import PyTorch, and a key's wrong name need not wait for that.
-    from client.trial import try_out
-    from server.setup import Setup
-
     run = RunConfig.parse(values)
     if not run.federation:
         raise ConfigError('federation = "" is for sites with data of their own; name a federation to simulate')
+    try:
+        find_federation(run.federation)
+    except FederationError as error:
+        raise ConfigError(str(error)) from None
+    # They import PyTorch, and a wrong name need not wait for that.
+    from client.trial import try_out
+    from server.setup import Setup
+
     setup = Setup.parse(values)
     federation = setup.open_federation()
     assert federation is not None, "the run config names it"
+    for key, asked, kind in (
+        ("clients-per-round", run.clients_per_round, "train"),
+        ("validation-clients-per-round", run.validation_clients_per_round, "validation"),
+    ):
+        if asked > (there := federation.manifest.split[kind]):
+            raise ConfigError(f"{key} = {asked}, but federation {run.federation!r} has only {there}; set {key}={there}")
     try:
         try_out(setup.model, federation, run.device, run.engine, setup.strategy.hypotheses)
     except ModelError as error:
@@ -70,12 +81,21 @@ def _file(name: str) -> Path:
     try:
         found = find_run(name)
     except ConfigError:
+        if _is_federation(name):
+            raise ConfigError(f"{name!r} is a federation; run it as: umbel run federation={name}") from None
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
         raise ConfigError(
             f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}"
         ) from None
     raise ConfigError(f"{found.name} is a run; to go on with it add --resume")
+
+
+def _is_federation(name: str) -> bool:
+    try:
+        return bool(find_federation(name))
+    except FederationError:
+        return False
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -143,7 +143,7 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"federation": "roses"}, "no federation 'roses': looked for .*; build it with its recipe"),
+        ({"federation": "roses"}, "no federation 'roses': looked for .*; umbel data list shows those there are"),
         ({"model": "rose"}, "unknown model 'rose'; choose from"),
         ({"model": "linear"}, r"model 'linear' does not take \(28, 28\) images"),
         ({"images": 5}, "5 images asked for, one a client, but there are 4 training clients; ask for fewer"),

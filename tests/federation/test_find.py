@@ -46,7 +46,7 @@ def test_an_unknown_name_lists_where_it_was_looked_for(umbel_home: Path) -> None
     assert f"no federation 'lilies': looked for {umbel_home / 'data' / 'lilies'} and {BUNDLED / 'lilies.json'}" in str(
         error.value
     )
-    assert "build it with its recipe" in str(error.value)
+    assert "umbel data import" in str(error.value)
 
 
 def test_a_path_to_nothing_is_named(tmp_path: Path) -> None:

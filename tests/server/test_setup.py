@@ -383,7 +383,7 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"loss": "nowhere:mine"}, "cannot import 'nowhere' of 'nowhere:mine'"),
         ({"optimizer-options": "momentun=0.9"}, "there is no option momentun; did you mean momentum"),
         ({"optimizer": "adam", "optimizer-options": "beta1=1"}, "optimizer-options: beta1 must be .*, got '1'"),
-        ({"federation": "lilies"}, "no federation 'lilies': looked for .*; build it with its recipe"),
+        ({"federation": "lilies"}, "no federation 'lilies': looked for .*; umbel data list shows those there are"),
         ({"federation": ""}, "neither run config nor federation name a model; set model to one of linear, mlp, cnn"),
     ],
 )

@@ -56,6 +56,7 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
         (["ronds=3"], r"there is no ronds; did you mean rounds\?"),
         (["rounds=0"], "rounds must be a whole number of at least 1, got 0"),
         (["hosptal"], r"there is no configuration 'hosptal'.*did you mean hospital\?"),
+        (["preferences"], "'preferences' is a federation; run it as: umbel run federation=preferences"),
         (["nothing-like-it"], "neither a file nor a name in configs/; configs/ has .*synthetic"),
         (["hospital", "qmnist"], "'qmnist' is not KEY=VALUE, and one configuration is given already"),
         (["--resume"], "name the run to go on with"),
@@ -76,6 +77,8 @@ def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
     [
         (["federation=nowhere"], "no federation 'nowhere'"),
         (["federation="], "name a federation to simulate"),
+        (["clients-per-round=101"], "clients-per-round = 101, but federation 'synthetic' has only 100"),
+        (["validation-clients-per-round=101"], "has only 100; set validation-clients-per-round=100"),
         (["model=mlp"], "model 'mlp' does not take features of shape"),
         (["strategy=fedavgg"], "unknown strategy 'fedavgg'"),
         (["loss=cross-entropy"], "needs classes, whole numbers, as targets"),
