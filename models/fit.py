@@ -72,7 +72,8 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         if not isinstance(outputs, Tensor):
             raise ModelError(f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor")
         if outputs.ndim < 2 or len(outputs) != 2:
-            raise ModelError(f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row)")
+            flat = "; let it return (rows, 1), without a squeeze" if tuple(outputs.shape) == (2,) else ""
+            raise ModelError(f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row){flat}")
         if outputs.dtype != torch.float32:
             raise ModelError(f"gives outputs of type {outputs.dtype}, not float32")
         alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))

@@ -88,7 +88,7 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
         (classifier(), [0, -1, 2], "knows the classes 0 to 2 alone"),
         (classifier("mse"), [0.5, 1.0, 2.0], "has 3 outputs, a target is of shape ()"),
         (classifier("mse"), np.zeros((3, 2)), "has 3 outputs, a target is of shape (2,)"),
-        (squeezed(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (2,), not (2, outputs of a row)"),
+        (squeezed(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (2,), not (2, outputs of a row); let it return"),
         (squeezed_alone(), np.zeros((3, 3)), "gives one row outputs of shape (3,), not (1, 3); keep the rows' axis"),
         (flattened(), [0.5, 1.0, 2.0], "gives two rows outputs of shape (6,), not (2, outputs of a row)"),
         (classifier("margin"), [1, -1, 1], "with loss 'margin' needs one output, and labels of -1 and 1"),
