@@ -140,7 +140,7 @@ def read_table(path: Path) -> pd.DataFrame:
         separator = max(heads, key=lambda sep: len(heads[sep]))
         head = heads[separator]
         if twice := sorted({name for name in head if name and head.count(name) > 1}):
-            raise ValueError(f"two columns are called {twice[0]!r}")
+            raise FederationError(f"{path}: two columns are called {twice[0]!r}; rename one")
         # Spreadsheets end lines with separators: columns without a name, which must then be empty.
         names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
         options |= {"sep": separator, "index_col": False, "header": 0}
@@ -152,7 +152,9 @@ def read_table(path: Path) -> pd.DataFrame:
                 frame = pd.read_csv(path, names=names, **options)
         for name in (name for name in frame.columns if name.startswith("\0")):
             if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-                raise ValueError(f"data row {full[0] + 1} has a value in a column without a name")
+                raise FederationError(
+                    f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column"
+                )
         return frame
 
 
@@ -348,5 +350,6 @@ def _unreadable(path: Path) -> Iterator[None]:
     except ImportError:
         raise FederationError(f"{path} is a parquet file, which pyarrow reads: pip install pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        kind = "parquet" if path.suffix.lower() in (".parquet", ".pq") else "CSV"
-        raise FederationError(f"{path} cannot be read as {kind}: {error}; write it again, in UTF-8") from None
+        parquet = path.suffix.lower() in (".parquet", ".pq")
+        kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")
+        raise FederationError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}") from None

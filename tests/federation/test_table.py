@@ -65,8 +65,8 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (CSV.replace("70,A", "70,A,7"), "cannot be read as CSV: data row 1 has a value in a column without a name"),
-        (CSV.replace("ward", "age"), "two columns are called 'age'"),
+        (CSV.replace("70,A", "70,A,7"), "data row 1 has a value in a column without a name; name the column"),
+        (CSV.replace("ward", "age"), "two columns are called 'age'; rename one"),
         ("", "cannot be read as CSV"),
     ],
 )

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -14,7 +13,7 @@ from mechanisms import MECHANISMS
 from mechanisms.guarantee import DELTA, amount, guarantee, in_words, site_release
 from privacy.charges import paper_spent
 from privacy.runs import SHOWN, Request, Runs, Status, beside
-from protocol.cli import errors_in_one_line, printable
+from protocol.cli import console, errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
 from protocol.release import ReleaseBy
@@ -49,9 +48,9 @@ def list_requests(
     """Print what waits, oldest first."""
     with errors_in_one_line():
         found = [one for one in _requests(ledger) if decided or one.status is Status.WAITING]
-        console = Console()
+        terminal = console()
         for request in found:
-            console.print(_table(request, whole))
+            terminal.print(_table(request, whole))
         if not found:
             typer.echo("nothing waits" if not decided else "nothing was asked")
 

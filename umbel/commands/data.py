@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 import tomli_w
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from federation import BUNDLED, Column, Federation, Schema, find_federation, open_federation, read_manifest
-from protocol.cli import errors_in_one_line
+from protocol.cli import console, errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 from protocol.run_config import RunConfig
@@ -49,7 +49,7 @@ def list_() -> None:
         split = manifest.split
         name = path.name if path.is_dir() else path.stem
         table.add_row(name, f"{split['train']:,}", f"{split['validation']:,}", target, manifest.model, manifest.loss)
-    _console().print(table)
+    console().print(table)
     for reason in broken:
         typer.echo(f"Left out: {reason}", err=True)
 
@@ -135,6 +135,8 @@ def import_(
     from umbel.data.client_data import folder_of
 
     with errors_in_one_line():
+        if not file.is_file():
+            raise FederationError(f"{file} is not a file; give a CSV or parquet file")
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
             raise FederationError(f"{folder} is there already; give another --name, or --replace")
@@ -184,7 +186,7 @@ def import_(
     for hint in _hints(written):
         typer.echo(hint)
     typer.echo(folder)
-    typer.echo(f"Next: umbel run federation={known}{_fewer(written)}")
+    typer.echo(f"Next: umbel run {shlex.quote(f'federation={known}')}{_fewer(written)}")
 
 
 def _check_fit(data: Federation) -> None:
@@ -265,10 +267,10 @@ def _show(data: Federation) -> None:
     for key, value in lines.items():
         if value:
             table.add_row(key, value)
-    console = _console()
-    console.print(table)
+    terminal = console()
+    terminal.print(table)
     if manifest.layout is not None:
-        console.print(_columns_of(manifest.layout))
+        terminal.print(_columns_of(manifest.layout))
 
 
 def _columns_of(schema: Schema) -> Table:
@@ -332,9 +334,3 @@ def _hints(data: Federation) -> list[str]:
 
 def _power(value: float) -> int:
     return int(10 ** np.rint(np.log10(value)))
-
-
-def _console() -> Console:
-    # Redirected, a table has no terminal's width to fit, and a cut cell would be a wrong one.
-    console = Console()
-    return console if console.is_terminal else Console(width=200)

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from mechanisms.guarantee import DELTA, amount, guarantee, in_words
 from privacy.charges import paper_spent
 from privacy.ledger import Ledger
-from protocol.cli import fail
+from protocol.cli import console, fail
 from protocol.errors import LedgerError
 
 app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
@@ -32,9 +31,9 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
     for client, account in opened(path).accounts().items():
         found = guarantee(account, delta)
         table.add_row(str(client), str(sum(account.values())), *in_words(found), amount(paper_spent(account)))
-    console = Console()
-    console.print(table)
-    console.print(
+    terminal = console()
+    terminal.print(table)
+    terminal.print(
         "epsilon: what is guaranteed between any two data sets of a client, over all that it ever released, for "
         "demands fixed in advance; none where it once released without a public radius, or with an open choice. "
         "paper's budget: the sum of n/nu, a heuristic, which guarantees nothing.",

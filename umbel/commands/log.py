@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from privacy.site_log import SUFFIX, Decision, Line, SiteLog, beside
-from protocol.cli import errors_in_one_line, fail, printable
+from protocol.cli import console, errors_in_one_line, fail, printable
 from protocol.errors import LogError
 from protocol.home import umbel_home
 from umbel.commands.ledger import charges_in, opened
@@ -44,7 +43,7 @@ def show_log(
                 table.add_row(*_cells(line))
     except LogError as error:
         fault = str(error)
-    Console().print(table)
+    console().print(table)
     if fault is not None:
         fail(fault)
 

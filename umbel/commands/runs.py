@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from protocol.cli import errors_in_one_line, fail
+from protocol.cli import console, errors_in_one_line, fail
 from protocol.run_config import RunConfig
 from server.runs import all_runs, find_run, home_of_runs
 
@@ -35,7 +34,7 @@ def list_runs() -> None:
     for path in found:
         rounds, best, ended = _outcome(path)
         table.add_row(Text(path.name), str(rounds), best, Text(ended))
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -56,7 +55,7 @@ def show(run: _Run) -> None:
                 table.add_row("privacy", line)
         for key, value in _set(path).items():
             table.add_row(key, Text(str(value)))
-        Console().print(table)
+        console().print(table)
 
 
 @app.command()
@@ -79,7 +78,7 @@ def compare(
             values = [one.config.get(key) for one in loaded]
             if any(value != values[0] for value in values):
                 table.add_row(key, *(Text(str(value)) for value in values))
-        Console().print(table)
+        console().print(table)
 
 
 @app.command()

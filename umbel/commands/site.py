@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 from flwr.common.config import parse_config_args
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from protocol.cli import errors_in_one_line
+from protocol.cli import console, errors_in_one_line
 from protocol.errors import SiteError
 from protocol.run_config import RunConfig
 
@@ -67,5 +66,5 @@ def check(
         if getattr(site.policy, field) != Policy.model_fields[field].default and name != "data-path":
             said = Text(f"{name} = {getattr(site.policy, field)}", style="bold")
             table.add_row(said, Text(f"{meaning} (by default {default})"))
-    Console().print(table)
-    Console().print("The site can go online. All other entries are as `umbel keys --site` has them.")
+    console().print(table)
+    console().print("The site can go online. All other entries are as `umbel keys --site` has them.")

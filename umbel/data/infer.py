@@ -141,7 +141,8 @@ def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
     if len(found) > MOST_CATEGORIES:
         raise FederationError(
             f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories; "
-            "leave the column out, or list its categories"
+            "leave the column out, list its categories, or, if it holds numbers, write them with a decimal point and "
+            "no unit"
         )
     return found or ["?"]
 

@@ -165,6 +165,18 @@ def test_a_schema_makes_a_federation_of_another_table(stays: Path, tmp_path: Pat
     np.testing.assert_array_equal(first.features, again.features)
 
 
+def test_what_to_type_next_is_quoted_for_a_shell(stays: Path) -> None:
+    told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--name", "two words")
+    assert "Next: umbel run 'federation=two words'" in told
+
+
+def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "ragged.csv").write_text("h,a,cost\nx,1,2\ny,1,2,3,4\n")
+    words = ("--client", "h", "--target", "cost")
+    assert "ragged.csv cannot be read as CSV" in refused("data", "import", tmp_path / "ragged.csv", *words)
+    assert f"{tmp_path} is not a file" in refused("data", "import", tmp_path, *words)
+
+
 def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     told = said("data", "import", stays, "--clients", 4, "--target", "cost", "--drop", "hospital", "--standardise")
     assert told.splitlines()[-1] == "Next: umbel run federation=stays clients-per-round=3"

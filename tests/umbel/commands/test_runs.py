@@ -49,6 +49,12 @@ def test_the_loss_listed_is_that_of_the_hypotheses_that_are_kept(runs: list[str]
     assert "0.0625" not in listed
 
 
+def test_redirected_tables_are_not_cut_at_a_terminals_width(runs: list[str]) -> None:
+    told = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["runs", "list"], prog_name="umbel").output
+    assert "\u2026" not in told
+    assert "all 3 rounds done" in told
+
+
 def test_one_is_shown_with_what_it_was_asked_and_what_it_cost(runs: list[str]) -> None:
     told = umbel("runs", "show", "20260101")
     for text in (runs[0], "all 3 rounds done", "clients-per-round", "20", "Guaranteed to a client: nothing"):
