@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
+from server.runs import home_of_runs
 from simulation.launch import APP, run
 from simulation.relay import Relay
 from umbel.configs import check, read_values, resumed
@@ -44,6 +46,7 @@ def command(
     """Run an experiment in simulation on this machine."""
     with errors_in_one_line():
         values = asked(what or [], config, resume)
+        _make_home()
         relay = Relay(typer.echo, verbose)
         try:
             if in_process:
@@ -53,6 +56,16 @@ def command(
                     run(APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
+
+
+def _make_home() -> None:
+    home = home_of_runs()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours") from None
+    if not os.access(home, os.W_OK):
+        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours")
 
 
 def _run_here(values: Mapping[str, Any], nodes: int, relay: Relay) -> None:

@@ -93,6 +93,17 @@ def test_what_does_not_fit_together_is_told_while_the_superlink_starts(
     assert re.fullmatch(f"Error: .*{reason}.*\n", told)
 
 
+def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setattr("umbel.commands.run.run", lambda *_, **__: pytest.fail("it was started"))
+    code, told = umbel("run")
+    assert code == 1
+    assert re.fullmatch("Error: .*runs cannot be made: .*; set UMBEL_HOME to a folder of yours\n", told)
+
+
 OWN = """
 import torch
 
