@@ -96,7 +96,13 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
     rows = _some(run.model, federation)
     try:
         program = torch.onnx.export(
-            network, (rows,), input_names=["rows"], output_names=["outputs"], dynamic_shapes=({0: "rows"},), dynamo=True
+            network,
+            (rows,),
+            input_names=["rows"],
+            output_names=["outputs"],
+            dynamic_shapes=({0: "rows"},),
+            dynamo=True,
+            verbose=False,
         )
         assert program is not None, "without a file it returns the program"
         content: bytes = program.model_proto.SerializeToString()
