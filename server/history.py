@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from protocol.arrays import Arrays
+
+_DIVERGED = 3.0  # times the lowest loss; where noise is all that moves hypotheses, losses go up and down by less
 
 
 @dataclass(frozen=True)
@@ -88,3 +91,9 @@ class State:
     stale: int = 0
     history: list[Round] = field(default_factory=list)
     stopped: str = ""
+
+
+def diverged(history: Sequence[Round]) -> bool:
+    """Return whether the rounds led away from the best hypotheses: the last loss is several times the lowest."""
+    losses = [entry.loss for entry in history if entry.loss is not None]
+    return bool(losses) and losses[-1] > _DIVERGED * abs(min(losses))

@@ -13,9 +13,11 @@ from mechanisms.guarantee import DELTA, amount, gap, guarantee, in_words
 from models.model import Model
 from protocol.arrays import Arrays, flatten
 from protocol.release import Release
-from server.history import Round, State
+from server.history import Round, State, diverged
 
 _SHOWN_PARAMETERS = 3
+DIVERGED = "Ask more clients a round, or try fewer hypotheses, less noise or a smaller step-size."
+"""What to do where the rounds diverged."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Summary:
         if state.best_round:
             loss = self.loss(state.best_loss)
             lines.append(f"Best hypotheses: after {state.best_round - 1} rounds of training, validation {loss}.")
+        if diverged(state.history):
+            lines.append(f"Warning: the rounds diverged, and ended far from these. {DIVERGED}")
         vectors = flatten(state.best)
         if vectors.shape[1] <= _SHOWN_PARAMETERS:
             lines += [f"  hypothesis {j}: ({', '.join(f'{x:.3f}' for x in row)})" for j, row in enumerate(vectors)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -51,7 +53,22 @@ __all__ = list(_HOMES)
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'umbel' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    try:
+        return getattr(import_module(_HOMES[name]), name)
+    except ImportError as error:
+        if hidden := _hidden():
+            raise ImportError(f"{hidden} stands before a package of umbel's that has its name; rename it") from error
+        raise
+
+
+def _hidden() -> str:
+    """Return the file beside the user's script that is imported in place of a package of umbel's, if there is one."""
+    root = Path(__file__).resolve().parent.parent
+    for package in ("client", "federation", "mechanisms", "models", "privacy", "protocol", "server", "simulation"):
+        found = find_spec(package)
+        if found is not None and found.origin and not Path(found.origin).resolve().is_relative_to(root):
+            return found.origin
+    return ""
 
 
 def __dir__() -> list[str]:

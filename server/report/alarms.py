@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.history import Round
+from server.history import Round, diverged
+from server.summary import DIVERGED
 
 # The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
 # given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
@@ -73,7 +74,14 @@ def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, valid
     found = [*_not_finite(history), *_validation(history, validate_every, validators)]
     if hypotheses > 1:
         found += [*_empty(history, hypotheses), *_close(history)]
-    return [*found, *_too_few(history), *_lost(history)]
+    return [*found, *_diverged(history), *_too_few(history), *_lost(history)]
+
+
+def _diverged(history: Sequence[Round]) -> list[Alarm]:
+    if not diverged(history):
+        return []
+    text = f"The loss at the end is several times the lowest; the best hypotheses are kept. {DIVERGED}"
+    return [Alarm("The rounds diverged", text)]
 
 
 def _not_finite(history: Sequence[Round]) -> list[Alarm]:

@@ -239,3 +239,11 @@ def test_only_an_rmse_of_a_scaled_target_has_a_scale(
     model: str, manifest: Manifest | None, scale: tuple[float, str]
 ) -> None:
     assert summary(model, manifest).scale == scale
+
+
+def test_rounds_that_led_away_from_the_best_are_told() -> None:
+    def ended(loss: float) -> list[str]:
+        return summary().closing_lines(state(history=[entry(number=1, loss=0.1), entry(number=2, loss=loss)]))
+
+    assert not any("diverged" in line for line in ended(0.29))
+    assert any(line.startswith("Warning: the rounds diverged") for line in ended(0.31))

@@ -172,7 +172,7 @@ def test_without_any_loss_it_matters_whether_anybody_validates(validators: int |
 
 
 def test_a_loss_that_never_gets_better_is_told() -> None:
-    (alarm,) = alarms(history(20, loss=lambda t: 1 + t, best_round=1), 2, 1, 5)
+    (alarm,) = alarms(history(20, loss=lambda t: 1 + t / 100, best_round=1), 2, 1, 5)
     assert alarm.title == "Validation loss never improved"
     assert alarm.text.startswith("None of 20 later validations had a lower loss than the first, in round 1")
 
@@ -229,3 +229,8 @@ def test_what_is_worst_comes_first() -> None:
 )
 def test_hypotheses_are_named_as_long_as_they_are_few(numbers: Any, text: str) -> None:
     assert name_hypotheses(numbers) == text
+
+
+def test_rounds_that_led_away_from_the_best_are_told() -> None:
+    assert titles(history(20, loss=lambda t: 1.0 if t == 3 else 2.9)) == []
+    assert titles(history(20, loss=lambda t: 1.0 if t == 3 else 3.1)) == ["The rounds diverged"]
