@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 import typer
-from rich.console import Console
 
 from protocol.errors import UmbelError
 
@@ -39,13 +38,6 @@ def command_line(main: Callable[..., None], passes_on: bool = False) -> typer.Ty
 def printable(text: str) -> str:
     """Return text that a server wrote as it is, without what a terminal acts on."""
     return "".join(one if one.isprintable() else "?" for one in text)
-
-
-def console() -> Console:
-    """Return where tables are printed."""
-    # Redirected, a table has no terminal's width to fit, and a cut cell would be a wrong one.
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=200)
 
 
 def fail(reason: str) -> NoReturn:

@@ -13,11 +13,12 @@ from mechanisms import MECHANISMS
 from mechanisms.guarantee import DELTA, amount, guarantee, in_words, site_release
 from privacy.charges import paper_spent
 from privacy.runs import SHOWN, Request, Runs, Status, beside
-from protocol.cli import console, errors_in_one_line, printable
+from protocol.cli import errors_in_one_line, printable
 from protocol.errors import LedgerError
 from protocol.home import umbel_home
 from protocol.release import ReleaseBy
 from protocol.run_config import RunConfig
+from umbel.commands.terminal import console
 
 app = typer.Typer(
     help='What waits for a site that sets approve = "ask", with its demand, its price and its plan.',

@@ -14,10 +14,11 @@ import typer
 from rich.table import Table
 
 from federation import BUNDLED, Column, Federation, Schema, find_federation, open_federation, read_manifest
-from protocol.cli import console, errors_in_one_line
+from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
 from protocol.run_config import RunConfig
+from umbel.commands.terminal import console
 
 app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
 

@@ -13,8 +13,9 @@ from rich.table import Table
 from mechanisms.guarantee import DELTA, amount, guarantee, in_words
 from privacy.charges import paper_spent
 from privacy.ledger import Ledger
-from protocol.cli import console, fail
+from protocol.cli import fail
 from protocol.errors import LedgerError
+from umbel.commands.terminal import console
 
 app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
 

@@ -11,10 +11,11 @@ from rich.table import Table
 from rich.text import Text
 
 from privacy.site_log import SUFFIX, Decision, Line, SiteLog, beside
-from protocol.cli import console, errors_in_one_line, fail, printable
+from protocol.cli import errors_in_one_line, fail, printable
 from protocol.errors import LogError
 from protocol.home import umbel_home
 from umbel.commands.ledger import charges_in, opened
+from umbel.commands.terminal import console
 
 app = typer.Typer(help="Read a site's log: what servers asked, and what the site decided.", no_args_is_help=True)
 

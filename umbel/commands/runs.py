@@ -13,9 +13,10 @@ import typer
 from rich.table import Column, Table
 from rich.text import Text
 
-from protocol.cli import console, errors_in_one_line, fail
+from protocol.cli import errors_in_one_line, fail
 from protocol.run_config import RunConfig
 from server.runs import all_runs, find_run, home_of_runs
+from umbel.commands.terminal import console
 
 app = typer.Typer(help="What runs have left behind.", no_args_is_help=True)
 

@@ -9,9 +9,10 @@ from flwr.common.config import parse_config_args
 from rich.table import Table
 from rich.text import Text
 
-from protocol.cli import console, errors_in_one_line
+from protocol.cli import errors_in_one_line
 from protocol.errors import SiteError
 from protocol.run_config import RunConfig
+from umbel.commands.terminal import console
 
 app = typer.Typer(help="Look at a site before it goes online.", no_args_is_help=True)
 
@@ -58,8 +59,8 @@ def check(
         table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
         of = f"{node.model.name}, n = {node.model.num_parameters}, loss {node.model.loss.name}"
         table.add_row("model", Text(of))
-    there = "a whole ledger" if ledger is not None and ledger.exists() else "is made when it is first needed"
-    table.add_row("ledger", Text(f"{ledger}: {there}"))
+    there = "a whole ledger" if ledger is not None and ledger.exists() else "made when it is first needed"
+    table.add_row("ledger", Text(f"{there}: {ledger}"))
     table.add_row("runs of", Text(" ".join(site.policy.bundles) or str(Bundle.installed() or "no umbel that is known")))
     for name, default, _, meaning in Policy.table():
         field = name.replace("-", "_")

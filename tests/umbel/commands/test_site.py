@@ -23,7 +23,7 @@ def data(tmp_path: Path) -> Path:
 
 def check(node_config: str, *options: str) -> tuple[int, str]:
     command = ["site", "check", node_config, *options]
-    told = CliRunner(env={"COLUMNS": "160"}).invoke(app, command, prog_name="umbel")
+    told = CliRunner(env={"COLUMNS": "400"}).invoke(app, command, prog_name="umbel")
     return told.exit_code, told.output
 
 
