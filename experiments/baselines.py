@@ -93,11 +93,7 @@ def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str
     fresh = model.initial_local(streams(run.seed, "local", 0, clients))
     shuffles = streams(run.seed, "shuffle", 0, clients)
     trained, local = learner.train(start, nobody, support, update, shuffles, fresh)
-    metrics = np.empty(len(query))
-    for c in clients:
-        one, own = ({name: value[c : c + 1] for name, value in arrays.items()} for arrays in (trained, local))
-        metrics[c] = learner.score(one, query.part(slice(c, c + 1)), own)[1][0, 0]
-    return _summary(model, metrics)
+    return _summary(model, _own_metrics(learner, query, trained, local))
 
 
 def personalised(
@@ -114,11 +110,16 @@ def personalised(
     update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=Descent.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
     own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
+    return _summary(model, _own_metrics(learner, query, own, {}))
+
+
+def _own_metrics(learner: Learner, query: Cohort, shared: Arrays, local: Arrays) -> NDArray[np.float64]:
+    """Return the metric of each client's own model, whose parameters are stacked by client."""
     metrics = np.empty(len(query))
     for c in range(len(query)):
-        one = {name: value[c : c + 1] for name, value in own.items()}
-        metrics[c] = learner.score(one, query.part(slice(c, c + 1)))[1][0, 0]
-    return _summary(model, metrics)
+        one, own = ({name: value[c : c + 1] for name, value in arrays.items()} for arrays in (shared, local))
+        metrics[c] = learner.score(one, query.part(slice(c, c + 1)), own)[1][0, 0]
+    return metrics
 
 
 def halves(cohort: Cohort) -> tuple[Cohort, Cohort]:

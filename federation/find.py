@@ -37,6 +37,12 @@ def find_federation(name: str) -> Path:
     )
 
 
+def find_typed(name: str | Path) -> Path:
+    """Return what `find_federation` does, for a name or a path that a user gives where the user is."""
+    path = Path(name).expanduser()
+    return path.absolute() if path.exists() else find_federation(str(name))
+
+
 @lru_cache(maxsize=16)
 def _candidates(name: str, _home: str | None) -> Sequence[Path]:
     """Return where a federation may be; `_home` is what the answer hangs on."""

@@ -51,7 +51,7 @@ def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
     Parameters
     ----------
     config : mapping
-        The whole run config.
+        What it lacks is as by default.
     nodes : int
         Number of simulated nodes.
 
@@ -62,6 +62,7 @@ def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
     FleetError
         When the nodes refuse; the reason is in the log.
     """
+    config = RunConfig().entries() | dict(config)
     return conduct(InProcessGrid(client.app.app, config, nodes), config, secrets.randbelow(10**6))
 
 

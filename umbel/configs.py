@@ -6,12 +6,15 @@ import difflib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from federation import find_federation
 from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.run_config import RunConfig
 from server.runs import find_run
+
+if TYPE_CHECKING:
+    from server.setup import Setup
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 
@@ -43,8 +46,8 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def check(values: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` unless the run config, the federation, the model and the strategy fit together."""
+def check(values: Mapping[str, Any]) -> Setup:
+    """Return what a run config names; raise `ConfigError` unless federation, model and strategy fit together."""
     run = RunConfig.parse(values)
     if not run.federation:
         raise ConfigError('federation = "" is for sites with data of their own; name a federation to simulate')
@@ -69,6 +72,7 @@ def check(values: Mapping[str, Any]) -> None:
         try_out(setup.model, federation, run.device, run.engine, setup.strategy.hypotheses)
     except ModelError as error:
         raise ConfigError(str(error)) from None
+    return setup
 
 
 def _file(name: str) -> Path:

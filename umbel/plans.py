@@ -104,13 +104,11 @@ def plan(
 def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
     """Return the task of a configuration, the configuration, and how long a client's first update is."""
     # They take PyTorch, which a plan from numbers need not wait for.
-    from server.setup import Setup
     from umbel.configs import check, read_values
     from umbel.first_update import first_update
 
     values = read_values(config)
-    check(values)
-    setup = Setup.parse(values)
+    setup = check(values)
     run, manifest = setup.config, setup.manifest
     assert manifest is not None, "it was checked"
     asked = min(run.clients_per_round, manifest.train)

@@ -15,19 +15,17 @@ import safetensors.numpy
 import torch
 from numpy.typing import NDArray
 
-from federation import Federation, find_federation, open_federation
+from federation import Federation, find_typed, open_federation
 from models.model import Model
 from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
 from server.run_folder import RunFolder
 from server.runs import find_run
 from server.setup import Setup
 from server.summary import Summary
-from simulation import in_process, launch
 from simulation.relay import Relay
-from umbel.configs import check, read_values
-from umbel.own_code import own_code
+from umbel.configs import read_values
 from umbel.prediction import predictions, read_run, table
+from umbel.simulated import in_this_process, launched
 
 
 class Run:
@@ -147,7 +145,7 @@ class Run:
         DataFrame
             client, its name if it has one, row, hypothesis, prediction and target, in the target's unit.
         """
-        data = federation if isinstance(federation, Federation) else opened(federation)
+        data = federation if isinstance(federation, Federation) else open_federation(find_typed(federation))
         model, hypotheses = read_run(self.path, data)
         chosen = list(range(data.manifest.clients)) if clients is None else list(clients)
         return table(list(predictions(model, hypotheses, data, chosen)), data)
@@ -209,21 +207,4 @@ def run(
     given = (
         read_values("", {**(config or {}), **own}) if isinstance(config, Mapping | None) else read_values(config, own)
     )
-    if ray:
-        return Run(_launched(given, nodes))
-    check(given)
-    return Run(in_process.run(RunConfig().entries() | given, nodes or 1))
-
-
-def _launched(values: Mapping[str, Any], nodes: int) -> Path:
-    """Do a run in Flower's own simulation, and return its folder."""
-    relay = Relay()
-    with own_code(Path.cwd(), values) as environment:
-        launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
-    return Path(relay.folder)
-
-
-def opened(federation: str | Path) -> Federation:
-    """Return a federation by its name or its path."""
-    path = Path(federation).expanduser()
-    return open_federation(path.absolute() if path.exists() else find_federation(str(federation)))
+    return Run(launched(given, nodes, Relay()) if ray else in_this_process(given, nodes))

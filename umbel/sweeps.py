@@ -59,17 +59,15 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     for combination in itertools.product(*varied.values()):
         some = dict(zip(varied, combination, strict=True))
         asked = read_values(source, common | fixed | some)
-        specs.append(Spec("-".join(f"{key}={_plain(value)}" for key, value in some.items()), _whole(asked)))
+        specs.append(
+            Spec("-".join(f"{key}={_plain(value)}" for key, value in some.items()), RunConfig().entries() | asked)
+        )
     for spec in specs:
         check(spec.config)
     results = run_all(specs, umbel_home() / "sweeps" / name)
     rows = [{**{key: result.spec.config[key] for key in varied}, "error": result.error} for result in results]
     measures = pd.json_normalize([result.measures for result in results])
     return pd.concat([pd.DataFrame(rows), measures], axis=1)
-
-
-def _whole(values: Mapping[str, Any]) -> dict[str, Any]:
-    return RunConfig().entries() | dict(values)
 
 
 def _plain(value: Any) -> str:

@@ -106,30 +106,16 @@ def snapshots(first: Snapshot | None = None, best: Snapshot | None = None) -> Sn
 def report(
     run: State | None = None,
     *,
-    model: str = "linear",
-    manifest: Manifest | None = SYNTHETIC,
-    noise: float = 5.0,
-    mode: str = "update",
-    mechanism: str = "laplace",
-    hypotheses: int = 2,
-    choice: float = 0.0,
-    by_site: bool = False,
-    participations: Any = PARTICIPATIONS,
-    kept: Snapshots | None = None,
-    config: dict[str, Any] = CONFIG,
-    name: str = "a-run",
     sections: Sequence[Section] = (),
-    measured: Measured | None = None,
     others: Sequence[View] = (),
     local_only: HeldOut | None = None,
     drawn: bool = False,
+    **of: Any,
 ) -> Page:
-    """Return the page of a run; what is drawn takes most of the time, and most tests look at words."""
-    one = view(
-        run, model=model, manifest=manifest, noise=noise, mode=mode, mechanism=mechanism, hypotheses=hypotheses,
-        choice=choice, by_site=by_site, participations=participations, kept=kept, config=config, name=name,
-        measured=measured,
-    )  # fmt: skip
+    """Return the page of a run, of which `view` says more; what is drawn takes most of the time, and most tests look
+    at words.
+    """
+    one = view(run, **of)
     with pytest.MonkeyPatch.context() as patch:
         if not drawn:
             leave_blank(patch)

@@ -13,7 +13,7 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from federation import BUNDLED, Column, Federation, Schema, find_federation, open_federation, read_manifest
+from federation import BUNDLED, Column, Federation, Schema, find_typed, open_federation, read_manifest
 from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
@@ -64,7 +64,7 @@ def describe(
 ) -> None:
     """Show what a federation says of itself, and its columns."""
     with errors_in_one_line():
-        path = _find(federation)
+        path = find_typed(federation)
         if schema:
             layout = read_manifest(path).layout
             if layout is None:
@@ -205,11 +205,6 @@ def _fewer(data: Federation) -> str:
     """Return what a run must be asked where there are fewer clients than it asks for by default."""
     train = data.manifest.train
     return f" clients-per-round={train}" if train < RunConfig().clients_per_round else ""
-
-
-def _find(federation: str) -> Path:
-    path = Path(federation)
-    return find_federation(str(path.absolute()) if path.exists() else federation)
 
 
 def _features(known: Sequence[str], features: str, drop: str, others: set[str]) -> list[str]:

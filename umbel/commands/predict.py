@@ -9,7 +9,7 @@ import numpy as np
 import safetensors
 import typer
 
-from federation import find_federation, open_federation
+from federation import find_typed, open_federation
 from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import write_atomically
@@ -31,9 +31,7 @@ def command(
 ) -> None:
     """Let clients that took no part in a run pick their best hypothesis and predict with it."""
     with errors_in_one_line(ValueError, safetensors.SafetensorError):
-        data = open_federation(
-            find_federation(str(Path(federation).absolute()) if Path(federation).exists() else federation)
-        )
+        data = open_federation(find_typed(federation))
         model, hypotheses = read_run(find_run(run), data)
         rows = None if features is None else read_features(features, data)
         count = data.manifest.clients

@@ -12,12 +12,10 @@ import typer
 
 from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
 from server.runs import home_of_runs
-from simulation.launch import APP, run
 from simulation.relay import Relay
-from umbel.configs import check, read_values, resumed
-from umbel.own_code import own_code
+from umbel.configs import read_values, resumed
+from umbel.simulated import in_this_process, launched
 
 app = typer.Typer()
 
@@ -52,8 +50,7 @@ def command(
             if in_process:
                 _run_here(values, nodes, relay)
             else:
-                with own_code(Path.cwd(), values) as environment:
-                    run(APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
+                launched(values, nodes, relay)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
 
@@ -69,12 +66,9 @@ def _make_home() -> None:
 
 
 def _run_here(values: Mapping[str, Any], nodes: int, relay: Relay) -> None:
-    from simulation import in_process
-
-    check(values)
     with relay.in_this_process():
         try:
-            in_process.run(RunConfig().entries() | dict(values), nodes or 1)
+            in_this_process(values, nodes)
         except KeyboardInterrupt:
             relay.interrupted()
             raise

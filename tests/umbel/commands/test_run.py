@@ -66,7 +66,7 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
 def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
 ) -> None:
-    monkeypatch.setattr("umbel.commands.run.run", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr("simulation.launch.run", lambda *_, **__: pytest.fail("it was started"))
     code, told = umbel("run", *words)
     assert code == 1
     assert re.fullmatch(f"Error: .*{reason}.*\n", told)
@@ -87,7 +87,7 @@ def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
 def test_what_does_not_fit_together_is_told_while_the_superlink_starts(
     monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
 ) -> None:
-    monkeypatch.setattr("umbel.commands.run.run", lambda *_, check, **__: check())
+    monkeypatch.setattr("simulation.launch.run", lambda *_, check, **__: check())
     code, told = umbel("run", *words)
     assert code == 1
     assert re.fullmatch(f"Error: .*{reason}.*\n", told)
@@ -98,7 +98,7 @@ def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
-    monkeypatch.setattr("umbel.commands.run.run", lambda *_, **__: pytest.fail("it was started"))
+    monkeypatch.setattr("simulation.launch.run", lambda *_, **__: pytest.fail("it was started"))
     code, told = umbel("run")
     assert code == 1
     assert re.fullmatch("Error: .*runs cannot be made: .*; set UMBEL_HOME to a folder of yours\n", told)

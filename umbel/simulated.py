@@ -1,0 +1,28 @@
+"""Runs in simulation, from their checks on: in Flower's own, with processes of its own, or in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from simulation import launch
+from simulation.relay import Relay
+from umbel.configs import check
+from umbel.own_code import own_code
+
+
+def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
+    """Do a run in Flower's own simulation, and return its folder; errors as `simulation.launch.run`."""
+    with own_code(Path.cwd(), values) as environment:
+        launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
+    return Path(relay.folder)
+
+
+def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:
+    """Do a run in this process, and return its folder; errors as `simulation.in_process.run`."""
+    # It imports PyTorch, which a launcher's first checks need not wait for.
+    from simulation import in_process
+
+    check(values)
+    return in_process.run(values, nodes or 1)
