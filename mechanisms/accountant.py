@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from scipy import optimize
 
 from mechanisms.base import Loss
 from mechanisms.gaussian import GaussianLoss
@@ -114,8 +113,10 @@ def _epsilon(delta_at: Callable[[float], float], delta: float, start: float) -> 
         low, high = high, 2 * high
         if high > 1e300:
             return math.inf
+    from scipy.optimize import brentq  # it takes a third of a second
+
     tolerance = 1e-9 * high
-    root = optimize.brentq(lambda epsilon: delta_at(epsilon) - delta, low, high, xtol=tolerance, rtol=1e-12)
+    root = brentq(lambda epsilon: delta_at(epsilon) - delta, low, high, xtol=tolerance, rtol=1e-12)
     return float(root + 2 * tolerance)
 
 

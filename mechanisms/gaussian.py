@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import ClassVar
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each
 
@@ -102,11 +102,12 @@ def calibrate(epsilon: float, delta: float, distance: float) -> float:
     """
     if not (0 < epsilon < math.inf and 0 < delta < 1 and 0 < distance < math.inf):
         raise ValueError(f"cannot calibrate for epsilon {epsilon}, delta {delta} and distance {distance}")
+    from scipy.optimize import brentq  # it takes a third of a second
 
     def excess(log_mu: float) -> float:
         return float(GaussianLoss(math.exp(log_mu)).delta(np.array([epsilon]))[0]) / delta - 1
 
     # Beyond these mu, delta is below 1e-300 and above all but 1e-16 of 1.
     low, high = math.log(epsilon / (40 + math.sqrt(2 * epsilon + 1600))), math.log(20 + math.sqrt(2 * epsilon + 400))
-    log_mu = optimize.brentq(excess, low, high, xtol=1e-12, rtol=1e-14)
+    log_mu = brentq(excess, low, high, xtol=1e-12, rtol=1e-14)
     return distance * math.exp(1e-10 - log_mu)

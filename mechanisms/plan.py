@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy import optimize
 
 from mechanisms import load
 from mechanisms.gaussian import calibrate
@@ -240,6 +239,8 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
             )
     while excess(low) < 0:
         low, high = low - 1, low
-    root: Any = optimize.brentq(excess, low, high, xtol=5e-4)
+    from scipy.optimize import brentq  # it takes a third of a second
+
+    root: Any = brentq(excess, low, high, xtol=5e-4)
     nu = math.exp(root + 5e-4)
     return math.ceil(nu / (unit := 10.0 ** (math.floor(math.log10(nu)) - _DIGITS + 1))) * unit

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def run(
         with starting(home, environment) as wait:
             try:
                 check()
-                submit(app, values, wait(), nodes, relay=relay)
+                submit(app, values, wait(), nodes, relay=relay, ends=False)
             except KeyboardInterrupt:
                 # At once: ending all that was started takes a moment.
                 relay.interrupted()
@@ -79,8 +79,13 @@ def submit(
     nodes: int = 0,
     cpus: int = 2,
     relay: Relay | None = None,
+    ends: bool = True,
 ) -> None:
-    """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`."""
+    """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`.
+
+    Flower takes seconds to end a run that has said its last line. On a SuperLink that is stopped next,
+    `ends` False does not wait for that.
+    """
     home, relay = Path(environment["FLWR_HOME"]), relay or Relay()
     override = home / "run-config.toml"
     override.write_text(tomli_w.dumps(values), encoding="utf-8")
@@ -101,7 +106,12 @@ def submit(
     )
     try:
         assert process.stdout is not None, "it is a pipe"
-        relay.pass_on(process.stdout)
+        if ends:
+            relay.pass_on(process.stdout)
+        else:
+            relay.pass_on(_up_to_the_last(process.stdout, relay))
+            if relay.finished:
+                return
     finally:
         if process.poll() is None:
             process.terminate()
@@ -112,6 +122,14 @@ def submit(
         reason = f"; the nodes say: {relay.reasons[0]}" if relay.reasons else ""
         why = details.removeprefix("Simulation failed with exception: ")
         raise LaunchError(f"the run ended as {status}: {why or 'see the log above'}{reason}")
+
+
+def _up_to_the_last(lines: Iterable[str], relay: Relay) -> Iterator[str]:
+    """Yield the lines of a log until the relay that reads them has seen the run's last."""
+    for line in lines:
+        yield line
+        if relay.finished:
+            return
 
 
 def unpacked(app: Path, home: Path) -> Path:

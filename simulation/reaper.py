@@ -23,17 +23,12 @@ def started(home: str) -> list[psutil.Process]:
     return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("FLWR_HOME") == home]
 
 
-def send(processes: list[psutil.Process], sign: signal.Signals) -> None:
-    """Send a signal to those that are still there."""
-    for one in processes:
-        with suppress(psutil.NoSuchProcess):
-            one.send_signal(sign)
-
-
 def end(home: str) -> None:
     """Kill all that has this FLWR_HOME, and what it starts meanwhile."""
     while left := started(home):
-        send(left, signal.SIGKILL)
+        for one in left:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
         psutil.wait_procs(left, timeout=10)
 
 

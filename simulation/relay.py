@@ -57,6 +57,8 @@ class Relay:
         Whether to print everything, as it is.
     folder : str
         Where the run's results are, once it has said so.
+    finished : bool
+        Whether the run has said its last line, which is this folder: all results are in it.
     reasons : list of str
         Why simulated nodes refused, each once.
     """
@@ -64,6 +66,7 @@ class Relay:
     say: Callable[[str], None] = print
     whole: bool = False
     folder: str = ""
+    finished: bool = False
     reasons: list[str] = field(default_factory=list)
 
     def pass_on(self, lines: Iterable[str]) -> None:
@@ -86,6 +89,7 @@ class Relay:
                 held.append(text)
             elif not skips and not _CHATTER.match(text.strip()):
                 self.say(f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text)
+            self.finished |= bool(level) and text == self.folder
         self._let_go(held)
 
     @contextmanager

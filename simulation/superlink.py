@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -13,7 +12,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-import psutil
 import tomli_w
 
 from protocol.errors import LaunchError
@@ -23,7 +21,6 @@ Wait = Callable[[], dict[str, str]]
 """Waits until a SuperLink is there, and returns the environment that ``flwr`` finds it by."""
 
 _START_S = 300.0
-_STOP_S = 60.0
 
 
 @contextmanager
@@ -83,7 +80,6 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         process = subprocess.Popen(
             command, cwd=empty, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
-    politely = False
     try:
 
         def wait() -> dict[str, str]:
@@ -91,9 +87,10 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
             return environment
 
         yield wait
-        politely = True
     finally:
-        _stop(process, str(home), politely)
+        # At once: what a run leaves behind is whole whenever it stops.
+        reaper.end(str(home))
+        process.wait()
         assert watch.stdin is not None, "it is a pipe"
         watch.stdin.close()
         watch.wait()
@@ -115,19 +112,6 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
             time.sleep(0.2)
     tail = log_file.read_text(errors="replace")[-2000:]
     raise LaunchError(f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}")
-
-
-def _stop(process: subprocess.Popen[bytes], home: str, politely: bool) -> None:
-    """Stop the SuperLink and all that it started; what a run leaves behind is whole whenever it stops."""
-    if politely:
-        process.terminate()
-        for sign in (None, signal.SIGTERM):
-            started = reaper.started(home)
-            if sign is not None:
-                reaper.send(started, sign)
-            psutil.wait_procs(started, timeout=_STOP_S)
-    reaper.end(home)
-    process.wait()
 
 
 def _free_port() -> int:

@@ -21,8 +21,8 @@ def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
 
 def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:
     """Do a run in this process, and return its folder; errors as `simulation.in_process.run`."""
-    # It imports PyTorch, which a launcher's first checks need not wait for.
+    check(values)
+    # What is wrong need not wait for its imports.
     from simulation import in_process
 
-    check(values)
     return in_process.run(values, nodes or 1)

@@ -75,3 +75,11 @@ def test_of_an_error_that_says_itself_there_is_no_traceback() -> None:
         '  File "server/app.py", line 47, in main',
         "ValueError: of the code",
     ]
+
+
+def test_the_folder_by_itself_is_the_last_line_of_a_run_that_succeeded() -> None:
+    finished = "\x1b[92mINFO \x1b[0m:      /home/me/umbel/runs/1\n"
+    assert not relayed(LOG)[1].finished
+    said, relay = relayed(LOG + finished)
+    assert relay.finished
+    assert said[-1] == "/home/me/umbel/runs/1"
