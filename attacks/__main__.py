@@ -27,6 +27,7 @@ from protocol.release import LAPLACE
 # Without locals: they hold clients' data.
 app = typer.Typer(
     add_completion=False,
+    suggest_commands=False,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
     help="Attack releases, to see what they show. An attack that fails proves nothing.",

@@ -17,7 +17,13 @@ from protocol.cli import errors_in_one_line, fail
 from protocol.home import umbel_home
 
 # Without locals: they hold clients' data.
-app = typer.Typer(add_completion=False, no_args_is_help=True, pretty_exceptions_show_locals=False, help=__doc__)
+app = typer.Typer(
+    add_completion=False,
+    suggest_commands=False,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help=__doc__,
+)
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds, to see that it works.")]

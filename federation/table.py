@@ -29,6 +29,9 @@ from protocol.home import write_atomically
 MISSING = ("", "na", "n/a", "nan", "null")
 """What stands for a missing value in a text, whatever its case."""
 
+_OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
+"""Tables that are often at hand, which a reader of CSV would take for one of a strange column."""
+
 TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
 
 # With thousands set apart by commas, and a dollar sign: what spreadsheets write.
@@ -132,6 +135,8 @@ def read_table(path: Path) -> pd.DataFrame:
     """
     if not path.is_file():
         raise FederationError(f"{path} is not a file; give a CSV or parquet file")
+    if path.suffix.lower() in _OTHERS:
+        raise FederationError(f"{path} is neither CSV nor parquet; save it as one of these")
     with _unreadable(path):
         if path.suffix.lower() in (".parquet", ".pq"):
             return pd.read_parquet(path)

@@ -39,7 +39,15 @@ MODELS = {
 
 
 @lru_cache(maxsize=16)
-def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: str = "", pretrained: str = "") -> Model:
+def load(
+    name: str,
+    loss: str = "",
+    frozen: str = "",
+    local: str = "",
+    metric: str = "",
+    pretrained: str = "",
+    usual_loss: str = "",
+) -> Model:
     """Return the model called `name`, checked.
 
     Parameters
@@ -57,6 +65,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
         A key of `METRICS`, or ``package.module:function``; empty for the model's own.
     pretrained : str
         File of weights to start from (`models.weights.find_weights`); empty to draw them.
+    usual_loss : str
+        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has none of its own.
 
     Raises
     ------
@@ -65,7 +75,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
     """
     own = load_loss(loss) if loss else None
     if ":" in name:
-        model = _from_factory(name, own)
+        usual = own or (load_loss(usual_loss) if usual_loss else None)
+        model = _from_factory(name, usual)
     elif name in MODELS:
         model = MODELS[name]
     elif model_of_size := sized(name, own):
@@ -97,8 +108,8 @@ def load(name: str, loss: str = "", frozen: str = "", local: str = "", metric: s
 def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """Return the model that a run asks for, or else the one its federation was made for.
 
-    A model of the run's own brings its own loss, and what the manifest says of frozen and local
-    parameters is of the manifest's own model alone.
+    A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
+    manifest says of frozen and local parameters is of the manifest's own model alone.
 
     Parameters
     ----------
@@ -119,7 +130,7 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
         loss, metric = loss or manifest.loss, metric or manifest.metric
         frozen, local = frozen or manifest.frozen, local or manifest.local
         pretrained = pretrained or manifest.pretrained
-    return load(run.model or default, loss, frozen, local, metric, pretrained)
+    return load(run.model or default, loss, frozen, local, metric, pretrained, manifest.loss if manifest else "")
 
 
 def _from_factory(name: str, loss: Loss | None) -> Model:

@@ -39,12 +39,15 @@ def export(run: Run, folder: Path, form: str = "safetensors") -> list[Path]:
     Raises
     ------
     ConfigError
-        For another form, or when ONNX is not installed.
+        For another form, when ONNX is not installed, or when there can be no such folder.
     ModelError
         When the network cannot be written so, or what is read again is not the same.
     """
     write, suffix = _forms()[form] if form in _forms() else _unknown(form)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be made a folder: {error.strerror}; name another") from None
     # All are made before one is written.
     made = {folder / f"hypothesis-{j}.{suffix}": write(network, run) for j, network in enumerate(run.hypotheses)}
     for path, content in made.items():

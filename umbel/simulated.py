@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from protocol.errors import ConfigError
+from server.runs import home_of_runs
 from simulation import launch
 from simulation.relay import Relay
 from umbel.configs import check
@@ -14,6 +17,7 @@ from umbel.own_code import own_code
 
 def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
     """Do a run in Flower's own simulation, and return its folder; errors as `simulation.launch.run`."""
+    _make_home()
     with own_code(Path.cwd(), values) as environment:
         launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
     return Path(relay.folder)
@@ -22,7 +26,18 @@ def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
 def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:
     """Do a run in this process, and return its folder; errors as `simulation.in_process.run`."""
     check(values)
+    _make_home()
     # What is wrong need not wait for its imports.
     from simulation import in_process
 
     return in_process.run(values, nodes or 1)
+
+
+def _make_home() -> None:
+    home = home_of_runs()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours") from None
+    if not os.access(home, os.W_OK):
+        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours")

@@ -80,6 +80,9 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
         table("no", tmp_path, "stays.parquet")
     with pytest.raises(FederationError, match=r"nowhere\.csv is not a file; give a CSV or parquet file"):
         read_table(tmp_path / "nowhere.csv")
+    (tmp_path / "stays.json").write_text('[{"age": 30}]')
+    with pytest.raises(FederationError, match=r"stays\.json is neither CSV nor parquet; save it as one of these"):
+        read_table(tmp_path / "stays.json")
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,12 @@ def test_the_run_chooses_before_the_federation(model: str, loss: str, chosen: tu
     assert (loaded.name, loaded.loss.name) == chosen
 
 
+def test_a_module_of_the_runs_own_has_no_loss_and_takes_the_federations(write: Write) -> None:
+    name = write("def narrow():\n    return nn.Linear(3, 2)") + ":narrow"
+    assert models.load_for(RunConfig(model=name), made_for("mlp", "cross-entropy")).metric.name == "accuracy"
+    assert models.load_for(RunConfig(model=name, loss="mse"), made_for("mlp", "cross-entropy")).loss.name == "mse"
+
+
 def test_a_federation_without_a_loss_takes_its_models() -> None:
     assert models.load_for(RunConfig(), made_for("mlp")).loss.name == "rmse"
 

@@ -87,3 +87,9 @@ def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
 def test_another_form_is_named(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no form 'pickle'; choose from state-dict, safetensors, onnx"):
         umbel.export(umbel.load(kept), tmp_path, "pickle")
+
+
+def test_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError, match="taken cannot be made a folder: File exists; name another"):
+        umbel.export(umbel.load(kept), tmp_path / "taken")

@@ -21,6 +21,8 @@ from protocol.run_config import RunConfig
 from umbel.commands.terminal import console
 
 app = typer.Typer(
+    add_completion=False,
+    suggest_commands=False,
     help='What waits for a site that sets approve = "ask", with its demand, its price and its plan.',
     no_args_is_help=True,
 )

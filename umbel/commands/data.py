@@ -20,7 +20,9 @@ from protocol.home import umbel_home
 from protocol.run_config import RunConfig
 from umbel.commands.terminal import console
 
-app = typer.Typer(no_args_is_help=True, pretty_exceptions_show_locals=False)
+app = typer.Typer(
+    add_completion=False, suggest_commands=False, no_args_is_help=True, pretty_exceptions_show_locals=False
+)
 
 _LARGE = 10.0  # a number of which a local step of the usual size makes too much
 

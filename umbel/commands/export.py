@@ -11,7 +11,7 @@ import typer
 from protocol.cli import errors_in_one_line
 from server.runs import find_run
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 class Format(StrEnum):

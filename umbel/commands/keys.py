@@ -14,7 +14,7 @@ from protocol.cli import fail
 from protocol.rules import Settings
 from protocol.run_config import RunConfig
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

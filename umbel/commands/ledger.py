@@ -17,7 +17,7 @@ from protocol.cli import fail
 from protocol.errors import LedgerError
 from umbel.commands.terminal import console
 
-app = typer.Typer(help="Read a site's ledger.", no_args_is_help=True)
+app = typer.Typer(add_completion=False, suggest_commands=False, help="Read a site's ledger.", no_args_is_help=True)
 
 _LedgerPath = Annotated[Path, typer.Argument(metavar="PATH", help="The ledger file.")]
 _Delta = Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")]

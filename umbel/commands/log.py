@@ -17,7 +17,12 @@ from protocol.home import umbel_home
 from umbel.commands.ledger import charges_in, opened
 from umbel.commands.terminal import console
 
-app = typer.Typer(help="Read a site's log: what servers asked, and what the site decided.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False,
+    suggest_commands=False,
+    help="Read a site's log: what servers asked, and what the site decided.",
+    no_args_is_help=True,
+)
 
 _LogPath = Annotated[
     Path | None,
@@ -44,7 +49,8 @@ def show_log(
                 table.add_row(*_cells(line))
     except LogError as error:
         fault = str(error)
-    console().print(table)
+    if fault is None or table.row_count:
+        console().print(table)
     if fault is not None:
         fail(fault)
 

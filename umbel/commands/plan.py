@@ -11,7 +11,7 @@ from protocol.cli import errors_in_one_line
 from umbel.commands.planned import show
 from umbel.plans import plan
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

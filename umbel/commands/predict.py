@@ -16,7 +16,7 @@ from protocol.home import write_atomically
 from server.runs import find_run
 from umbel.prediction import mean_metric, predictions, read_features, read_run, table
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

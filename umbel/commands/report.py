@@ -9,7 +9,7 @@ import typer
 from protocol.cli import errors_in_one_line
 from server.runs import find_run
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()

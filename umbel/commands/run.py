@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,12 +11,11 @@ import typer
 
 from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
-from server.runs import home_of_runs
 from simulation.relay import Relay
 from umbel.configs import read_values, resumed
 from umbel.simulated import in_this_process, launched
 
-app = typer.Typer()
+app = typer.Typer(add_completion=False)
 
 
 @app.command()
@@ -44,7 +42,6 @@ def command(
     """Run an experiment in simulation on this machine."""
     with errors_in_one_line():
         values = asked(what or [], config, resume)
-        _make_home()
         relay = Relay(typer.echo, verbose)
         try:
             if in_process:
@@ -53,16 +50,6 @@ def command(
                 launched(values, nodes, relay)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-
-
-def _make_home() -> None:
-    home = home_of_runs()
-    try:
-        home.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours") from None
-    if not os.access(home, os.W_OK):
-        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours")
 
 
 def _run_here(values: Mapping[str, Any], nodes: int, relay: Relay) -> None:

@@ -18,7 +18,9 @@ from protocol.run_config import RunConfig
 from server.runs import all_runs, find_run, home_of_runs
 from umbel.commands.terminal import console
 
-app = typer.Typer(help="What runs have left behind.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, suggest_commands=False, help="What runs have left behind.", no_args_is_help=True
+)
 
 _COLUMNS = ("rounds", "best loss", "ended")
 _Run = Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")]

@@ -14,7 +14,9 @@ from protocol.errors import SiteError
 from protocol.run_config import RunConfig
 from umbel.commands.terminal import console
 
-app = typer.Typer(help="Look at a site before it goes online.", no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, suggest_commands=False, help="Look at a site before it goes online.", no_args_is_help=True
+)
 
 
 @app.callback()
