@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from experiments import frontier, handwriting, hospital, pac, synthetic
-from experiments.runs import LOCAL_ONLY, Spec, finish
-from experiments.sweep import Result, Task, sweep
-from experiments.tables import good
+from experiments.runs import Spec, finish
+from experiments.sweep import FIRST_SEED, Result, Task, sweep
+from experiments.tables import good, trained
 from federation import find_federation
 from protocol.cli import errors_in_one_line, fail
 from protocol.home import umbel_home
@@ -26,6 +26,7 @@ app = typer.Typer(
 )
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
+First = Annotated[int, typer.Option("--first-seed", min=0, help="Their seeds begin here.")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds, to see that it works.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
@@ -33,16 +34,17 @@ Out = Annotated[
 
 
 @app.command("synthetic")
-def run_synthetic(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
+def run_synthetic(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
     """Two linear models in the plane: figures 1 and 2, and how often they look like that."""
     folder = _folder(out, "synthetic", quick)
-    _run(folder, lambda: synthetic.specs(folder, **_size(seeds, quick, 3)), synthetic.tables)
+    _run(folder, lambda: synthetic.specs(folder, first=first, **_size(seeds, quick, 3)), synthetic.tables)
 
 
 @app.command("hospital")
-def run_hospital(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
+def run_hospital(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
     """Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."""
-    _run(_folder(out, "hospital", quick), lambda: hospital.specs(**_size(seeds, quick, 1)), hospital.tables)
+    folder = _folder(out, "hospital", quick)
+    _run(folder, lambda: hospital.specs(folder, first=first, **_size(seeds, quick, 1)), hospital.tables)
 
 
 @app.command("femnist")
@@ -67,15 +69,17 @@ def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> No
 def run_frontier(
     task: Annotated[str, typer.Argument(help=" or ".join(frontier.TASKS))] = "hospital",
     seeds: Seeds = None,
+    first: First = FIRST_SEED,
     quick: Quick = False,
     out: Out = None,
 ) -> None:
     """Accuracy against the epsilon of a client: heuristic and formal, client and site release."""
     if task not in frontier.TASKS:
         fail(f"there is no frontier of {task!r}; name one of {', '.join(frontier.TASKS)}")
+    folder = _folder(out, f"frontier-{task}", quick)
     _run(
-        _folder(out, f"frontier-{task}", quick),
-        lambda: frontier.specs(task, **_size(seeds, quick, 1)),
+        folder,
+        lambda: frontier.specs(task, folder, first=first, **_size(seeds, quick, 1)),
         partial(frontier.tables, task),
         frontier.play,
     )
@@ -109,12 +113,12 @@ def _run(folder: Path, specs: Any, tables: Any, task: Task = finish) -> None:
     try:
         with errors_in_one_line():
             results: list[Result] = sweep(_checked(specs()), folder, task)
-            if trained := [result for result in good(results) if result.spec.config["strategy"] != LOCAL_ONLY]:
+            if any_good := bool(trained(good(results))):
                 tables(results, folder)
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
         raise typer.Exit(130) from None
-    if trained:
+    if any_good:
         typer.echo(folder / "table.md")
     if failed := sum(1 for result in results if result.error):
         typer.echo(f"{failed} of {len(results)} runs failed; the reasons are in {folder / 'failed'}", err=True)

@@ -10,7 +10,8 @@ from typing import Any
 
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.runs import Finished, Spec, finish
-from experiments.sweep import Result
+from experiments.splits import split_by_seed
+from experiments.sweep import FIRST_SEED, Result
 from experiments.tables import Section, Value, average, good, plus_minus, write
 from federation import find_federation, open_federation
 from mechanisms.guarantee import DELTA
@@ -44,6 +45,8 @@ class Task:
         Its name and unit.
     digits : int
         After the point.
+    shuffled : bool
+        Whether each seed draws which clients train; not where several are of one person.
     """
 
     name: str
@@ -54,6 +57,7 @@ class Task:
     multipliers: tuple[float, ...]
     metric: str
     digits: int
+    shuffled: bool
 
 
 HOSPITAL = Task(
@@ -65,23 +69,32 @@ HOSPITAL = Task(
     (1.0, 3.0, 10.0),
     "RMSE in dollars",
     0,
+    True,
 )
-HANDWRITING = Task("qmnist-features", (2, 4, 8), False, 100, {"k = 1": {}}, (3.0, 10.0, 30.0), "accuracy", 3)
+HANDWRITING = Task("qmnist-features", (2, 4, 8), False, 100, {"k = 1": {}}, (3.0, 10.0, 30.0), "accuracy", 3, False)
 TASKS = {task.name: task for task in (HOSPITAL, HANDWRITING)}
 
 CLIENT, OPEN, ONE, SITE = "client release, private choice", "client release, open choice", "k = 1", "site release"
 HEURISTIC, PLAIN = "paper's radius, open choice", "no noise"
 
 
-def specs(name: str, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
-    """Return the runs of a task: every arm at every epsilon it has settings for."""
+def specs(name: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+    """Return the runs of a task: every arm at every epsilon it has settings for.
+
+    Data whose split the seed draws are written under `folder`.
+    """
     task = TASKS[name]
     epsilons = task.epsilons[-1:] if quick else task.epsilons
-    runs = []
-    for seed in range(seeds):
-        for arm, epsilon, config in _points(task, epsilons):
-            runs.append(Spec(f"{arm}-{epsilon}-seed{seed}".replace(" ", "-").replace(",", ""), config | {"seed": seed}))
-    return runs
+    points = _points(task, epsilons)
+    data, own = points[0][-1]["federation"], range(first, first + seeds)
+    return [
+        Spec(
+            f"{arm}-{epsilon}-seed{seed}".replace(" ", "-").replace(",", ""),
+            config | {"federation": path, "seed": seed},
+        )
+        for seed, path in (split_by_seed(data, folder, own) if task.shuffled else ((one, data) for one in own))
+        for arm, epsilon, config in points
+    ]
 
 
 def play(config: Mapping[str, Any]) -> Finished:
@@ -153,7 +166,7 @@ def _arm(result: Result) -> tuple[str, str]:
     config = result.spec.config
     for task in TASKS.values():
         for arm, label, other in _points(task, task.epsilons):
-            if other | {"seed": config["seed"]} == config:
+            if other | {key: config[key] for key in ("federation", "seed")} == config:
                 return arm, label
     raise KeyError(result.spec.name)
 

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from experiments.fairness import Grouping, group_fairness
 from experiments.figures import COLOURS, MARKERS, figure
-from experiments.runs import LOCAL_ONLY, Spec
-from experiments.sweep import Result
+from experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec
+from experiments.splits import split_by_seed
+from experiments.sweep import FIRST_SEED, Result
 from experiments.tables import Section, Value, alone, average, difference, good, plus_minus, what_a_client_gets, write
-from federation import find_federation, open_federation
+from federation import Federation, find_federation, open_federation
 from simulation.in_process import run_config
 
 HYPOTHESES = (1, 3, 5, 7)
 MULTIPLIERS = (0.0, 0.1, 1.0, 2.0, 3.0, 5.0)
 SEEDS = 10
+LOSSES: Mapping[str, dict[str, Any]] = {"rmse": {}, "mse": {"loss": "mse", "step-size": 0.4}}
+"""What a local step descends, the RMSE of a client's rows, as in the paper, or its square; and what that changes."""
+OTHERS: Mapping[str, dict[str, Any]] = {
+    "CFL, k ≤ 7": {"strategy": "cfl", "hypotheses": 7, "noise-multiplier": 0.0},
+    "by itself": {"strategy": LOCAL_ONLY},
+    "FedAvg, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise-multiplier": 0.0},
+    "FedAvg, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise-multiplier": 0.0},
+    "k = 1, ν = 3, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise-multiplier": 3.0},
+    "k = 1, ν = 3, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise-multiplier": 3.0},
+    "Algorithm 1, k = 5, ν = 3, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 5, "noise-multiplier": 3.0},
+}
+"""What else there is for every client to have a model that fits it."""
 
 # Table 1: median and maximum privacy budget over clients, averaged over seeds, by (k, nu).
 PRINTED = {
@@ -33,27 +49,37 @@ CLOSE = 0.25
 """A budget this near to the printed one, as a share of it, counts as reproduced."""
 
 
+def _region(federation: Federation) -> NDArray[np.int64]:
+    """Return for each client on which side of the middle of the country, where the scaled place is 0, it lies."""
+    longitude, latitude = federation.features[federation.offsets[:-1], 1:].T
+    return np.asarray(2 * (longitude > 0) + (latitude > 0), np.int64)
+
+
+REGIONS = Grouping(("south-west", "north-west", "south-east", "north-east"), _region, 0.6)
+
 Grid = Mapping[tuple[int, float], Sequence[Result]]
 
 
-def specs(seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
-    """Return the runs: the grid, IFCA for every k above 1, and clients that train by themselves.
+def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+    """Return the runs: the grid, IFCA for every k above 1, and `OTHERS`, for each loss.
 
-    One hypothesis without noise is federated averaging.
+    One hypothesis without noise is federated averaging. Which clients train and which validate is drawn by the
+    seed; the data of each are written under `folder`.
     """
     ks, nus = ((1, 5), (0.0, 3.0)) if quick else (HYPOTHESES, MULTIPLIERS)
     base = run_config("hospital", **({"rounds": 20} if quick else {}))
-    runs = []
-    for seed in range(seeds):
-        for k in ks:
-            for nu in nus:
-                config = base | {"hypotheses": k, "noise-multiplier": nu, "seed": seed}
-                runs.append(Spec(_name(k, nu, seed), config))
-            if k > 1:
-                config = base | {"strategy": "ifca", "hypotheses": k, "noise-multiplier": 0.0, "seed": seed}
-                runs.append(Spec(f"ifca-k{k}-seed{seed}", config))
-        runs.append(Spec(f"local-seed{seed}", base | {"strategy": LOCAL_ONLY, "seed": seed}))
-    return runs
+    kinds: dict[str, dict[str, Any]] = {
+        f"k{k}-nu{nu:g}": {"hypotheses": k, "noise-multiplier": nu} for k in ks for nu in nus
+    }
+    ifca = {"strategy": "ifca", "noise-multiplier": 0.0}
+    kinds |= {f"ifca-k{k}": ifca | {"hypotheses": k} for k in ks if k > 1}
+    kinds |= {_plain(name): changes for name, changes in OTHERS.items()}
+    return [
+        Spec(f"{loss}-{kind}-seed{seed}", base | how | changes | {"federation": path, "seed": seed})
+        for seed, path in split_by_seed(base["federation"], folder, range(first, first + seeds))
+        for loss, how in LOSSES.items()
+        for kind, changes in kinds.items()
+    ]
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
@@ -61,25 +87,34 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     config = results[0].spec.config
     manifest = open_federation(find_federation(config["federation"])).manifest
     dollars = float(manifest.units["target"]["scale"])
-    fine = good(results)
-    grid = _grid(fine)
-    ks = sorted({k for k, _ in grid})
-    nus = sorted({nu for _, nu in grid})
-    sections = [
-        _rmse(grid, ks, nus, dollars),
-        *_shape(grid, dollars),
-        _budgets(grid),
-        what_a_client_gets("RMSE in dollars", _arms(fine, grid), alone(fine), 0, dollars),
+    by_loss = {loss: [r for r in good(results) if (r.spec.config["loss"] or "rmse") == loss] for loss in LOSSES}
+    grids = {loss: _grid(fine) for loss, fine in by_loss.items()}
+    ks = sorted({k for grid in grids.values() for k, _ in grid})
+    nus = sorted({nu for grid in grids.values() for _, nu in grid})
+    sections = _claims(grids, dollars)
+    for loss, fine in by_loss.items():
+        grid = grids[loss]
+        gets = what_a_client_gets("RMSE in dollars", _arms(fine, grid), alone(fine), 0, dollars, _own(fine))
+        own = [_rmse(grid, ks, nus, dollars), _budgets(grid), gets, _fairness(grid, dollars)]
+        sections += [replace(section, title=f"{section.title}: {_said(loss)}") for section in own]
+        _figure_3(grid, ks, nus, dollars, folder, "figure-3" if loss == "rmse" else f"figure-3-{loss}")
+    rows: list[dict[str, Value]] = [
+        {"loss": loss, **row} for loss, grid in grids.items() for row in _rows(grid, dollars)
     ]
-    write(folder, "Hospital charges", sections, _rows(grid, dollars), results)
-    _figure_3(grid, ks, nus, dollars, folder)
-    if (5, 3.0) in grid:
-        shown = min(grid[5, 3.0], key=lambda result: abs(result.spec.config["seed"] - 3))
-        _figure_4(shown, manifest.train, folder)
+    write(folder, "Hospital charges", sections, rows, results)
+    if shown := grids["rmse"].get((5, 3.0)):
+        _figure_4(shown[0], manifest.train, folder)
 
 
-def _name(k: int, nu: float, seed: int) -> str:
-    return f"k{k}-nu{nu:g}-seed{seed}"
+def _plain(name: str) -> str:
+    """Return what tells a kind of run from the others, for its name."""
+    words = name.lower().replace("≤", "").replace("ν", "nu").replace("=", "").replace(",", "").split()
+    return "-".join(words)
+
+
+def _said(loss: str) -> str:
+    step = LOSSES[loss].get("step-size", run_config("hospital")["step-size"])
+    return f"steps of {step:g} along the {loss.upper()}"
 
 
 def _grid(results: Sequence[Result]) -> dict[tuple[int, float], list[Result]]:
@@ -108,11 +143,26 @@ def _rmse(grid: Grid, ks: list[int], nus: list[float], dollars: float) -> Sectio
     return Section("RMSE", text, ("ν", *(f"k = {k}" for k in ks)), rows)
 
 
-def _shape(grid: Grid, dollars: float) -> list[Section]:
-    """Put numbers to what the paper says of figure 3, where all of it was run."""
+def _claims(grids: Mapping[str, Grid], dollars: float) -> list[Section]:
+    """Judge what the paper says of figure 3, for every loss of which all of it was run."""
+    judged = {loss: _judged(grid, dollars) for loss, grid in grids.items()}
+    judged = {loss: claims for loss, claims in judged.items() if claims}
+    if not judged:
+        return []
+    rows = [
+        [claim, *(cell for claims in judged.values() for cell in claims[claim])]
+        for claim in next(iter(judged.values()))
+    ]
+    text = "What the paper says of figure 3, in dollars by k, averaged over the noise multipliers."
+    columns = [column for loss in judged for column in (_said(loss), "so here?")]
+    return [Section("The paper's claims", text, ("the paper says that the RMSE", *columns), rows)]
+
+
+def _judged(grid: Grid, dollars: float) -> dict[str, tuple[str, str]]:
+    """Return for each claim what was measured and whether it holds; nothing where a part was not run."""
     wanted = [(k, nu) for k in HYPOTHESES for nu in MULTIPLIERS]
     if any(len(grid.get(key, ())) < 2 for key in wanted):
-        return []
+        return {}
     cells = {key: average(_errors(grid[key], dollars)) for key in wanted}
 
     def mean(k: int, which: int, noise: Sequence[float] = MULTIPLIERS) -> float:
@@ -123,6 +173,7 @@ def _shape(grid: Grid, dollars: float) -> list[Section]:
     drops = {f"{a} to {b}": level[a] - level[b] for a, b in pairwise(HYPOTHESES)}
     noisy = {k: mean(k, 0, (3.0, 5.0)) for k in HYPOTHESES}
     rise = {k: noisy[k] - mean(k, 0, (0.0, 0.1)) for k in HYPOTHESES}
+    more = {k: mean(k, 1, (2.0, 3.0, 5.0)) - mean(k, 1, (0.0, 0.1, 1.0)) for k in HYPOTHESES}
 
     def below(values: Mapping[int, float]) -> bool:
         return max(values[5], values[7]) < min(values[1], values[3])
@@ -134,13 +185,12 @@ def _shape(grid: Grid, dollars: float) -> list[Section]:
         ("rises with the noise (ν = 3, 5 less ν = 0, .1)", rise, min(rise.values()) > 0),
         ("rises less with more hypotheses", rise, all(rise[a] > rise[b] for a, b in pairwise(HYPOTHESES))),
         ("falls with k under much noise (ν = 3, 5)", noisy, all(noisy[a] > noisy[b] for a, b in pairwise(HYPOTHESES))),
+        ("varies more under ν ≥ 2 (standard deviation, less that under ν ≤ 1)", more, min(more.values()) > 0),
     ]
-    rows = [
-        [claim, ", ".join(f"{key}: {value:,.0f}" for key, value in numbers.items()), "yes" if true else "no"]
+    return {
+        claim: (", ".join(f"{key}: {value:,.0f}" for key, value in numbers.items()), "yes" if true else "no")
         for claim, numbers, true in claims
-    ]
-    text = "What the paper says of figure 3, in dollars by k, averaged over the noise multipliers."
-    return [Section("The shape", text, ("the paper says that the RMSE", "measured", "so here?"), rows)]
+    }
 
 
 def _budgets(grid: Grid) -> Section:
@@ -167,13 +217,38 @@ def _budgets(grid: Grid) -> Section:
 
 def _arms(results: Sequence[Result], grid: Grid) -> list[tuple[str, Sequence[Result]]]:
     arms: list[tuple[str, Sequence[Result]]] = [("FedAvg (k = 1, ν = 0)", grid.get((1, 0.0), []))]
+    arms += [(name, runs) for name, runs in _others(results) if runs[0].spec.config["strategy"] == "cfl"]
     ifca: dict[int, list[Result]] = {}
     for result in results:
         if result.spec.config["strategy"] == "ifca":
             ifca.setdefault(result.spec.config["hypotheses"], []).append(result)
     arms += [(f"IFCA, k = {k}", runs) for k, runs in sorted(ifca.items())]
-    noisy = [(k, nu, runs) for (k, nu), runs in sorted(grid.items()) if k > 1 and nu > 0]
+    noisy = [(k, nu, runs) for (k, nu), runs in sorted(grid.items()) if nu > 0]
     return arms + [(f"Algorithm 1, k = {k}, ν = {nu:g}", runs) for k, nu, runs in noisy]
+
+
+def _own(results: Sequence[Result]) -> list[tuple[str, Sequence[Result]]]:
+    return [one for one in _others(results) if one[1][0].spec.config["strategy"] in (FINE_TUNE, INTERPOLATE)]
+
+
+def _others(results: Sequence[Result]) -> list[tuple[str, Sequence[Result]]]:
+    """Return the runs of each of `OTHERS` of which there are some."""
+    found = {name: [r for r in results if changes.items() <= r.spec.config.items()] for name, changes in OTHERS.items()}
+    return [(name, runs) for name, runs in found.items() if runs]
+
+
+def _fairness(grid: Grid, dollars: float) -> Section:
+    arms = {
+        "FedAvg (k = 1, ν = 0)" if (k, nu) == (1, 0) else f"k = {k}, ν = {nu:g}": runs
+        for (k, nu), runs in sorted(grid.items(), key=lambda one: one[0][::-1])
+        if nu in (0.0, 3.0, 5.0)
+    }
+    threshold = f"{REGIONS.threshold * dollars:,.0f} dollars"
+    text = (
+        f"Groups of clients are the four parts of the country around 100° W, 40° N: {', '.join(REGIONS.names)}. Losses "
+        f"are RMSE in dollars; what is decided is whether a stay costs more than {threshold}, near the median."
+    )
+    return group_fairness(arms, REGIONS, text, 0, dollars)
 
 
 def _rows(grid: Grid, dollars: float) -> list[dict[str, Value]]:
@@ -202,8 +277,8 @@ def _rows(grid: Grid, dollars: float) -> list[dict[str, Value]]:
     return rows
 
 
-def _figure_3(grid: Grid, ks: list[int], nus: list[float], dollars: float, folder: Path) -> None:
-    with figure(folder, "figure-3", size=(7, 4)) as axes:
+def _figure_3(grid: Grid, ks: list[int], nus: list[float], dollars: float, folder: Path, name: str) -> None:
+    with figure(folder, name, size=(7, 4)) as axes:
         ax = axes[0, 0]
         for i, nu in enumerate(nus):
             points = [(k, *average(_errors(grid[k, nu], dollars))) for k in ks if (k, nu) in grid]

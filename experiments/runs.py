@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from experiments.baselines import local_only, measure
+from experiments.baselines import local_only, measure, personalised
 from federation import Federation
 from mechanisms.guarantee import guarantee
+from privacy.policy import Personal
 from protocol.arrays import Arrays
 from protocol.errors import ConfigError
 from protocol.release import Release
@@ -26,6 +27,10 @@ from strategies.base import Outcome
 
 LOCAL_ONLY = "local-only"
 """Stands for a strategy where validation clients train by themselves, for comparison."""
+FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
+"""Stand for `group-privacy` (of one hypothesis: federated averaging) where validation clients make theirs their own."""
+HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
+"""Strategies of which nothing but ``held_out`` is measured."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,7 @@ class Spec:
     name : str
         Tells it from the other runs of a sweep; the name of its folder.
     config : dict
-        The whole run config. The strategy may also be `LOCAL_ONLY`.
+        The whole run config. The strategy may also be one of `HELD_OUT_ALONE`.
     """
 
     name: str
@@ -119,6 +124,10 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
     if config["strategy"] == LOCAL_ONLY:
         setup = Setup.parse({**config, "strategy": "fedavg"})
         return Finished({"held_out": local_only(setup.model, _federation(setup), setup.config)})
+    if config["strategy"] in HELD_OUT_ALONE:
+        run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
+        setup, how = run.setup, Personal(config["strategy"])
+        return Finished({"held_out": personalised(setup.model, _federation(setup), run.state.best, setup.config, how)})
     trace = Trace()
     run = play(config, nodes=nodes, observers=[trace])
     setup, state, spent = run.setup, run.state, run.strategy.fleet.participations

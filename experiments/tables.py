@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from experiments.runs import LOCAL_ONLY
+from experiments.baselines import LOCAL_EPOCHS
+from experiments.runs import HELD_OUT_ALONE, LOCAL_ONLY
 from experiments.sweep import PACKAGES, Result
 from protocol.home import write_atomically
 from server.run_folder import versions
@@ -124,6 +125,7 @@ def what_a_client_gets(
     alone: Sequence[Result],
     digits: int,
     scale: float = 1.0,
+    own: Iterable[tuple[str, Sequence[Result]]] = (),
 ) -> Section:
     """Compare runs by what `experiments.baselines` measured on validation clients.
 
@@ -139,13 +141,17 @@ def what_a_client_gets(
         After the point.
     scale : float
         Measured numbers times `scale` are shown.
+    own : iterable of (str, sequence of Result)
+        Runs in which clients make a hypothesis their own, each name with its seeds.
     """
 
     def shown(values: Iterable[dict[str, float]], name: str) -> str:
         return plus_minus((scale * value[name] for value in values), digits)
 
-    held_out = [result.measures["held_out"] for result in alone]
-    rows = [["by itself", "", "", "", shown(held_out, "mean"), shown(held_out, "worst_decile"), ""]]
+    rows = []
+    for name, runs in (("by itself", alone), *own):
+        held_out = [result.measures["held_out"] for result in runs]
+        rows.append([name, "", "", "", shown(held_out, "mean"), shown(held_out, "worst_decile"), ""])
     for name, runs in arms:
         best = [result.measures["best"] for result in runs]
         held_out = [measures["held_out"] for measures in best]
@@ -165,8 +171,9 @@ def what_a_client_gets(
         f"{metric} of every validation client under its best hypothesis: mean over clients, and mean over the tenth "
         "that fares worst, with the hypotheses of the best and of the last round; mean ± standard deviation over "
         "seeds. Held out: a client of more than one row picks its hypothesis, or trains by itself, on every other row "
-        "and is measured on the rest. The adjusted Rand index compares what clients pick with the distribution that "
-        "their data come from, where that is known: 1 if they agree, 0 if one hypothesis serves all."
+        f"and is measured on the rest; who trains by itself or further, does for {LOCAL_EPOCHS} epochs with the run's "
+        "step. The adjusted Rand index compares what clients pick with the distribution that their data come from, "
+        "where that is known: 1 if they agree, 0 if one hypothesis serves all."
     )
     columns = ("who", "mean", "worst decile", "mean, last round", "held out: mean", "held out: worst decile")
     return Section("What a client gets", text, (*columns, "Rand index"), rows)
@@ -175,6 +182,11 @@ def what_a_client_gets(
 def alone(results: Iterable[Result]) -> list[Result]:
     """Return the runs in which clients train by themselves."""
     return [result for result in results if result.spec.config["strategy"] == LOCAL_ONLY]
+
+
+def trained(results: Iterable[Result]) -> list[Result]:
+    """Return the runs of which more than what clients get in the end was measured."""
+    return [result for result in results if result.spec.config["strategy"] not in HELD_OUT_ALONE]
 
 
 def good(results: Iterable[Result]) -> list[Result]:

@@ -16,6 +16,7 @@ from experiments import handwriting, hospital, synthetic
 from experiments.__main__ import app
 from experiments.runs import Finished, Spec, finish
 from experiments.sweep import Result, _save
+from experiments.tables import Section
 from federation import Manifest, offsets_of, write_federation
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -39,6 +40,12 @@ def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Resu
         yield Result(spec, base | measures(spec.config), path)
 
 
+@pytest.fixture
+def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out group fairness, which is computed from what runs saved, and made-up ones saved nothing."""
+    monkeypatch.setattr(hospital, "group_fairness", lambda *_: Section("Group fairness", ""))
+
+
 # --- hospital
 
 
@@ -55,20 +62,27 @@ def hospitals(umbel_home: Path) -> Path:
     return umbel_home
 
 
-def test_the_hospital_grid_is_the_papers() -> None:
-    specs = hospital.specs()
+def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_path: Path) -> None:
+    specs = hospital.specs(tmp_path)
     grid = [spec.config for spec in specs if spec.config["strategy"] == "group-privacy"]
-    assert len(grid) == 240
-    assert {(c["hypotheses"], c["noise-multiplier"], c["seed"]) for c in grid} == {
-        (k, nu, seed) for k in (1, 3, 5, 7) for nu in (0, 0.1, 1, 2, 3, 5) for seed in range(10)
+    assert len(grid) == 480
+    assert {(c["loss"], c["hypotheses"], c["noise-multiplier"], c["seed"]) for c in grid} == {
+        (loss, k, nu, seed)
+        for loss in ("", "mse")
+        for k in (1, 3, 5, 7)
+        for nu in (0, 0.1, 1, 2, 3, 5)
+        for seed in range(2000, 2010)
     }
     assert {(c["clients-per-round"], c["validation-clients-per-round"], c["patience"]) for c in grid} == {
         (100, 200, 30)
     }
     assert len({spec.name for spec in specs}) == len(specs)
+    assert {(c["seed"], c["federation"]) for c in grid} == {
+        (seed, str(tmp_path / "data" / f"hospital-{seed}")) for seed in range(2000, 2010)
+    }
 
 
-def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, tmp_path: Path) -> None:
+def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, unfair: None, tmp_path: Path) -> None:
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         if config["noise-multiplier"] == 0:
             return {}
@@ -76,9 +90,10 @@ def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, tmp_path: Pa
         # Two seeds around the printed median, and a maximum a half too high.
         return {"median_budget": median * (1 + 0.2 * (config["seed"] - 0.5)), "max_budget": 1.5 * largest}
 
-    specs = [s for s in hospital.specs(seeds=2) if (s.config["hypotheses"], s.config["noise-multiplier"]) != (5, 3.0)]
+    specs = hospital.specs(tmp_path, seeds=2, first=0)
+    specs = [s for s in specs if (s.config["hypotheses"], s.config["noise-multiplier"]) != (5, 3.0)]
     hospital.tables(list(made_up(specs, tmp_path, measures)), tmp_path)
-    rows = {(row["k"], row["nu"]): row for row in read_csv(tmp_path)}
+    rows = {(row["k"], row["nu"]): row for row in read_csv(tmp_path) if row["loss"] == "rmse"}
     assert len(rows) == 23
     assert rows["7", "0.1"]["median_budget_printed"] == "517"
     assert float(rows["7", "0.1"]["median_budget_difference"]) == pytest.approx(0, abs=1e-9)
@@ -98,7 +113,15 @@ def test_the_hospital_command(hospitals: Path) -> None:
     assert {"table.csv", "table.md", "config.toml", "figure-3.svg", "figure-3.png", "figure-4.png"} <= set(
         os.listdir(folder)
     )
-    assert [(row["k"], row["nu"]) for row in read_csv(folder)] == [("1", "0"), ("1", "3"), ("5", "0"), ("5", "3")]
+    assert [(row["loss"], row["k"], row["nu"]) for row in read_csv(folder)] == [
+        (loss, k, nu) for loss in ("rmse", "mse") for k in "15" for nu in "03"
+    ]
+    page = (folder / "table.md").read_text()
+    assert page.count("| FedAvg, fine-tuned |") == page.count("| CFL, k ≤ 7 |") == 2
+    fairness = page[page.index("## Group fairness") :].splitlines()
+    assert [line.split(" | ")[0] for line in fairness[6:10]] == [
+        "| FedAvg (k = 1, ν = 0)", "| k = 5, ν = 0", "| k = 1, ν = 3", "| k = 5, ν = 3",
+    ]  # fmt: skip
 
 
 def test_missing_data_are_named_before_any_work() -> None:
@@ -108,23 +131,29 @@ def test_missing_data_are_named_before_any_work() -> None:
     assert "datasets/" in done.stderr
 
 
-def test_the_papers_claims_are_put_to_numbers(hospitals: Path, tmp_path: Path) -> None:
+def test_the_papers_claims_are_put_to_numbers(hospitals: Path, unfair: None, tmp_path: Path) -> None:
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         k, nu, seed = config["hypotheses"], config["noise-multiplier"], config["seed"]
         # 1000, 500, 400, 350 dollars by k and 10 more by unit of noise, less with k; k = 1 and 3 vary more.
         loss = {1: 0.1, 3: 0.05, 5: 0.04, 7: 0.035}[k] + 0.001 * nu / k
         spread = 0.002 if k < 5 else 0.001
+        if config["loss"] == "mse":
+            loss, spread = 0.1, 0.0
+        elif nu >= 2:
+            spread *= 2
         return {"best_loss": loss + spread * (seed - 0.5), "median_budget": 1.0, "max_budget": 1.0}
 
-    results = list(made_up(hospital.specs(seeds=2), tmp_path, measures))
+    results = list(made_up(hospital.specs(tmp_path, seeds=2, first=0), tmp_path, measures))
     hospital.tables(results, tmp_path)
     page = (tmp_path / "table.md").read_text()
-    claims = page[page.index("## The shape") : page.index("## Privacy budgets")]
-    assert claims.count("| yes |") == 6
-    assert "1 to 3: 512, 3 to 5: 102, 5 to 7: 51" in claims
+    claims = page[page.index("## The paper's claims") : page.index("## RMSE")].splitlines()
+    judged = [line.split(" | ") for line in claims if line.startswith("| ")][2:]
+    assert [row[2] for row in judged] == ["yes"] * 7
+    assert judged[0][1] == "1 to 3: 512, 3 to 5: 102, 5 to 7: 51"
+    assert [row[4].strip("| ") for row in judged] == ["no"] * 7, "all the same along the MSE"
     one_seed = [result for result in results if result.spec.config["seed"] == 0]
     hospital.tables(one_seed, tmp_path)
-    assert "## The shape" not in (tmp_path / "table.md").read_text()
+    assert "## The paper's claims" not in (tmp_path / "table.md").read_text()
 
 
 def test_when_nothing_ends_there_is_no_table(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -135,7 +164,7 @@ def test_when_nothing_ends_there_is_no_table(umbel_home: Path, monkeypatch: pyte
     monkeypatch.setattr("experiments.sweep._each", each)
     done = CliRunner().invoke(app, ["synthetic", "--quick"])
     assert done.exit_code == 1
-    assert "12 of 12 runs failed; the reasons are in" in done.stderr
+    assert "30 of 30 runs failed; the reasons are in" in done.stderr
     assert not (umbel_home / "experiments" / "synthetic-quick" / "table.md").exists()
 
 
@@ -144,12 +173,13 @@ def test_when_nothing_ends_there_is_no_table(umbel_home: Path, monkeypatch: pyte
 
 def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> None:
     specs = synthetic.specs(tmp_path, seeds=2)
-    assert len(specs) == 2 * (9 + 1)
+    assert len(specs) == 2 * (9 + 7)
+    assert len({spec.name for spec in specs}) == len(specs)
     paper = [spec.config for spec in specs if spec.config["patience"] == 6]
     assert {(c["strategy"], c["hypotheses"], c["noise-multiplier"], c["restarts"]) for c in paper} == {
         ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1),
     }  # fmt: skip
-    for seed in (0, 1):
+    for seed in (2000, 2001):
         federations = {spec.config["federation"] for spec in specs if spec.config["seed"] == seed}
         assert federations == {str(tmp_path / "data" / f"synthetic-{seed}.json")}
 
@@ -165,14 +195,17 @@ def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) ->
         private = config["noise-multiplier"] > 0
         return {"best": best, "last": best, "max_budget": ([2.4, 2.8, 2.0, 2.0][seed] if private else None)}
 
-    results = list(made_up(synthetic.specs(tmp_path, seeds=4, quick=True), tmp_path, measures))
+    results = list(made_up(synthetic.specs(tmp_path, seeds=4, first=0, quick=True), tmp_path, measures))
     groups = synthetic._groups(results)
     (row,) = [row for row in synthetic._rows(groups) if row["who"] == "Algorithm 1"]
     assert (row["optima_found"], row["collapsed"], row["as_printed"], row["runs"]) == (2, 1, 1, 4)
     assert row["leakage"] == pytest.approx(2.3)
     (alone,) = [row for row in synthetic._rows(groups) if row["who"] == "FedAvg"]
     assert (alone["optima_found"], alone["leakage"]) == (None, None)
-    assert "patience 6: 1 of 4" in synthetic._picture(groups).text
+    claims = {claim: (rate, holds) for claim, rate, holds in synthetic._claims(groups).rows}
+    assert claims["two with ν = 5 find both optima"] == ("2 of 4 (15 to 85 %)", "no")
+    assert claims["and their highest leakage is at most 2.4"] == ("1 of 4 (5 to 70 %)", "no")
+    assert claims["one hypothesis has the highest loss of the three"][1] == "no", "all have the same"
 
 
 @pytest.fixture(scope="module")
@@ -189,6 +222,10 @@ def test_the_synthetic_tables_and_figures(ended: list[tuple[Spec, Finished]], tm
     assert float(rows["FedAvg"]["rmse"]) > 3
     assert float(rows["IFCA"]["rmse"]) == pytest.approx(0.577, abs=0.02)
     assert {"figure-1.svg", "figure-1.png", "figure-2.svg", "figure-2.png"} <= set(os.listdir(tmp_path))
+    page = (tmp_path / "table.md").read_text()
+    assert "| one hypothesis has the highest loss of the three | 1 of 1" in page
+    assert "| k = 1, ν = 5, interpolated, 100 rounds |" in page
+    assert "| worst group | gap | spread | Jain's index |" in page
 
 
 def test_bad_runs_are_left_out_of_the_synthetic_tables(
@@ -196,12 +233,12 @@ def test_bad_runs_are_left_out_of_the_synthetic_tables(
 ) -> None:
     for name in ("_figure_1", "_figure_2"):  # which take most of the time
         monkeypatch.setattr(synthetic, name, lambda *_: None)
-    bad = [spec for spec in synthetic.specs(tmp_path, seeds=2, quick=True) if spec.config["seed"] == 1]
+    bad = synthetic.specs(tmp_path, seeds=1, first=2001, quick=True)
     results = [_save(spec, one, "", tmp_path) for spec, one in ended]
     results += [_save(spec, None, "Boom: no", tmp_path) for spec in bad]
     synthetic.tables(results, tmp_path)
     assert all(row["runs"] == "1" for row in read_csv(tmp_path))
-    assert "4 of 8 runs failed or diverged" in (tmp_path / "table.md").read_text()
+    assert "10 of 20 runs failed or diverged" in (tmp_path / "table.md").read_text()
 
 
 # --- handwriting

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import client.app
-from experiments.runs import LOCAL_ONLY, finish
+from experiments.baselines import personalised
+from experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, finish
 from mechanisms.guarantee import guarantee
+from privacy.policy import Personal
 from protocol.errors import ConfigError, FleetError
 from protocol.release import Kind, RadiusMode, Release
 from server.history import State
@@ -95,6 +97,18 @@ def test_clients_that_train_by_themselves_have_no_rounds() -> None:
     assert finished.state is None
     # Ten rows, of which five are for training, leave more than the irreducible .577.
     assert 0.577 < finished.measures["held_out"]["mean"] < 2
+
+
+@pytest.mark.parametrize("how", [FINE_TUNE, INTERPOLATE])
+def test_clients_that_make_a_hypothesis_their_own_start_from_what_the_run_found(how: str) -> None:
+    config = run_config("synthetic", rounds=3, hypotheses=1)
+    found, own = finish(config).state, finish({**config, "strategy": how})
+    setup = Setup.parse(config)
+    federation = setup.open_federation()
+    assert found is not None
+    assert federation is not None
+    assert own.state is None
+    assert own.measures == {"held_out": personalised(setup.model, federation, found.best, setup.config, Personal(how))}
 
 
 class Talkative(Observer):
