@@ -10,7 +10,8 @@ not be theirs:
 - *Jain's index*, (sum x)^2 / (n sum x^2) of the losses x of n clients: 1 where all fare alike (Jain, Chiu and Hawe,
   1984);
 - *accuracy parity*, max less min over groups of P(d = y | g) (Zhao and Gordon, 2019);
-- *demographic parity*, the same of P(d = 1 | g) (Dwork et al., 2012);
+- *demographic parity*, the same of P(d = 1 | g) (Dwork et al., 2012); beside it *base rates*, the same of
+  P(y = 1 | g), which is what demographic parity is of decisions that are all right;
 - *equal opportunity*, the same of P(d = 1 | y = 1, g) (Hardt, Price and Srebro, 2016);
 - *equalised odds*, the larger of that and of the same of P(d = 1 | y = 0, g) (there as well).
 
@@ -49,6 +50,7 @@ class Decisions:
     """How decisions differ between groups (see the module); NaN where no two groups can be compared."""
 
     accuracy_parity: float
+    base_rates: float
     demographic_parity: float
     equal_opportunity: float
     equalised_odds: float
@@ -97,6 +99,7 @@ def of_decisions(decided: NDArray[np.int64], true: NDArray[np.int64], groups: ND
     opportunity = _largest(apart(decided == c, true == c) for c in wanted)
     return Decisions(
         accuracy_parity=apart(decided == true),
+        base_rates=_largest(apart(true == c) for c in wanted),
         demographic_parity=_largest(apart(decided == c) for c in wanted),
         equal_opportunity=opportunity,
         equalised_odds=_largest([opportunity, *(apart(decided == c, true != c) for c in wanted)]),

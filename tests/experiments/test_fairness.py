@@ -35,7 +35,11 @@ def test_decisions_between_groups() -> None:
     decided = np.array([1, 1, 1, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 0, 0])
     found = of_decisions(decided, true, np.repeat([0, 1], 8))
     assert found == Decisions(
-        accuracy_parity=6 / 8 - 3 / 8, demographic_parity=4 / 8 - 3 / 8, equal_opportunity=0.5, equalised_odds=0.5
+        accuracy_parity=6 / 8 - 3 / 8,
+        base_rates=0,
+        demographic_parity=4 / 8 - 3 / 8,
+        equal_opportunity=0.5,
+        equalised_odds=0.5,
     )
 
 
@@ -48,6 +52,7 @@ def test_equalised_odds_also_look_at_those_wrongly_taken_for_ones() -> None:
 def test_a_group_without_true_ones_has_no_share_of_them_that_are_found() -> None:
     found = of_decisions(np.array([1, 0, 1, 0]), np.array([1, 0, 0, 0]), np.repeat([0, 1], 2))
     assert np.isnan(found.equal_opportunity)
+    assert (found.base_rates, found.demographic_parity) == (0.5, 0)
     assert found.equalised_odds == 0.5, "of the zeros 0 of 1 and 1 of 2 are taken for ones"
 
 
@@ -56,7 +61,7 @@ def test_of_several_classes_the_one_that_differs_most_is_told() -> None:
     true = np.array([0, 1, 2, 2, 0, 1, 2, 2])
     decided = np.array([0, 1, 0, 1, 0, 1, 2, 2])
     found = of_decisions(decided, true, np.repeat([0, 1], 4))
-    assert found == Decisions(accuracy_parity=0.5, demographic_parity=0.5, equal_opportunity=1.0, equalised_odds=1.0)
+    assert found == Decisions(0.5, 0, 0.5, 1, 1)
 
 
 @pytest.fixture
@@ -84,13 +89,13 @@ def test_a_run_is_measured_on_rows_that_clients_did_not_choose_by(run: Result) -
     losses, decisions = of_run(run, Grouping(("one", "other"), groups, 2.0))
     assert (losses.worst_group, losses.gap) == (pytest.approx(1.5), pytest.approx(1.5))
     # Predicted 3, 1 and 3 where 3, 3 and 4 are true: one of the second group's two is missed.
-    assert decisions == Decisions(0.5, 0.5, 0.5, 0.5)
+    assert decisions == Decisions(0.5, 0, 0.5, 0.5, 0.5)
 
 
 def test_the_table_tells_each_kind_of_run(run: Result) -> None:
     section = group_fairness({"mine": [run]}, Grouping(("one", "other"), groups, 2.0), "Two groups.", 1, scale=10)
     assert section.columns == (
-        "who", "worst group", "gap", "spread", "Jain's index", "accuracy parity", "demographic parity",
+        "who", "worst group", "gap", "spread", "Jain's index", "accuracy parity", "base rates", "demographic parity",
         "equal opportunity", "equalised odds",
     )  # fmt: skip
-    assert section.rows == [["mine", "15.0", "15.0", "8.2", "0.60", "0.50", "0.50", "0.50", "0.50"]]
+    assert section.rows == [["mine", "15.0", "15.0", "8.2", "0.60", "0.50", "0.00", "0.50", "0.50", "0.50"]]
