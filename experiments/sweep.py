@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from experiments.runs import Finished, Spec, finish
-from federation import find_federation, read_manifest
+from federation import digest_of, find_federation, read_manifest
 from protocol.arrays import Arrays
 from protocol.errors import SweepError
 from protocol.home import write_atomically
@@ -290,14 +290,7 @@ def _model_of(path: Path) -> str:
     return read_manifest(path).model
 
 
-@lru_cache
-def _fingerprint(path: Path) -> str:
-    """Return a digest of a federation's files."""
-    digest = hashlib.sha256()
-    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
-        with file.open("rb") as content:
-            digest.update(hashlib.file_digest(content, "sha256").digest())
-    return digest.hexdigest()[:16]
+_fingerprint = lru_cache(digest_of)
 
 
 @lru_cache

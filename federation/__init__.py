@@ -15,7 +15,7 @@ clients that there are. Training clients come first, validation clients after th
 """
 
 from federation.data import Federation, check, offsets_of
-from federation.find import BUNDLED, find_federation, find_typed, open_federation, read_manifest
+from federation.find import BUNDLED, digest_of, find_federation, find_typed, open_federation, read_manifest
 from federation.folder import check_out, write_federation
 from federation.leaf import write_leaf
 from federation.manifest import Manifest
@@ -29,6 +29,7 @@ __all__ = [
     "Schema",
     "check",
     "check_out",
+    "digest_of",
     "find_federation",
     "find_typed",
     "offsets_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from functools import lru_cache
@@ -48,6 +49,15 @@ def _candidates(name: str, _home: str | None) -> Sequence[Path]:
     """Return where a federation may be; `_home` is what the answer hangs on."""
     path = Path(name).expanduser()
     return [path] if path.is_absolute() else [umbel_home() / "data" / name, BUNDLED / f"{name}.json"]
+
+
+def digest_of(path: Path) -> str:
+    """Return the beginning of the SHA-256 of a federation's files."""
+    digest = hashlib.sha256()
+    for file in sorted(one for one in path.iterdir() if one.is_file()) if path.is_dir() else [path]:
+        with file.open("rb") as content:
+            digest.update(hashlib.file_digest(content, "sha256").digest())
+    return digest.hexdigest()[:16]
 
 
 def read_manifest(path: Path) -> Manifest:

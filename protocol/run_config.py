@@ -96,6 +96,11 @@ class RunConfig(Settings):
     restarts: int = Field(
         5, ge=1, description="random sets of initial hypotheses, of which validation clients pick the best"
     )
+    start_from: str = Field(
+        "",
+        description="a run whose best hypotheses are the first ones here, for new data or new clients: its folder, or "
+        "the folder's name",
+    )
     resume: str = Field("", description="an interrupted run to continue: its folder, or the folder's name")
     seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 

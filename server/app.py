@@ -13,6 +13,7 @@ import safetensors
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from federation import digest_of, find_federation
 from protocol.errors import ConfigError
 from protocol.flower import log, pull_soon
 from server.history import State
@@ -20,7 +21,7 @@ from server.observers import Checkpoints, Log, Patience, Released
 from server.report import View, render
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.run_folder import RunFolder, versions
-from server.runs import find_run, home_of_runs
+from server.runs import home_of_runs, run_named
 from server.setup import Setup
 from server.snapshots import Snapshots
 from server.summary import Summary
@@ -47,13 +48,15 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
     """
     setup = Setup.parse(run_config)
     setup.strategy.summary()
+    if setup.first:
+        log(INFO, "It starts from hypotheses of %s; what clients gave away there comes on top", setup.config.start_from)
     setup.strategy.fleet.roster(grid)
     summary = Summary(setup.model, setup.manifest, setup.release)
     if setup.config.resume:
         folder, state, snapshots = _resume(setup, grid)
     else:
         folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
-        folder.write_config(setup.config.entries())
+        folder.write_config(setup.config.entries(), **_digests(setup))
         log(INFO, "Results go to %s", folder.path)
         start = initial_hypotheses(setup, grid, folder.path.name)
         state = State(hypotheses=start, best=start)
@@ -85,10 +88,7 @@ _FREE = {
 
 def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     """Return the folder of an interrupted run and where it stands, after its last finished round."""
-    try:
-        path = find_run(setup.config.resume)
-    except ConfigError as error:
-        raise ConfigError(f"resume: {error}") from None
+    path = run_named("resume", setup.config.resume)
     folder = RunFolder(path)
     try:
         saved = folder.read_config()
@@ -100,6 +100,11 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     for key, was in saved["config"].items():
         if key not in _FREE and config.get(key) != was:
             raise ConfigError(f"resume: {key} was {was!r} and is {config.get(key)!r}; set it as it was")
+    if (data := _digests(setup)["data"]) and saved.get("data", data) != data:
+        raise ConfigError(
+            f"resume: the rows of federation {setup.config.federation!r} are others than those that the run began "
+            f"with; put these back, or start a new run: start-from={path.name} seed={setup.config.seed + 1}"
+        )
     # Entries after the last round of training evaluate what it left, and come again at the end.
     over = not state.history[-1].asked or not state.best_round
     while not state.history[-1].asked:
@@ -116,6 +121,12 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     if setup.model.local_shapes and setup.strategy.fleet.roster(grid).simulated:
         log(WARNING, "Simulated clients kept their local parameters for as long as their nodes ran: they start anew.")
     return folder, state, snapshots
+
+
+def _digests(setup: Setup) -> dict[str, str]:
+    """Return digests of data and frozen parameters; the first is empty where every node serves its own."""
+    name = setup.config.federation
+    return {"data": digest_of(find_federation(name)) if name else "", "frozen": setup.model.frozen_digest}
 
 
 def _name(setup: Setup, run_id: int) -> str:

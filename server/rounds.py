@@ -74,10 +74,16 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     """Return the best of `RunConfig.restarts` random sets of hypotheses, scored by validation clients.
 
     k-means from k random hypotheses now and then ends with all clients in one cluster; starting
-    from the best of several sets makes that rare.
+    from the best of several sets makes that rare. In each set, the hypotheses of a run to start from take the
+    place of the first ones.
     """
-    strategy, run = setup.strategy, setup.config
-    sets = [draw_hypotheses(setup.model, strategy.first_hypotheses, run.seed, r) for r in range(run.restarts)]
+    strategy, run, first = setup.strategy, setup.config, setup.first
+    k, known = strategy.first_hypotheses, len(next(iter(first.values()), ()))
+    restarts = run.restarts if known < k else 1
+    sets = [draw_hypotheses(setup.model, k, run.seed, r) for r in range(restarts)]
+    for one in sets:
+        for name, value in first.items():
+            one[name][:known] = value
     if len(sets) == 1:
         return sets[0]
     messages: list[Message] = []

@@ -46,7 +46,7 @@ class RunFolder:
     ``sections.json``           what observers add to the report, if they add anything
     ``ledger.csv``              clients that released: participations, the pure epsilon between any
                                 two data sets ("none" where there is none), and n/nu in all
-    ``config.toml``             the run config and the versions it ran with
+    ``config.toml``             the run config, the versions it ran with, digests of data and frozen parameters
     ``releases.safetensors``    of a model of two parameters: what the first and the best round
                                 released, ``first.releases`` (m, 2), the hypothesis each was
                                 assigned to, ``first.groups`` (m,), and the hypotheses that the
@@ -79,9 +79,12 @@ class RunFolder:
                 number += 1
                 path = parent / f"{name}-{number}"
 
-    def write_config(self, run_config: Mapping[str, Any]) -> None:
-        """Save the configuration of the run and the versions it runs with."""
-        document = {"config": dict(run_config), "versions": versions()}
+    def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:
+        """Save the configuration of the run, the versions it runs with, and digests of what else it depends on.
+
+        The digests are ``data``, of the federation's files, and ``frozen``, of the frozen parameters.
+        """
+        document = {**digests, "config": dict(run_config), "versions": versions()}
         write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())
 
     def write_round(
@@ -139,7 +142,7 @@ class RunFolder:
         write_atomically(self.path / "report.html", html.encode())
 
     def read_config(self) -> dict[str, Any]:
-        """Return what `write_config` saved: ``config`` and ``versions``."""
+        """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
         return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
 
     def read(self, names: Sequence[str]) -> tuple[State, dict[int, int], Arrays]:
@@ -161,7 +164,7 @@ class RunFolder:
         history = [Round(**json.loads(line)) for line in lines[:rounds]]
         best_round = history[-1].best_round
         outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
-        latest_arrays, best = self._read_arrays("latest"), self._read_arrays("hypotheses")
+        latest_arrays, best = self._read_arrays("latest"), self.read_best()
         kept = {
             name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
         }
@@ -179,6 +182,10 @@ class RunFolder:
         with (self.path / "ledger.csv").open(encoding="utf-8") as file:
             spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
         return state, spent, kept
+
+    def read_best(self) -> Arrays:
+        """Return the best hypotheses; errors as `read`."""
+        return self._read_arrays("hypotheses")
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and what they host, in the order in which their clients are numbered."""

@@ -49,3 +49,11 @@ def find_run(name: str) -> Path:
     near = difflib.get_close_matches(name, runs, 1, 0.8)
     hint = f"did you mean {near[0]}?" if near else "list them with: umbel runs list"
     raise ConfigError(f"there is no run {name!r} in {home_of_runs()}; {hint}")
+
+
+def run_named(key: str, name: str) -> Path:
+    """Return what `find_run` does, for a run that an entry of the run config names; errors name the entry."""
+    try:
+        return find_run(name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None

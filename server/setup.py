@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
+
+import safetensors
 
 import mechanisms
 import models
@@ -14,10 +17,13 @@ from mechanisms.guarantee import site_release
 from models.descent import Descent
 from models.fit import misfit
 from models.model import Model
+from protocol.arrays import Arrays
 from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.release import Release, ReleaseBy
 from protocol.run_config import RunConfig
 from server.observer import Observer, load_observers
+from server.run_folder import RunFolder
+from server.runs import run_named
 from server.tracking import load_tracker
 from strategies import HypothesisStrategy
 
@@ -77,6 +83,47 @@ class Setup:
     def open_federation(self) -> Federation | None:
         """Return the federation, for those that look at its rows; None where every node serves its own."""
         return _open(self.config)
+
+    @cached_property
+    def first(self) -> Arrays:
+        r"""The hypotheses of the run to start from, each array (j, \*shape) with j up to k; empty where all are drawn.
+
+        They are made of releases, which have had their noise: to start from them costs nobody anything.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such run, or what it has found does not fit this one.
+        """
+        run, k = self.config, self.strategy.first_hypotheses
+        if not run.start_from or run.resume:
+            return {}
+        path = run_named("start-from", run.start_from)
+        folder = RunFolder(path)
+        try:
+            saved, found = folder.read_config(), folder.read_best()
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise ConfigError(f"start-from: {path} holds no run that finished a round: {error}") from error
+        shapes = {name: value.shape[1:] for name, value in found.items()}
+        if shapes != self.model.shapes:
+            raise ConfigError(
+                f"start-from: the hypotheses of {path.name} are of {shapes}, and model {self.model.name!r} is of "
+                f"{self.model.shapes}; set model, frozen and local as they were"
+            )
+        if saved.get("frozen", self.model.frozen_digest) != self.model.frozen_digest:
+            raise ConfigError(
+                f"start-from: the hypotheses of {path.name} go with other frozen parameters than those of model "
+                f"{self.model.name!r}; set pretrained and frozen as they were"
+            )
+        if (there := len(next(iter(found.values())))) > k:
+            fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
+            raise ConfigError(f"start-from: {path.name} has {there} hypotheses, and this run begins with {k}; {fix}")
+        if saved.get("config", {}).get("seed") == run.seed:
+            raise ConfigError(
+                f"start-from: {path.name} had seed {run.seed} too, and this run would draw the same clients, and in "
+                f"simulation the same noise, again; set seed={run.seed + 1}"
+            )
+        return {name: found[name] for name in self.model.shapes}
 
     @property
     def release(self) -> Release:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from federation import find_federation
 from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.run_config import RunConfig
-from server.runs import find_run
+from server.runs import find_run, run_named
 
 if TYPE_CHECKING:
     from server.setup import Setup
@@ -34,7 +34,9 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
         For what cannot be read, or the first value that cannot be used.
     """
     values = (_read(_file(str(source))) if str(source) else {}) | dict(given or {})
-    RunConfig.parse(values)
+    if before := RunConfig.parse(values).start_from:
+        # As it is called from here: the run may be done elsewhere, and "last" mean another one.
+        values["start-from"] = str(run_named("start-from", before))
     return values
 
 
@@ -60,6 +62,7 @@ def check(values: Mapping[str, Any]) -> Setup:
     from server.setup import Setup
 
     setup = Setup.parse(values)
+    _ = setup.first
     federation = setup.open_federation()
     assert federation is not None, "the run config names it"
     for key, asked, kind in (

@@ -177,6 +177,8 @@ def spent_means(view: View) -> list[str]:
         "Only releases that reached the server in this run are counted. A client's own ledger, on its node, may show "
         "more: it is charged before a release leaves, for other runs too, and for what training clients report."
     )
+    if before := view.config.get("start-from"):
+        counted += f" The run started from hypotheses of {before}: what clients gave away there comes on top."
     release = view.summary.release
     if not view.sanitised:
         what = "sites released sums of updates" if view.by_site else "clients released their trained models"

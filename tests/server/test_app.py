@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from flwr.app import Context, Message
+from numpy.typing import NDArray
 from safetensors import safe_open
 
 import client.app
@@ -659,6 +660,89 @@ def test_what_cannot_be_resumed_is_said_before_any_work(
     (umbel_home / "runs" / "EMPTY").mkdir()
     with pytest.raises(ConfigError, match=words):
         play(**({"rounds": 2} | changes))
+
+
+def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> None:
+    """The best round so far was the best on rows that are not there any more."""
+    data = plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
+    short = play(federation="plane", rounds=1)
+    short.folder.rename(umbel_home / "runs" / "SHORT")
+    plane(data, (3, -2.5), train=8, validation=4)
+    with pytest.raises(
+        ConfigError, match=r"resume: the rows of federation 'plane' are others.*start-from=SHORT seed=1"
+    ):
+        play(federation="plane", rounds=2, resume="SHORT")
+    plane(data, (3, -2), train=8, validation=4)
+    play(federation="plane", rounds=2, resume="SHORT")
+
+
+# --- a run that starts from what another has found
+
+
+def starting_points(run: AppRun) -> NDArray[np.float64]:
+    with safe_open(run.folder / "releases.safetensors", "np") as file:
+        return np.asarray(file.get_tensor("first.hypotheses"))
+
+
+def test_a_run_starts_from_the_best_hypotheses_of_another(
+    play: Play, whole: AppRun, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "flwr"):
+        run = play(start_from=str(whole.folder), seed=1, rounds=1)
+    np.testing.assert_array_equal(starting_points(run), flatten(whole.arrays("hypotheses")))
+    best = whole.history[-1]["best_round"]
+    assert run.history[0]["loss"] == whole.history[best - 1]["loss"]
+    assert f"starts from hypotheses of {whole.folder}; what clients gave away there comes on top" in caplog.text
+    assert "what clients gave away there comes on top" in (run.folder / "report.html").read_text()
+    assert isinstance(run.grid, ListeningGrid)
+    assert not run.grid.rounds.keys() & {"restart-0", "restart-1"}, "there is nothing to choose among"
+
+
+def test_hypotheses_beyond_those_found_are_drawn_and_the_best_draw_is_taken(play: Play, whole: AppRun) -> None:
+    run = play(start_from=str(whole.folder), seed=1, rounds=1, hypotheses=3)
+    found, drawn = np.split(starting_points(run), [2])
+    np.testing.assert_array_equal(found, flatten(whole.arrays("hypotheses")))
+    sets = [draw_hypotheses(run_setup(seed=1).model, 3, seed=1, restart=r) for r in range(SHORT["restarts"])]
+    assert drawn[0].tolist() in [flatten(one)[2].tolist() for one in sets]
+
+
+def run_setup(**changes: Any) -> Setup:
+    return Setup.parse(RunConfig().entries() | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"start_from": "nowhere"}, "start-from: there is no run 'nowhere'"),
+        ({"start_from": "EMPTY"}, "start-from: .*EMPTY holds no run that finished a round"),
+        ({"seed": 0}, "start-from: .* had seed 0 too, .* draw the same clients.*; set seed=1"),
+        ({"hypotheses": 1}, "start-from: .* has 2 hypotheses, and this run begins with 1; set hypotheses=2"),
+        ({"strategy": "fedavg"}, "begins with 1; name a strategy that begins with as many"),
+        (
+            {"model": "mlp-2x3x1"},
+            r"start-from: the hypotheses of .* are of \{'weight': \(1, 2\)\}, and model 'mlp-2x3x1'",
+        ),
+    ],
+)
+def test_what_a_run_cannot_start_from_is_said_before_any_work(
+    play: Play, whole: AppRun, umbel_home: Path, changes: dict[str, Any], words: str
+) -> None:
+    empty = umbel_home / "runs" / "EMPTY"
+    empty.mkdir(parents=True)
+    (empty / "config.toml").touch()
+    with pytest.raises(ConfigError, match=words):
+        play(**({"start_from": str(whole.folder), "seed": 1} | changes))
+    assert list(empty.parent.iterdir()) == [empty], "nothing else is left behind"
+
+
+def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, tmp_path: Path) -> None:
+    """The same shapes, trained on top of another body."""
+    frozen = tmp_path / "frozen"
+    frozen.mkdir()
+    (frozen / "config.toml").write_text('frozen = "of another body"\n[config]\nseed = 0\n')
+    (frozen / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
+    with pytest.raises(ConfigError, match=r"go with other frozen parameters .* set pretrained and frozen as they were"):
+        play(start_from=str(frozen), seed=1)
 
 
 # --- sites with data of their own

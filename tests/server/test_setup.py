@@ -58,7 +58,7 @@ CHOICES = {
 }
 TEXTS = [
     "strategy", "strategy-options", "federation", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
-    "observers", "optimizer-options", "pretrained", "track", "track-options",
+    "observers", "optimizer-options", "pretrained", "start-from", "track", "track-options",
 ]  # fmt: skip
 MOST = {
     "choice-epsilon": ", at most 30",

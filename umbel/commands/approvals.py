@@ -38,7 +38,8 @@ _PLAN = (
     "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
     "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism",
     "choice-epsilon", "max-participations", "noise-per", "radius",
-    "radius-start", "radius-decay", "radius-floor", "restarts", "validate-every",
+    "radius-start", "radius-decay", "radius-floor", "restarts", "start-from",
+    "validate-every",
 )  # fmt: skip
 
 

@@ -50,6 +50,18 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
         asked(["last"])
 
 
+def test_a_run_to_start_from_is_found_from_where_the_user_is(
+    umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in (umbel_home / "runs" / "20260101-120000-synthetic", tmp_path / "mine"):
+        folder.mkdir(parents=True)
+        (folder / "config.toml").touch()
+        assert asked([f"start-from={folder.name}"])["start-from"] == str(folder)
+    with pytest.raises(ConfigError, match="start-from: there is no run 'nowhere'"):
+        asked(["start-from=nowhere"])
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
