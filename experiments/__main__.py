@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments import frontier, handwriting, hospital, pac, synthetic
+from experiments import drift, frontier, handwriting, hospital, pac, synthetic
 from experiments.runs import Spec, finish
 from experiments.sweep import FIRST_SEED, Result, Task, sweep
 from experiments.tables import good, trained
@@ -83,6 +83,13 @@ def run_frontier(
         partial(frontier.tables, task),
         frontier.play,
     )
+
+
+@app.command("drift")
+def run_drift(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
+    """Clients that change: data that drift, clients that come and go, what old hypotheses and ledgers do then."""
+    folder = _folder(out, "drift", quick)
+    _run(folder, lambda: drift.specs(folder, **_size(seeds, quick, 1)), drift.tables, drift.play)
 
 
 @app.command("pac")

@@ -73,6 +73,7 @@ def play(
     node_configs: Sequence[Mapping[str, Any]] | None = None,
     observers: Sequence[Observer] = (),
     strict: bool = True,
+    before: Run | None = None,
 ) -> Run:
     """Do a run, and return it as it ended; it leaves no folder behind.
 
@@ -88,6 +89,8 @@ def play(
         Besides those that the run config names.
     strict : bool
         Whether a node that refuses ends the run.
+    before : Run, optional
+        What the same nodes did before: they go on with what they keep, as their ledgers.
 
     Raises
     ------
@@ -96,6 +99,10 @@ def play(
     """
     setup = Setup.parse(config)
     grid = InProcessGrid(client.app.app, config, nodes, node_configs)
+    if before is not None:
+        assert isinstance(before.grid, InProcessGrid)
+        for context, earlier in zip(grid.contexts.values(), before.grid.contexts.values(), strict=True):
+            context.state = earlier.state
     setup.strategy.fleet.roster(grid)
     start = initial_hypotheses(setup, grid)
     watching = [Patience(setup.config.patience), *setup.observers, *observers, *([_NoNodeLost()] if strict else [])]

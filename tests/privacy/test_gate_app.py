@@ -11,6 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from client.app import app
 from federation import BUNDLED, open_federation
+from privacy.ledger import Ledger
 from protocol.demands import VERSION, Evaluation, Training
 from protocol.messages import keep_request, query
 from protocol.records import pack
@@ -171,3 +172,99 @@ def test_the_app_does_not_tell_what_is_wrong_with_a_site(
         assert refused(reply)
         assert SECRET.encode() not in wire(reply)
         assert str(tmp_path).encode() not in wire(reply)
+
+
+# --- clients whose rows change, who go and come back
+
+
+SCHEMA = """
+model = "linear"
+loss = "mse"
+[client]
+name = "patient"
+type = "text"
+[target]
+name = "y"
+type = "number"
+[[features]]
+name = "x"
+type = "number"
+[[features]]
+name = "z"
+type = "number"
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    """A site that serves a table, and lets a client take part twice at n/nu = 2/5 each."""
+    Ledger.create(tmp_path / "ledger.sqlite")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    return {
+        "data-path": str(tmp_path / "stays.csv"),
+        "reader": "federation.table:read",
+        "reader-options": f"schema={tmp_path / 'schema.toml'}",
+        "ledger-path": str(tmp_path / "ledger.sqlite"),
+        "paper-budget": "0.8",
+    }
+
+
+def serve(table: dict[str, Any], **rows: str) -> None:
+    lines = [f"{client},{row}" for client, row in rows.items()]
+    Path(table["data-path"]).write_text("\n".join(["patient,x,z,y", *lines]) + "\n")
+
+
+def who_pays(table: dict[str, Any], run_config: dict[str, Any], clients: tuple[int, ...]) -> list[int]:
+    """Return which of the asked clients release; nobody where the site refuses."""
+    reply = ask_app(training(clients), "train", run_config, **table)
+    return [] if refused(reply) else released(reply)
+
+
+def test_rows_that_change_are_paid_for_from_the_same_account(
+    table: dict[str, Any], run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    serve(table, anna="1,2,3", bert="2,0,1")
+    assert [who_pays(table, run_config, (0,)) for _ in range(3)] == [[1], [1], []]
+    serve(table, anna="-7,5,0", bert="3,3,3")
+    assert who_pays(table, run_config, (0, 1)) == [0, 1]
+    # The same where the table lies elsewhere: the account hangs on the ledger.
+    table["data-path"] = str(tmp_path / "moved.csv")
+    serve(table, anna="0,0,1", bert="3,3,3")
+    assert who_pays(table, run_config, (0, 1)) == [0, 1]
+    assert who_pays(table, run_config, (0, 1)) == []
+
+
+def test_who_was_away_comes_back_with_what_was_spent_and_who_is_new_has_spent_nothing(
+    table: dict[str, Any], run_config: dict[str, Any]
+) -> None:
+    serve(table, anna="1,2,3", bert="2,0,1")
+    assert [who_pays(table, run_config, (0, 1)) for _ in range(2)] == [[1, 1], [1, 1]]
+    # A table without anna would have to say who bert is; the register does, and the site closes all the same.
+    serve(table, bert="2,0,1", carl="1,1,1")
+    assert who_pays(table, run_config, (0, 1)) == []
+    serve(table, carl="1,1,1", bert="0,1,2", anna="4,4,4")
+    assert who_pays(table, run_config, (0, 1, 2)) == [0, 0, 1]
+
+
+def test_a_client_under_a_new_name_is_refused_unless_the_old_one_stays(
+    table: dict[str, Any], run_config: dict[str, Any]
+) -> None:
+    """A limit: whoever keeps the old name's rows and adds a second name has two budgets."""
+    serve(table, anna="1,2,3", bert="2,0,1")
+    assert [who_pays(table, run_config, (0,)) for _ in range(2)] == [[1], [1]]
+    serve(table, anna_maria="1,2,3", bert="2,0,1")
+    assert who_pays(table, run_config, (0, 1)) == []
+    serve(table, anna="1,2,3", anna_maria="1,2,3", bert="2,0,1")
+    assert who_pays(table, run_config, (0, 2)) == [0, 1]
+
+
+def test_another_run_and_another_start_are_paid_for_from_the_same_account(
+    run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Old hypotheses come free; what they are trained on does not."""
+    Ledger.create(tmp_path / "ledger.sqlite")
+    site = {**OWN, "role": "split", "paper-budget": "0.8", "ledger-path": str(tmp_path / "ledger.sqlite")}
+    for start in (stacked(TRUTH, LINEAR), stacked(-TRUTH, LINEAR)):
+        reply = ask_app(asked(start, demanded((3,))), "train", run_config | {"seed": len(start)}, **site)
+        assert released(reply) == [1]
+    assert refused(ask_app(training((3,)), "train", run_config | {"start-from": "a run"}, **site))
