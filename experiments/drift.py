@@ -35,6 +35,7 @@ ROUNDS = 30
 """Of a phase."""
 CLIENTS, NEWCOMERS, ROWS = 100, 50, 10
 """Training clients, those that come, and rows of each; there are as many validation clients of each kind."""
+_DECIMALS = 6  # so that files stay small
 _CHANGE_SIDES = 0.3
 _STEPS, _STEP_ROUNDS = 5, 4
 _FAR = 6.0  # between optima, and from where one was to where it goes
@@ -158,9 +159,9 @@ def _rows(
     groups = np.concatenate([trains, validates])
     clients: Clients = {}
     for client, group in enumerate(groups):
-        x = generator.uniform(-1, 1, (ROWS, 2)).round(recipe().DECIMALS)
+        x = generator.uniform(-1, 1, (ROWS, 2)).round(_DECIMALS)
         y = (x * optima[group]).sum(axis=1) + generator.uniform(0, 1, ROWS)
-        clients[str(client)] = x, y.round(recipe().DECIMALS)
+        clients[str(client)] = x, y.round(_DECIMALS)
     manifest = Manifest(
         name="drift",
         model="linear",
