@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from experiments import drift, frontier, handwriting, hospital, pac, synthetic
+from experiments import drift, frontier, handwriting, hospital, pac, page, synthetic
 from experiments.runs import Spec, finish
 from experiments.sweep import FIRST_SEED, Result, Task, sweep
 from experiments.tables import good, trained
@@ -37,20 +39,21 @@ Out = Annotated[
 def run_synthetic(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
     """Two linear models in the plane: figures 1 and 2, and how often they look like that."""
     folder = _folder(out, "synthetic", quick)
-    _run(folder, lambda: synthetic.specs(folder, first=first, **_size(seeds, quick, 3)), synthetic.tables)
+    _run("synthetic", folder, lambda: synthetic.specs(folder, first=first, **_size(seeds, quick, 3)), synthetic.tables)
 
 
 @app.command("hospital")
 def run_hospital(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
     """Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."""
     folder = _folder(out, "hospital", quick)
-    _run(folder, lambda: hospital.specs(folder, first=first, **_size(seeds, quick, 1)), hospital.tables)
+    _run("hospital", folder, lambda: hospital.specs(folder, first=first, **_size(seeds, quick, 1)), hospital.tables)
 
 
 @app.command("femnist")
 def run_femnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Handwritten characters: the accuracies of Table 2."""
     _run(
+        "femnist",
         _folder(out, "femnist", quick),
         lambda: handwriting.specs("femnist", **_size(seeds, quick, 1)),
         handwriting.tables,
@@ -61,7 +64,10 @@ def run_femnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> N
 def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Handwritten digits: Table 2's grid on data that two cores can learn."""
     _run(
-        _folder(out, "qmnist", quick), lambda: handwriting.specs("qmnist", **_size(seeds, quick, 1)), handwriting.tables
+        "qmnist",
+        _folder(out, "qmnist", quick),
+        lambda: handwriting.specs("qmnist", **_size(seeds, quick, 1)),
+        handwriting.tables,
     )
 
 
@@ -76,8 +82,10 @@ def run_frontier(
     """Accuracy against the epsilon of a client: heuristic and formal, client and site release."""
     if task not in frontier.TASKS:
         fail(f"there is no frontier of {task!r}; name one of {', '.join(frontier.TASKS)}")
-    folder = _folder(out, f"frontier-{task}", quick)
+    name = f"frontier-{task}"
+    folder = _folder(out, name, quick)
     _run(
+        name,
         folder,
         lambda: frontier.specs(task, folder, first=first, **_size(seeds, quick, 1)),
         partial(frontier.tables, task),
@@ -89,7 +97,7 @@ def run_frontier(
 def run_drift(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
     """Clients that change: data that drift, clients that come and go, what old hypotheses and ledgers do then."""
     folder = _folder(out, "drift", quick)
-    _run(folder, lambda: drift.specs(folder, **_size(seeds, quick, 1)), drift.tables, drift.play)
+    _run("drift", folder, lambda: drift.specs(folder, **_size(seeds, quick, 1)), drift.tables, drift.play)
 
 
 @app.command("pac")
@@ -102,7 +110,27 @@ def run_pac(
     """PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."""
     folder = _folder(out, "pac", quick)
     pac.tables(100 if quick else trials, seed, folder)
+    page.stamp("pac", folder, _command(), [seed])
     typer.echo(folder / "table.md")
+
+
+@app.command("page")
+def run_page(
+    names: Annotated[
+        list[str] | None, typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")
+    ] = None,
+) -> None:
+    """Take the tables of experiments into docs/results, and write docs/reproduce.md anew."""
+    with errors_in_one_line():
+        for name in names or []:
+            page.take(name, _folder(None, name, False))
+        typer.echo(page.write())
+
+
+def _command() -> str:
+    """Return what was typed."""
+    words = sys.argv[1:]
+    return shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
 
 
 def _size(seeds: int | None, quick: bool, few: int) -> dict[str, Any]:
@@ -116,12 +144,13 @@ def _folder(out: Path | None, name: str, quick: bool) -> Path:
     return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
 
 
-def _run(folder: Path, specs: Any, tables: Any, task: Task = finish) -> None:
+def _run(name: str, folder: Path, specs: Any, tables: Any, task: Task = finish) -> None:
     try:
         with errors_in_one_line():
             results: list[Result] = sweep(_checked(specs()), folder, task)
             if any_good := bool(trained(good(results))):
                 tables(results, folder)
+                page.stamp(name, folder, _command(), (result.spec.config["seed"] for result in results))
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
         raise typer.Exit(130) from None

@@ -183,11 +183,13 @@ def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPa
     assert end.value.code == 1
 
 
-@pytest.mark.slow
-def test_the_options_are_those_of_flowers_own_executor() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "client.executor", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert "--runtime-api-address" in done.stdout
+def test_the_options_are_those_of_flowers_own_executor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["umbel-executor", "--help"])
+    monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
+    with pytest.raises(SystemExit):
+        executor.main()
+    assert "--runtime-api-address" in capsys.readouterr().out
     assert executor.__doc__
     assert "--runtime-api-address" in executor.__doc__
