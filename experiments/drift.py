@@ -358,7 +358,7 @@ def _sections(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[R
         ),
         table(
             "Spent until the models fit again",
-            "What the busiest of the clients that were there from the start spends of its budget in the phase, until "
+            "By how much the highest spending of a client that was there from the start grows in the phase, until "
             "then: the paper's heuristic, n/ν a participation, and with a guarantee the pure "
             "epsilon. Median over seeds in which they do.",
             lambda row: "" if row["spent"] is None else f"{row['spent']:.1f}",
@@ -375,6 +375,7 @@ def _sections(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[R
 
 
 _SHOWN = ("k = 1, kept", "k = 2, kept", "k = 2, drawn anew", "k = 2, kept, a spare", "k = 3, kept", GUARANTEED)
+_TICKS = (0.6, 1, 2, 3, 4)
 
 
 def _picture(groups: Mapping[str, Sequence[Result]], folder: Path) -> None:
@@ -384,28 +385,30 @@ def _picture(groups: Mapping[str, Sequence[Result]], folder: Path) -> None:
     def median(runs: Sequence[Result], name: str) -> NDArray[np.float64]:
         return np.asarray(np.median([run.measures[name] for run in runs], axis=0))
 
-    heuristic = next((arm for arm in groups if arm != GUARANTEED), "")
-    spenders = [(arm, what) for arm, what in ((heuristic, "price"), (GUARANTEED, "pure")) if arm in groups]
-    with figure(folder, "drift", 1 + len(spenders), 1, (10, 3.4 + 2.2 * len(spenders))) as axes:
-        top = axes[0, 0]
+    with figure(folder, "drift", 2, 1, (10, 6)) as axes:
+        top, below = axes[:, 0]
         for i, arm in enumerate(arm for arm in _SHOWN if arm in groups):
             top.plot(rounds, median(groups[arm], "error"), color=COLOURS[i], linewidth=1.2, label=arm)
         top.set(ylabel="RMSE, median over seeds", yscale="log")
+        top.set_yticks(_TICKS, _TICKS)
+        top.set_yticks([], minor=True)
         top.legend(ncols=3, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.1))
-        for ax, (arm, what) in zip(axes[1:, 0], spenders, strict=True):
-            runs = groups[arm]
-            price = runs[0].measures[what]
-            lines = {"busiest client": "most", "mean client": "mean", "busiest newcomer": "newcomers"}
-            for (label, name), style in zip(lines.items(), ("-", "--", ":"), strict=True):
-                ax.plot(rounds, price * median(runs, name), color="black", linestyle=style, linewidth=1.2, label=label)
-            unit = "pure epsilon" if what == "pure" else "paper's budget, n/ν"
-            ax.set(ylabel=unit, title=arm if what == "pure" else "all others: a heuristic, no guarantee")
-            ax.title.set_size(9)
-            ax.legend(fontsize=8)
-        for ax in axes[:, 0]:
-            ax.set_xlim(1, len(rounds))
-            for number in range(1, len(PHASES)):
-                ax.axvline(number * ROUNDS + 1, color="grey", linewidth=0.8, linestyle=":")
+        # Who is asked hangs on the seed alone, and not on what is learnt.
+        runs = next(iter(groups.values()))
+        lines = {"busiest client": "most", "mean client": "mean", "busiest newcomer": "newcomers"}
+        for (label, name), style in zip(lines.items(), ("-", "--", ":"), strict=True):
+            below.plot(rounds, median(runs, name), color="black", linestyle=style, linewidth=1.2, label=label)
+        prices = [f"n/\N{GREEK SMALL LETTER NU} = {runs[0].measures['price']:.2g} of the paper's budget, a heuristic"]
+        if GUARANTEED in groups:
+            prices.append(f"where it is guaranteed, a pure epsilon of {groups[GUARANTEED][0].measures['pure']:.3g}")
+        below.set(xlabel="round", ylabel="participations so far")
+        below.set_title("each costs " + "; ".join(prices), fontsize=9)
+        below.legend(fontsize=8)
+        changes = [1 + number * ROUNDS for number in range(len(PHASES))]
+        for ax in (top, below):
+            ax.set(xlim=(1, len(rounds)), xticks=changes)
+            ax.grid(visible=False, axis="x")
+            for change in changes[1:]:
+                ax.axvline(change, color="grey", linewidth=0.8, linestyle=":")
         for number, phase in enumerate(PHASES):
             top.text((number + 0.5) / len(PHASES), 1.02, phase.name, transform=top.transAxes, ha="center", fontsize=8)
-        axes[-1, 0].set_xlabel("round")
