@@ -94,10 +94,10 @@ def run_frontier(
 
 
 @app.command("drift")
-def run_drift(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
+def run_drift(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
     """Clients that change: data that drift, clients that come and go, what old hypotheses and ledgers do then."""
     folder = _folder(out, "drift", quick)
-    _run("drift", folder, lambda: drift.specs(folder, **_size(seeds, quick, 1)), drift.tables, drift.play)
+    _run("drift", folder, lambda: drift.specs(folder, first=first, **_size(seeds, quick, 1)), drift.tables, drift.play)
 
 
 @app.command("pac")

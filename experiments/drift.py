@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from experiments.figures import COLOURS, figure
 from experiments.runs import Finished, Spec, Trace
-from experiments.sweep import Result
+from experiments.sweep import FIRST_SEED, Result
 from experiments.synthetic import recipe
 from experiments.tables import Section, Value, good, plus_minus, write
 from federation import Manifest, open_federation, write_leaf
@@ -30,7 +30,7 @@ from server.run_folder import RunFolder
 from simulation import in_process
 from simulation.grid import InProcessGrid
 
-FIRST_SEED, SEEDS = 2000, 20
+SEEDS = 20
 ROUNDS = 30
 """Of a phase."""
 CLIENTS, NEWCOMERS, ROWS = 100, 50, 10
@@ -90,11 +90,11 @@ ARMS: Mapping[str, dict[str, Any]] = {
 }
 
 
-def specs(folder: Path, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
+def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return the runs of every arm, and write the data of each seed, a file a step, under `folder`."""
     arms = {arm: ARMS[arm] for arm in ("k = 2, kept", "k = 2, drawn anew")} if quick else ARMS
     runs = []
-    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
+    for seed in range(first, first + seeds):
         data = folder / "data" / f"drift-{seed}"
         for file, (manifest, clients) in zip(_files(), _world(seed), strict=True):
             write_leaf(data / file, manifest, clients)

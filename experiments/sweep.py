@@ -124,14 +124,14 @@ def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Resu
 
 
 def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
-    results = {spec.name: result for spec in specs if (result := _read(spec, folder)) is not None}
+    results = {spec.name: result for spec in specs if (result := _read(spec, folder, task)) is not None}
     missing = [spec for spec in specs if spec.name not in results]
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
         bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
         for spec, finished, error in _each(missing, task) if missing else ():
-            results[spec.name] = _save(spec, finished, error, folder)
+            results[spec.name] = _save(spec, finished, error, folder, task)
             progress.advance(bar)
             if error:
                 progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
@@ -230,7 +230,7 @@ def _unpack(data: bytes) -> Path:
     return folder if len(files) > 1 else files[0]
 
 
-def _save(spec: Spec, finished: Finished | None, error: str, folder: Path) -> Result:
+def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task: Task = finish) -> Result:
     """Save a run, its result last, which marks it as done."""
     path = folder / "runs" / spec.name
     if finished is None:
@@ -253,7 +253,7 @@ def _save(spec: Spec, finished: Finished | None, error: str, folder: Path) -> Re
             releases=np.concatenate([one.releases for one in finished.trace if one.releases is not None]),
         )
         write_atomically(path / _TRACE, buffer.getvalue())
-    document = {"made_by": _maker(spec.config), "config": spec.config, "measures": finished.measures}
+    document = {"made_by": _maker(spec.config, task), "config": spec.config, "measures": finished.measures}
     write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
     _failure(spec, folder).unlink(missing_ok=True)
     return Result(spec, finished.measures, path)
@@ -264,24 +264,24 @@ def _failure(spec: Spec, folder: Path) -> Path:
     return folder / "failed" / f"{spec.name}.txt"
 
 
-def _read(spec: Spec, folder: Path) -> Result | None:
+def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
     """Return a run that was done before, by the same code, in the same configuration."""
     path = folder / "runs" / spec.name
     try:
         document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    if document.get("config") != spec.config or document.get("made_by") != _maker(spec.config):
+    if document.get("config") != spec.config or document.get("made_by") != _maker(spec.config, task):
         return None
     return Result(spec, document["measures"], path)
 
 
-def _maker(config: Mapping[str, Any]) -> dict[str, str]:
+def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
     """Return what else a result depends on: versions, data, and code, with what of it is the user's own."""
     path = find_federation(config["federation"])
     names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
     own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
-    return {**versions(PACKAGES), "code": _digest(own), "data": _fingerprint(path)}
+    return {**versions(PACKAGES), "code": _digest((*own, task.__module__)), "data": _fingerprint(path)}
 
 
 @lru_cache

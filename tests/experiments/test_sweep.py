@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 
 import experiments.sweep
 import experiments.synthetic
+from experiments import drift, frontier
 from experiments.__main__ import app
 from experiments.runs import Finished, Spec, finish
 from experiments.sweep import Result, _digest, _maker, _pack, _unpack, sweep
@@ -121,6 +122,10 @@ def test_what_is_the_users_own_is_part_of_the_code(
     assert _maker(config)["code"] != _maker(SPECS[0].config)["code"]
 
 
+def test_so_is_the_module_that_does_the_runs() -> None:
+    assert len({_maker(SPECS[0].config, task)["code"] for task in (finish, frontier.play, drift.play)}) == 3
+
+
 def test_the_code_that_makes_results_is_there() -> None:
     assert all((ROOT / name).exists() for name in experiments.sweep._CODE)
 
@@ -140,12 +145,16 @@ def fragile(config: Mapping[str, Any]) -> Finished:
     return finish(config)
 
 
+def repaired(config: Mapping[str, Any]) -> Finished:
+    return finish(config)
+
+
 def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str], tmp_path: Path) -> None:
     results = sweep(SPECS, tmp_path, fragile)
     assert [bool(result.error) for result in results] == [False, True, False]
     assert "ValueError: no such luck" in results[1].error
     assert (tmp_path / "failed" / "seed1.txt").read_text() == results[1].error
-    again = sweep(SPECS, tmp_path)
+    again = sweep(SPECS, tmp_path, repaired)
     assert in_process == ["seed0", "seed1", "seed2", "seed1"]
     assert not again[1].error
     assert not list((tmp_path / "failed").iterdir())
