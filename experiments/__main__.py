@@ -128,8 +128,10 @@ def run_page(
 
 
 def _command() -> str:
-    """Return what was typed."""
+    """Return what was typed, but for where results go."""
     words = sys.argv[1:]
+    if "--out" in words:
+        del words[(at := words.index("--out")) : at + 2]
     return shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
 
 
