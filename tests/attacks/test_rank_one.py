@@ -72,6 +72,16 @@ def test_layers_before_it_are_inverted(image: Tensor) -> None:
     assert psnr(found.numpy(), image.numpy()) > 30
 
 
+@pytest.mark.parametrize("paper", ["black", "white"])
+def test_whatever_the_paper_a_smooth_network_is_inverted(image: Tensor, paper: str) -> None:
+    """From one grey for all, one of the two is not."""
+    model = chain(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(128, 3))
+    start = drawn(model)
+    shown = image if paper == "black" else 1 - 0.5 * image
+    found = invert_first_layer(model, start, gradient_of(model, start, shown, 0), SHAPE)
+    assert psnr(found.numpy(), shown.numpy()) > 30
+
+
 def test_noise_as_large_as_the_gradient_leaves_the_image_to_be_seen() -> None:
     """What plain DLG cannot do: here on the paper's ReLU network, with a made-up image and noise at nu = 3."""
     model = models.load("cnn10")
