@@ -25,6 +25,7 @@ from protocol.errors import NotApplicableError
 Vector = NDArray[np.float64]
 
 _WEIGHT = 200.0  # after the unit
+_CLASSES = 3  # at least: the candidate's, and two others
 _LEAN = 20.0  # of the outputs to one class, so that all other rows pull the last bias one way
 
 
@@ -77,6 +78,8 @@ def trap(model: Model, parameters: Parameters, candidate: Tensor, label: int, im
     moved[weight1][0], moved[bias1][0] = aim.to(moved[weight1]), -float(aim @ centre) - 0.5
     # Without the candidate all outputs lean to one class; with it to another, neither of them its own.
     classes = len(moved[bias2])
+    if classes < _CLASSES:
+        raise NotApplicableError(f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}")
     rest, fired = (label + 1) % classes, (label + 2) % classes
     moved[bias2][rest] = _LEAN
     moved[weight2][fired, 0] = _WEIGHT

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -95,7 +96,7 @@ class Finding:
     mode : str
         Of release, or `GUESSING`.
     right, of : int
-        How often it is right, or shows an image.
+        How often it is right, or shows an image; of 0 where it cannot be made, as the note says.
     low, high : float
         A 95 % interval (Clopper and Pearson) on that share, over victims.
     psnr : float or None
@@ -120,6 +121,8 @@ class Finding:
 
     def cell(self) -> str:
         """Return what the table says."""
+        if not self.of:
+            return self.note
         decibels = "" if self.psnr is None else f", {self.psnr:.0f} dB"
         return f"{self.right} of {self.of}{decibels}" + (f" ({self.note})" if self.note else "")
 
@@ -143,15 +146,15 @@ def overview(setting: Setting) -> list[Finding]:
     torch.set_num_threads(1)
     if unknown := set(setting.attacks) - ATTACKS.keys():
         raise ConfigError(f"unknown attack {min(unknown)!r}; choose from {', '.join(ATTACKS)}")
-    steps = [step for name, step in ATTACKS.items() if name in (setting.attacks or ATTACKS)]
+    steps = {name: step for name, step in ATTACKS.items() if name in (setting.attacks or ATTACKS)}
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="umbel-attacks-") as scratch:
         scene = _Scene(setting, federation, Path(scratch))
-        for step in track(steps, "attacks", console=Console(stderr=True), transient=True):
+        for name in track(steps, "attacks", console=Console(stderr=True), transient=True):
             try:
-                found += step(scene)
+                found += steps[name](scene)
             except NotApplicableError as error:
-                raise NotApplicableError(f"{error}; name a model like cnn") from None
+                found.append(Finding(name, GUESSING, 0, 0, math.nan, math.nan, note=f"not applicable: {error}"))
     return found
 
 

@@ -65,3 +65,9 @@ def test_other_networks_are_refused(model: Model, image: Tensor, known: Tensor) 
 def test_a_row_that_the_server_knows_is_no_candidate(known: Tensor) -> None:
     with pytest.raises(NotApplicableError, match="one of the rows that the server knows"):
         trap(MODEL, drawn(MODEL), known[0], 1, known)
+
+
+def test_two_classes_are_too_few(image: Tensor, known: Tensor) -> None:
+    model = chain(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 2))
+    with pytest.raises(NotApplicableError, match="the trap takes 3 classes, model 'chain' has 2"):
+        trap(model, drawn(model), image, 1, known)

@@ -178,3 +178,13 @@ def test_attacks_may_be_chosen_and_must_be_there(strokes: Path, tmp_path: Path) 
     assert done.exit_code == 0, done.output
     table_ = (tmp_path / "table.csv").read_text().splitlines()
     assert {line.split(",")[0] for line in table_[1:]} == {"choice"}
+
+
+def test_an_attack_that_cannot_be_made_says_why_and_the_others_are_made(strokes: Path, tmp_path: Path) -> None:
+    words = ["all", "--federation", str(strokes), "--model", "orchard:smooth", "--smooth-model", "orchard:smooth"]
+    chosen = ["--images", "1", "--attack", "membership", "--attack", "choice", "--out", str(tmp_path)]
+    done = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, *chosen])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "table.md").read_text()
+    assert "| membership | not applicable: model 'orchard:smooth' does not end in two" in page
+    assert "| choice | " in page
