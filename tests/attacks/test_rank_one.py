@@ -72,14 +72,16 @@ def test_layers_before_it_are_inverted(image: Tensor) -> None:
     assert psnr(found.numpy(), image.numpy()) > 30
 
 
-@pytest.mark.parametrize("paper", ["black", "white"])
-def test_whatever_the_paper_a_smooth_network_is_inverted(image: Tensor, paper: str) -> None:
-    """From one grey for all, one of the two is not."""
-    model = chain(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 8, 3, padding=1), nn.Sigmoid(), nn.Flatten(), nn.Linear(128, 3))
-    start = drawn(model)
-    shown = image if paper == "black" else 1 - 0.5 * image
-    found = invert_first_layer(model, start, gradient_of(model, start, shown, 0), SHAPE)
-    assert psnr(found.numpy(), shown.numpy()) > 30
+@pytest.mark.parametrize(("paper", "least"), [("black", 20), ("white", 12)])
+def test_whatever_the_paper_a_smooth_network_is_inverted(paper: str, least: float) -> None:
+    """From a light grey the one on black would have 10 dB so soon, from a dark one the one on white 8."""
+    model = models.load("lenet10")
+    start = {name: torch.from_numpy(value) for name, value in model.initial(0).items()}
+    picture = torch.zeros(28, 28)
+    picture[6:22, 12:16] = picture[18:22, 12:22] = 1.0
+    shown = picture if paper == "black" else 1 - picture
+    found = invert_first_layer(model, start, gradient_of(model, start, shown, 0), (28, 28), iterations=60)
+    assert psnr(found.numpy(), shown.numpy()) > least
 
 
 def test_noise_as_large_as_the_gradient_leaves_the_image_to_be_seen() -> None:
