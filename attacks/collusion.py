@@ -25,13 +25,13 @@ from protocol.arrays import Arrays, flatten
 from strategies.group_privacy import GroupPrivacy
 
 
-def last_of_sums(victims: Victims, open_: Victims, mode: Mode, hypothesis: Arrays, site: Sequence[int]) -> Parameters:
+def last_of_sums(victims: Victims, told: Victims, mode: Mode, hypothesis: Arrays, site: Sequence[int]) -> Parameters:
     r"""Return what server and clients of a site take for the gradient of the first, of which they know nothing.
 
     Parameters
     ----------
     victims : Victims
-    open_ : Victims
+    told : Victims
         The same clients without a policy: the others are asked there for what they sum up to without noise.
     mode : Mode
         Of a site's sums.
@@ -41,7 +41,7 @@ def last_of_sums(victims: Victims, open_: Victims, mode: Mode, hypothesis: Array
     """
     known = replace(mode, noise_multiplier=0.0)
     everybody, _ = victims.site_sums(mode, sent(mode, hypothesis), site, **asked(mode))
-    others, _ = open_.site_sums(known, sent(known, hypothesis), site[1:], **asked(mode))
+    others, _ = told.site_sums(known, sent(known, hypothesis), site[1:], **asked(mode))
     return {
         name: torch.from_numpy((others[name][0].astype(np.float64) - value[0]) / STEP)
         for name, value in everybody.items()

@@ -26,6 +26,9 @@ PAPER, CHOICE, FORMAL, SUMS, FORMAL_SUMS = (
 )
 
 
+NO_NOISE = "no noise"
+
+
 @dataclass(frozen=True)
 class Mode:
     """A mode of release.
@@ -68,6 +71,11 @@ class Mode:
     def public(self) -> bool:
         """Whether the radius is public."""
         return self.radius_mode is RadiusMode.PUBLIC
+
+
+def open_() -> Mode:
+    """Return the mode that hides nothing, as a simulation allows it."""
+    return Mode(NO_NOISE, 0.0, policy={"allow-unsanitised": True})
 
 
 def compared() -> tuple[Mode, ...]:

@@ -32,7 +32,7 @@ from attacks.collusion import last_of_cluster, last_of_sums
 from attacks.dlg import deep_leakage
 from attacks.gradients import RADIUS, asked, gradients
 from attacks.label import label_given_image
-from attacks.modes import NU, SITE, Mode, compared
+from attacks.modes import NO_NOISE, NU, SITE, Mode, compared, open_
 from attacks.quality import FULL_PSNR, psnr
 from attacks.rank_one import image_of_input, invert_first_layer
 from attacks.reconstruct import LOSS, SHAPE, Images, check_images
@@ -305,8 +305,8 @@ def _collusions(scene: _Scene) -> Iterator[Finding]:
     for mode in compared():
         victims = scene.victims(folder, mode, scene.model)
         if mode.by_site:
-            open_ = Victims(folder, {}, scene.setting.seed, {"model": scene.model.name, "loss": LOSS})
-            shown = [last_of_sums(victims, open_, mode, hypothesis, site) for site in sites]
+            told = scene.victims(folder, open_(), scene.model)
+            shown = [last_of_sums(victims, told, mode, hypothesis, site) for site in sites]
         else:
             shown = [last_of_cluster(victims, mode, hypothesis, site) for site in sites]
         yield _pictures(scene, "collusion", mode.name, _inverted(scene.model, start, shown), originals)
@@ -326,7 +326,8 @@ def _batch(scene: _Scene, name: str, size: int, times: int) -> Iterator[Finding]
     originals = scene.images(rows[::SITE].reshape(-1)).double().numpy()
     start = poised(scene.model, _as_tensors(scene.start(scene.model)), scene.known)
     yield _baseline(scene, name, originals)
-    for mode in compared():
+    # Without noise as well, to see that rows are exact there.
+    for mode in (*([open_()] if times == 1 else []), *compared()):
         victims = scene.victims(folder, mode, scene.model)
         shown, answered = averaged(partial(gradients, victims, mode, _as_arrays(start), sites), times)
         images: list[Images] = []
@@ -446,7 +447,8 @@ ATTACKS: Mapping[str, Callable[[_Scene], Iterator[Finding]]] = {
 
 def table(findings: Sequence[Finding]) -> list[tuple[str, ...]]:
     """Return the table: a heading, and a row for each attack."""
-    columns = list(dict.fromkeys(one.mode for one in findings))
+    order = [GUESSING, NO_NOISE, *(mode.name for mode in compared())]
+    columns = sorted({one.mode for one in findings}, key=order.index)
     rows: list[tuple[str, ...]] = [("attack", *columns)]
     for attack in dict.fromkeys(one.attack for one in findings):
         own = {one.mode: one.cell() for one in findings if one.attack == attack}

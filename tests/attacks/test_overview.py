@@ -18,7 +18,7 @@ from attacks.behind_the_gate import Victims, write_victims
 from attacks.choice import apart, started_from
 from attacks.collusion import last_of_cluster, last_of_sums
 from attacks.gradients import RADIUS, gradients
-from attacks.modes import EPSILON, FORMAL, PAPER, SITE, Mode, compared
+from attacks.modes import EPSILON, FORMAL, NO_NOISE, PAPER, SITE, Mode, compared
 from attacks.overview import GUESSING, Finding, matched, table
 from federation import Federation, Manifest, offsets_of, open_federation, write_federation
 from models.model import Model, Parameters
@@ -141,7 +141,7 @@ def test_a_cell_says_how_often_and_the_interval_is_exact() -> None:
     found = Finding.count("label", PAPER, 8, 8, 21.4, "64 answered")
     assert found.cell() == "8 of 8, 21 dB (64 answered)"
     assert (found.low, found.high) == (pytest.approx(0.025 ** (1 / 8)), 1.0)
-    assert table([found, Finding.count("label", GUESSING, 0, 8)])[0] == ("attack", PAPER, GUESSING)
+    assert table([found, Finding.count("label", GUESSING, 0, 8)])[0] == ("attack", GUESSING, PAPER)
 
 
 def test_the_command_makes_every_attack_in_every_mode(
@@ -161,7 +161,8 @@ def test_the_command_makes_every_attack_in_every_mode(
         "rank one", "label", "DLG", "batch of 4", "batch of 8", "batch of 8, averaging", "collusion", "membership",
         "choice",
     ]  # fmt: skip
-    assert {mode for _, mode in rows} == {GUESSING, *(mode.name for mode in compared())}
+    assert {mode for _, mode in rows} == {GUESSING, NO_NOISE, *(mode.name for mode in compared())}
+    assert rows["batch of 4", NO_NOISE]["note"] == "sure of 4"
     assert rows["choice", PAPER]["right"] == rows["membership", PAPER]["right"] == "4"
     assert rows["batch of 8, averaging", PAPER]["note"].startswith("2 answered")
     assert rows["batch of 8, averaging", FORMAL]["note"].startswith("1 answered")
