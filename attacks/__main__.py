@@ -1,4 +1,4 @@
-"""Commands: ``umbel attack reconstruct | identify | rows | audit``."""
+"""Commands: ``umbel attack all | reconstruct | identify | rows | audit``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attacks import identify
+from attacks import identify, overview
 from attacks.audit import findings
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
@@ -34,10 +34,45 @@ app = typer.Typer(
 )
 
 
+@app.command("all")
+def all_command(
+    federation: Annotated[str, typer.Option(help="Name or path of a federation of 28x28 images.")] = "femnist",
+    model: Annotated[str, typer.Option(help="Of all attacks but DLG.")] = "cnn",
+    smooth_model: Annotated[str, typer.Option(help="Of DLG: one that is twice differentiable.")] = "lenet",
+    attack: Annotated[
+        list[str] | None, typer.Option(help="One of " + ", ".join(overview.ATTACKS) + ".", show_default="all")
+    ] = None,
+    images: Annotated[int, typer.Option(min=1, help="Images to attack; five times as many clients for yes or no.")] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/all-…")
+    ] = None,
+) -> None:
+    """Make every attack on images in every mode of release, behind the app's own gate, and print one table."""
+    setting = overview.Setting(federation, model, smooth_model, images, seed, tuple(attack or ()))
+    name = re.sub(r"[^\w.-]+", "-", f"all-{Path(federation).name}-{model}")
+    with errors_in_one_line():
+        folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
+        found = overview.overview(setting)
+        folder.mkdir(parents=True, exist_ok=True)
+        overview.write(folder, setting, found)
+    head, *rows = overview.table(found)
+    table = Table(*head, title="Attacks by mode of release")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    console = Console()
+    console.print(table)
+    for note in overview.notes(setting):
+        console.print(note, soft_wrap=True)
+    typer.echo(folder / "table.md")
+
+
 @app.command()
 def reconstruct(
     federation: Annotated[str, typer.Option(help="Name or path of a federation of 28x28 images.")],
-    model: Annotated[str, typer.Option(help="cnn, cnn10, lenet, lenet10, or package.module:factory.")],
+    model: Annotated[
+        str, typer.Option(help="cnn, cnn-sigmoid, lenet, each with 10 for digits alone, or package.module:factory.")
+    ],
     noise_multiplier: Annotated[
         list[float], typer.Option(help="nu; give it once for each.", show_default="the paper's nine")
     ] = list(NOISE_MULTIPLIERS),  # noqa: B006
@@ -46,6 +81,7 @@ def reconstruct(
     ] = True,
     images: Annotated[int, typer.Option(min=1, help="Clients to attack, each with one image.")] = 8,
     restarts: Annotated[int, typer.Option(min=1, help="Starts of DLG; the best counts.")] = 2,
+    releases: Annotated[int, typer.Option(min=1, help="Of each client, whose mean is attacked.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
     out: Annotated[
         Path | None,
@@ -53,8 +89,16 @@ def reconstruct(
     ] = None,
 ) -> None:
     """Reconstruct single images from one step of training, behind the app's own gate."""
-    setting = Setting(federation, model, tuple(dict.fromkeys(noise_multiplier)), per_layer, images, restarts, seed)
-    name = re.sub(r"[^\w.-]+", "-", f"reconstruct-{Path(federation).name}-{model}" + ("" if per_layer else "-whole"))
+    setting = Setting(
+        federation, model, tuple(dict.fromkeys(noise_multiplier)), per_layer, images, restarts, seed, releases
+    )
+    name = re.sub(
+        r"[^\w.-]+",
+        "-",
+        f"reconstruct-{Path(federation).name}-{model}"
+        + ("" if per_layer else "-whole")
+        + (f"-{releases}-releases" if releases > 1 else ""),
+    )
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
         folder.mkdir(parents=True, exist_ok=True)

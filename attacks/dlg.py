@@ -1,14 +1,17 @@
-"""Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019, Algorithm 1).
+"""Deep leakage from gradients (Zhu, Liu and Han, NeurIPS 2019, Algorithm 1), with either of two misfits.
 
-The attacker looks for an image and a label whose gradient is the one that was released, by
-minimising the squared distance of the two gradients. The attack as published knows nothing of
-noise, of images, or of other layers' noise being larger: that it fails says nothing of attacks
-that do.
+The attacker looks for an image and a label whose gradient is the one that was released. As published
+it minimises the squared distance of the two; Geiping et al. (*Inverting gradients*, NeurIPS 2020,
+Eq. 4) take the cosine, which needs no scale. Here starts take turns, and what leaves least of the
+release unexplained is kept. The attack knows nothing of noise, of images, or of other layers' noise
+being larger: that it fails says nothing of attacks that do.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +22,7 @@ from models.model import Model, Parameters
 # Matched to this share of the gradient's square, an image is found, and another start finds the same.
 _FOUND = 1e-5
 _MEMORY = 100
+_TINY = 1e-300  # in place of the square of a gradient of 0
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Match:
     label : Tensor, shape (classes,), float64
         Probability of each class.
     distance : float
-        Squared distance of its gradient from the one given, as a share of the latter's square.
+        What no multiple of its gradient explains of the one given, as a share of the latter's square: 1 - cos^2.
     """
 
     image: Tensor
@@ -51,7 +55,7 @@ def deep_leakage(
 ) -> Match:
     """Look for one image by gradient matching; in float64, since L-BFGS lives on small differences.
 
-    Scale and contrast need no assumption: they are the gradient's own.
+    Contrast needs no assumption: it is the gradient's own.
 
     Parameters
     ----------
@@ -66,7 +70,8 @@ def deep_leakage(
     generator : torch.Generator
         Draws the starts: image and logits of the label from N(0, 1).
     restarts : int
-        Starts, of which the best counts. Fewer are made when one has found an exact match.
+        Starts, of which the best counts: by turns with the squared distance and with the cosine. Fewer are made
+        when one has found an exact match.
     iterations : int
         L-BFGS iterations a start at most.
 
@@ -76,14 +81,13 @@ def deep_leakage(
     """
     start = {name: value.double().requires_grad_() for name, value in _detached(parameters).items()}
     target = {name: value.double() for name, value in _detached(gradient).items()}
-    square = sum(float(value.square().sum()) for value in target.values())
     with torch.no_grad():
         classes = model.apply(start, torch.zeros(1, *shape, dtype=torch.float64)).shape[-1]
     best: Match | None = None
-    for _ in range(restarts):
+    for _, misfit in zip(range(restarts), itertools.cycle(_MISFITS), strict=False):
         image = torch.randn(1, *shape, generator=generator, dtype=torch.float64)
         logits = torch.randn(1, classes, generator=generator, dtype=torch.float64)
-        found = _descend(model, start, target, square or 1.0, image, logits, iterations)
+        found = _descend(model, start, target, misfit, image, logits, iterations)
         if best is None or found.distance < best.distance:
             best = found
         if best.distance < _FOUND:
@@ -93,11 +97,23 @@ def deep_leakage(
     return best
 
 
+def _squared_distance(dot: Tensor, own: Tensor, given: Tensor) -> Tensor:
+    return (own - 2 * dot + given) / given
+
+
+def _cosine(dot: Tensor, own: Tensor, given: Tensor) -> Tensor:
+    return 1 - dot / (own * given).sqrt()
+
+
+_MISFITS: tuple[Callable[[Tensor, Tensor, Tensor], Tensor], ...] = (_squared_distance, _cosine)
+"""Of two gradients, by their inner product and their squares."""
+
+
 def _descend(
     model: Model,
     parameters: Parameters,
     target: Parameters,
-    square: float,
+    misfit: Callable[[Tensor, Tensor, Tensor], Tensor],
     image: Tensor,
     logits: Tensor,
     iterations: int,
@@ -111,17 +127,21 @@ def _descend(
         line_search_fn="strong_wolfe",
     )  # fmt: skip
     best = Match(image.detach()[0].clone(), logits.detach()[0].softmax(-1), math.inf)
+    given = torch.stack([value.square().sum() for value in target.values()]).sum().clamp(min=_TINY)
 
     def distance() -> Tensor:
         nonlocal best
         optimiser.zero_grad()
         loss = -(logits.softmax(-1) * model.apply(parameters, image).log_softmax(-1)).sum()
         found = torch.autograd.grad(loss, list(parameters.values()), create_graph=True)
-        pairs = zip(found, target.values(), strict=True)
-        apart = torch.stack([(own - wanted).square().sum() for own, wanted in pairs]).sum() / square
+        pairs = list(zip(found, target.values(), strict=True))
+        dot = torch.stack([(own * wanted).sum() for own, wanted in pairs]).sum()
+        own = torch.stack([own.square().sum() for own, _ in pairs]).sum()
+        apart = misfit(dot, own, given)
         apart.backward(inputs=[image, logits])
-        if apart.item() < best.distance:
-            best = Match(image.detach()[0].clone(), logits.detach()[0].softmax(-1), apart.item())
+        unexplained = 1 - (dot.clamp(min=0).square() / (own * given)).item()
+        if unexplained < best.distance:
+            best = Match(image.detach()[0].clone(), logits.detach()[0].softmax(-1), unexplained)
         return apart
 
     optimiser.step(distance)

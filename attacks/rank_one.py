@@ -14,6 +14,8 @@ NeurIPS 2020, Eq. 4) and pixels in [0, 1].
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -26,8 +28,8 @@ _ITERATIONS = 200
 _MEMORY = 50
 # Rounds off the total variation's corner at 0, which L-BFGS does not bear.
 _CORNER = 1e-3
-# Pixels are sin^2 of what is optimised: from 0 to 1, both included. This starts in the dark grey.
-_START = 0.5
+# To start from: which of them the paper has is not known.
+_GREYS = [i / 20 for i in range(1, 20)]
 
 
 def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
@@ -93,32 +95,71 @@ def invert_first_layer(
     NotApplicableError
         When there is no such layer.
     """
+    first = dense_layers(model, parameters, shape)[0]
+    direction, noise = leading_input(gradient[parameter(first, "weight")], gradient.get(parameter(first, "bias")))
+    return image_of_input(model, parameters, shape, direction, noise, iterations)
+
+
+def image_of_input(
+    model: Model,
+    parameters: Parameters,
+    shape: tuple[int, ...],
+    direction: Tensor,
+    noise: float,
+    iterations: int = _ITERATIONS,
+) -> Tensor:
+    """Return the image that has the first fully connected layer see this input.
+
+    Parameters
+    ----------
+    model : Model
+    parameters : dict of Tensor
+        What the client started from.
+    shape : tuple of int
+        Of the image.
+    direction : Tensor, shape (n,), or (n + 1,) with a 1 for the bias
+        Of length 1.
+    noise : float
+        The noise's share of its square.
+    iterations : int
+        L-BFGS iterations at most.
+
+    Returns
+    -------
+    Tensor, shape ``shape``, float32
+        Pixels in [0, 1].
+    """
     parameters = {name: value.detach().float() for name, value in parameters.items()}
     first = dense_layers(model, parameters, shape)[0]
-    bias = gradient.get(parameter(first, "bias"))
-    direction, noise = leading_input(gradient[parameter(first, "weight")], bias)
     wanted = direction.float()
-    angle = torch.full(shape, _START, requires_grad=True)
-    optimiser = torch.optim.LBFGS(
-        [angle], max_iter=iterations, history_size=_MEMORY, tolerance_grad=1e-10, tolerance_change=1e-12,
-        line_search_fn="strong_wolfe",
-    )  # fmt: skip
-    with inputs_of_layers(model) as seen:
 
-        def misfit() -> Tensor:
+    def misfit(image: Tensor) -> Tensor:
+        model.apply(parameters, image[None])
+        features = seen[first].flatten()
+        if len(wanted) > len(features):
+            features = torch.cat([features, features.new_ones(1)])
+        # Given the direction, delta and its length are free; only angles remain to be matched.
+        return (torch.nn.functional.normalize(features, dim=0) - wanted).square().sum()
+
+    with inputs_of_layers(model) as seen:
+        # Dark or white paper: from the one grey that fits best. From a wrong one a smooth network is not inverted.
+        with torch.no_grad():
+            grey = min(_GREYS, key=lambda grey: float(misfit(torch.full(shape, grey))))
+        # Pixels are sin^2 of what is optimised: from 0 to 1, both included.
+        angle = torch.full(shape, math.asin(math.sqrt(grey)), requires_grad=True)
+        optimiser = torch.optim.LBFGS(
+            [angle], max_iter=iterations, history_size=_MEMORY, tolerance_grad=1e-10, tolerance_change=1e-12,
+            line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+        def loss() -> Tensor:
             optimiser.zero_grad()
             image = angle.sin().square()
-            model.apply(parameters, image[None])
-            features = seen[first].flatten()
-            if bias is not None:
-                features = torch.cat([features, features.new_ones(1)])
-            # Given the direction, delta and its length are free; only angles remain to be matched.
-            apart = (torch.nn.functional.normalize(features, dim=0) - wanted).square().sum()
-            loss = apart + _SMOOTHNESS * noise * total_variation(image)
-            loss.backward(inputs=[angle])
-            return loss
+            total = misfit(image) + _SMOOTHNESS * noise * total_variation(image)
+            total.backward(inputs=[angle])
+            return total
 
-        optimiser.step(misfit)
+        optimiser.step(loss)
     return angle.detach().sin().square()
 
 

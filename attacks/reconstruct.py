@@ -12,8 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,20 +21,20 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-import client.app
 import models
+from attacks.averaging import averaged
+from attacks.behind_the_gate import Victims, write_victims
 from attacks.dlg import deep_leakage
+from attacks.gradients import STEP, gradients
 from attacks.label import bias_label, label_given_image
+from attacks.modes import Mode
 from attacks.rank_one import invert_first_layer
-from federation import Federation, Manifest, find_federation, offsets_of, open_federation, write_federation
+from federation import Federation, find_federation, open_federation
 from models.model import Model, Parameters
 from protocol.arrays import Arrays
 from protocol.demands import Training
-from protocol.errors import ConfigError, FederationError, FleetError, ModelError, NotApplicableError
-from protocol.messages import released_in, round_request
-from protocol.records import pack
+from protocol.errors import ConfigError, FederationError, ModelError, NotApplicableError
 from protocol.release import NoisePer
-from simulation.grid import InProcessGrid
 
 SHAPE = (28, 28)
 NOISE_MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
@@ -42,11 +42,6 @@ NOISE_MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
 
 DLG, RANK_ONE, LAST_BIAS = "DLG", "rank one", "last bias"
 LOSS = "cross-entropy"
-
-# The server's choice. A long step leaves little of the gradient to the rounding of 32-bit numbers.
-_STEP_SIZE = 1.0
-# So small that the radius is the update's own norm, as in the paper.
-_RADIUS_FLOOR = 1e-6
 
 Images = NDArray[np.float64]
 
@@ -68,9 +63,11 @@ class Setting:
     images : int
         Clients that are attacked, each with one image of its own.
     restarts : int
-        Starts of DLG.
+        Starts of DLG, by turns with either misfit (`attacks.dlg`).
     seed : int
         Of every draw: clients, images, hypothesis, noise, starts.
+    releases : int
+        How often each client is asked at each noise multiplier; the mean of what it releases is attacked.
     """
 
     federation: str
@@ -80,6 +77,7 @@ class Setting:
     images: int = 8
     restarts: int = 2
     seed: int = 0
+    releases: int = 1
 
 
 @dataclass(frozen=True)
@@ -146,44 +144,51 @@ def audit(setting: Setting) -> Audit:
         Before any work, when something about the setting cannot be; `FleetError` when the gate
         refuses, as it does where the environment holds a stricter policy.
     """
-    demands = [_demand(setting, nu) for nu in setting.noise_multipliers]
+    _check_numbers(setting)
     path = Path(setting.federation)
     path = find_federation(str(path.absolute()) if path.exists() else setting.federation)
     federation = open_federation(path)
     model = models.load(setting.model, LOSS)
-    _check(setting, path, federation, model)
+    check_images(path, federation, model)
+    if setting.images > federation.manifest.train:
+        raise FederationError(
+            f"{path}: {setting.images} images asked for, one a client, but there are {federation.manifest.train} "
+            "training clients; ask for fewer"
+        )
     torch.set_num_threads(1)
     rows, secret = _choose(setting, federation)
     hypothesis = model.initial(setting.seed)
     attempts: list[Attempt] = []
     with tempfile.TemporaryDirectory(prefix="umbel-audit-") as scratch:
         derived = Path(scratch) / "one-image-each"
-        _write_one_image_each(derived, federation, rows)
-        config: dict[str, Any] = {"federation": str(derived), "model": setting.model, "loss": LOSS}
-        grid = InProcessGrid(client.app.app, config | {"seed": setting.seed, "device": "cpu", "engine": "auto"})
-        for demand in track(demands, "noise multipliers", console=Console(stderr=True), transient=True):
-            releases = _probe(grid, hypothesis, demand)
-            attempts += _attack(setting, model, hypothesis, releases, demand)
+        write_victims(derived, federation, list(rows[:, None]))
+        noise_per = NoisePer.LAYER if setting.per_layer else NoisePer.VECTOR
+        for nu in track(setting.noise_multipliers, "noise multipliers", console=Console(stderr=True), transient=True):
+            # The noise of a client has the same direction at all noise multipliers.
+            victims = Victims(derived, {}, setting.seed, {"model": setting.model, "loss": LOSS})
+            mode = Mode("", nu, noise_per=noise_per)
+            shown, _ = averaged(partial(_probe, victims, mode, hypothesis, setting.images), setting.releases)
+            attempts += _attack(setting, model, hypothesis, shown, nu)
     return Audit(setting, secret, tuple(attempts))
 
 
-def _demand(setting: Setting, noise_multiplier: float) -> Training:
-    """Return the server's demand, or raise where a number cannot be."""
-    return Training(
-        round=1,
-        clients=tuple(range(setting.images)),
-        local_epochs=1,
-        step_size=_STEP_SIZE,
-        batch_size=1,
-        noise_multiplier=noise_multiplier,
-        radius=_RADIUS_FLOOR,
-        noise_per=NoisePer.LAYER if setting.per_layer else NoisePer.VECTOR,
-    )
+def _check_numbers(setting: Setting) -> None:
+    """Raise where a number cannot be."""
+    for nu in setting.noise_multipliers:
+        Training(1, tuple(range(setting.images)), 1, STEP, 1, nu)
+    for name in ("restarts", "releases"):
+        if getattr(setting, name) < 1:
+            raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}")
 
 
-def _check(setting: Setting, path: Path, federation: Federation, model: Model) -> None:
-    """Raise before any work where images, classes, clients and model do not fit together."""
-    features, targets, train = federation.features, federation.targets, federation.manifest.train
+def _probe(victims: Victims, mode: Mode, hypothesis: Arrays, images: int) -> list[Parameters]:
+    """Return the gradient that each client's release shows."""
+    return gradients(victims, mode, hypothesis, [[client] for client in range(images)])
+
+
+def check_images(path: Path, federation: Federation, model: Model) -> None:
+    """Raise before any work where images, classes and model do not fit together."""
+    features, targets = federation.features, federation.targets
     if features.shape[1:] != SHAPE:
         raise FederationError(f"{path}: its features are of shape {features.shape[1:]}; give one of {SHAPE} images")
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
@@ -191,13 +196,6 @@ def _check(setting: Setting, path: Path, federation: Federation, model: Model) -
             f"{path}: its targets are {targets.dtype} of shape {targets.shape[1:]}, no classes; "
             "give a federation for classification"
         )
-    if setting.images > train:
-        raise FederationError(
-            f"{path}: {setting.images} images asked for, one a client, but there are {train} training clients; "
-            "ask for fewer"
-        )
-    if setting.restarts < 1:
-        raise ConfigError(f"restarts must be at least 1, got {setting.restarts}")
     try:
         with torch.inference_mode():
             classes = model.module(torch.zeros(1, *SHAPE)).shape[-1]
@@ -230,43 +228,11 @@ def _choose(setting: Setting, federation: Federation) -> tuple[NDArray[np.int64]
     return rows, Secret(images, np.asarray(federation.targets[rows], np.int64), average)
 
 
-def _write_one_image_each(folder: Path, federation: Federation, rows: NDArray[np.int64]) -> None:
-    """Write a federation of clients that hold one row each."""
-    manifest = Manifest(
-        name=f"{federation.manifest.name}-one-image-each",
-        clients=len(rows),
-        split={"train": len(rows), "validation": 0},
-        feature_scale=federation.manifest.feature_scale,
-    )
-    features, targets = federation.features[rows], federation.targets[rows]
-    write_federation(folder, manifest, features, targets, offsets_of([1] * len(rows)))
-
-
-def _probe(grid: InProcessGrid, hypothesis: Arrays, demand: Training) -> Arrays:
-    """Return what the clients release, each array (clients, \\*shape)."""
-    sent = pack({name: value[None] for name, value in hypothesis.items()})
-    (node,) = grid.get_node_ids()
-    message = grid.create_message(round_request(sent, demand), "train", node, "1")
-    (reply,) = grid.send_and_receive([message])
-    if reply.has_error():
-        raise FleetError("the gate refused; its reason is in the log above")
-    arrays, released, _ = released_in(reply.content, len(demand.clients))
-    assert released.all(), "what one can afford all can"
-    return arrays
-
-
 def _attack(
-    setting: Setting, model: Model, hypothesis: Arrays, releases: Arrays, demand: Training
+    setting: Setting, model: Model, hypothesis: Arrays, shown: list[Parameters], noise_multiplier: float
 ) -> Iterator[Attempt]:
-    """Yield the attempt of each attack on the releases of all clients."""
+    """Yield the attempt of each attack on what the clients' releases show."""
     start = {name: torch.from_numpy(value) for name, value in hypothesis.items()}
-    gradients = [
-        {
-            name: torch.from_numpy((value.astype(np.float64) - releases[name][i]) / demand.step_size)
-            for name, value in hypothesis.items()
-        }
-        for i in range(len(demand.clients))
-    ]
 
     def leak(gradient: Parameters) -> tuple[Images, int]:
         # The same starts everywhere, so that noise multipliers and images differ in nothing else.
@@ -289,13 +255,13 @@ def _attack(
     for name, attack in attacks.items():
         began = time.perf_counter()
         try:
-            made = [attack(gradient) for gradient in gradients]
+            made = [attack(gradient) for gradient in shown]
         except NotApplicableError as error:
-            yield Attempt(demand.noise_multiplier, name, obstacle=str(error))
+            yield Attempt(noise_multiplier, name, obstacle=str(error))
             continue
         images = [image for image, _ in made if image is not None]
         yield Attempt(
-            demand.noise_multiplier,
+            noise_multiplier,
             name,
             np.stack(images) if images else None,
             tuple(label for _, label in made),

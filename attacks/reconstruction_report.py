@@ -199,6 +199,7 @@ def title(audit: Audit) -> str:
     return (
         f"Reconstruction from one step on one image: {setting.federation}, {setting.model}, {setting.images} images, "
         f"noise on {noise}, seed {setting.seed}"
+        + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
     )
 
 

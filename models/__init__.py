@@ -20,7 +20,7 @@ from models.factors import Factors
 from models.libraries import library_of
 from models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from models.model import Model, check
-from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp
+from models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp, smooth_cnn
 from models.sized import sized
 from protocol.errors import ModelError
 from protocol.plugins import import_by_name, parse_pairs
@@ -33,6 +33,8 @@ MODELS = {
     "mlp": Model("mlp", mlp, LOSSES["rmse"], METRICS["rmse"]),
     "cnn": Model("cnn", CNN, LOSSES["cross-entropy"], METRICS["accuracy"]),
     "cnn10": Model("cnn10", cnn10, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "cnn-sigmoid": Model("cnn-sigmoid", smooth_cnn, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "cnn10-sigmoid": Model("cnn10-sigmoid", partial(smooth_cnn, 10), LOSSES["cross-entropy"], METRICS["accuracy"]),
     "lenet": Model("lenet", LeNet, LOSSES["cross-entropy"], METRICS["accuracy"]),
     "lenet10": Model("lenet10", lenet10, LOSSES["cross-entropy"], METRICS["accuracy"]),
 }

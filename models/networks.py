@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -38,27 +39,35 @@ class CNN(nn.Module):
     ----------
     classes : int
         Number of classes.
+    smooth : bool
+        Sigmoids in place of ReLU, as the paper has it where deep leakage from gradients attacks it (Sec. 5.3).
     """
 
-    def __init__(self, classes: int = 62) -> None:
+    def __init__(self, classes: int = 62, smooth: bool = False) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(1, 32, 3)
         self.conv2 = nn.Conv2d(32, 64, 3)
         self.fc1 = nn.Linear(9216, 128)
         self.fc2 = nn.Linear(128, classes)
+        self._activation = torch.sigmoid if smooth else torch.relu
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (batch, classes) of images (batch, 28, 28) or (batch, 1, 28, 28)."""
-        hidden = self.conv1(images.reshape(-1, 1, 28, 28)).relu()
-        hidden = self.conv2(hidden).relu()
+        hidden = self._activation(self.conv1(images.reshape(-1, 1, 28, 28)))
+        hidden = self._activation(self.conv2(hidden))
         hidden = nn.functional.max_pool2d(hidden, 2).flatten(1)
-        logits: Tensor = self.fc2(self.fc1(hidden).relu())
+        logits: Tensor = self.fc2(self._activation(self.fc1(hidden)))
         return logits
 
 
 def cnn10() -> nn.Module:
     """Return the FEMNIST network for the ten digits alone: 1,199,882 parameters."""
     return CNN(10)
+
+
+def smooth_cnn(classes: int = 62) -> nn.Module:
+    """Return the FEMNIST network with sigmoids, for audits (`attacks`)."""
+    return CNN(classes, smooth=True)
 
 
 class LeNet(nn.Module):

@@ -51,8 +51,9 @@ class RunConfig(Settings):
     )
     model: str = Field(
         "",
-        description="linear, mlp, cnn, cnn10, lenet, lenet10, linear-IxO, mlp-IxHxO, factors-IxD, "
-        'package.module:factory or library:model, with options as "... name=value"; "" for the federation\'s own',
+        description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, "
+        'factors-IxD, package.module:factory or library:model, with options as "... name=value"; "" for the '
+        "federation's own",
     )
     loss: str = Field(
         "",

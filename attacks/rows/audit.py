@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+from attacks.modes import SITE, Mode
 from attacks.rows.behind_the_gate import Victims, victims
-from attacks.rows.modes import SITE, Mode, modes
+from attacks.rows.modes import modes
 from attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
 from attacks.rows.probes import (
     N,

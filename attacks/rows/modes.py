@@ -1,13 +1,11 @@
-"""The modes of release that are audited, each with the policy of a site that lets it through and no more."""
+"""The modes of release that the table audit tries."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from attacks.modes import SITE, Mode
 from protocol.release import RadiusMode, ReleaseBy
 
 _CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -17,50 +15,7 @@ MULTIPLIERS = (1.0, 3.0, 10.0)
 """nu of the paper's heuristic."""
 ASKED_OFTEN = 24
 """Releases of a client in the 500 rounds of ``configs/hospital.toml``, where 100 of 2062 take part in each."""
-SITE = 10
-"""Clients of a site's sums; the policy's ``min-clients``, of which a malicious server asks no more than it must."""
-
 _EVERYWHERE = {"max-hypotheses": 10, "max-local-epochs": 100, "radius-floor": 0.01}
-
-
-@dataclass(frozen=True)
-class Mode:
-    """A mode of release.
-
-    Attributes
-    ----------
-    name : str
-    noise_multiplier : float
-    choice_epsilon : float
-        0 for an open choice.
-    radius_mode : RadiusMode
-    release_by : ReleaseBy
-    releases : int
-        Of each client that are attacked together.
-    others_known : bool
-        Of a site's sums, whether the server knows all clients but the one that it attacks.
-    policy : mapping
-        Entries of the site's policy.
-    """
-
-    name: str
-    noise_multiplier: float
-    choice_epsilon: float = 0.0
-    radius_mode: RadiusMode = RadiusMode.UPDATE
-    release_by: ReleaseBy = ReleaseBy.CLIENT
-    releases: int = 1
-    others_known: bool = False
-    policy: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def by_site(self) -> bool:
-        """Whether a site adds the noise, to sums."""
-        return self.release_by is ReleaseBy.SITE
-
-    @property
-    def public(self) -> bool:
-        """Whether the radius is public."""
-        return self.radius_mode is RadiusMode.PUBLIC
 
 
 def modes() -> list[Mode]:

@@ -120,7 +120,7 @@ def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: S
     The first two leave nothing of the claim unused, so about five of a hundred are to be expected. That one of a
     hundred audits raises an alarm has probability 2e-4 at most, the seeds being fixed.
     """
-    findings = [audit(setting, 1000, seed) for seed in range(100)]
+    findings = [audit(setting, 400, seed) for seed in range(100)]
     for bounds in ([one.pure for one in findings], [one.at_delta for one in findings]):
         above = sum(bound.shown > bound.claimed for bound in bounds)
         print(f"{setting.name}: {above} of 100 above the claim at delta {bounds[0].delta:g}")
@@ -147,8 +147,8 @@ def test_of_a_hundred_audits_one_in_twenty_is_above_the_claim_at_most(setting: S
         (Setting("four times", training(2, 8.0, 2, 0.25), times=4), 20_000),
         (Setting("report", None, 1.0), 10_000),
         (Setting("all at once", training(2, 4.0, 2, 1.0), 2.0, random=True), 10_000),
-        (Setting("site", site_release(training(1, 1.0))), 600),
-        (Setting("site, choice", site_release(training(2, 4.0, 2, 1.0))), 1000),
+        (Setting("site", site_release(training(1, 1.0))), 400),
+        (Setting("site, choice", site_release(training(2, 4.0, 2, 1.0))), 600),
     ],
     ids=lambda value: value.name if isinstance(value, Setting) else "",
 )
@@ -304,7 +304,7 @@ def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytes
     # Where losses are nearly normal, few are large, and it takes more canaries.
     release = setting.release
     many = release is not None and (release.n > 4 or release.mechanism == GAUSSIAN)
-    canaries = 60_000 if many else 800 if setting.by_site else 10_000
+    canaries = 40_000 if many else 500 if setting.by_site else 10_000
     forget()
     fault(faulty)
     found = audit(setting, canaries, seed=2)
@@ -353,7 +353,7 @@ def test_as_many_canaries_take_part_as_can_be_waited_for() -> None:
 
 def test_large_models_are_audited_in_several_messages() -> None:
     setting = Setting("large", training(50_000, 5e4), random=True)
-    assert (watch(setting, 200, seed=0).scores != 0).all()
+    assert (watch(setting, 100, seed=0).scores != 0).all()
 
 
 class Unknown(Laplace):

@@ -100,6 +100,15 @@ def test_noise_is_nu_times_the_norm_of_each_layer_or_of_the_whole(
 
 
 @pytest.mark.usefixtures("short_dlg", "without_rank_one")
+def test_the_mean_of_releases_has_less_noise(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(reconstruct, "bias_label", lambda _model, _start, gradient, _shape: seen.append(gradient) or 0)
+    audit(replace(blobs, noise_multipliers=(0.0, 2.0), images=1, releases=16))
+    clean, noisy = (gradient["1.weight"] for gradient in seen)
+    assert (noisy - clean).norm() / clean.norm() == pytest.approx(2 / 4, rel=0.2)
+
+
+@pytest.mark.usefixtures("short_dlg", "without_rank_one")
 def test_images_are_of_different_training_clients_and_the_average_of_all_others(blobs: Setting) -> None:
     done = audit(replace(blobs, noise_multipliers=(0.0,), images=4))
     assert len({image.tobytes() for image in done.secret.images}) == 4
@@ -149,6 +158,7 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
         ({"images": 5}, "5 images asked for, one a client, but there are 4 training clients; ask for fewer"),
         ({"images": 0}, "clients must be a list"),
         ({"restarts": 0}, "restarts must be at least 1, got 0"),
+        ({"releases": 0}, "releases must be at least 1, got 0"),
         ({"noise_multipliers": (1.0, float("nan"))}, "noise-multiplier must be a finite number of at least 0, got nan"),
         ({"noise_multipliers": (-1.0,)}, "noise-multiplier must be a finite number of at least 0, got -1"),
     ],

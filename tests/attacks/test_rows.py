@@ -12,10 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from attacks.__main__ import app
+from attacks.modes import SITE, Mode
 from attacks.rows import audit as table_audit
 from attacks.rows.audit import Design, Finding, Setting, attack, audit, guesses, law_of, read_row, single_row_probe
 from attacks.rows.behind_the_gate import Victims, victims
-from attacks.rows.modes import SITE, Mode, formal, modes
+from attacks.rows.modes import formal, modes
 from attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
 from attacks.rows.probes import N, Probe, feature_probe, payment_probe, tail_probe, train, whole_probe
 from attacks.rows.report import tables

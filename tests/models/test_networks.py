@@ -30,6 +30,8 @@ def test_networks_have_as_many_parameters_as_the_papers_say(name: str, parameter
         ("mlp", "rmse", "rmse"),
         ("cnn", "cross-entropy", "accuracy"),
         ("cnn10", "cross-entropy", "accuracy"),
+        ("cnn-sigmoid", "cross-entropy", "accuracy"),
+        ("cnn10-sigmoid", "cross-entropy", "accuracy"),
         ("lenet", "cross-entropy", "accuracy"),
         ("lenet10", "cross-entropy", "accuracy"),
     ],
@@ -81,6 +83,19 @@ def test_the_network_that_leaks_is_twice_differentiable_and_starts_uniformly() -
     (first,) = torch.autograd.grad(models.load("lenet10").apply(parameters, images).sum(), images, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), images)
     assert (second != 0).all()
+
+
+@pytest.mark.parametrize(("relu", "smooth"), [("cnn", "cnn-sigmoid"), ("cnn10", "cnn10-sigmoid")])
+def test_the_network_with_sigmoids_has_the_same_layers(relu: str, smooth: str) -> None:
+    first, second = models.load(relu), models.load(smooth)
+    assert first.shapes == second.shapes
+    parameters = {name: torch.zeros(shape) for name, shape in first.shapes.items()}
+    last = "fc2.weight"
+    parameters[last] += 1
+    image = torch.zeros(1, 28, 28)
+    # Of zeros ReLU makes zeros, and a sigmoid halves, of which the last layer adds up 128.
+    assert first.apply(parameters, image)[0, 0] == 0
+    assert second.apply(parameters, image)[0, 0] == 64
 
 
 def test_the_linear_model_starts_from_a_standard_normal() -> None:
