@@ -39,7 +39,7 @@ Out = Annotated[
 def run_synthetic(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
     """Two linear models in the plane: figures 1 and 2, and how often they look like that."""
     folder = _folder(out, "synthetic", quick)
-    _run("synthetic", folder, lambda: synthetic.specs(folder, first=first, **_size(seeds, quick, 3)), synthetic.tables)
+    _run("synthetic", folder, lambda: synthetic.specs(folder, first=first, **_size(seeds, quick, 1)), synthetic.tables)
 
 
 @app.command("hospital")

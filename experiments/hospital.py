@@ -45,6 +45,8 @@ PRINTED = {
     (7, 3.0): (7.7, 32.3), (5, 3.0): (8.4, 36.7), (3, 3.0): (12.5, 40.0), (1, 3.0): (12.1, 40.0),
     (7, 5.0): (5.7, 21.3), (5, 5.0): (5.9, 22.0), (3, 5.0): (5.5, 21.6), (1, 5.0): (5.3, 20.9),
 }  # fmt: skip
+ALL = 0.99
+"""One hypothesis serves all if this share of the validation clients picks it."""
 CLOSE = 0.25
 """A budget this near to the printed one, as a share of it, counts as reproduced."""
 
@@ -131,6 +133,12 @@ def _errors(results: Sequence[Result], dollars: float) -> list[float]:
     return [result.measures["best_loss"] * dollars for result in results]
 
 
+def _collapsed(runs: Sequence[Result]) -> int:
+    """Return in how many runs one of several hypotheses serves all."""
+    chosen = [result.measures["best"]["chosen"] for result in runs]
+    return sum(1 for counts in chosen if len(counts) > 1 and max(counts) > ALL * sum(counts))
+
+
 def _rmse(grid: Grid, ks: list[int], nus: list[float], dollars: float) -> Section:
     rows = [[f"{nu:g}", *(plus_minus(_errors(grid.get((k, nu), []), dollars), 0) for k in ks)] for nu in nus]
     means = {k: average(e for nu in nus for e in _errors(grid.get((k, nu), []), dollars))[0] for k in ks}
@@ -138,8 +146,13 @@ def _rmse(grid: Grid, ks: list[int], nus: list[float], dollars: float) -> Sectio
         "Lowest validation RMSE of a run in dollars, mean ± standard deviation over seeds: figure 3. The paper prints "
         "no numbers for it. Each round measures 200 validation clients drawn anew. Mean over the noise multipliers: "
         + ", ".join(f"{means[k]:,.0f} for k = {k}" for k in ks)
-        + "."
+        + ". "
     )
+    lost = {key: count for key, runs in sorted(grid.items()) if (count := _collapsed(runs))}
+    text += f"Runs in which one of several hypotheses serves {100 * ALL:.0f} % of the validation clients: " + (
+        ", ".join(f"{count} of {len(grid[k, nu])} for k = {k}, ν = {nu:g}" for (k, nu), count in lost.items()) or "none"
+    )
+    text += "."
     return Section("RMSE", text, ("ν", *(f"k = {k}" for k in ks)), rows)
 
 
@@ -261,6 +274,7 @@ def _rows(grid: Grid, dollars: float) -> list[dict[str, Value]]:
             "runs": len(runs),
             "rmse": rmse,
             "rmse_sd": deviation,
+            "collapsed": _collapsed(runs),
             "rmse_all_clients": average(result.measures["best"]["mean"] * dollars for result in runs)[0],
             "rmse_worst_decile": average(result.measures["best"]["worst_decile"] * dollars for result in runs)[0],
             "rounds": average(result.measures["rounds"] for result in runs)[0],
