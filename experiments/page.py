@@ -29,14 +29,18 @@ _TABLE, _MADE = "table.md", "made.toml"
 _PINNED = ("tests/saved_runs",)
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
-    "synthetic": ("experiments/synthetic.py", "configs/synthetic.toml", "datasets/synthetic.py"),
+    "synthetic": (
+        "experiments/synthetic.py", "experiments/fairness.py", "configs/synthetic.toml", "datasets/synthetic.py"
+    ),
     "hospital": (
         "experiments/hospital.py", "experiments/splits.py", "experiments/fairness.py", "configs/hospital.toml",
         "datasets/hospital.py",
     ),
     "qmnist": ("experiments/handwriting.py", "configs/qmnist.toml", "datasets/qmnist.py", "datasets/writers.py"),
     "femnist": ("experiments/handwriting.py", "configs/femnist.toml", "datasets/femnist.py", "datasets/writers.py"),
-    "frontier-hospital": ("experiments/frontier.py", "configs/hospital-*.toml", "datasets/hospital.py"),
+    "frontier-hospital": (
+        "experiments/frontier.py", "experiments/splits.py", "configs/hospital-*.toml", "datasets/hospital.py"
+    ),
     "frontier-qmnist-features": (
         "experiments/frontier.py", "configs/qmnist-features-*.toml", "datasets/qmnist_features.py"
     ),
