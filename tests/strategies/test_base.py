@@ -334,9 +334,9 @@ def test_options_that_cannot_be_used_are_named(mixing: str, text: str, reason: s
 
 
 def test_a_strategy_without_options_takes_none() -> None:
-    assert made("group-privacy").options == NoOptions()
+    assert made("ifca").options == NoOptions()
     with pytest.raises(ConfigError, match="strategy-options: there is no option trim; there are none"):
-        made("group-privacy", "trim=2")
+        made("ifca", "trim=2")
 
 
 def test_an_option_changes_what_a_strategy_makes_of_a_group(mixing: str) -> None:
