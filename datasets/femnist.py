@@ -73,10 +73,7 @@ def read_leaf(folder: Path) -> Handwriting:
         rows += found
         users.setdefault(file.parent, set()).update(user for user, *_ in found)
     if lost := _without_train(list(users.values())):
-        typer.echo(
-            f"{len(lost)} writers have rows in test alone, so files of train are missing; these writers are left out",
-            err=True,
-        )
+        typer.echo(f"Writers left out, with rows in test alone, as files of train are missing: {len(lost)}", err=True)
     kept = [row for row in rows if row[0] not in lost]
     if not kept:
         raise FederationError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")

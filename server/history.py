@@ -133,7 +133,7 @@ def collapsed(history: Sequence[Round]) -> bool:
     if not last or len(last[-1].groups) == 1:
         return False
     totals = [sum(groups) for groups in zip(*(entry.groups for entry in last), strict=True)]
-    return max(totals) >= _ALL * sum(totals)
+    return bool(max(totals) >= _ALL * sum(totals))
 
 
 def middle_ratio(rounds: Sequence[Round]) -> float | None:
