@@ -130,10 +130,11 @@ def last_rounds(history: Sequence[Round]) -> list[Round]:
 def collapsed(history: Sequence[Round]) -> bool:
     """Return whether a run has become one of a single model: nearly all its last releases are of one hypothesis."""
     last = last_rounds(history)
-    if not last or len(last[-1].groups) == 1:
+    # Rounds of other hypotheses say nothing of these.
+    if not last or len(last[-1].groups) == 1 or len({len(entry.groups) for entry in last}) > 1:
         return False
     totals = [sum(groups) for groups in zip(*(entry.groups for entry in last), strict=True)]
-    return bool(max(totals) >= _ALL * sum(totals))
+    return bool(max(totals) >= _ALL * sum(totals) > 0)
 
 
 def middle_ratio(rounds: Sequence[Round]) -> float | None:
