@@ -136,15 +136,16 @@ def _collapse(results: Sequence[Result]) -> list[Section]:
         return []
     rows = []
     for arm, runs in arms.items():
-        found = [float(result.measures["best"]["rand_index"]) for result in runs]
-        told = f"{sum(index >= _TOLD_APART for index in found)} of {len(found)}"
+        best, last = ([float(result.measures[when]["rand_index"]) for result in runs] for when in ("best", "last"))
+        told = f"{sum(index >= _TOLD_APART for index in best)} of {len(best)}"
         accuracy = plus_minus(map(_mean, runs), 3) if runs else ""
-        rows.append([arm, told, " ".join(f"{index:.2f}" for index in found), accuracy])
+        rows.append([arm, told, *(" ".join(f"{index:.2f}" for index in found) for found in (best, last)), accuracy])
     text = (
         f"Cross entropy, ν = {_COLLAPSE_NU:g}: with hypotheses that are reborn where nobody trains them, and the "
-        "paper's algorithm as it is. The Rand index of each seed, in order; from .9 on the clients are told apart."
+        "paper's algorithm as it is. The Rand index of each seed, in order, in the best round and in the last; from "
+        ".9 on in the best the clients are told apart."
     )
-    return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "accuracy"), rows)]
+    return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "last round", "accuracy"), rows)]
 
 
 def _arms(results: Sequence[Result], grid: Grid) -> list[tuple[str, Sequence[Result]]]:
