@@ -51,23 +51,27 @@ def run_hospital(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = 
 
 
 @app.command("femnist")
-def run_femnist(seeds: Seeds = None, rounds: Rounds = None, quick: Quick = False, out: Out = None) -> None:
+def run_femnist(
+    seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
+) -> None:
     """Handwritten characters: the accuracies of Table 2."""
     _run(
         "femnist",
         _folder(out, "femnist", quick),
-        lambda: handwriting.specs("femnist", rounds=rounds, **_size(seeds, quick, 1)),
+        lambda: handwriting.specs("femnist", first=first, rounds=rounds, **_size(seeds, quick, 1)),
         handwriting.tables,
     )
 
 
 @app.command("qmnist")
-def run_qmnist(seeds: Seeds = None, rounds: Rounds = None, quick: Quick = False, out: Out = None) -> None:
+def run_qmnist(
+    seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
+) -> None:
     """Handwritten digits: Table 2's grid on data that two cores can learn."""
     _run(
         "qmnist",
         _folder(out, "qmnist", quick),
-        lambda: handwriting.specs("qmnist", rounds=rounds, **_size(seeds, quick, 1)),
+        lambda: handwriting.specs("qmnist", first=first, rounds=rounds, **_size(seeds, quick, 1)),
         handwriting.tables,
     )
 

@@ -8,14 +8,12 @@ from typing import Any
 
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.runs import LOCAL_ONLY, Spec
-from experiments.sweep import Result
+from experiments.sweep import FIRST_SEED, Result
 from experiments.tables import Section, Value, alone, average, good, plus_minus, what_a_client_gets, write
 from simulation.in_process import run_config
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
-FIRST_SEED = {"femnist": 2000}
-"""Seeds begin where none has been used to choose anything; those of qmnist at 0."""
 COLLAPSE_SEEDS = 8
 """How many runs show whether hypotheses collapse."""
 _COLLAPSE_NU = 3.0
@@ -36,7 +34,9 @@ _PRINTED = {
 PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, _PRINTED[loss], strict=True)}
 
 
-def specs(name: str, seeds: int = SEEDS, quick: bool = False, rounds: int | None = None) -> list[Spec]:
+def specs(
+    name: str, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, rounds: int | None = None
+) -> list[Spec]:
     """Return the runs on a federation of handwriting, ``femnist`` or ``qmnist``.
 
     Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and
@@ -48,6 +48,8 @@ def specs(name: str, seeds: int = SEEDS, quick: bool = False, rounds: int | None
     name : str
     seeds : int
         Runs of each kind.
+    first : int
+        The first of their seeds.
     quick : bool
         Whether two rounds of a few of them will do.
     rounds : int, optional
@@ -57,7 +59,7 @@ def specs(name: str, seeds: int = SEEDS, quick: bool = False, rounds: int | None
     base = run_config(name, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
     if rounds is not None:
         base["rounds"] = min(rounds, base["rounds"])
-    first, runs, last = FIRST_SEED.get(name, 0), [], []
+    runs, last = [], []
     if base["strategy-options"] and not quick:
         for seed in range(first, first + COLLAPSE_SEEDS):
             config = base | {"loss": LOSSES[0], "seed": seed, "noise-multiplier": _COLLAPSE_NU}
