@@ -2,8 +2,8 @@
 
 FEMNIST (LEAF, from NIST special database 19): 62 classes, the experiment of Sec. 5.3 of the group
 privacy paper. All images of a client are turned by 90 degrees counter-clockwise with probability
-1/2. It is read from LEAF's own JSON files, or from the Parquet files of flwrlabs/femnist on the
-Hugging Face hub, which are downloaded where no folder is given.
+1/2. It is read from LEAF's own JSON files, with their white paper and dark ink, or from the Parquet
+files of flwrlabs/femnist on the Hugging Face hub, which are downloaded where no folder is given.
 
     python datasets/femnist.py --help
 """
@@ -56,22 +56,30 @@ def read_leaf(folder: Path) -> Handwriting:
     Parameters
     ----------
     folder : Path
-        All ``*.json`` in it are read. A user's ``x`` are lists of 784 grey values in [0, 1], ``y`` the classes.
+        What LEAF's preprocess.sh leaves: a folder of ``*.json``, all of which are read, or one with ``train`` and
+        ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
+        grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
+        in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr.
 
     Raises
     ------
     FederationError
         When there is no such file, or one is not what LEAF writes. The text names the file, the user and the fix.
     """
-    images, labels, writers = [], [], []
-    for file in track(_files(folder, "*.json", "--leaf"), "Reading LEAF", console=Console(stderr=True)):
-        for user, x, y in _leaf_users(file):
-            images.append(x)
-            labels.append(y)
-            writers.append(np.full(len(y), user))
-    if not writers:
+    rows: list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]] = []
+    users: dict[Path, set[str]] = {}
+    for file in track(_leaf_files(folder), "Reading LEAF", console=Console(stderr=True)):
+        found = _leaf_users(file)
+        rows += found
+        users.setdefault(file.parent, set()).update(user for user, *_ in found)
+    if lost := _without_train(list(users.values())):
+        typer.echo(f"Writers left out, with rows in test alone, as files of train are missing: {len(lost)}", err=True)
+    kept = [row for row in rows if row[0] not in lost]
+    if not kept:
         raise FederationError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
-    return Handwriting(np.concatenate(images), np.concatenate(labels), np.concatenate(writers))
+    names, images, labels = zip(*kept, strict=True)
+    writers = np.repeat(names, [len(y) for y in labels])
+    return Handwriting(np.concatenate(images), np.concatenate(labels), writers)
 
 
 def read_parquet(folder: Path) -> Handwriting:
@@ -131,7 +139,10 @@ def download() -> Path:
 
 @app.command()
 def main(
-    leaf: Annotated[Path | None, typer.Option(help="Folder of LEAF's JSON files.", show_default=False)] = None,
+    leaf: Annotated[
+        Path | None,
+        typer.Option(help="LEAF's data folder, with train/ and test/; or a folder of its JSON.", show_default=False),
+    ] = None,
     parquet: Annotated[
         Path | None,
         typer.Option(
@@ -174,6 +185,36 @@ def _files(folder: Path, pattern: str, option: str) -> list[Path]:
     if files := sorted(folder.glob(pattern)):
         return files
     raise FederationError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
+
+
+def _leaf_files(folder: Path) -> list[Path]:
+    """Return the JSON files of a folder, or those of LEAF's train and test in it, which hold each row once.
+
+    What else LEAF leaves beside these two, as all_data and sampled_data, has the same rows again.
+    """
+    if not folder.is_dir() or any(folder.glob("*.json")):
+        return _files(folder, "*.json", "--leaf")
+    for place in (folder, folder / "data"):
+        parts = [place / "train", place / "test"]
+        if there := [part for part in parts if part.is_dir()]:
+            if len(there) == 1:
+                raise FederationError(
+                    f"{place} has {there[0].name}, but LEAF's other half is missing; put train and test there, or "
+                    f"give --leaf {there[0]} for that part alone"
+                )
+            return [file for part in parts for file in _files(part, "*.json", "--leaf")]
+    raise FederationError(
+        f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf"
+    )
+
+
+def _without_train(parts: list[set[str]]) -> set[str]:
+    """Return the users of LEAF's test, the second part if there are two, who miss the rows that others have in train.
+
+    Where no user is in both, users were split and not their rows, and nothing is missing.
+    """
+    train, test = parts[0], set[str]().union(*parts[1:])
+    return test - train if train & test else set()
 
 
 def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:

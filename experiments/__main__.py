@@ -29,6 +29,7 @@ app = typer.Typer(
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
 First = Annotated[int, typer.Option("--first-seed", min=0, help="Their seeds begin here.")]
+Rounds = Annotated[int | None, typer.Option(min=1, help="At most so many a run.", show_default="as configured")]
 Quick = Annotated[bool, typer.Option("--quick", help="A small part of it, in seconds, to see that it works.")]
 Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
@@ -50,23 +51,27 @@ def run_hospital(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = 
 
 
 @app.command("femnist")
-def run_femnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
+def run_femnist(
+    seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
+) -> None:
     """Handwritten characters: the accuracies of Table 2."""
     _run(
         "femnist",
         _folder(out, "femnist", quick),
-        lambda: handwriting.specs("femnist", **_size(seeds, quick, 1)),
+        lambda: handwriting.specs("femnist", first=first, rounds=rounds, **_size(seeds, quick, 1)),
         handwriting.tables,
     )
 
 
 @app.command("qmnist")
-def run_qmnist(seeds: Seeds = None, quick: Quick = False, out: Out = None) -> None:
+def run_qmnist(
+    seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
+) -> None:
     """Handwritten digits: Table 2's grid on data that two cores can learn."""
     _run(
         "qmnist",
         _folder(out, "qmnist", quick),
-        lambda: handwriting.specs("qmnist", **_size(seeds, quick, 1)),
+        lambda: handwriting.specs("qmnist", first=first, rounds=rounds, **_size(seeds, quick, 1)),
         handwriting.tables,
     )
 

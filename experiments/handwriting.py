@@ -8,12 +8,16 @@ from typing import Any
 
 from experiments.figures import COLOURS, MARKERS, figure
 from experiments.runs import LOCAL_ONLY, Spec
-from experiments.sweep import Result
+from experiments.sweep import FIRST_SEED, Result
 from experiments.tables import Section, Value, alone, average, good, plus_minus, what_a_client_gets, write
 from simulation.in_process import run_config
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
+COLLAPSE_SEEDS = 8
+"""How many runs show whether hypotheses collapse."""
+_COLLAPSE_NU = 3.0
+_AS_IT_IS, _TOLD_APART = "as-printed", 0.9
 MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
 
 # Table 2: accuracy and its standard deviation by loss, in the order of MULTIPLIERS.
@@ -30,16 +34,38 @@ _PRINTED = {
 PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, _PRINTED[loss], strict=True)}
 
 
-def specs(name: str, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
+def specs(
+    name: str, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, rounds: int | None = None
+) -> list[Spec]:
     """Return the runs on a federation of handwriting, ``femnist`` or ``qmnist``.
 
     Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and
-    writers that train by themselves, for comparison.
+    writers that train by themselves, for comparison. Where hypotheses are reborn, there are eight seeds of nu = 3,
+    which come first, and as many of the paper's algorithm as it is, which come last.
+
+    Parameters
+    ----------
+    name : str
+    seeds : int
+        Runs of each kind.
+    first : int
+        The first of their seeds.
+    quick : bool
+        Whether two rounds of a few of them will do.
+    rounds : int, optional
+        At most so many; by default as many as the configuration says.
     """
     losses, nus = (LOSSES[:1], (0.0,)) if quick else (LOSSES, MULTIPLIERS)
     base = run_config(name, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
-    runs = []
-    for seed in range(seeds):
+    if rounds is not None:
+        base["rounds"] = min(rounds, base["rounds"])
+    runs, last = [], []
+    if base["strategy-options"] and not quick:
+        for seed in range(first, first + COLLAPSE_SEEDS):
+            config = base | {"loss": LOSSES[0], "seed": seed, "noise-multiplier": _COLLAPSE_NU}
+            runs.append(Spec(f"{LOSSES[0]}-k2-nu{_COLLAPSE_NU:g}-seed{seed}", config))
+            last.append(Spec(f"{_AS_IT_IS}-nu{_COLLAPSE_NU:g}-seed{seed}", config | {"strategy-options": ""}))
+    for seed in range(first, first + seeds):
         for loss in losses:
             common = base | {"loss": loss, "seed": seed}
             grid = [(2, nu) for nu in nus] + [(1, nu) for nu in (0.0, 3.0) if nu in nus]
@@ -47,9 +73,11 @@ def specs(name: str, seeds: int = SEEDS, quick: bool = False) -> list[Spec]:
                 config = common | {"hypotheses": k, "noise-multiplier": nu}
                 runs.append(Spec(f"{loss}-k{k}-nu{nu:g}-seed{seed}", config))
         common = base | {"loss": losses[0], "seed": seed}
-        runs.append(Spec(f"ifca-seed{seed}", common | {"strategy": "ifca", "noise-multiplier": 0.0}))
-        runs.append(Spec(f"local-seed{seed}", common | {"strategy": LOCAL_ONLY}))
-    return runs
+        other = common | {"strategy-options": ""}
+        runs.append(Spec(f"ifca-seed{seed}", other | {"strategy": "ifca", "noise-multiplier": 0.0}))
+        runs.append(Spec(f"local-seed{seed}", other | {"strategy": LOCAL_ONLY}))
+    # The first eight are some of the grid's as well.
+    return list({spec.name: spec for spec in [*runs, *last]}.values())
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
@@ -58,7 +86,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     grid = _grid(fine)
     name = results[0].spec.config["federation"]
     gets = what_a_client_gets("Accuracy, cross entropy,", _arms(fine, grid), alone(fine), 3)
-    write(folder, f"Handwriting: {name}", [_accuracy(grid, name), gets], _rows(grid), results)
+    sections = [_accuracy(grid, name), *_collapse(fine), gets]
+    write(folder, f"Handwriting: {name}", sections, _rows(grid), results)
     _figure(grid, folder)
 
 
@@ -69,7 +98,7 @@ def _grid(results: Sequence[Result]) -> dict[tuple[str, int, float], list[Result
     grid: dict[tuple[str, int, float], list[Result]] = {}
     for result in results:
         config = result.spec.config
-        if config["strategy"] == "group-privacy":
+        if config["strategy"] == "group-privacy" and not result.spec.name.startswith(_AS_IT_IS):
             key = (config["loss"], config["hypotheses"], config["noise-multiplier"])
             grid.setdefault(key, []).append(result)
     return grid
@@ -97,6 +126,28 @@ def _accuracy(grid: Grid, name: str) -> Section:
     )
     columns = ("loss", "k", "ν", f"{name}", "printed, FEMNIST", "difference", "rounds", "Rand index")
     return Section("Accuracy", text, columns, rows)
+
+
+def _collapse(results: Sequence[Result]) -> list[Section]:
+    """Return what became of the hypotheses with and without rebirth, where there are such runs."""
+    arms = {
+        "reborn": [result for result in results if result.spec.name.startswith(f"{LOSSES[0]}-k2-nu{_COLLAPSE_NU:g}-")],
+        "paper's algorithm": [result for result in results if result.spec.name.startswith(_AS_IT_IS)],
+    }
+    if not any(result.spec.config["strategy-options"] for result in arms["reborn"]):
+        return []
+    rows = []
+    for arm, runs in arms.items():
+        best, last = ([float(result.measures[when]["rand_index"]) for result in runs] for when in ("best", "last"))
+        told = f"{sum(index >= _TOLD_APART for index in best)} of {len(best)}"
+        accuracy = plus_minus(map(_mean, runs), 3) if runs else ""
+        rows.append([arm, told, *(" ".join(f"{index:.2f}" for index in found) for found in (best, last)), accuracy])
+    text = (
+        f"Cross entropy, ν = {_COLLAPSE_NU:g}: with hypotheses that are reborn where nobody trains them, and the "
+        "paper's algorithm as it is. The Rand index of each seed, in order, in the best round and in the last; from "
+        ".9 on in the best the clients are told apart."
+    )
+    return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "last round", "accuracy"), rows)]
 
 
 def _arms(results: Sequence[Result], grid: Grid) -> list[tuple[str, Sequence[Result]]]:

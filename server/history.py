@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
 from protocol.arrays import Arrays
 
+# The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
+# given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
+LAST_PART, MIN_ROUNDS, RELEASES_EACH = 10, 5, 10
+_ALL = 0.95  # the share of releases that is as good as all: now and then one strays
 _DIVERGED = 3.0  # times the lowest loss; where noise is all that moves hypotheses, losses go up and down by less
 
 
@@ -40,6 +45,10 @@ class Round:
         Replies that came late, twice or unasked, and releases that lie too far from what was sent.
     loss_spread, metric_spread : list of float
         How the validation clients differ (`fleet.replies.SPREAD`); empty where nobody validated.
+    ratio : list of float
+        Both sides of the group privacy paper's Eq. 9 as a ratio, which it assumes to be far below 1: the longest
+        sanitised update assigned to each hypothesis, as a part of the distance to the nearest other one. 0 where there
+        were none; empty for k = 1, and where releases were not assigned.
     """
 
     number: int
@@ -58,6 +67,7 @@ class Round:
     dropped: int = 0
     loss_spread: list[float] = field(default_factory=list)
     metric_spread: list[float] = field(default_factory=list)
+    ratio: list[float] = field(default_factory=list)
 
     @cached_property
     def line(self) -> str:
@@ -97,3 +107,37 @@ def diverged(history: Sequence[Round]) -> bool:
     """Return whether the rounds led away from the best hypotheses: the last loss is several times the lowest."""
     losses = [entry.loss for entry in history if entry.loss is not None]
     return bool(losses) and losses[-1] > _DIVERGED * abs(min(losses))
+
+
+def last_rounds(history: Sequence[Round]) -> list[Round]:
+    """Return the rounds at the end of the training by which it is judged who still gets releases.
+
+    They are the last tenth of those that moved the hypotheses, at least five, and as many as
+    hold ten releases a hypothesis. A run too short for that has none.
+    """
+    moved = [entry for entry in history if entry.moved]
+    size = max(MIN_ROUNDS, math.ceil(len(moved) / LAST_PART))
+    if size > len(moved):
+        return []
+    enough = RELEASES_EACH * len(moved[-1].groups)
+    while sum(sum(entry.groups) for entry in moved[-size:]) < enough:
+        size += 1
+        if size > len(moved):
+            return []
+    return moved[-size:]
+
+
+def collapsed(history: Sequence[Round]) -> bool:
+    """Return whether a run has become one of a single model: nearly all its last releases are of one hypothesis."""
+    last = last_rounds(history)
+    # Rounds of other hypotheses say nothing of these.
+    if not last or len(last[-1].groups) == 1 or len({len(entry.groups) for entry in last}) > 1:
+        return False
+    totals = [sum(groups) for groups in zip(*(entry.groups for entry in last), strict=True)]
+    return bool(max(totals) >= _ALL * sum(totals) > 0)
+
+
+def middle_ratio(rounds: Sequence[Round]) -> float | None:
+    """Return the median over rounds of Eq. 9's ratio, each the largest over hypotheses; None where it is not known."""
+    found = [max(entry.ratio) for entry in rounds if entry.ratio]
+    return statistics.median(found) if found else None

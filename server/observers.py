@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from logging import INFO
+from collections.abc import Callable, Sequence
+from logging import INFO, WARNING
+
+import numpy as np
 
 from protocol.errors import FleetError
 from protocol.flower import log
+from server.history import Round, collapsed, last_rounds
 from server.observer import Observer
+from server.report.alarms import why_collapsed
 from server.rounds import Run
 from server.run_folder import RunFolder
 from server.snapshots import Snapshots
@@ -74,10 +78,24 @@ class Log(Observer):
         self._every = every if every == 1 else -(-every // config.validate_every) * config.validate_every
         self._began = self._clock()
         self._first: tuple[int, float] | None = None
-        self._told = False
+        self._told = self._collapsed = False
 
     def after_round(self, run: Run) -> None:
-        """Write the round's line, if it gets one."""
+        """Write the round's line, if it gets one, and once when the hypotheses have collapsed into one."""
+        self._line(run)
+        self._warn(run.state.history)
+
+    def _warn(self, history: Sequence[Round]) -> None:
+        groups = history[-1].groups
+        if not groups or max(groups) < sum(groups):
+            return
+        was, self._collapsed = self._collapsed, collapsed(history)
+        if self._collapsed and not was:
+            last = last_rounds(history)
+            log(WARNING, "Since round %d nearly all releases have gone to hypothesis %d: the hypotheses have collapsed "
+                "into one. %s", last[0].number, int(np.argmax(groups)), why_collapsed(last))  # fmt: skip
+
+    def _line(self, run: Run) -> None:
         entry, rounds, now = run.state.history[-1], run.setup.config.rounds, self._clock()
         # Of the first round the nodes' start is a part, which does not come again.
         first, first_end = self._first = self._first or (entry.number, now)

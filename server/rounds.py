@@ -180,6 +180,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord,
             dropped=fleet.dropped,
             loss_spread=scores.loss_spread if scores else [],
             metric_spread=scores.metric_spread if scores else [],
+            ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
         )
     )
     return arrays
@@ -193,6 +194,15 @@ def distances(hypotheses: NDArray[np.float64]) -> list[float]:
     np.fill_diagonal(between, np.inf)
     nearest: list[float] = between.min(axis=1).tolist()
     return nearest
+
+
+def ratios(longest: NDArray[np.float64], nearest: Sequence[float]) -> list[float]:
+    """Return the longest update of each hypothesis as a part of its distance to the nearest other one."""
+    if not nearest:
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: list[float] = np.where(longest > 0, longest / np.asarray(nearest), 0.0).tolist()
+    return found
 
 
 def _median(spent: NDArray[np.int64]) -> float:

@@ -54,6 +54,9 @@ class Outcome:
         Clients that were asked, and nodes that did not answer as they should.
     following : dict of ndarray, each (k, \\*shape), or None
         The next hypotheses; None when the round leaves them as they are.
+    longest : ndarray, shape (k,), or None
+        How far the furthest of the releases assigned to each hypothesis is from it, 0 where there are none; None where
+        releases were not assigned.
     """
 
     round: int
@@ -64,6 +67,7 @@ class Outcome:
     asked: int
     lost_nodes: int
     following: Arrays | None
+    longest: NDArray[np.float64] | None = None
 
 
 class HypothesisStrategy(Strategy):
@@ -165,14 +169,16 @@ class HypothesisStrategy(Strategy):
         vectors, sent = releases.vectors, self.fleet.sent
         k = len(next(iter(sent.values())))
         labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(k, np.int64)
-        following = None
+        following = longest = None
         if len(vectors) >= max(1, self.min_releases):
             hypotheses = flatten(sent)
             labels = self.assign(vectors, hypotheses, releases.choices)
             counts = np.bincount(labels, minlength=k)
-            moved = hypotheses.copy()
+            moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():
-                moved[j] = self.combine(vectors[labels == j], hypotheses[j], j)
+                group = vectors[labels == j]
+                moved[j] = self.combine(group, hypotheses[j], j)
+                longest[j] = np.linalg.norm(group - hypotheses[j], axis=1).max()
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
         return Outcome(
@@ -184,6 +190,7 @@ class HypothesisStrategy(Strategy):
             asked=releases.asked,
             lost_nodes=releases.lost_nodes,
             following=following,
+            longest=longest,
         )
 
     def reshape(

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
+from models.model import Model
+from protocol.errors import ConfigError
+from protocol.run_config import AUTO, RunConfig
 from strategies.base import HypothesisStrategy
+from strategies.respawn import respawned
 
 MAX_ITERATIONS = 300
 
@@ -47,11 +55,51 @@ def seeded_kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -
     return labels
 
 
+@dataclass(frozen=True)
+class GroupOptions:
+    """What is done against a collapse into one model.
+
+    Attributes
+    ----------
+    respawn : int
+        After so many rounds in a row without a release, a hypothesis is reborn as half of the largest group
+        (`strategies.respawn`); 0 for never, as in the paper.
+    """
+
+    respawn: Annotated[int, Field(ge=0)] = 0
+
+
 class GroupPrivacy(HypothesisStrategy):
     """k-means over the sanitised models, seeded with the hypotheses; unweighted averages."""
+
+    Options: ClassVar[type] = GroupOptions
+
+    @property
+    def _respawn(self) -> int:
+        # A strategy that is built on this one has options of its own, among which it need not be.
+        return int(getattr(self.options, "respawn", 0))
 
     def assign(
         self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return the k-means cluster of each release."""
         return seeded_kmeans(releases, hypotheses)
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse to have hypotheses dropped and reborn at once."""
+        if self._respawn and run.hypotheses == AUTO:
+            raise ConfigError('hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out')
+
+    def reshape(
+        self,
+        round: int,
+        moved: NDArray[np.float64],
+        hypotheses: NDArray[np.float64],
+        releases: NDArray[np.float64],
+        labels: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Return the next hypotheses, of which some may be reborn."""
+        moved = super().reshape(round, moved, hypotheses, releases, labels)
+        if not self._respawn:
+            return moved
+        return respawned(self.state, self._respawn, round, moved, hypotheses, releases, labels)

@@ -39,6 +39,11 @@ def cnn(scratch: Path) -> dict[str, Any]:
         clients_per_round=10,
         validation_clients_per_round=20,
         rounds=5,
+        # One pass of the paper's algorithm alone, which every peer can do.
+        local_epochs=1,
+        step_size=0.1,
+        batch_size=20,
+        strategy_options="",
     )
 
 

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from server.history import Round, diverged
+from server.history import MIN_ROUNDS, Round, collapsed, diverged, last_rounds, middle_ratio
 from server.summary import DIVERGED
 
-# The end of a run: a tenth of its rounds, at least so many, and so many releases a hypothesis. A
-# given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
-LAST_PART, MIN_ROUNDS, RELEASES_EACH = 10, 5, 10
 # Hypotheses closer than this part of what they were at their furthest have drifted together.
 DRIFTED = 0.1
 
@@ -25,24 +22,6 @@ class Alarm:
 
     title: str
     text: str
-
-
-def last_rounds(history: Sequence[Round]) -> list[Round]:
-    """Return the rounds at the end of the training by which it is judged who still gets releases.
-
-    They are the last tenth of those that moved the hypotheses, at least five, and as many as
-    hold ten releases a hypothesis. A run too short for that has none.
-    """
-    moved = [entry for entry in history if entry.moved]
-    size = max(MIN_ROUNDS, math.ceil(len(moved) / LAST_PART))
-    if size > len(moved):
-        return []
-    enough = RELEASES_EACH * len(moved[-1].groups)
-    while sum(sum(entry.groups) for entry in moved[-size:]) < enough:
-        size += 1
-        if size > len(moved):
-            return []
-    return moved[-size:]
 
 
 def drifted(history: Sequence[Round]) -> list[int]:
@@ -122,27 +101,43 @@ def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
         return []
     totals = np.sum([entry.groups for entry in last], axis=0)
     empty = [int(j) for j in np.flatnonzero(totals == 0)]
-    if not empty:
-        return []
     best = history[-1].best_round
     before = (
         f" The best hypotheses are older: those that round {best} started from." if 0 < best <= last[0].number else ""
     )
-    if len(empty) == hypotheses - 1:
+    if collapsed(history):
+        every = "all" if len(empty) == hypotheses - 1 else f"{int(totals.max())} of"
         text = (
-            f"In the last {len(last)} rounds of training all {int(totals.sum())} releases went to hypothesis "
-            f"{int(totals.argmax())}, and the other {'one' if hypotheses == 2 else hypotheses - 1} stayed as "
-            f"{'it was' if hypotheses == 2 else 'they were'}. That leaves one model for all, which is right if all "
-            "clients are of one kind; otherwise nothing is personalised any more, and another seed or more restarts "
-            f"may help.{before}"
+            f"In the last {len(last)} rounds of training {every} {int(totals.sum())} releases went to hypothesis "
+            f"{int(totals.argmax())}. That leaves one model for all, which is right if all clients are of one kind; "
+            f"otherwise nothing is personalised any more. {why_collapsed(last)}{before}"
         )
         return [Alarm("Clusters collapsed into one", text)]
+    if not empty:
+        return []
     text = (
         f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is right if "
         f"the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; otherwise a group may have been "
         f"missed, and another seed or more restarts may help.{before}"
     )
     return [Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
+
+
+def why_collapsed(last: Sequence[Round]) -> str:
+    """Return what is the matter where all releases go to one hypothesis, by Eq. 9's ratio, and what may help."""
+    ratio = middle_ratio(last)
+    if ratio is None:
+        return "Another seed or more restarts may help."
+    if ratio < 1:
+        return (
+            f"Eq. 9's ratio is {ratio:.2g}: releases show which hypothesis they come from, so it is the clients that "
+            'choose this one, and it alone is trained. With strategy "group-privacy" and strategy-options = '
+            '"respawn=3" the others are reborn from its releases as soon as these are of two kinds.'
+        )
+    return (
+        f"Eq. 9's ratio is {ratio:.2g}: releases lie further from their hypothesis than that is from the next, so "
+        "clustering may have put them together. Less noise, more clients a round or more restarts may help."
+    )
 
 
 def _close(history: Sequence[Round]) -> list[Alarm]:

@@ -9,9 +9,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 
 from protocol.run_config import RunConfig
+from server.history import MIN_ROUNDS, RELEASES_EACH
 from server.observer import Section
 from server.report import compare, pictures, tables, words
-from server.report.alarms import DRIFTED, MIN_ROUNDS, RELEASES_EACH
+from server.report.alarms import DRIFTED
 from server.report.template import PAGE
 from server.report.view import HeldOut, View
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from protocol.arrays import flatten
-from server.report.alarms import last_rounds
+from server.history import last_rounds
 from server.report.figures import number
 from server.report.style import key
 from server.report.view import View
@@ -101,7 +101,7 @@ def rounds(view: View) -> Table:
     head = ["Round", view.summary.loss_name + (f" ({unit})" if unit else "")]
     head += [view.summary.model.metric.name] if differs else []
     head += ["Released", "To each hypothesis" if view.k <= _MAX_GROUPS else "Hypotheses trained"]
-    head += ["Smallest distance"] if view.k > 1 else []
+    head += ["Smallest distance", "Eq. 9"] if view.k > 1 else []
     head += ["Nodes lost", "Seconds"]
     rows, marked = [], None
     for i, entry in enumerate(entries):
@@ -118,10 +118,15 @@ def rounds(view: View) -> Table:
             if view.k > _MAX_GROUPS:
                 went = f"{sum(count > 0 for count in entry.groups)} of {view.k}"
             row += [f"{entry.releases} of {entry.asked}", went if entry.moved else "too few"]
-        row += [number(min(entry.nearest))] if view.k > 1 else []
+        row += [number(min(entry.nearest)), number(max(entry.ratio)) if entry.ratio else ""] if view.k > 1 else []
         row += [str(entry.lost_nodes or ""), f"{entry.seconds:.2f}"]
         rows.append(row)
     note = "Loss and distance are those of the hypotheses that a round started from."
+    if view.k > 1:
+        note += (
+            " Eq. 9 of the paper assumes that the longest sanitised update is far shorter than that distance: the "
+            "column has the one as a part of the other, the largest over hypotheses."
+        )
     if every > 1:
         note += f" Every {every}th round; history.jsonl has all {len(view.history):,}."
     return Table(head, rows, marked, note)

@@ -289,8 +289,8 @@ True parameters {{ where }}: hypothesis {{ j }} is {{ "%.3f" | format(away) }} a
 <ul class="rules">
 <li>Hypotheses whose numbers are infinite or undefined.</li>
 <li>A validation without a finite loss, or no validation with a lower loss than the first.</li>
-<li>With more than one hypothesis: a hypothesis, or all but one (clusters collapsed), that got no release at the end of
-the training. The end is the last tenth of the rounds that moved the hypotheses, but at least {{ rules.rounds }} of
+<li>With more than one hypothesis: one that got no release, or one that got nearly all (clusters collapsed), at the end
+of the training. The end is the last tenth of the rounds that moved the hypotheses, but at least {{ rules.rounds }} of
 them, and as many as hold {{ rules.each }} releases for each hypothesis.
 {% if rounds_judged %}Here that is the last {{ rounds_judged }} of these rounds.
 {% else %}This run is too short for this check.

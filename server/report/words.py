@@ -8,8 +8,9 @@ from typing import Any
 
 from mechanisms.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee
 from protocol.release import RadiusMode
+from server.history import last_rounds
 from server.report.alarms import alarms as found_alarms
-from server.report.alarms import count_of, last_rounds
+from server.report.alarms import count_of
 from server.report.figures import number
 from server.report.view import View
 

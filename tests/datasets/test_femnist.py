@@ -203,6 +203,63 @@ def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(leaf: Path, t
     assert recipe.made_as_a_script(tmp_path, "--leaf", leaf.name).manifest.clients == 4
 
 
+# --- LEAF's tree
+
+
+def write_tree(folder: Path) -> Path:
+    """Write `PARTS` as LEAF's train and test, beside all of them again: f2 alone has rows in both."""
+    write_leaf(folder)
+    for part, name in (("train", "all_data_0"), ("test", "all_data_1")):
+        (folder / part).mkdir()
+        (folder / f"{name}.json").rename(folder / part / f"{name}_niid_0_keep_0_{part}_9.json")
+    write_leaf(folder / "all_data")
+    return folder
+
+
+def test_train_and_test_are_read_once_and_a_writers_rows_are_put_together(tmp_path: Path) -> None:
+    found = femnist.read_leaf(write_tree(tmp_path / "data"))
+    assert {writer: int((found.writers == writer).sum()) for writer in ("f1", "f2", "f3")} == {
+        "f1": 2,
+        "f2": 3,
+        "f3": 1,
+    }
+    assert sorted(found.labels[found.writers == "f2"]) == [9, 10, 10]
+
+
+def test_a_writer_whose_file_of_train_is_missing_is_left_out_and_told(tmp_path: Path) -> None:
+    result = run(tmp_path / "out", "--leaf", write_tree(tmp_path / "data"))
+    assert "left out, with rows in test alone, as files of train are missing: 1\n" in result.stderr, "f4"
+    assert result.stdout.startswith("2 training and 1 validation clients, 6 rows")
+
+
+def test_writers_that_were_split_as_a_whole_all_count(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "data")
+    (file,) = (tree / "test").glob("*.json")
+    document = json.loads(file.read_text())
+    del document["user_data"]["f2"]
+    file.write_text(json.dumps(document | {"users": ["f4"]}))
+    assert sorted(set(femnist.read_leaf(tree).writers)) == ["f1", "f2", "f3", "f4"]
+
+
+def test_the_folder_above_data_will_do(tmp_path: Path) -> None:
+    (tmp_path / "femnist").mkdir()
+    write_tree(tmp_path / "femnist" / "data")
+    one, other = (
+        made(tmp_path / "a", "--leaf", tmp_path / "femnist"),
+        made(tmp_path / "b", "--leaf", tmp_path / "femnist/data"),
+    )
+    assert_same_rows(one, other)
+
+
+def test_half_of_leafs_tree_is_refused(tmp_path: Path) -> None:
+    tree = write_tree(tmp_path / "data")
+    (tree / "test").rename(tmp_path / "elsewhere")
+    result = run(tmp_path / "out", "--leaf", tree)
+    assert_refused(
+        result, tmp_path / "out", f"{tree} has train, but LEAF's other half is missing", f"--leaf {tree / 'train'}"
+    )
+
+
 # --- without a folder
 
 

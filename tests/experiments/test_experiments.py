@@ -261,10 +261,37 @@ def test_table_2s_grid() -> None:
         (loss, nu, seed)
         for loss in ("cross-entropy", "rmse")
         for nu in (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
-        for seed in range(3)
+        for seed in range(2000, 2003)
     }
     assert {spec.config["federation"] for spec in handwriting.specs("femnist")} == {"femnist"}
     assert len({spec.name for spec in specs}) == len(specs)
+
+
+def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth() -> None:
+    specs = handwriting.specs("femnist", rounds=40)
+    reborn = [s.config for s in specs if s.name.startswith("cross-entropy-k2-nu3-")]
+    plain = [s.config for s in specs if s.name.startswith("as-printed-")]
+    for configs, options in ((reborn, "respawn=3"), (plain, "")):
+        assert [config["seed"] for config in configs] == list(range(2000, 2008))
+        assert {config["strategy-options"] for config in configs} == {options}
+    assert [s.config for s in specs[:8]] == reborn, "they come first"
+    assert {s.config["rounds"] for s in specs} == {40}
+    assert {s.config["seed"] for s in specs} == set(range(2000, 2008))
+    assert {s.config["rounds"] for s in handwriting.specs("qmnist", rounds=1000)} == {100}, "as configured"
+
+
+def test_collapse_is_told_seed_by_seed(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        index = 0.0 if not config["strategy-options"] else 1.0 if config["seed"] < 2007 else 0.3
+        best = {"mean": 0.5, "worst_decile": 0.4, "rand_index": index, "held_out": {"mean": 0.5, "worst_decile": 0.4}}
+        return {"best": best, "last": best}
+
+    handwriting.tables(list(made_up(handwriting.specs("femnist", seeds=1), tmp_path, measures)), tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| reborn | 7 of 8 | 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.30 |" in text
+    assert "| paper's algorithm | 0 of 8 | 0.00 0.00" in text
+    rows = [row for row in read_csv(tmp_path) if (row["loss"], row["k"], row["nu"]) == ("cross-entropy", "2", "3")]
+    assert [row["runs"] for row in rows] == ["8"], "the paper's algorithm is no part of the grid"
 
 
 def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:

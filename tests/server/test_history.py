@@ -9,7 +9,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from server.history import Round, State
+from server.history import Round, State, collapsed, middle_ratio
+from tests.helpers.history import a_round
 
 ROUND = Round(
     number=3, loss=0.1, metric=None, asked=7, releases=6, lost_nodes=1, groups=[4, 2], nearest=[0.5, 1e-30],
@@ -48,3 +49,23 @@ def test_a_run_begins_without_a_best_round() -> None:
     state = State(hypotheses=theta, best=theta)
     assert (state.best_loss, state.best_round, state.stale, state.history, state.stopped) == (math.inf, 0, 0, [], "")
     assert State(hypotheses=theta, best=theta).history is not state.history
+
+
+@pytest.mark.parametrize(
+    ("groups", "answer"),
+    [([10, 0], True), ([0, 10], True), ([10, 0, 0], True), ([9, 1], False), ([10], False), ([0, 0], False)],
+)
+def test_a_run_has_collapsed_where_one_hypothesis_gets_all_releases(groups: list[int], answer: bool) -> None:
+    assert collapsed([a_round(t, groups=groups) for t in range(1, 7)]) == answer
+
+
+def test_rounds_of_another_number_of_hypotheses_are_not_judged_together() -> None:
+    assert not collapsed([a_round(t, groups=[10, 0] if t > 2 else [10, 0, 0]) for t in range(1, 7)])
+
+
+def test_eq_9s_ratio_of_some_rounds_is_the_median_of_the_largest() -> None:
+    assert (
+        middle_ratio([a_round(1, ratio=[0.1, 0.4]), a_round(2), a_round(3, ratio=[3, 0]), a_round(4, ratio=[1, 2])])
+        == 2
+    )
+    assert middle_ratio([a_round(1)]) is None

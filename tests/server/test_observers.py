@@ -58,6 +58,17 @@ def test_the_run_config_says_how_much_there_is(run_config: dict[str, Any]) -> No
 # --- the log
 
 
+def test_a_collapse_is_told_once_in_one_line(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    # All releases of `Scripted` go to hypothesis 0, two a round: ten rounds hold ten releases a hypothesis.
+    lines = logged(caplog, run_config, Scripted([1.0] * 41), rounds=40)
+    (at,) = (i for i, line in enumerate(lines) if "collapsed" in line)
+    assert lines[at - 1].startswith("round 10/40")
+    assert lines[at].startswith(
+        "Since round 1 nearly all releases have gone to hypothesis 0: the hypotheses have collapsed into one. "
+    )
+    assert "\n" not in lines[at]
+
+
 def test_a_line_a_round_is_logged(run_config: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
     setup = Setup.parse(run_config)
     log = Log(Summary(setup.model, setup.manifest, setup.release))
@@ -98,6 +109,8 @@ def test_a_long_run_gets_a_hundred_lines_of_rounds_that_were_validated(
 ) -> None:
     losses = [1.0] * 1001
     lines = logged(caplog, run_config, Scripted(losses), rounds=1000, **{"validate_every": 5})
+    (warned,) = (line for line in lines if "collapsed" in line)
+    lines.remove(warned)
     assert len(lines) == 102, "every tenth, the last, and what came of it"
     assert sum("validation" in line for line in lines) >= 100
     assert lines[1].startswith("round   11/1000")

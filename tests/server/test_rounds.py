@@ -18,7 +18,8 @@ from protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hy
 from protocol.records import to_array_record
 from server.history import Round, State
 from server.observer import Observer
-from server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, run_rounds
+from server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
+from simulation import in_process
 from strategies import GroupPrivacy
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
 
@@ -385,6 +386,19 @@ def test_where_no_set_is_scored_the_first_is_taken(judge: Judge) -> None:
 def test_each_hypothesis_is_measured_against_the_nearest_other_one() -> None:
     assert distances(np.array([[0.0, 0.0], [3.0, 4.0], [3.0, 5.0]])) == [5.0, 1.0, 1.0]
     assert distances(np.array([[3.0, 4.0]])) == []
+
+
+def test_eq_9s_ratio_is_an_updates_length_as_a_part_of_the_distance_to_the_next_hypothesis() -> None:
+    assert ratios(np.array([1.0, 0.0, 3.0]), [4.0, 2.0, 2.0]) == [0.25, 0.0, 1.5]
+    assert ratios(np.array([1.0, 0.0]), [0.0, 0.0]) == [np.inf, 0.0]
+    assert ratios(np.array([1.0]), []) == []
+
+
+def test_a_round_keeps_eq_9s_ratio(run_config: dict[str, Any]) -> None:
+    history = in_process.play(run_config | {"rounds": 1}).state.history
+    assert len(history[0].ratio) == len(history[0].nearest) == 2
+    assert [ratio > 0 for ratio in history[0].ratio] == [count > 0 for count in history[0].groups]
+    assert history[-1].ratio == [], "nobody trained"
 
 
 @pytest.mark.parametrize(

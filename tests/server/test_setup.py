@@ -372,7 +372,7 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"strategy": ""}, "unknown strategy ''; choose from"),
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"strategy": "protocol.demands:Training"}, "strategy 'protocol.demands:Training' is no class built on"),
-        ({"strategy-options": "x=1"}, "strategy-options: there is no option x; there are none"),
+        ({"strategy-options": "x=1"}, "strategy-options: there is no option x; the options are respawn"),
         ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"track": "mlflo"}, "track must be one of mlflow, tensorboard, wandb, got 'mlflo'; did you mean mlflow"),
         ({"track": "tensorboard", "track-options": "x=1"}, "track-options: there is no option x; the options are"),

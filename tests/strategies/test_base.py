@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -147,6 +148,15 @@ def test_who_released_and_where_it_went_is_kept() -> None:
     np.testing.assert_array_equal(outcome.clients, releasing)
     assert len(outcome.groups) == len(releasing)
     assert outcome.releases is None, "releases of three parameters cannot be drawn in the plane"
+
+
+def test_the_furthest_release_of_each_hypothesis_is_kept() -> None:
+    rehearsal = Rehearsal()
+    rehearsal.end(rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (3, 3, 3)}))
+    outcome = rehearsal.strategy.outcome
+    assert outcome is not None
+    assert outcome.longest is not None
+    np.testing.assert_allclose(outcome.longest, [math.sqrt(27), 0], err_msg="(3, 3, 3) from the origin; no release")
 
 
 def test_releases_that_are_too_few_go_nowhere() -> None:
@@ -334,9 +344,9 @@ def test_options_that_cannot_be_used_are_named(mixing: str, text: str, reason: s
 
 
 def test_a_strategy_without_options_takes_none() -> None:
-    assert made("group-privacy").options == NoOptions()
+    assert made("ifca").options == NoOptions()
     with pytest.raises(ConfigError, match="strategy-options: there is no option trim; there are none"):
-        made("group-privacy", "trim=2")
+        made("ifca", "trim=2")
 
 
 def test_an_option_changes_what_a_strategy_makes_of_a_group(mixing: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from server.history import Round
-from server.report.alarms import alarms, drifted, last_rounds, name_hypotheses
+from server.history import Round, last_rounds
+from server.report.alarms import alarms, drifted, name_hypotheses
 from tests.helpers.history import a_round
 
 
@@ -73,7 +73,7 @@ def test_all_releases_in_one_hypothesis_are_a_collapse() -> None:
     (alarm,) = alarms(entries, 2, 1, 5)
     assert alarm.title == "Clusters collapsed into one"
     assert alarm.text.startswith(
-        "In the last 5 rounds of training all 50 releases went to hypothesis 0, and the other one stayed as it was."
+        "In the last 5 rounds of training all 50 releases went to hypothesis 0. That leaves one model for all"
     )
     assert alarm.text.endswith("The best hypotheses are older: those that round 3 started from.")
 
@@ -82,9 +82,19 @@ def test_best_hypotheses_from_the_end_are_not_called_older() -> None:
     assert "older" not in alarms(history(20, groups=[10, 0]), 2, 1, 5)[0].text
 
 
-def test_one_release_at_the_end_is_enough() -> None:
-    assert titles(history(20, groups=lambda t: [9, 1] if t == 16 else [10, 0])) == []
-    assert titles(history(20, groups=lambda t: [9, 1] if t == 15 else [10, 0])) == ["Clusters collapsed into one"]
+def test_a_release_that_strays_now_and_then_changes_nothing() -> None:
+    (alarm,) = alarms(history(20, groups=lambda t: [9, 1] if t > 18 else [10, 0]), 2, 1, 5)
+    assert "48 of 50 releases went to hypothesis 0" in alarm.text, "96 %, and 95 are as good as all"
+    assert titles(history(20, groups=lambda t: [9, 1] if t > 17 else [10, 0])) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"),
+    [([0.2, 0.0], "ratio is 0.2: releases show"), ([1.5, 0.0], "ratio is 1.5: releases lie"), ([], "Another seed")],
+)
+def test_a_collapse_is_explained_by_eq_9(ratio: list[float], words: str) -> None:
+    (alarm,) = alarms(history(20, groups=[10, 0], ratio=ratio), 2, 1, 5)
+    assert words in alarm.text
 
 
 def test_hypotheses_without_releases_are_named() -> None:
