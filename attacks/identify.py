@@ -169,10 +169,10 @@ class Attacked:
         return None if errors and not known else sum(error <= self.limit for error in known)
 
     @property
-    def strength(self) -> tuple[int, float]:
-        """How many vectors it steals, and how fast: the larger, the stronger."""
+    def strength(self) -> tuple[int, float, int]:
+        """How many vectors it steals, how fast, and how many of their signs: the larger, the stronger."""
         enough = [one.enough for one in self.stolen if one.enough is not None]
-        return len(enough), -float(np.median(enough)) if enough else 0.0
+        return len(enough), -float(np.median(enough)) if enough else 0.0, self.row["by items"] or 0
 
 
 @dataclass(frozen=True)

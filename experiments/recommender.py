@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
 from experiments.runs import Spec
-from experiments.sweep import Result
+from experiments.splits import split_by_seed
+from experiments.sweep import FIRST_SEED, Result
 from experiments.tables import Section, Value, good, plus_minus, rate, write
-from federation import Federation, find_federation, offsets_of, open_federation, write_federation
+from federation import find_federation, open_federation
 from models import BIASED_FACTORS
 from models.rules_of_thumb import rules_of_thumb
 from protocol.errors import FederationError
 from simulation.in_process import run_config
 
-SEEDS = range(2000, 2008)
+SEEDS = 8
 ARMS = {"factors": "", "factors and biases": BIASED_FACTORS}
 """Models, under one configuration: the PAC paper's, which the federation names, and the one with biases."""
 
@@ -24,7 +23,9 @@ _STRONGEST = "item and user bias"
 _QUICK_ROUNDS = 60
 
 
-def specs(federation: str, folder: Path, seeds: int = len(SEEDS), quick: bool = False) -> list[Spec]:
+def specs(
+    federation: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False
+) -> list[Spec]:
     """Return the runs, and write the federation that each seed makes of the users.
 
     Parameters
@@ -32,9 +33,9 @@ def specs(federation: str, folder: Path, seeds: int = len(SEEDS), quick: bool = 
     federation : str
         Name or path, of preferences.
     folder : Path
-        Of the experiment; federations go to ``data/SEED`` in it.
-    seeds : int
-        Splits of the users, each with one run of each model.
+        Of the experiment (`experiments.splits.split_by_seed`).
+    seeds, first : int
+        Splits of the users, each with one run of each model, and the seed of the first.
     quick : bool
         Fewer rounds.
     """
@@ -45,30 +46,13 @@ def specs(federation: str, folder: Path, seeds: int = len(SEEDS), quick: bool = 
             "python datasets/movielens.py or python datasets/preferences.py"
         )
     runs = []
-    for seed in range(SEEDS.start, SEEDS.start + seeds):
-        path = folder / "data" / str(seed)
-        if not path.exists():
-            deal(data, seed, path)
+    for seed, path in split_by_seed(federation, folder, range(first, first + seeds)):
         for name, model in ARMS.items():
-            config = run_config("recommender", federation=str(path), model=model, seed=seed)
+            config = run_config("recommender", federation=path, model=model, seed=seed)
             if quick:
                 config["rounds"] = _QUICK_ROUNDS
             runs.append(Spec(f"{name.replace(' ', '-')}-{seed}", config))
     return runs
-
-
-def deal(federation: Federation, seed: int, path: Path) -> None:
-    """Write a federation with its clients in another order, so that others train and others validate."""
-    order = np.random.default_rng(seed).permutation(federation.manifest.clients)
-    offsets = federation.offsets
-    rows = np.concatenate([np.arange(offsets[client], offsets[client + 1]) for client in order])
-    write_federation(
-        path,
-        federation.manifest,
-        np.asarray(federation.features)[rows],
-        np.asarray(federation.targets)[rows],
-        offsets_of(np.diff(offsets)[order]),
-    )
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
@@ -76,7 +60,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     done = good(results)
     rules = {path: rules_of_thumb(open_federation(Path(path))) for path in {_data(one) for one in done}}
     rows: list[dict[str, Value]] = [
-        {"seed": Path(path).name, "who": name, "right": value}
+        {"split": Path(path).name, "who": name, "right": value}
         for path, found in sorted(rules.items())
         for name, value in found.items()
     ]
@@ -87,7 +71,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         for state in ("last", "best"):
             own = {_data(one): one.measures[state]["mean"] for one in done if one.spec.config["model"] == model}
             rows += [
-                {"seed": Path(path).name, "who": f"{name}, {state}", "right": value} for path, value in own.items()
+                {"split": Path(path).name, "who": f"{name}, {state}", "right": value} for path, value in own.items()
             ]
             ahead = [value - rules[path][_STRONGEST] for path, value in own.items()]
             cells.append(
