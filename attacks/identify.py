@@ -233,10 +233,10 @@ class Audit:
             "heuristic that guarantees nothing, and counts nothing that is released without noise. bound (in "
             f"clients.csv) is what suffices for Protocol 2 without noise by Theorem 1 at delta = {DELTA:g}.",
             f"Attacks: {PAPER} is the paper's, items of zeros and the sum of what comes back from a minibatch. The "
-            "others ask for a short step on all rows at once, and read the direction in which updates are longest: of "
-            "items that are almost zeros, which pass a tripwire, and of the honest ones, which nobody can tell from "
-            "training. The strongest is the one that steals most, and of these the fastest. A defence that stops "
-            "these may not stop the next.",
+            "others ask for one step on all rows at once, as long or short as suits the noise, and read the direction "
+            "in which updates are longest: of items that are almost zeros, which pass a tripwire, and of the honest "
+            "ones, which nobody can tell from training. The strongest is the one that steals most, and of these the "
+            "fastest. A defence that stops these may not stop the next.",
         ]
 
 

@@ -40,7 +40,7 @@ from strategies.recommender import Recommender
 
 _SAMPLE_VICTIMS, _JITTER = 4, 5
 _JITTERED = 1e-3
-_SHORT = 1 / 64
+_SHORT, _LONG = 1 / 64, 64.0
 
 Matrix = NDArray[np.float64]
 Lean = Literal["dislikes", "likes", "unknown"]
@@ -187,8 +187,8 @@ class AttackOptions:
         ``spectral``: the honest item vectors.
     reading : str
         How what comes back is read, and what is asked for: its ``sum``, of a minibatch, as in the paper; or
-        ``spectral`` (`Estimate`), of all rows at once, which show every label, in a step as short as it may be
-        without drowning in noise, which keeps the vector where it is. Of a minibatch from honest item
+        ``spectral`` (`Estimate`), of all rows at once, which show every label, in a step that suits the
+        noise: short where that is in proportion to it, long where it is not. Of a minibatch from honest item
         vectors the sum tells little, and the reading is spectral all the same.
     lean : str
         Which labels are more frequent among all people, as far as the server knows, for the sign:
@@ -328,13 +328,20 @@ class PacAttack(Recommender, Observer):
         else:
             if self.options.reading == "spectral":
                 demand |= {"local_epochs": 1, "local_steps": 0, "batch_size": 0}
-                if self._radius_mode is RadiusMode.UPDATE and not demand["message_noise"]:
-                    # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
-                    demand["step_size"] *= _SHORT
+                demand["step_size"] *= self._stride(demand)
             else:
                 demand |= {"local_steps": 1} if demand["local_steps"] else {"local_epochs": 1}
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
         return self.fleet.ask_training(server_round, arrays, demand, grid, self._victims)
+
+    def _stride(self, demand: Mapping[str, Any]) -> float:
+        """Return by how much the attack makes a step longer, so that it shows most and moves the victim least."""
+        if self._radius_mode is RadiusMode.UPDATE and not demand["message_noise"]:
+            # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
+            return _SHORT
+        # Noise is not: a long step drowns it. From items of almost zeros that does not move the vector either, but for
+        # a bias.
+        return 1.0 if self.options.attack == "spectral" or has_biases(self._model) else _LONG
 
     def _sent(self, honest: NDArray[Any], round: int) -> NDArray[Any]:
         """Return the item vectors that the attack sends in place of the honest ones."""

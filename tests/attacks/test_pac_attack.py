@@ -274,9 +274,9 @@ def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
     np.testing.assert_array_equal(restored, played.items)
 
 
-@pytest.mark.parametrize(("run", "step"), [({}, 0.1 / 64), ({"message-noise": 0.01}, 0.1)], ids=["short", "as it is"])
+@pytest.mark.parametrize(("run", "step"), [({}, 0.1 / 64), ({"message-noise": 0.01}, 6.4)], ids=["short", "long"])
 def test_a_spectral_reading_asks_for_a_step_on_all_rows(attack_config: Config, run: Config, step: float) -> None:
-    """A short one, where noise is in proportion, leaves the victims' vectors where they are."""
+    """A short one where noise is in proportion, and a long one where it is not; neither moves the victims' vectors."""
     played = Attacked(attack_config | options(reading="spectral", attack="jitter", interactions=1) | run)
     *_, (demand, _), (last, _) = played.trains
     assert (demand.local_steps, demand.local_epochs, demand.batch_size) == (0, 1, 0)
