@@ -121,7 +121,9 @@ def identify_command(
     noise_multiplier: Annotated[
         list[float], typer.Option(help="nu; give it once for each.", show_default="0, 1 and 3")
     ] = list(identify.NOISE_MULTIPLIERS),  # noqa: B006
-    attack: Annotated[str, typer.Option(help="zero, jitter or spectral.")] = "zero",
+    model: Annotated[
+        str, typer.Option(help="biased-factors for the recommender with biases.", show_default="the federation's")
+    ] = "",
     noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
     after: Annotated[int, typer.Option(min=0, help="Rounds of honest training first.")] = 30,
@@ -133,13 +135,13 @@ def identify_command(
     ] = None,
 ) -> None:
     """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
-    name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(federation).name}-{attack}-{noise_per}")
-    options = {"attack": attack, "victims": victims, "after": after, "interactions": interactions}
+    name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(federation).name}-{model or 'factors'}-{noise_per}")
+    options = {"victims": victims, "after": after, "interactions": interactions}
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
         folder.mkdir(parents=True, exist_ok=True)
         multipliers = tuple(dict.fromkeys(noise_multiplier))
-        done = identify.audit(federation, multipliers, defences, options, noise_per=noise_per, seed=seed)
+        done = identify.audit(federation, multipliers, defences, options, model=model, noise_per=noise_per, seed=seed)
         identify.write(folder, done)
     console = Console()
     for heading, rows in done.tables():

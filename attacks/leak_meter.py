@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import mechanisms
-from attacks.pac_attack import Estimate, error_rate, factors_of
+from attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
 from federation import Federation
 from fleet.exchange import Exchange
 from fleet.replies import Asked, Releases, read_releases
@@ -40,12 +40,14 @@ from server.summary import Summary
 
 _SAMPLE_CLIENT = 6
 _FILE = "leaks.jsonl"
+_SHORT = 2.0**-20
 _SERIES = {
     "choice": "chosen hypothesis guessed",
     "norm": "error in the guessed norm of the update",
     "update": "likeness of the released update and the true one",
     "labels": "likeness of the guessed labels",
-    "predictions": "stolen predictions",
+    "predictions": "stolen predictions, under the better of both signs",
+    "signed": "stolen predictions, under the sign that the server takes",
 }
 
 Vector = NDArray[np.float64]
@@ -68,7 +70,11 @@ class Leak:
     labels : float or None
         Correlation between the change of the last bias and how often each class occurs.
     predictions : float or None
-        Share of items on which the estimate of a recommender's local vector agrees with the client's own.
+        Share of items on which the estimate of a recommender's local vector agrees with the client's own, under
+        the better of both signs: one known preference tells which that is.
+    signed : float or None
+        The same under the sign that the server takes: what the items' biases say, or, without them, that the
+        client has more of the labels that the population has more of; nothing where those are as many.
     """
 
     round: int
@@ -78,6 +84,7 @@ class Leak:
     update: float | None = None
     labels: float | None = None
     predictions: float | None = None
+    signed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -109,7 +116,11 @@ class LeakMeter(Observer):
         self._federation: Federation = federation
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
         factors = factors_of(run.setup.model)
-        self._estimate = Estimate(factors, spectral=True) if factors and run.strategy.hypotheses == 1 else None
+        biases = has_biases(run.setup.model)
+        # The estimate's own sign is that of a client who dislikes most, unless biases tell it.
+        self._sign = 1.0 if biases else {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[lean_of(federation)]
+        attacked = factors and run.strategy.hypotheses == 1
+        self._estimate = Estimate(factors, spectral=True, biases=biases) if attacked else None
         self._run = run
         self.leaks: list[Leak] = []
         if run.folder is not None:
@@ -169,15 +180,20 @@ class LeakMeter(Observer):
         ((name, (items,)),) = hypotheses.items()
         self._estimate.add(change.reshape(items.shape))
         # The truth: from items of zeros, and without noise, each of its items moves along the client's vector
-        # by as much, towards it or away as the label says, and the vector itself does not move.
+        # by as much, towards it or away as the label says, and the vector itself does not move. A bias of its
+        # own would, but for so short a step.
         honest = {"local_epochs": 1, "local_steps": 0, "batch_size": 0, "message_noise": 0.0, "noise_multiplier": 0.0}
+        honest["step_size"] = demand["step_size"] * _SHORT
         truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**demand, **honest})
         if truth is None:
             return None
         features, labels = self._federation.client(self.client)
         moved = truth.vectors[0].reshape(items.shape)[np.asarray(features)[:, 0].astype(np.int64)]
-        error = error_rate(self._estimate.vector, labels @ moved, items.astype(np.float64))
-        return Leak(number, self.client, predictions=1 - error)
+        vector = self._estimate.vector
+        own, vectors = (labels @ moved)[: len(vector)], items[:, : len(vector)].astype(np.float64)
+        error = direction_error(vector, own, vectors)
+        signed = None if np.isnan(self._sign) else 1 - error_rate(self._sign * vector, own, vectors)
+        return Leak(number, self.client, predictions=1 - error, signed=signed)
 
     def _ask(self, run: Run, number: int, hypotheses: Arrays, demand: Mapping[str, Any]) -> Releases | None:
         """Return what the client releases in an exchange of its own; None where it does not release."""

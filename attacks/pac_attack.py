@@ -8,7 +8,7 @@ own. A run names it by import path, from a checkout: ``strategy = "attacks.pac_a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO
 from typing import Annotated, Any, Literal
@@ -21,16 +21,17 @@ from numpy.typing import NDArray
 from pydantic import Field, PlainValidator
 
 from attacks.truth import local_parameters
+from federation import Federation
 from fleet.replies import Releases
 from fleet.roster import sample
-from models.factors import Factors
+from models.factors import BiasedFactors, Factors
 from models.model import Model
 from protocol.arrays import Arrays, flatten
 from protocol.errors import ConfigError
 from protocol.flower import log
 from protocol.home import write_atomically
 from protocol.records import from_array_record, to_array_record
-from protocol.release import Kind, Release
+from protocol.release import Kind, RadiusMode, Release
 from protocol.run_config import RunConfig
 from server.observer import Observer, Section
 from server.rounds import Run
@@ -39,33 +40,40 @@ from strategies.recommender import Recommender
 
 _SAMPLE_VICTIMS, _JITTER = 4, 5
 _JITTERED = 1e-3
+_SHORT, _LONG = 1 / 64, 64.0
 
 Matrix = NDArray[np.float64]
+Lean = Literal["dislikes", "likes", "unknown"]
 
 
 class Estimate:
     """What a server works out of one client's local parameters from its updates.
 
+    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have
+    biases: these move by what is left of the labels, up for liked items, so that they tell it.
+
     Parameters
     ----------
     factors : int
-        d, how many they are.
+        d, the length of the client's vector.
     spectral : bool
-        Whether items were as honest ones are, so that updates of liked items and of others point
-        in opposite directions by different lengths: then the direction is that in which updates
-        are longest (the top singular vector), and their sum tells the sign alone. Otherwise their
-        sum tells all (Protocol 2, line 4).
+        How updates are read. All those of items point along the client's vector, one way or the other: the
+        direction is that in which they are longest (the top singular vector), and their sum tells the sign
+        alone. Otherwise their sum tells all (Protocol 2, line 4), and where a client likes about half
+        of its items it is mostly noise.
+    biases : bool
+        Whether each item's update ends with that of its bias.
     """
 
-    def __init__(self, factors: int, spectral: bool) -> None:
-        self._spectral = spectral
+    def __init__(self, factors: int, spectral: bool, biases: bool = False) -> None:
+        self._spectral, self._biases = spectral, biases
         self.messages = 0
         """How many it has learnt from."""
-        self._sum = np.zeros(factors)
-        self._moment = np.zeros((factors, factors))
+        self._sum = np.zeros(factors + biases)
+        self._moment = np.zeros((factors + biases, factors + biases))
 
     def add(self, updates: Matrix) -> None:
-        """Learn from one message: updates (I, d) of the item vectors."""
+        """Learn from one message: updates (I, d) of the item vectors, or (I, d + 1) with biases."""
         self.messages += 1
         self._sum += updates.sum(axis=0)
         if self._spectral:
@@ -73,14 +81,32 @@ class Estimate:
 
     @property
     def vector(self) -> Matrix:
-        """The local parameters (d,) as far as they are known, up to a positive factor."""
-        # Every loss falls with the margin, and most labels are negative (Assumption 1): on the
-        # whole, items are pushed away from u.
+        """The client's vector (d,) as far as it is known, up to a positive factor."""
+        # Every loss falls with the margin, and most labels are negative: on the whole, items are pushed away from u.
         away = -self._sum
-        if not self._spectral:
-            return away
-        direction: Matrix = np.linalg.eigh(self._moment)[1][:, -1]
-        return direction if direction @ away >= 0 else -direction
+        found: Matrix = np.linalg.eigh(self._moment)[1][:, -1] if self._spectral else away
+        if self._biases:
+            return found[:-1] * (1.0 if found[-1] >= 0 else -1.0)
+        return found if found @ away >= 0 else -found
+
+
+def signs_by_items(pushes: Matrix) -> Matrix:
+    """Return the sign of each client's vector, (m,) of -1 and 1, under which most pushes are upwards.
+
+    A client and its mirror image, who has the opposite vector and the opposite taste, release the same. But people
+    like much the same items. So the signs are those with which the clients agree most on where items
+    belong: of the top singular vector of their pushes.
+
+    Parameters
+    ----------
+    pushes : ndarray, shape (m, I)
+        How far each client pushed each item along its vector, as it was stolen.
+    """
+    length = np.linalg.norm(pushes, axis=1, keepdims=True)
+    scaled = np.divide(pushes, length, out=np.zeros_like(pushes), where=length > 0)
+    found: Matrix = np.linalg.eigh(scaled @ scaled.T)[1][:, -1]
+    signs = np.where(found >= 0, 1.0, -1.0)
+    return signs if (signs @ scaled).sum() >= 0 else -signs
 
 
 def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
@@ -88,10 +114,27 @@ def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
     return float(np.mean(np.sign(items @ estimate) != np.sign(items @ vector)))
 
 
+def direction_error(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
+    """Return `error_rate` under the better of both signs: one bit, as one known preference, is all that is missing."""
+    return min(error_rate(estimate, vector, items), error_rate(-estimate, vector, items))
+
+
 def factors_of(model: Model) -> int:
     """Return d for a model of factors, where a client's local parameters are one vector; 0 for any other."""
     network = model.module
-    return len(network.user) if isinstance(network, Factors) else 0
+    return len(network.user) - has_biases(model) if isinstance(network, Factors) else 0
+
+
+def has_biases(model: Model) -> bool:
+    """Return whether a model of factors has biases as well."""
+    return isinstance(model.module, BiasedFactors)
+
+
+def lean_of(federation: Federation) -> Lean:
+    """Return which labels the training clients of a federation have more of."""
+    labels = np.asarray(federation.targets)[: federation.offsets[federation.manifest.train]]
+    balance = int((labels > 0).sum()) - int((labels < 0).sum())
+    return "likes" if balance > 0 else "dislikes" if balance < 0 else "unknown"
 
 
 def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
@@ -142,6 +185,14 @@ class AttackOptions:
         ``zero``, the paper's: all item vectors are sent as zeros, and every update is the local vector
         up to sign and size. ``jitter``: almost zeros, never the same, which a tripwire does not catch.
         ``spectral``: the honest item vectors.
+    reading : str
+        How what comes back is read, and what is asked for: its ``sum``, of a minibatch, as in the paper; or
+        ``spectral`` (`Estimate`), of all rows at once, which show every label, in a step that suits the
+        noise: short where that is in proportion to it, long where it is not. Of a minibatch from honest item
+        vectors the sum tells little, and the reading is spectral all the same.
+    lean : str
+        Which labels are more frequent among all people, as far as the server knows, for the sign:
+        ``dislikes`` (Assumption 1), ``likes``, or ``unknown``, which leaves it open. Biases tell it anyway.
     after : int
         Rounds of honest training before it.
     victims : int
@@ -149,12 +200,14 @@ class AttackOptions:
     interactions : int
         Maximum number asked of each, at each noise multiplier.
     error : float
-        The error rate at which it is content.
+        The error rate at which it is content, under the better of both signs.
     multipliers : tuple of float
         The noise multipliers that it attacks at, one after the other; as text "0,1,3".
     """
 
     attack: Literal["zero", "jitter", "spectral"] = "zero"
+    reading: Literal["sum", "spectral"] = "sum"
+    lean: Lean = "dislikes"
     after: Annotated[int, Field(ge=0)] = 30
     victims: Annotated[int, Field(ge=1)] = 20
     interactions: Annotated[int, Field(ge=1)] = 1000
@@ -167,12 +220,23 @@ class AttackOptions:
         return self.after + len(self.multipliers) * self.interactions + 1
 
 
+@dataclass(frozen=True)
+class _Errors:
+    """Of an estimate: under the better of both signs, and under those that the attack settles on."""
+
+    error: float | None = None
+    by_rate: float | None = None
+    by_items: float | None = None
+
+
 @dataclass
 class _Phase:
     """The attack at one noise multiplier."""
 
     noise_multiplier: float
     estimates: dict[int, Estimate]
+    pushed: dict[int, Matrix]
+    """The sum of each victim's updates so far."""
     asked: int = 0
     exhausted: bool = False
     """Whether no victim releases anything any more."""
@@ -188,10 +252,12 @@ class PacAttack(Recommender, Observer):
     """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
 
     In process, clients' own local parameters tell how far the attack is (`attacks.truth`), and it is
-    content when they are known; elsewhere nobody knows what was stolen, and it asks as often as it may.
-    `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
+    content when they are known but for their sign; elsewhere nobody knows what was stolen, and it asks as often as
+    it may. `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
     ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
-    estimate (nothing where nobody knows), ``spent`` by the client on these interactions by the paper's
+    estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the population's rate
+    tells of each victim by itself (Assumption 1, both ways), and of all victims together (`signs_by_items`);
+    nothing where nobody knows or no sign is settled; ``spent`` by the client on these interactions by the paper's
     budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
     the victims get the honest items back (R = 0).
     """
@@ -223,15 +289,18 @@ class PacAttack(Recommender, Observer):
         self.remarks: list[str] = []
         self._model, self._radius_mode, self._mechanism = model, run.radius, run.mechanism
         self._honest: Arrays = {}
+        (self._shape,) = model.shapes.values()
 
     def begin(self, run: Run) -> None:
         """Draw the victims."""
         population = self.fleet.roster(run.grid).train
         size = min(self.options.victims, population)
         self._victims = sample([self.fleet.seed, _SAMPLE_VICTIMS], population, size)
-        factors, spectral = factors_of(self._model), self.options.attack == "spectral"
+        factors, biases = factors_of(self._model), has_biases(self._model)
+        spectral = "spectral" in (self.options.attack, self.options.reading)
+        victims = self._victims.tolist()
         self._phases = [
-            _Phase(nu, {client: Estimate(factors, spectral) for client in self._victims.tolist()})
+            _Phase(nu, {client: Estimate(factors, spectral, biases) for client in victims}, {})
             for nu in self.options.multipliers
         ]
         self._done = 0
@@ -257,9 +326,22 @@ class PacAttack(Recommender, Observer):
         if self._restoring:
             demand |= {"local_epochs": 0, "local_steps": 0}
         else:
-            demand |= {"local_steps": 1} if demand["local_steps"] else {"local_epochs": 1}
+            if self.options.reading == "spectral":
+                demand |= {"local_epochs": 1, "local_steps": 0, "batch_size": 0}
+                demand["step_size"] *= self._stride(demand)
+            else:
+                demand |= {"local_steps": 1} if demand["local_steps"] else {"local_epochs": 1}
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
         return self.fleet.ask_training(server_round, arrays, demand, grid, self._victims)
+
+    def _stride(self, demand: Mapping[str, Any]) -> float:
+        """Return by how much the attack makes a step longer, so that it shows most and moves the victim least."""
+        if self._radius_mode is RadiusMode.UPDATE and not demand["message_noise"]:
+            # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
+            return _SHORT
+        # Noise is not: a long step drowns it. From items of almost zeros that does not move the vector either, but for
+        # a bias.
+        return 1.0 if self.options.attack == "spectral" or has_biases(self._model) else _LONG
 
     def _sent(self, honest: NDArray[Any], round: int) -> NDArray[Any]:
         """Return the item vectors that the attack sends in place of the honest ones."""
@@ -278,7 +360,9 @@ class PacAttack(Recommender, Observer):
         if not self._restoring:
             phase, updates = self._phase, releases.vectors - flatten(self.fleet.sent)
             for client, update in zip(releases.clients.tolist(), updates, strict=True):
-                phase.estimates[client].add(update.reshape(-1, factors_of(self._model)))
+                rows = update.reshape(self._shape)
+                phase.estimates[client].add(rows)
+                phase.pushed[client] = phase.pushed.get(client, 0.0) + rows
             phase.asked += 1
             phase.exhausted = not released
         return Outcome(
@@ -306,9 +390,9 @@ class PacAttack(Recommender, Observer):
         last = phase.exhausted or phase.asked == self.options.interactions
         if not (last or checkpoint(phase.asked)):
             return
-        errors = self._errors(run)
+        errors, content = self._errors(run), self.options.error
         self._note(errors)
-        if last or (len(errors) == len(self._victims) and max(errors.values()) <= self.options.error):
+        if last or (len(errors) == len(self._victims) and max(one.error or 0.0 for one in errors.values()) <= content):
             remark = self._remark()
             log(INFO, remark)
             self.remarks.append(remark)
@@ -321,18 +405,38 @@ class PacAttack(Recommender, Observer):
         """Return what each phase came to."""
         return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
 
-    def _errors(self, run: Run) -> dict[int, float]:
-        """Return the error of each victim's estimate; of none where nobody knows."""
-        items = flatten(self._honest).reshape(-1, factors_of(self._model))
+    def _errors(self, run: Run) -> dict[int, _Errors]:
+        """Return the errors of each victim's estimate; of none where nobody knows."""
+        factors, phase = factors_of(self._model), self._phase
+        items = flatten(self._honest).reshape(self._shape)[:, :factors]
         truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
-        vectors = {client: own["user"].astype(np.float64) for client, own in truth.items()}
+        known = {
+            client: (estimate.vector, truth[client]["user"].astype(np.float64)[:factors])
+            for client, estimate in phase.estimates.items()
+            if client in truth and estimate.messages
+        }
+        by_rate = dict.fromkeys(known, 1.0)
+        by_items = dict.fromkeys(known, 1.0)
+        if known and not has_biases(self._model):
+            lean = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[self.options.lean]
+            pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
+            # Items are pushed up, on the whole, where likes are more frequent.
+            signs = -lean * signs_by_items(pushes)
+            by_rate, by_items = dict.fromkeys(known, lean), dict(zip(known, signs.tolist(), strict=True))
+
+        def signed(sign: float, vector: Matrix, own: Matrix) -> float | None:
+            return None if np.isnan(sign) else error_rate(sign * vector, own, items)
+
         return {
-            client: error_rate(estimate.vector, vectors[client], items)
-            for client, estimate in self._phase.estimates.items()
-            if client in vectors and estimate.messages
+            client: _Errors(
+                direction_error(vector, own, items),
+                signed(by_rate[client], vector, own),
+                signed(by_items[client], vector, own),
+            )
+            for client, (vector, own) in known.items()
         }
 
-    def _note(self, errors: Mapping[int, float]) -> None:
+    def _note(self, errors: Mapping[int, _Errors]) -> None:
         """Add a row for each victim of which there is something new."""
         phase = self._phase
         n, nu = self._model.num_parameters, phase.noise_multiplier
@@ -348,7 +452,7 @@ class PacAttack(Recommender, Observer):
                     "noise_multiplier": phase.noise_multiplier,
                     "client": client,
                     "interactions": times,
-                    "error": errors.get(client),
+                    **vars(errors.get(client, _Errors())),
                     "spent": None if release.paper_cost is None else release.paper_spend(times),
                 }
             )
@@ -370,15 +474,27 @@ class PacAttack(Recommender, Observer):
             stolen = [times for times in first.values() if times is not None]
             remark += (
                 f"local parameters of {len(stolen)} of {len(first)} clients stolen, but for "
-                f"{self.options.error:.0%} of what they predict"
+                f"{self.options.error:.0%} of what they predict" + ("" if has_biases(self._model) else " and the sign")
             )
             if stolen:
                 remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
             if len(stolen) < len(first):
                 held_out = max(phase.estimates[client].messages for client, times in first.items() if times is None)
                 remark += f"; the others held out for {held_out}"
-            remark += "."
+            remark += f". {self._signed(own)}"
         return remark + (" Then no victim released anything any more." if phase.exhausted else "")
+
+    def _signed(self, own: Sequence[Mapping[str, Any]]) -> str:
+        """Say how many vectors are known with their signs, at the end."""
+        if has_biases(self._model):
+            return "Items' biases tell the sign."
+        if self.options.lean == "unknown":
+            return "Nothing tells the sign."
+        last = {row["client"]: row for row in own}.values()
+        rate, items = (
+            sum(row[by] is not None and row[by] <= self.options.error for row in last) for by in ("by_rate", "by_items")
+        )
+        return f"With the sign, by the population's rate: {rate}; by the items of all victims: {items}."
 
 
 def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int | None]:

@@ -68,6 +68,7 @@ class BatchedLearner(Learner):
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
         model, update = self.model, schedule.update
         parameters = start
+        rows_of = torch.from_numpy(cohort.lengths).to(self.device)
         steps = None
         if not update.descent.plain:
             own = [{name: start[name][c] for name in start if name in names} for c in range(len(cohort))]
@@ -87,6 +88,9 @@ class BatchedLearner(Learner):
             found = torch.autograd.grad(objective.sum(), list(trained.values()))
             gradients = dict(zip(trained, found, strict=True))
             with torch.no_grad():
+                for name in self._decays.keys() & gradients.keys():
+                    shares = self._decays[name] / rows_of.reshape(-1, *[1] * (gradients[name].ndim - 1))
+                    gradients[name] = gradients[name] + shares * trained[name]
                 for name in model.summed & gradients.keys():
                     many = torch.from_numpy(counts).to(self.device)
                     gradients[name] = gradients[name] * many.reshape(-1, *[1] * (gradients[name].ndim - 1))

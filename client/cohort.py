@@ -12,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from federation import Federation
+from federation import Federation, held_out
 from models.descent import PLAIN, Descent
 
 _MANY = 2**62  # more examples than anybody has
-_HELD_OUT = 5  # of a newcomer's rows every fifth is kept to score it on
 
 
 @dataclass(frozen=True)
@@ -76,11 +75,8 @@ class Cohort:
 
         A client of few rows has its last in the second part; the first may then be empty.
         """
-        position = np.arange(int(self.lengths.sum())) - np.repeat(self.starts, self.lengths)
-        held_out = position % _HELD_OUT == _HELD_OUT - 1
-        short = np.repeat(self.lengths < _HELD_OUT, self.lengths)
-        held_out |= short & (position == np.repeat(self.lengths - 1, self.lengths))
-        return self._rows(~held_out), self._rows(held_out)
+        kept = held_out(self.lengths)
+        return self._rows(~kept), self._rows(kept)
 
     def _rows(self, chosen: NDArray[np.bool_]) -> Cohort:
         owner = np.repeat(np.arange(len(self)), self.lengths)

@@ -44,6 +44,10 @@ class Learner(ABC):
     def __init__(self, model: Model, device: torch.device) -> None:
         self.model, self.device = model, device
         self._frozen = {name: value.detach().to(device) for name, value in model.frozen_values.items()}
+        local = model.local_shapes
+        self._decays = {
+            name: torch.from_numpy(value).to(device) for name, value in model.decays.items() if name in local
+        }
 
     def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
         """Return the hypothesis that fits each client's rows best; of a single one there is nothing to choose."""

@@ -44,7 +44,8 @@ class LoopLearner(Learner):
             own = {name: value[c] for name, value in start.items()}
             values = {name: arrange(value).detach() for name, value in own.items()}
             with _seeded(schedule.seeds[c], self.device) if schedule.seeds else nullcontext():
-                self._descend_one(values, cohort, schedule.passes(c), schedule.update, names)
+                passes, length = schedule.passes(c), int(cohort.lengths[c])
+                self._descend_one(values, cohort, passes, length, schedule.update, names)
             for name, value in values.items():
                 own[name].copy_(value.detach())  # where it is not the same memory anyway
         return start
@@ -54,10 +55,11 @@ class LoopLearner(Learner):
         values: Parameters,
         cohort: Cohort,
         passes: Iterator[NDArray[np.int64]],
+        length: int,
         update: LocalUpdate,
         names: frozenset[str],
     ) -> None:
-        """Train the named parameters of one client in place."""
+        """Train the named parameters of one client, of `length` rows, in place."""
         model = self.model
         parameters = {name: value.requires_grad_() for name, value in values.items() if name in names}
         changing = [name for name in values if name in model.buffers]
@@ -81,6 +83,8 @@ class LoopLearner(Learner):
                 found = torch.autograd.grad(loss, list(parameters.values()))
                 gradients = dict(zip(parameters, found, strict=True))
                 with torch.no_grad():
+                    for name in self._decays.keys() & gradients.keys():
+                        gradients[name] = gradients[name] + self._decays[name] / length * parameters[name]
                     if steps:
                         for name in model.summed & gradients.keys():
                             gradients[name] = gradients[name] * len(batch)

@@ -1,8 +1,8 @@
 """Recipe: which films people like, one client a user.
 
 MovieLens (GroupLens Research, University of Minnesota): ratings from half a star to five. A film is
-liked where it has at least four. The files of all its releases are read, or the smallest release,
-ml-100k, is downloaded.
+liked where it has at least four, or --liked; films that a user did not rate may count as disliked,
+--unrated. The files of all its releases are read, or the smallest release, ml-100k, is downloaded.
 
     python datasets/movielens.py --help
 """
@@ -46,10 +46,13 @@ HEADER = ["userId", "movieId", "rating", "timestamp"]
 """First line of ratings.csv; the other files have the same columns and no such line."""
 
 LIKED = 4.0
-"""The lowest rating that is a like."""
+"""The lowest rating that is a like, if no other is given."""
 
 LARGEST = {"user": 2**53, "item": 2**53, "rating": 5, "time": 2**53}
 """The four columns -> the largest number taken there; beyond 2**53, numbers read as float64 are not whole."""
+
+MOST_UNRATED = 100
+"""The most unrated items that there may be for each one rated."""
 
 _CHUNK_ROWS = 200_000
 _LONGEST_LINE = 200
@@ -112,7 +115,14 @@ def download() -> Path:
 
 
 def build(
-    ratings: pd.DataFrame, source: str, name: str = "movielens", factors: int = 8, min_ratings: int = 10, seed: int = 0
+    ratings: pd.DataFrame,
+    source: str,
+    name: str = "movielens",
+    factors: int = 8,
+    min_ratings: int = 10,
+    seed: int = 0,
+    liked: float = LIKED,
+    unrated: float = 0.0,
 ) -> tuple[Manifest, NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
     """Turn ratings into a federation.
 
@@ -132,7 +142,12 @@ def build(
     min_ratings : int
         Users who rated fewer items are left out.
     seed : int
-        Seed of the order of users.
+        Seed of the order of users, and of the items that they did not rate.
+    liked : float
+        The lowest rating that is a like.
+    unrated : float
+        So many items a rated one are drawn, alike, from those that a user did not rate, and count as disliked;
+        fewer where there are no more.
 
     Returns
     -------
@@ -163,8 +178,13 @@ def build(
             "lower --min-ratings, or give a file with more ratings"
         )
     client = np.random.default_rng(seed).permutation(len(users))[user]
+    likes = kept["rating"].to_numpy() >= liked
+    if unrated:
+        owners, others = _unrated(client, item, len(items), unrated, seed)
+        client, item = np.concatenate([client, owners]), np.concatenate([item, others])
+        likes = np.concatenate([likes, np.full(len(others), False)])
     order = np.lexsort((item, client))
-    targets = np.where(kept["rating"].to_numpy()[order] >= LIKED, 1, -1).astype(np.int8)
+    targets = np.where(likes[order], 1, -1).astype(np.int8)
     # In whole numbers, where no rounding can move the border.
     train = len(users) * 9 // 10
     manifest = Manifest(
@@ -176,7 +196,7 @@ def build(
         provenance=(
             f"MovieLens (Harper and Konstan, 2015; grouplens.org/datasets/movielens), read from {source}. One client a "
             f"user, of those with at least {min_ratings} ratings; an item is liked where its latest rating is "
-            f"{LIKED:g} or more. Made by datasets/movielens.py with seed {seed}."
+            f"{liked:g} or more{_also(unrated)}. Made by datasets/movielens.py with seed {seed}."
         ),
         licence="MovieLens: for research; no redistribution without permission of GroupLens",
     )
@@ -196,6 +216,15 @@ def main(
     name: Annotated[str, typer.Option(help="Name of the federation.")] = "movielens",
     factors: Annotated[int, typer.Option(min=1, help="Latent factors of its model.")] = 8,
     min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
+    liked: Annotated[
+        float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like; lower ones are dislikes.")
+    ] = LIKED,
+    unrated: Annotated[
+        float,
+        typer.Option(
+            min=0, max=MOST_UNRATED, help="Items that a user did not rate to count as dislikes, for each one rated."
+        ),
+    ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
 ) -> None:
@@ -207,7 +236,7 @@ def main(
         check_out(folder)
         file = ratings or download()
         table = read_ratings(file)
-        manifest, features, targets, offsets = build(table, file.name, name, factors, min_ratings, seed)
+        manifest, features, targets, offsets = build(table, file.name, name, factors, min_ratings, seed, liked, unrated)
         write_federation(folder, manifest, features, targets, offsets)
     likes = np.add.reduceat(targets > 0, offsets[:-1], dtype=np.int64)
     typer.echo(
@@ -215,8 +244,27 @@ def main(
         f"{manifest.units['items']} items, {len(targets)} rows, {likes.sum() / len(targets):.1%} of them likes"
     )
     typer.echo(f"users left out, with fewer than {min_ratings} ratings: {table['user'].nunique() - manifest.clients}")
-    typer.echo(f"users who like half or more of what they rated: {(2 * likes >= np.diff(offsets)).sum()}")
+    typer.echo(f"users who like half or more of their items: {(2 * likes >= np.diff(offsets)).sum()}")
     typer.echo(folder)
+
+
+def _unrated(
+    client: NDArray[np.int64], item: NDArray[np.int64], items: int, share: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw for each client some of the items that it has no rating of; return owner and item of each."""
+    owners, others = [], []
+    for one, rated in enumerate(np.split(item[np.argsort(client, kind="stable")], np.cumsum(np.bincount(client))[:-1])):
+        left = np.setdiff1d(np.arange(items), rated)
+        # A generator a client, so that its items do not depend on who else there is.
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(one,)))
+        drawn = generator.choice(left, min(round(share * len(rated)), len(left)), replace=False)
+        owners.append(np.full(len(drawn), one))
+        others.append(drawn)
+    return np.concatenate(owners), np.concatenate(others)
+
+
+def _also(unrated: float) -> str:
+    return f"; for each that a user rated, {unrated:g} of the others, drawn alike, count as disliked" if unrated else ""
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments import drift, frontier, handwriting, hospital, pac, page, synthetic
+from experiments import drift, frontier, handwriting, hospital, pac, page, recommender, synthetic
 from experiments.runs import Spec, finish
 from experiments.sweep import FIRST_SEED, Result, Task, sweep
 from experiments.tables import good, trained
@@ -103,6 +103,24 @@ def run_drift(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = Fal
     """Clients that change: data that drift, clients that come and go, what old hypotheses and ledgers do then."""
     folder = _folder(out, "drift", quick)
     _run("drift", folder, lambda: drift.specs(folder, first=first, **_size(seeds, quick, 1)), drift.tables, drift.play)
+
+
+@app.command("recommender")
+def run_recommender(
+    federation: Annotated[str, typer.Argument(help="Name or path of a federation of preferences.")] = "movielens",
+    seeds: Seeds = None,
+    first: First = FIRST_SEED,
+    quick: Quick = False,
+    out: Out = None,
+) -> None:
+    """A recommender beside rules of thumb, on the rows of newcomers."""
+    folder = _folder(out, "recommender", quick)
+    _run(
+        "recommender",
+        folder,
+        lambda: recommender.specs(federation, folder, first=first, **_size(seeds, quick, 2)),
+        recommender.tables,
+    )
 
 
 @app.command("pac")

@@ -45,6 +45,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "experiments/frontier.py", "configs/qmnist-features-*.toml", "datasets/qmnist_features.py"
     ),
     "drift": ("experiments/drift.py", "configs/synthetic.toml", "datasets/synthetic.py"),
+    "recommender": (
+        "experiments/recommender.py", "experiments/splits.py", "configs/recommender.toml", "models/factors.py",
+        "models/rules_of_thumb.py", "strategies/recommender.py", "datasets/movielens.py",
+    ),
     "pac": ("experiments/pac.py", "experiments/pac_trials.py", "attacks/pac_attack.py"),
 }  # fmt: skip
 """By its name: the files that make an experiment's numbers, besides what the saved runs pin."""

@@ -14,7 +14,7 @@ Folders are memory-mapped, so that cost grows with the clients that are read, no
 clients that there are. Training clients come first, validation clients after them.
 """
 
-from federation.data import Federation, check, offsets_of
+from federation.data import Federation, check, held_out, offsets_of
 from federation.find import BUNDLED, digest_of, find_federation, find_typed, open_federation, read_manifest
 from federation.folder import check_out, write_federation
 from federation.leaf import write_leaf
@@ -32,6 +32,7 @@ __all__ = [
     "digest_of",
     "find_federation",
     "find_typed",
+    "held_out",
     "offsets_of",
     "open_federation",
     "read_manifest",

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from federation.manifest import Manifest
 from protocol.errors import FederationError
 
+HELD_OUT = 5
+"""Of a newcomer's rows every fifth is kept to score it on."""
 _SCAN_ROWS = 1 << 16
 _LARGEST, _LARGEST_WHOLE = float(np.finfo(np.float32).max), np.iinfo(np.int64).max
 
@@ -110,6 +112,17 @@ def check(federation: Federation, source: Path) -> None:
 def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:
     """Return the offsets of clients with the given numbers of rows."""
     return np.concatenate([[0], np.cumsum(list(lengths), dtype=np.int64)]).astype(np.int64)
+
+
+def held_out(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return, of the rows of clients of so many each, which a newcomer is scored on and does not learn from.
+
+    That is every fifth; of a client of fewer rows the last.
+    """
+    position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    last = np.repeat(np.where(lengths < HELD_OUT, lengths - 1, -1), lengths)
+    kept: NDArray[np.bool_] = (position % HELD_OUT == HELD_OUT - 1) | (position == last)
+    return kept
 
 
 def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:

@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 
 from federation import Manifest
-from models.factors import Factors
+from models.factors import BiasedFactors, Factors
 from models.libraries import library_of
 from models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
 from models.model import Model, check
@@ -40,6 +40,11 @@ MODELS = {
 }
 
 
+BIASED_FACTORS = "biased-factors"
+"""Name, without a size, of the recommender with biases; it takes the size of its federation's factors."""
+_FACTORS = re.compile(r"(?P<biased>biased-)?factors-(?P<items>[1-9]\d{0,6})x(?P<factors>[1-9]\d{0,3})")
+
+
 @lru_cache(maxsize=16)
 def load(
     name: str,
@@ -56,8 +61,8 @@ def load(
     ----------
     name : str
         A key of `MODELS`, ``linear-IxO`` or ``mlp-IxHxO`` for rows of I numbers and O outputs,
-        ``factors-IxD`` for I items with vectors of length D, ``package.module:factory``, or
-        ``library:model``, the last two with ``name=value`` after them.
+        ``factors-IxD`` or ``biased-factors-IxD`` for I items with vectors of length D,
+        ``package.module:factory``, or ``library:model``, the last two with ``name=value`` after them.
     loss : str
         A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
     frozen, local : str
@@ -83,9 +88,11 @@ def load(
         model = MODELS[name]
     elif model_of_size := sized(name, own):
         model = model_of_size
-    elif size := re.fullmatch(r"factors-([1-9]\d{0,6})x([1-9]\d{0,3})", name):
-        items, factors = map(int, size.groups())
-        model = Model(name, partial(Factors, items, factors), LOSSES["log"], METRICS["right-sign"])
+    elif size := _FACTORS.fullmatch(name):
+        network = BiasedFactors if size["biased"] else Factors
+        model = Model(
+            name, partial(network, int(size["items"]), int(size["factors"])), LOSSES["log"], METRICS["right-sign"]
+        )
         if loss and loss not in SLOPES:
             raise ModelError(
                 f"model {name!r} needs a loss of the margin, not {loss!r}; choose from {', '.join(SLOPES)}"
@@ -93,7 +100,7 @@ def load(
     else:
         raise ModelError(
             f"unknown model {name!r}; choose from {', '.join(MODELS)}, linear-IxO, mlp-IxHxO, factors-IxD, "
-            "or give package.module:factory"
+            "biased-factors-IxD, or give package.module:factory"
         )
     if own:
         model = replace(model, loss=own)
@@ -111,7 +118,8 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """Return the model that a run asks for, or else the one its federation was made for.
 
     A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
-    manifest says of frozen and local parameters is of the manifest's own model alone.
+    manifest says of frozen and local parameters is of the manifest's own model alone. ``biased-factors``
+    are of the size of the federation's factors, where it does not say.
 
     Parameters
     ----------
@@ -127,12 +135,17 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     default = manifest.model if manifest else ""
     if not (run.model or default):
         raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
+    name = run.model or default
+    if name == BIASED_FACTORS:
+        if not _FACTORS.fullmatch(default):
+            raise ModelError(f"model {name!r} has no size here; name a federation of preferences, or give {name}-IxD")
+        name = f"{BIASED_FACTORS}-{default.rpartition('-')[2]}"
     loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
     if manifest is not None and (not default or run.model in ("", default)):
         loss, metric = loss or manifest.loss, metric or manifest.metric
         frozen, local = frozen or manifest.frozen, local or manifest.local
         pretrained = pretrained or manifest.pretrained
-    return load(run.model or default, loss, frozen, local, metric, pretrained, manifest.loss if manifest else "")
+    return load(name, loss, frozen, local, metric, pretrained, manifest.loss if manifest else "")
 
 
 def _from_factory(name: str, loss: Loss | None) -> Model:

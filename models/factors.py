@@ -1,6 +1,7 @@
 """Recommendation by factors: the items' vectors are learnt together, each user's stays on its device.
 
-A user likes item i if u . v_i > 0 (PAC identifiability in federated personalization, Sec. 3).
+`Factors` is the model of *PAC identifiability in federated personalization* (Sec. 3): a user likes item i if
+u . v_i > 0. `BiasedFactors` is the one to recommend with: items and users have biases besides, and a prior.
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from models.losses import SLOPES
 INITIAL_SCALE = 0.1
 """Standard deviation of the components of fresh item vectors."""
 
-# How a newcomer fits its vector to the items: plain descent, and a little decay, without which the
-# vector of a client whose items can be told apart would have no end to go to.
+VECTOR_DECAY, BIAS_DECAY = 5.0, 1.0
+"""Of biased factors: precisions of the Gaussian priors of vectors and of biases, of items and users alike."""
+
+# How a newcomer fits its vector to the items: plain descent, and for factors without a prior a little
+# decay a row, without which the vector of a client whose items can be told apart would have no end to go to.
 _NEWCOMER_STEPS = 200
-_DECAY = 1e-3
+_NEWCOMER_DECAY = 1e-3
 
 
 class Factors(nn.Module):
@@ -39,7 +43,7 @@ class Factors(nn.Module):
     """
 
     local_parameters = ("user",)
-    summed_parameters = ("items",)
+    summed_parameters: tuple[str, ...] = ("items",)
 
     def __init__(self, items: int, factors: int) -> None:
         super().__init__()
@@ -56,8 +60,9 @@ class Factors(nn.Module):
         size = len(self.user)
         return {"user": generator.standard_normal(size) / np.sqrt(size)}
 
-    @staticmethod
+    @classmethod
     def fit_local(
+        cls,
         shared: dict[str, NDArray[Any]],
         features: NDArray[Any],
         targets: NDArray[Any],
@@ -69,7 +74,7 @@ class Factors(nn.Module):
         Parameters
         ----------
         shared : dict of ndarray
-            One hypothesis: ``items`` (I, d).
+            One hypothesis: ``items``.
         features : ndarray, shape (rows, 1)
             Items' numbers, the rows of a client together.
         targets : ndarray, shape (rows,)
@@ -79,21 +84,34 @@ class Factors(nn.Module):
         loss : str
             A key of `models.losses.SLOPES`.
         """
-        items, slope = shared["items"], SLOPES[loss]
+        vectors, offsets = cls._seen_by_users(shared["items"].astype(np.float64))
+        slope = SLOPES[loss]
         position = np.arange(max(1, int(lengths.max(initial=0))))[None, :]
         real = position < lengths[:, None]
-        starts = np.cumsum(lengths) - lengths
-        rows = np.where(real, starts[:, None] + position, 0)
-        users = np.zeros((len(lengths), items.shape[1]))
+        rows = np.where(real, (np.cumsum(lengths) - lengths)[:, None] + position, 0)
+        users = np.zeros((len(lengths), vectors.shape[1]))
         if len(features):
-            vectors, y = items[features[:, 0].astype(np.int64)[rows]].astype(np.float64), targets[rows]
+            numbers = features[:, 0].astype(np.int64)[rows]
+            own, fixed, y = vectors[numbers], offsets[numbers], np.where(real, targets[rows], 0).astype(np.float64)
             count = np.maximum(lengths, 1)[:, None]
-            size = np.square(vectors).sum(axis=2)
-            step = 1 / (np.where(real, size, 0).sum(axis=1, keepdims=True) / count / 4 + _DECAY)
+            decay = cls._newcomer_decay(users.shape[1], count)
+            size = np.where(real, np.square(own).sum(axis=2), 0).sum(axis=1, keepdims=True) / count
+            step = 1 / (size / 4 + np.max(decay, axis=1, keepdims=True))
             for _ in range(_NEWCOMER_STEPS):
-                slopes = np.where(real, slope(y * np.einsum("mbd,md->mb", vectors, users)) * y, 0)
-                users -= step * (np.einsum("mb,mbd->md", slopes, vectors) / count + _DECAY * users)
+                margins = y * (np.matmul(own, users[:, :, None])[:, :, 0] + fixed)
+                slopes = (slope(margins) * y)[:, None, :]
+                users -= step * (np.matmul(slopes, own)[:, 0] / count + decay * users)
         return {"user": users.astype(np.float32)}
+
+    @staticmethod
+    def _seen_by_users(items: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Return by what a user's own parameters are multiplied at each item, and what the score has besides."""
+        return items, np.zeros(len(items))
+
+    @staticmethod
+    def _newcomer_decay(size: int, count: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Return the decay (clients, size) that goes with the mean loss over `count` rows (clients, 1)."""
+        return np.full((len(count), size), _NEWCOMER_DECAY)
 
     def misfit(self, federation: Federation) -> str:
         """Return what keeps the model from the data: items' numbers, and labels of -1 and 1; empty if nothing does."""
@@ -112,3 +130,51 @@ class Factors(nn.Module):
         if len(np.unique(owner * items + numbers.astype(np.int64))) < len(numbers):
             return "takes an item once at most from each client"
         return ""
+
+
+class BiasedFactors(Factors):
+    """Scores u . v_i + b_i + c: biases of items, which are shared, and of users, which are not.
+
+    Matrix factorisation with biases (Koren, Bell and Volinsky, 2009) for labels, at the maximum of the posterior:
+    vectors and biases have Gaussian priors of mean 0 and precisions `VECTOR_DECAY` and `BIAS_DECAY`. So an item
+    or a user with few labels stays near the average. A user starts at 0, as an average one; all steps go
+    down the sum over a minibatch, those of users too.
+
+    Parameters
+    ----------
+    items : int
+        I.
+    factors : int
+        d. ``items`` (I, d + 1) holds each item's vector and then its bias, ``user`` (d + 1,) the user's.
+    """
+
+    summed_parameters = ("items", "user")
+
+    def __init__(self, items: int, factors: int) -> None:
+        super().__init__(items, factors)
+        self.items = nn.Parameter(torch.cat([self.items.detach(), torch.zeros(items, 1)], dim=1))
+        self.user = nn.Parameter(torch.zeros(factors + 1))
+        self.decays = {"items": _precisions(factors + 1), "user": _precisions(factors + 1)}
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return the scores (rows, 1) of the items (rows, 1)."""
+        items = self.items[rows[:, 0].long()]
+        scores: Tensor = items[:, :-1] @ self.user[:-1] + items[:, -1] + self.user[-1]
+        return scores[:, None]
+
+    def draw_local(self, generator: np.random.Generator) -> dict[str, NDArray[Any]]:
+        """Return a fresh user's vector and bias, 0."""
+        return {"user": np.zeros(len(self.user))}
+
+    @staticmethod
+    def _seen_by_users(items: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        return np.concatenate([items[:, :-1], np.ones((len(items), 1))], axis=1), items[:, -1]
+
+    @staticmethod
+    def _newcomer_decay(size: int, count: NDArray[np.int64]) -> NDArray[np.float64]:
+        return _precisions(size) / count
+
+
+def _precisions(size: int) -> NDArray[np.float64]:
+    """Return those of the priors of a vector and a bias, `size` numbers in all."""
+    return np.array([VECTOR_DECAY] * (size - 1) + [BIAS_DECAY])

@@ -53,7 +53,8 @@ class Model:
 
     A network may say more of itself, in attributes of its class: ``local_parameters``, patterns on
     the names of those that are each client's own; ``summed_parameters``, those whose step goes down
-    the sum over a minibatch instead of its mean (PAC paper, Protocol 1); ``draw_local(generator)``,
+    the sum over a minibatch instead of its mean (PAC paper, Protocol 1); ``decays``, by name the precisions of
+    parameters' Gaussian priors (`Model.decays`); ``draw_local(generator)``,
     which returns a fresh client's own parameters by name; ``fit_local(...)``, see
     `models.factors.Factors.fit_local`; ``misfit(federation)``, see `models.fit.misfit`. A parameter
     with ``requires_grad=False`` is frozen. A layer that the network puts in evaluation mode stays there.
@@ -157,6 +158,16 @@ class Model:
     def summed(self) -> frozenset[str]:
         """Parameters whose step goes down the sum over a minibatch instead of its mean."""
         return frozenset(getattr(self.module, "summed_parameters", ()))
+
+    @cached_property
+    def decays(self) -> dict[str, NDArray[np.float32]]:
+        """Precisions of the Gaussian priors, of mean 0, of parameters that have one, (size of the last axis,).
+
+        That of a local parameter stands beside the loss summed over its client's rows, and that of a shared
+        one beside the loss summed over all clients' rows, which is for the strategy to see to.
+        """
+        own = getattr(self.module, "decays", {})
+        return {name: np.asarray(value, np.float32) for name, value in own.items()}
 
     @cached_property
     def num_parameters(self) -> int:

@@ -52,8 +52,8 @@ class RunConfig(Settings):
     model: str = Field(
         "",
         description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, "
-        'factors-IxD, package.module:factory or library:model, with options as "... name=value"; "" for the '
-        "federation's own",
+        "factors-IxD, biased-factors or biased-factors-IxD, package.module:factory or library:model, with options as "
+        '"... name=value"; "" for the federation\'s own',
     )
     loss: str = Field(
         "",

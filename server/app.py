@@ -20,6 +20,7 @@ from server.history import State
 from server.observers import Checkpoints, Log, Patience, Released
 from server.report import View, render
 from server.rounds import Run, initial_hypotheses, run_rounds
+from server.rules_of_thumb import RulesOfThumb
 from server.run_folder import RunFolder, versions
 from server.runs import home_of_runs, run_named
 from server.setup import Setup
@@ -62,6 +63,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
         state = State(hypotheses=start, best=start)
         snapshots = Snapshots(state)
     observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots), Released()]
+    observers.append(RulesOfThumb())
     run = Run(setup, grid, state, observers, folder.path.name, folder)
     run_rounds(run)
 

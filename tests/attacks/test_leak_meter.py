@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from attacks.leak_meter import Leak, LeakMeter, guessed_norm, section_of
-from attacks.pac_attack import Estimate, error_rate
+from attacks.pac_attack import Estimate, direction_error, error_rate
 from attacks.truth import local_parameters
 from client.app import app
 from federation import BUNDLED, Manifest, write_leaf
@@ -192,7 +192,7 @@ def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Co
     section = section_of([Leak(1, 17, predictions=0.96)], 1, run)
     assert section is not None
     assert "Every round the server attacked" in section.paragraphs[0]
-    assert "stolen predictions 0.96" in section.paragraphs[0]
+    assert "stolen predictions, under the better of both signs 0.96" in section.paragraphs[0]
     assert "by then has spent" not in section.paragraphs[0]
     assert "paper's budget" not in section.picture
 
@@ -329,7 +329,7 @@ def recommending(config: Config, **changes: Any) -> Config:
 def test_of_a_recommender_the_predictions_are_stolen(run_config: Config) -> None:
     leaks = leaks_of(recommending(run_config, rounds=15))
     predictions = [leak.predictions for leak in leaks]
-    assert [Leak(leak.round, leak.client, predictions=leak.predictions) for leak in leaks] == leaks, "and nothing else"
+    assert [Leak(one.round, one.client, predictions=one.predictions, signed=one.signed) for one in leaks] == leaks
     assert all(share is not None and 0 <= share <= 1 for share in predictions)
     assert predictions[-1] is not None
     assert predictions[-1] > 0.9
@@ -351,7 +351,9 @@ def test_predictions_are_the_share_of_items_on_which_both_vectors_agree(run_conf
     # A single minibatch moves every item along the local vector as it was, most of them against it.
     estimate = Estimate(8, spectral=True)
     estimate.add(-before[None].astype(float))
-    assert leak.predictions == pytest.approx(1 - error_rate(estimate.vector, after.astype(float), items), abs=0.011)
+    truth = after.astype(float), items
+    assert leak.predictions == pytest.approx(1 - direction_error(estimate.vector, *truth), abs=0.011)
+    assert leak.signed == pytest.approx(1 - error_rate(estimate.vector, *truth), abs=0.011)
 
 
 class Comparing(Observer):
@@ -367,7 +369,7 @@ class Comparing(Observer):
         own = local_parameters(self._grid, roster, np.array([client]))[client]["user"].astype(float)
         items = run.state.hypotheses["items"][0].astype(float)
         assert self._meter._estimate is not None
-        self.shares.append(1 - error_rate(self._meter._estimate.vector, own, items))
+        self.shares.append(1 - direction_error(self._meter._estimate.vector, own, items))
 
 
 def test_the_truth_that_a_client_says_is_what_it_keeps(run_config: Config) -> None:
@@ -389,10 +391,21 @@ def test_the_truth_that_a_client_says_is_what_it_keeps(run_config: Config) -> No
     assert len(found[0]) == 8
 
 
+def test_of_a_recommender_with_biases_the_sign_is_stolen_too(run_config: Config) -> None:
+    config = recommending(run_config, rounds=15, model="biased-factors", **{"local-steps": 0, "local-epochs": 1})
+    leaks = leaks_of(config)
+    assert all(leak.signed is not None and 0 <= leak.signed <= 1 for leak in leaks)
+    late = leaks[8:]
+    assert np.mean([leak.signed for leak in late if leak.signed is not None]) > 0.8
+    assert sum(leak.signed == leak.predictions for leak in late) >= 6
+
+
 def test_noise_hides_the_predictions(run_config: Config) -> None:
-    """At nu = 1000 the stolen vector is a guess; over ten seeds it agrees with the true one on half of the items."""
+    """At nu = 1000 the stolen vector is a guess; under its sign it agrees with the true one on half of the items."""
     config = recommending(run_config, rounds=1, **{"noise-multiplier": 1000.0})
-    shares = [leaks_of(config | {"seed": seed})[0].predictions for seed in range(10)]
+    leaks = [leaks_of(config | {"seed": seed})[0] for seed in range(10)]
+    assert all(leak.predictions is not None and leak.predictions >= 0.5 for leak in leaks)
+    shares = [leak.signed for leak in leaks]
     assert 0.2 < np.mean([share for share in shares if share is not None]) < 0.8
 
 

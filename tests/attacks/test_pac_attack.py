@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,21 @@ import pytest
 from flwr.app import Message
 from numpy.typing import NDArray
 
-from attacks.pac_attack import AttackOptions, Estimate, PacAttack, checkpoint, error_rate, factors_of, needed
+from attacks.pac_attack import (
+    AttackOptions,
+    Estimate,
+    PacAttack,
+    checkpoint,
+    direction_error,
+    error_rate,
+    factors_of,
+    lean_of,
+    needed,
+    signs_by_items,
+)
 from attacks.truth import local_parameters
 from client.app import app
+from federation import BUNDLED, open_federation
 from models import load
 from privacy.memory_ledger import MemoryLedger
 from protocol.demands import Training
@@ -37,7 +49,8 @@ from .conftest import RelayGrid
 Config = dict[str, Any]
 Findings = list[dict[str, Any]]
 
-COLUMNS = ["attack", "noise_multiplier", "client", "interactions", "error", "spent"]
+COLUMNS = ["attack", "noise_multiplier", "client", "interactions", "error", "by_rate", "by_items", "spent"]
+ERRORS = COLUMNS[4:7]
 N = 800  # parameters of 100 items of 8 factors
 TRAINING = 60
 # Three rounds of honest training, then at most twelve interactions with each of five clients, without noise.
@@ -162,6 +175,44 @@ def test_an_estimate_errs_on_the_items_that_it_puts_on_the_other_side() -> None:
     assert error_rate(0 * U, U, items) == 1, "who knows nothing predicts nothing"
 
 
+def test_a_direction_errs_on_the_items_that_no_sign_sets_right() -> None:
+    items = np.array([[1.0, 0], [0, 1], [-1, 0], [1, 1]])
+    assert direction_error(-U, U, items) == 0
+    assert direction_error(np.array([1.0, 2]), np.array([1.0, -0.5]), items) == 0.25
+    assert direction_error(np.array([-1.0, -2]), np.array([1.0, -0.5]), items) == 0.25
+    assert direction_error(0 * U, U, items) == 1, "who knows nothing predicts nothing, whatever its sign"
+    assert direction_error(U, 0 * U, items) == 1, "and of who has no taste nothing is to be known"
+
+
+def test_biases_tell_the_sign_of_who_likes_most() -> None:
+    """Delta (v_i, b_i) = x_i (u, 1), with x_i > 0 for liked items: four of five, against Assumption 1."""
+    rows = np.outer([0.2, 0.3, 0.1, 0.2, -0.7], [*U, 1.0])
+    for spectral in (True, False):
+        estimate = Estimate(2, spectral, biases=True)
+        estimate.add(rows)
+        np.testing.assert_allclose(estimate.vector / np.linalg.norm(estimate.vector), U / 5, atol=1e-12)
+        without = Estimate(2, spectral)
+        without.add(rows[:, :2] + (0.05 * U if spectral else 0))
+        assert without.vector @ U < 0, "where most labels are likes, Assumption 1 turns it round"
+
+
+def test_what_people_agree_on_tells_the_signs_together() -> None:
+    """Three of four like item 0 and dislike item 1; the last of them was stolen the wrong way round."""
+    pushes = np.array([[1.0, -1, 1, 0], [2, -2, 0, 2], [0, -1, 1, 1], [-3, 3, -3, 0]])
+    assert signs_by_items(pushes).tolist() == [1, 1, 1, -1]
+    assert signs_by_items(-pushes).tolist() == [-1, -1, -1, 1], "items are pushed up on the whole"
+    assert len(signs_by_items(np.zeros((2, 3)))) == 2
+
+
+def test_which_labels_are_more_frequent_is_read_off_who_trains() -> None:
+    preferences = open_federation(BUNDLED / "preferences.json")
+    assert lean_of(preferences) == "dislikes"
+    assert lean_of(replace(preferences, targets=-np.asarray(preferences.targets))) == "likes"
+    half = np.asarray(preferences.targets).copy()
+    half[::2], half[1::2] = 1, -1
+    assert lean_of(replace(preferences, targets=half)) == "unknown"
+
+
 def test_the_attack_is_measured_ever_more_seldom() -> None:
     assert [t for t in range(1, 100) if checkpoint(t)] == [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96]
 
@@ -193,7 +244,8 @@ def test_without_noise_all_local_parameters_are_stolen_in_a_few_interactions(
         assert row["spent"] is None, "no number bounds what it gave away"
     (remark,) = played.remarks
     begins = f"Attack {attack}, no noise: local parameters of 5 of 5 clients stolen, but for 5% of what they predict"
-    assert remark.startswith(begins)
+    assert remark.startswith(begins + " and the sign, in")
+    assert "With the sign, by the population's rate: " in remark
     assert played.state.stopped == "the attack is over"
 
 
@@ -220,6 +272,41 @@ def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
     assert not stolen.any()
     assert (last.local_steps, last.local_epochs, list(last.clients)) == (0, 0, played.victims)
     np.testing.assert_array_equal(restored, played.items)
+
+
+@pytest.mark.parametrize(("run", "step"), [({}, 0.1 / 64), ({"message-noise": 0.01}, 6.4)], ids=["short", "long"])
+def test_a_spectral_reading_asks_for_a_step_on_all_rows(attack_config: Config, run: Config, step: float) -> None:
+    """A short one where noise is in proportion, and a long one where it is not; neither moves the victims' vectors."""
+    played = Attacked(attack_config | options(reading="spectral", attack="jitter", interactions=1) | run)
+    *_, (demand, _), (last, _) = played.trains
+    assert (demand.local_steps, demand.local_epochs, demand.batch_size) == (0, 1, 0)
+    assert demand.step_size == pytest.approx(step)
+    assert (last.local_steps, last.local_epochs) == (0, 0)
+
+
+@pytest.mark.parametrize("attack", ["zero", "spectral"])
+def test_biases_give_away_the_sign_as_well(attack_config: Config, attack: str) -> None:
+    config = attack_config | options(attack=attack, reading="spectral", after=20, lean="unknown")
+    played = Attacked(config | {"model": "biased-factors", "local-steps": 0, "local-epochs": 1})
+    for client in played.victims:
+        row = played.last(client, 0.0)
+        assert row["error"] == row["by_rate"] == row["by_items"] <= 0.05
+    assert "Items' biases tell the sign." in played.remarks[0]
+
+
+def test_where_nothing_is_known_of_the_population_no_sign_is_settled(attack_config: Config) -> None:
+    played = Attacked(attack_config | options(lean="unknown"))
+    assert {(row["by_rate"], row["by_items"]) for row in played.findings} == {(None, None)}
+    assert played.remarks[0].endswith("Nothing tells the sign.")
+
+
+def test_the_other_lean_takes_the_other_sign(attack_config: Config) -> None:
+    """Clients dislike most here, so that a server that believes the contrary errs on every item."""
+    right, wrong = (Attacked(attack_config | options(lean=lean)) for lean in ("dislikes", "likes"))
+    for client in right.victims:
+        one, other = right.last(client, 0.0), wrong.last(client, 0.0)
+        assert one["error"] == other["error"] == one["by_rate"] == 0
+        assert other["by_rate"] == 1
 
 
 def test_jitter_is_never_the_same_and_almost_nothing(attack_config: Config) -> None:
@@ -313,7 +400,7 @@ def test_of_nodes_elsewhere_nobody_knows_what_was_stolen(attack_config: Config) 
     played, here = Attacked(config, relayed=True), Attacked(config)
     assert {row["error"] for row in played.findings} == {None}
     for client in here.victims:
-        assert played.last(client, 2.0) == here.last(client, 2.0) | {"error": None}, "which changes nothing else"
+        assert played.last(client, 2.0) == here.last(client, 2.0) | dict.fromkeys(ERRORS), "which changes nothing else"
     (remark,) = played.remarks
     assert remark == (
         "Attack zero, nu = 2: clients released 12 times at most. Nobody can read their own local parameters here, so "

@@ -523,3 +523,43 @@ def test_a_gathered_client_trains_as_the_paper_says(engine: str) -> None:
         v, u = client_update(ITEMS, users[position], rows, steps(1, 0, 0.1), "log", np.random.default_rng())
         np.testing.assert_allclose(moved[position], v, **CLOSE)
         np.testing.assert_allclose(local[position], u, **CLOSE)
+
+
+# --- priors
+
+
+@engines
+@pytest.mark.parametrize("batch_size", [0, 2])
+def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str, batch_size: int) -> None:
+    """An item of zeros, of four, leaves the prior alone to move the vector: -s 5 u, and -s 1 c beside the residuals."""
+    learner = learner_of(engine, models.load("biased-factors-4x2", "margin"))
+    cohort, user = labelled([[0, 1, 2, 3], [1, -1, 1, 1]], [[2], [-1]]), np.array([[1, 2, 3], [1, 2, 3]], np.float32)
+    update, chosen = LocalUpdate(1, 0.01, batch_size), np.zeros(2, np.int64)
+    shared, local = learner.train(
+        {"items": np.zeros((1, 4, 3), np.float32)}, chosen, cohort, update, generators(2, 0), {"user": user}
+    )
+    # In minibatches of two the second half of the prior is of what the first half left.
+    left = 1 - 0.05 if batch_size == 0 else (1 - 0.025) ** 2
+    np.testing.assert_allclose(local["user"][0, :2], left * user[0, :2], rtol=2e-2)
+    np.testing.assert_allclose(local["user"][1], [0.95, 1.9, 2.97 - 0.01], rtol=1e-5)
+    # Of the margin loss the residual is the label: items move along the user's vector, their biases by the step.
+    np.testing.assert_allclose(shared["items"][1, 2], [-0.01, -0.02, -0.01], rtol=1e-5)
+    if batch_size == 0:
+        np.testing.assert_allclose(local["user"][0], [0.95, 1.9, 2.97 + 0.02], rtol=1e-5)
+        np.testing.assert_allclose(shared["items"][0, :, 2], [0.01, -0.01, 0.01, 0.01], rtol=1e-5)
+
+
+def test_both_learners_train_factors_with_biases_alike() -> None:
+    model = models.load("biased-factors-6x2")
+    items = np.random.default_rng(1).standard_normal((1, 6, 3)).astype(np.float32)
+    cohort = labelled(([0, 1, 2, 3, 4], [1, -1, 1, 1, -1]), ([5, 0], [1, 1]))
+    user = np.random.default_rng(2).standard_normal((2, 3)).astype(np.float32)
+    found = [
+        learner_of(engine, model).train(
+            {"items": items}, np.zeros(2, np.int64), cohort, epochs(3, 2), generators(2, 0), {"user": user}
+        )
+        for engine in ENGINES
+    ]
+    for one, other in zip(*found, strict=True):
+        for name in one:
+            np.testing.assert_allclose(one[name], other[name], **CLOSE)

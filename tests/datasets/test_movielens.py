@@ -122,6 +122,28 @@ def test_lines_may_end_as_on_windows(form: str, tmp_path: Path) -> None:
     assert_holds(made(tmp_path / "out", "--ratings", file, *LEAST), [7, 20, 3])
 
 
+def test_what_counts_as_a_like_can_be_said(ratings: Path, tmp_path: Path) -> None:
+    federation = made(tmp_path / "out", "--ratings", ratings, "--liked", "3", *LEAST)
+    assert federation.targets.tolist() == [1, 1, 1, 1, -1, 1], "user 20's three stars are a like now"
+    assert "latest rating is 3 or more." in federation.manifest.provenance
+
+
+def test_items_that_a_user_did_not_rate_may_count_as_disliked(ratings: Path, tmp_path: Path) -> None:
+    """Each user rated two of three items, so that half an item for each rated one is all that there is."""
+    federation = made(tmp_path / "out", "--ratings", ratings, "--unrated", "0.5", *LEAST)
+    for client, user in enumerate([7, 20, 3]):
+        features, targets = federation.client(client)
+        assert features[:, 0].tolist() == [0, 1, 2]
+        (left,) = {0, 1, 2} - {item for (item,) in CLIENTS[user][0]}
+        assert targets[left] == -1
+        assert np.delete(targets, left).tolist() == CLIENTS[user][1]
+    assert "for each that a user rated, 0.5 of the others, drawn alike, count as disliked" in (
+        federation.manifest.provenance
+    )
+    more = made(tmp_path / "more", "--ratings", ratings, "--unrated", "9", *LEAST)
+    assert_same_rows(more, federation)
+
+
 def test_the_manifest_tells_model_source_and_licence(ratings: Path, tmp_path: Path) -> None:
     manifest = made(tmp_path / "out", "--ratings", ratings, "--factors", "5", "--name", "films", *LEAST).manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("films", "factors-3x5", "")
@@ -137,7 +159,7 @@ def test_the_output_counts_and_names_the_folder(ratings: Path, tmp_path: Path) -
     assert run(tmp_path / "out", "--ratings", ratings, *LEAST).stdout.splitlines() == [
         "2 training and 1 validation clients, 3 items, 6 rows, 66.7% of them likes",
         "users left out, with fewer than 2 ratings: 1",
-        "users who like half or more of what they rated: 3",
+        "users who like half or more of their items: 3",
         str(tmp_path / "out"),
     ]
 

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from scipy import stats
 
 import models
+from federation import Manifest
 from models import LOSSES
-from models.factors import INITIAL_SCALE, SLOPES, Factors
+from models.factors import INITIAL_SCALE, SLOPES, BiasedFactors, Factors
 from protocol.errors import ModelError
+from protocol.run_config import RunConfig
 
 FALSE_ALARM = 1e-6
 
@@ -124,3 +126,61 @@ def test_newcomers_are_fitted_as_if_alone() -> None:
         for part in (slice(0, 4), slice(4, 5), slice(5, 7))
     ]
     np.testing.assert_allclose(together, alone, rtol=1e-6)
+
+
+# --- biases
+
+
+def test_a_score_with_biases_adds_the_items_and_the_users() -> None:
+    factors = BiasedFactors(2, 2)
+    items = torch.tensor([[0.0, 1.0, 0.5], [2.0, 3.0, -4.0]])
+    factors.load_state_dict({"items": items, "user": torch.tensor([10.0, 1.0, 100.0])})
+    assert factors(torch.tensor([[1.0], [0.0]])).tolist() == [[20 + 3 - 4 + 100], [1 + 0.5 + 100]]
+
+
+def test_everybody_starts_as_the_average_user_and_items_without_a_bias() -> None:
+    model = models.load("biased-factors-500x8")
+    assert (model.shapes, model.local_shapes) == ({"items": (500, 9)}, {"user": (9,)})
+    items = model.initial(5)["items"]
+    assert not items[:, -1].any()
+    assert stats.kstest(items[:, :-1].ravel(), stats.norm(scale=INITIAL_SCALE).cdf).pvalue > FALSE_ALARM
+    assert not model.initial_local([np.random.default_rng(0)])["user"].any()
+
+
+def test_vectors_and_biases_have_priors_of_their_own() -> None:
+    decays = models.load("biased-factors-4x2").decays
+    assert {name: value.tolist() for name, value in decays.items()} == {"items": [5, 5, 1], "user": [5, 5, 1]}
+    assert models.load("factors-4x2").decays == {}
+
+
+@pytest.mark.parametrize("loss", ["log", "margin"])  # the slope of the hinge jumps
+def test_a_newcomer_with_a_bias_is_where_nothing_pulls_any_more(loss: str) -> None:
+    """The gradient of the loss summed over its rows, and that of the priors, is gone."""
+    generator = np.random.default_rng(5)
+    items, labels = generator.standard_normal((6, 3)), np.array([1, -1, 1, 1, -1, 1])
+    user = BiasedFactors.fit_local(
+        {"items": items.astype(np.float32)}, np.arange(6.0)[:, None], labels, np.array([6]), loss
+    )["user"][0].astype(float)
+    own = np.column_stack([items[:, :2], np.ones(6)])
+    slopes = SLOPES[loss](labels * (own @ user + items[:, 2])) * labels
+    assert np.abs(slopes @ own + [5, 5, 1] * user).max() < 1e-3
+
+
+def test_a_newcomer_of_few_rows_stays_near_the_average_user() -> None:
+    few, many = (
+        BiasedFactors.fit_local(
+            {"items": np.zeros((50, 3), np.float32)}, np.arange(rows)[:, None], np.ones(rows), np.array([rows]), "log"
+        )["user"][0]
+        for rows in (1, 50)
+    )
+    assert 0 < few[-1] < 0.5 < 2 < many[-1]
+    assert not few[:-1].any()
+
+
+def test_biased_factors_take_the_size_of_the_federations() -> None:
+    manifest = Manifest(name="films", model="factors-7x3", clients=2, split={"train": 1, "validation": 1})
+    assert models.load_for(RunConfig(model="biased-factors"), manifest).name == "biased-factors-7x3"
+    assert models.load_for(RunConfig(model="biased-factors-7x2"), manifest).name == "biased-factors-7x2"
+    for other in (None, manifest.model_copy(update={"model": "linear"})):
+        with pytest.raises(ModelError, match="'biased-factors' has no size here; name a federation of preferences"):
+            models.load_for(RunConfig(model="biased-factors"), other)

@@ -103,8 +103,8 @@ def test_without_any_name_the_models_are_listed() -> None:
 
 def test_an_unknown_model_lists_those_there_are() -> None:
     known = (
-        "linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, factors-IxD, or "
-        "give package.module:factory"
+        "linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, factors-IxD, "
+        "biased-factors-IxD, or give package.module:factory"
     )
     with pytest.raises(ModelError, match=f"unknown model 'rose'; choose from {known}"):
         models.load("rose")

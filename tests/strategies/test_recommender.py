@@ -57,3 +57,27 @@ def test_rounds_do_not_depend_on_the_number_of_nodes(factors_config: Config) -> 
     found = [play(factors_config | {"rounds": 4}, nodes=nodes).state.hypotheses["items"] for nodes in (1, 2, 7)]
     for other in found[1:]:
         np.testing.assert_allclose(other, found[0], rtol=1e-5, atol=1e-7)
+
+
+def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -> None:
+    """Step .1, 2 of 8 clients: vectors lose .1 * 5 / 4 of themselves, biases .1 * 1 / 4."""
+    strategy = Recommender()
+    strategy.check(RunConfig(strategy="recommender", step_size=0.1), models.load("biased-factors-2x1"))
+    strategy.fleet.participations = np.zeros(8, np.int64)
+    items = np.array([8.0, 4, 0, -8])
+    moved = strategy.combine(np.stack([items, items + np.eye(4)[0]]), items, 0)
+    np.testing.assert_allclose(moved, [8 * 0.875 + 1, 4 * 0.975, 0, -8 * 0.975])
+
+
+@pytest.mark.slow
+def test_with_biases_newcomers_are_told_better_what_they_like(factors_config: Config) -> None:
+    """What everybody dislikes most of is what a bias is for."""
+    epochs = {"local-steps": 0, "local-epochs": 1, "rounds": 40, "validate-every": 39}
+    plain, biased = (
+        play(factors_config | epochs | {"model": model}).state.history[-1] for model in ("", "biased-factors")
+    )
+    assert biased.loss is not None
+    assert plain.loss is not None
+    assert biased.metric is not None
+    assert biased.loss < plain.loss
+    assert biased.metric > 0.8

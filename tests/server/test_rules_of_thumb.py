@@ -1,0 +1,33 @@
+"""A recommender's run says what rules of thumb reach on the same rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from federation import BUNDLED, open_federation
+from models.rules_of_thumb import rules_of_thumb
+from server.rules_of_thumb import RulesOfThumb
+from simulation.in_process import play
+
+RECOMMENDER = {
+    "strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,
+    "clients-per-round": 20, "radius-floor": 1e-6,
+}  # fmt: skip
+
+
+def test_the_report_has_the_rules_beside_what_the_items_reach(run_config: dict[str, Any]) -> None:
+    rules = RulesOfThumb()
+    run = play(run_config | RECOMMENDER, observers=[rules])
+    section = rules.section()
+    assert section is not None
+    (text,) = section.paragraphs
+    assert text.startswith("Validation right-sign of the best items ")
+    assert f"of the last {run.state.history[-1].metric:.4f}. Rules of thumb on the same rows: all liked" in text
+    for name, value in rules_of_thumb(open_federation(BUNDLED / "preferences.json")).items():
+        assert f"{name} {value:.4f}" in text
+
+
+def test_of_other_models_nothing_is_said(run_config: dict[str, Any]) -> None:
+    rules = RulesOfThumb()
+    play(run_config | {"rounds": 1, "restarts": 1}, observers=[rules])
+    assert rules.section() is None
