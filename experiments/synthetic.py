@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -92,6 +93,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
             _figure_2(result, folder, name)
 
 
+@lru_cache
 def recipe() -> ModuleType:
     """Load ``datasets/synthetic.py``, which is a script and no module of a package."""
     path = ROOT / "datasets" / "synthetic.py"
