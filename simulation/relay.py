@@ -89,7 +89,7 @@ class Relay:
                 held.append(text)
             elif not skips and not _CHATTER.match(text.strip()):
                 self.say(f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text)
-            self.finished |= bool(level) and text == self.folder
+            self.finished |= bool(level and text) and text == self.folder
         self._let_go(held)
 
     @contextmanager

@@ -304,7 +304,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     run = setup.config
     assert setup.manifest == manifest
     assert (setup.model.name, setup.strategy.hypotheses) == ("cnn10", 2)
-    assert (run.rounds, run.patience, run.validate_every, run.restarts) == (20, 5, 5, 1)
+    assert (run.rounds, run.patience, run.validate_every, run.restarts) == (100, 5, 5, 1)
     assert setup.demand()["noise_multiplier"] == 3.0
 
 

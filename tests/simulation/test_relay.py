@@ -83,3 +83,4 @@ def test_the_folder_by_itself_is_the_last_line_of_a_run_that_succeeded() -> None
     said, relay = relayed(LOG + finished)
     assert relay.finished
     assert said[-1] == "/home/me/umbel/runs/1"
+    assert not relayed("\x1b[92mINFO \x1b[0m:      \n")[1].finished, "another app's empty line"
