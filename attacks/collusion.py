@@ -21,7 +21,7 @@ from attacks.behind_the_gate import Victims
 from attacks.gradients import STEP, asked, sent
 from attacks.modes import Mode
 from models.model import Parameters
-from protocol.arrays import Arrays, flatten
+from protocol.arrays import Arrays, flatten, unflatten
 from strategies.group_privacy import GroupPrivacy
 
 
@@ -63,12 +63,9 @@ def last_of_cluster(victims: Victims, mode: Mode, hypothesis: Arrays, clients: S
     releases = flatten(victims.releases(mode, sent(mode, hypothesis), clients, **asked(mode)))
     mean = cluster_mean(hypothesis, releases)
     left = len(releases) * mean - releases[1:].sum(axis=0)
-    found, at = {}, 0
-    for name, value in hypothesis.items():
-        own = left[at : at + value.size].reshape(value.shape)
-        found[name] = torch.from_numpy((value - own) / STEP)
-        at += value.size
-    return found
+    start = {name: value[None].astype(np.float64) for name, value in hypothesis.items()}
+    found = unflatten((flatten(start) - left) / STEP, start)
+    return {name: torch.from_numpy(value[0]) for name, value in found.items()}
 
 
 def cluster_mean(hypothesis: Arrays, releases: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -22,6 +22,7 @@ from protocol.errors import ConfigError
 from protocol.flower import log
 from protocol.run_config import AUTO, RunConfig
 from strategies.base import HypothesisStrategy
+from strategies.cosines import cosines
 from strategies.group_privacy import nearest
 
 _LEAST = 2  # releases of a part
@@ -125,18 +126,16 @@ def bipartition(updates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]
     gap : float
         sqrt((1 - a) / 2) for the largest cosine a between the parts.
     """
-    lengths = np.linalg.norm(updates, axis=1, keepdims=True)
-    unit = updates / np.where(lengths > 0, lengths, 1)
-    cosines = np.clip(unit @ unit.T, -1, 1)
+    alike = cosines(updates)
     # They take a moment, for which runs of other strategies need not wait.
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
 
     # Joining the two clusters that are most alike until two are left is single linkage.
-    tree = linkage(squareform(1 - cosines, checks=False), "single")
+    tree = linkage(squareform(1 - alike, checks=False), "single")
     parts = fcluster(tree, 2, "maxclust")
     second = parts != parts[0]
     if not second.any():
         return second, 0.0
-    between = float(cosines[second][:, ~second].max())
+    between = float(alike[second][:, ~second].max())
     return second, math.sqrt((1 - between) / 2)

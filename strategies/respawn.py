@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.flower import log
+from strategies.cosines import cosines
 
 _IDLE = "respawn/idle"
 _USED = 0.25  # of the releases that each would have if all had as many
@@ -108,10 +109,8 @@ def halves(updates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
         From the largest to the second eigenvalue of the centred cosines, as a part of the way from there to the
         smallest one that is not zero by centring.
     """
-    lengths = np.linalg.norm(updates, axis=1)
-    lengths = np.where(lengths > 0, lengths, 1)
-    cosines = updates @ updates.T / np.outer(lengths, lengths)
-    centred = cosines - cosines.mean(axis=0)
+    alike = cosines(updates)
+    centred = alike - alike.mean(axis=0)
     centred -= centred.mean(axis=1, keepdims=True)
     values, axes = np.linalg.eigh(centred)
     side = axes[:, -1] > 0
