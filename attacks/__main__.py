@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attacks import identify, overview
+from attacks import identify, on_images, overview, scene
 from attacks.audit import findings
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
@@ -40,7 +40,7 @@ def all_command(
     model: Annotated[str, typer.Option(help="Of all attacks but DLG.")] = "cnn",
     smooth_model: Annotated[str, typer.Option(help="Of DLG: one that is twice differentiable.")] = "lenet",
     attack: Annotated[
-        list[str] | None, typer.Option(help="One of " + ", ".join(overview.ATTACKS) + ".", show_default="all")
+        list[str] | None, typer.Option(help="One of " + ", ".join(on_images.ATTACKS) + ".", show_default="all")
     ] = None,
     images: Annotated[int, typer.Option(min=1, help="Images to attack; five times as many clients for yes or no.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
@@ -49,7 +49,7 @@ def all_command(
     ] = None,
 ) -> None:
     """Make every attack on images in every mode of release, behind the app's own gate, and print one table."""
-    setting = overview.Setting(federation, model, smooth_model, images, seed, tuple(attack or ()))
+    setting = scene.Setting(federation, model, smooth_model, images, seed, tuple(attack or ()))
     name = re.sub(r"[^\w.-]+", "-", f"all-{Path(federation).name}-{model}")
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments import drift, frontier, handwriting, hospital, pac, page, recommender, synthetic
+from experiments import attacks, drift, frontier, handwriting, hospital, pac, page, recommender, synthetic
 from experiments.runs import Spec, finish
 from experiments.sweep import FIRST_SEED, Result, Task, sweep
 from experiments.tables import good, trained
@@ -121,6 +121,13 @@ def run_recommender(
         lambda: recommender.specs(federation, folder, first=first, **_size(seeds, quick, 2)),
         recommender.tables,
     )
+
+
+@app.command("attacks")
+def run_attacks(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
+    """What releases show: the headlines of umbel attack, images and local vectors."""
+    folder = _folder(out, "attacks", quick)
+    _run("attacks", folder, lambda: attacks.specs(first=first, **_size(seeds, quick, 1)), attacks.tables, attacks.play)
 
 
 @app.command("pac")

@@ -12,14 +12,15 @@ import torch
 from typer.testing import CliRunner
 
 import models
-from attacks import overview
+from attacks import on_images
 from attacks.__main__ import app
 from attacks.behind_the_gate import Victims, write_victims
 from attacks.choice import apart, started_from
 from attacks.collusion import last_of_cluster, last_of_sums
 from attacks.gradients import RADIUS, gradients
 from attacks.modes import EPSILON, FORMAL, NO_NOISE, PAPER, SITE, Mode, compared
-from attacks.overview import GUESSING, Finding, matched, table
+from attacks.on_images import GUESSING, Finding, matched
+from attacks.overview import table
 from federation import Federation, Manifest, offsets_of, open_federation, write_federation
 from models.model import Model, Parameters
 from protocol.arrays import Arrays
@@ -148,9 +149,9 @@ def test_the_command_makes_every_attack_in_every_mode(
     strokes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {"TIMES": 2, "_DLG_ITERATIONS": 2, "_COINS": 4}.items():
-        monkeypatch.setattr(overview, name, value)
+        monkeypatch.setattr(on_images, name, value)
     for name in ("invert_first_layer", "image_of_input"):
-        monkeypatch.setattr(overview, name, partial(getattr(overview, name), iterations=2))
+        monkeypatch.setattr(on_images, name, partial(getattr(on_images, name), iterations=2))
     words = ["all", "--federation", str(strokes), "--model", NAME, "--smooth-model", "orchard:smooth", "--images", "1"]
     done = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
