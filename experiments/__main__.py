@@ -133,7 +133,7 @@ def run_attacks(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = F
 @app.command("pac")
 def run_pac(
     trials: Annotated[int, typer.Option(min=100, help="Clients attacked without noise; fewer with noise.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = FIRST_SEED,
     quick: Quick = False,
     out: Out = None,
 ) -> None:
