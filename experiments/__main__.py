@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
 from experiments import attacks, drift, frontier, handwriting, hospital, pac, page, recommender, synthetic
@@ -140,7 +142,7 @@ def run_pac(
     """PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."""
     folder = _folder(out, "pac", quick)
     pac.tables(100 if quick else trials, seed, folder)
-    page.stamp("pac", folder, _command(), [seed])
+    _stamp("pac", folder, [seed])
     typer.echo(folder / "table.md")
 
 
@@ -155,6 +157,13 @@ def run_page(
         for name in names or []:
             page.take(name, _folder(None, name, False))
         typer.echo(page.write())
+
+
+def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
+    """Say beside the tables what made them, and in them where that was little."""
+    if click.get_current_context().params["quick"]:
+        page.mark_as_quick(folder)
+    page.stamp(name, folder, _command(), seeds)
 
 
 def _command() -> str:
@@ -182,7 +191,7 @@ def _run(name: str, folder: Path, specs: Any, tables: Any, task: Task = finish) 
             results: list[Result] = sweep(_checked(specs()), folder, task)
             if any_good := bool(trained(good(results))):
                 tables(results, folder)
-                page.stamp(name, folder, _command(), (result.spec.config["seed"] for result in results))
+                _stamp(name, folder, (result.spec.config["seed"] for result in results))
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
         raise typer.Exit(130) from None

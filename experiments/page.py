@@ -73,6 +73,13 @@ def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
     write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
 
 
+def mark_as_quick(folder: Path) -> None:
+    """Say in an experiment's table that its numbers are of too few runs, or too short ones, to be results."""
+    title, _, rest = (folder / _TABLE).read_text(encoding="utf-8").partition("\n")
+    said = "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results."
+    write_atomically(folder / _TABLE, f"{title}\n\n{said}\n{rest}".encode())
+
+
 def take(name: str, folder: Path, docs: Path = DOCS) -> None:
     """Copy an experiment's tables and what made them to where the page finds them.
 

@@ -46,6 +46,11 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
     assert rows["identify-nu0-seed2000", "spectral", "0"]["stolen"] == "2 of 2"
     page = (folder / "table.md").read_text()
     assert "| 0 | spectral | 2 of 2 |" in page
+    assert page.splitlines()[:3] == [
+        "# What releases show",
+        "",
+        "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results.",
+    ]
 
 
 def test_every_attack_is_made_for_each_seed() -> None:
