@@ -15,6 +15,7 @@ from protocol.arrays import Arrays
 # given one of k equal groups is missed by chance in that many releases less often than once in 20,000.
 LAST_PART, MIN_ROUNDS, RELEASES_EACH = 10, 5, 10
 _ALL = 0.95  # the share of releases that is as good as all: now and then one strays
+_STRAYS = 0.5  # Eq. 9's ratio from which on one can
 _DIVERGED = 3.0  # times the lowest loss; where noise is all that moves hypotheses, losses go up and down by less
 
 
@@ -128,13 +129,22 @@ def last_rounds(history: Sequence[Round]) -> list[Round]:
 
 
 def collapsed(history: Sequence[Round]) -> bool:
-    """Return whether a run has become one of a single model: nearly all its last releases are of one hypothesis."""
+    """Return whether a run has become one of a single model: nearly all its last releases are of one hypothesis.
+
+    Where Eq. 9's ratio is below 1/2 no release can stray, since none is half of the way from its hypothesis to the
+    next. One of another hypothesis is then of a client that trained that one: a small group has a model of its own.
+    """
     last = last_rounds(history)
     # Rounds of other hypotheses say nothing of these.
     if not last or len(last[-1].groups) == 1 or len({len(entry.groups) for entry in last}) > 1:
         return False
     totals = [sum(groups) for groups in zip(*(entry.groups for entry in last), strict=True)]
-    return bool(max(totals) >= _ALL * sum(totals) > 0)
+    if not max(totals) >= _ALL * sum(totals) > 0:
+        return False
+    winner = totals.index(max(totals))
+    return not any(
+        sum(entry.groups) > entry.groups[winner] for entry in last if entry.ratio and max(entry.ratio) < _STRAYS
+    )
 
 
 def middle_ratio(rounds: Sequence[Round]) -> float | None:

@@ -6,13 +6,15 @@ and not in what tells groups of clients apart, so that this is common where mode
 that are two halves of one group's releases are equally well trained, and differ in what the clients of the
 halves do differently: from there, the clients' own choices tell the groups apart.
 
-All of it is computed from sanitised releases, so it costs no privacy.
+All of it is computed from sanitised releases, so it costs no privacy. It trusts them: clients that agree to go two
+opposite ways can hide what tells others apart, or have a group split that is of one kind.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from logging import INFO
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +27,10 @@ _USED = 0.25  # of the releases that each would have if all had as many
 _LEAST = 2  # releases of a half
 _NOBODY = -1  # hypothesis of a release whose own is reborn
 _GAP = 0.7  # found on FEMNIST, where releases of one kind have up to .6 and those of two kinds 1 to 2
+_DRAWS = 999  # of releases of one kind, none of which may have as large a gap: one false alarm in 1000
+_COUNTS = (*range(2, 13), 16, 24, 32, 48, 64)  # of releases, for which that is worked out: of fewer, gaps are larger
+_WIDE = 8  # dimensions for each release from which on more make no difference
+_ROUNDING = 1e-9
 
 
 def respawned(
@@ -43,7 +49,9 @@ def respawned(
     state : dict of ndarray
         The strategy's; the rounds that each hypothesis has been idle are kept there.
     after : int
-        Rounds in a row with hardly a release after which a hypothesis is reborn.
+        Rounds in a row in which nobody trained a hypothesis after which it is reborn: it had less than a quarter of its
+        share of the releases, and none of them near it. A few that stray to it from afar are no use of it, and a small
+        group of clients is.
     round : int
     moved, hypotheses : ndarray, shape (k, n)
         After and before the round.
@@ -52,7 +60,10 @@ def respawned(
         The hypothesis of each release.
     """
     k, share = len(hypotheses), len(labels) / len(hypotheses)
-    used = np.bincount(labels, minlength=k) >= _USED * share
+    counts = np.bincount(labels, minlength=k)
+    used = np.array(
+        [counts[j] >= _USED * share or _visited(j, hypotheses, releases[labels == j]) for j in range(k)], bool
+    )
     idle = np.where(used, 0, state.get(_IDLE, np.zeros(k, np.int64)) + 1)
     following, labels = moved.copy(), labels.copy()
     for j in np.flatnonzero(idle >= after).tolist():
@@ -70,26 +81,60 @@ def respawned(
     return following
 
 
+def _visited(j: int, hypotheses: NDArray[np.float64], releases: NDArray[np.float64]) -> bool:
+    """Return whether one of a hypothesis's releases (m, n) is nearer to it than half of the way to any other.
+
+    From another hypothesis such a release would have come more than half of the way, and right towards this one, as
+    noise in many dimensions hardly does.
+    """
+    if not len(releases):
+        return False
+    others = [float(np.linalg.norm(one - hypotheses[j])) for i, one in enumerate(hypotheses) if i != j]
+    nearest = min(float(np.linalg.norm(one - hypotheses[j])) for one in releases)
+    return nearest < min(others, default=np.inf) / 2
+
+
 def _torn(
     releases: NDArray[np.float64], hypotheses: NDArray[np.float64], labels: NDArray[np.int64], least: float
 ) -> tuple[int, NDArray[np.int64]] | None:
     """Return the largest group that clearly consists of two, and the releases of one of these; None if there is none.
 
-    Only groups of at least `least` releases count: a few points fall into two by chance.
+    Only groups of at least `least` releases count.
     """
     sizes = np.bincount(labels[labels != _NOBODY], minlength=len(hypotheses))
     for j in np.argsort(-sizes, kind="stable").tolist():
         if sizes[j] < least:
             break
         mine = np.flatnonzero(labels == j)
-        second, gap = halves(releases[mine] - hypotheses[j])
-        if gap >= _GAP and _LEAST <= second.sum() <= len(mine) - _LEAST:
-            return j, mine[second]
+        found = halves(releases[mine] - hypotheses[j])
+        if found.gap >= max(_GAP, by_chance(len(mine), found.dimensions)) and (
+            _LEAST <= found.second.sum() <= len(mine) - _LEAST
+        ):
+            return j, mine[found.second]
     return None
 
 
-def halves(updates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
-    """Return the two sides of the mean of updates along their principal axis, and how far the axis stands out.
+class Halves(NamedTuple):
+    """The two sides of updates along their principal axis.
+
+    Attributes
+    ----------
+    second : ndarray of bool, shape (m,)
+        Who is on the side without the first client.
+    gap : float
+        From the largest to the second eigenvalue of the centred cosines, as a part of the way from there to the
+        smallest one that is not zero by centring.
+    dimensions : float
+        In how many directions at right angles the updates differ apart from that axis, all of them counting alike.
+    """
+
+    second: NDArray[np.bool_]
+    gap: float
+    dimensions: float
+
+
+def halves(updates: NDArray[np.float64]) -> Halves:
+    """Return the two sides of the mean of updates (m, n) along their principal axis, and how far the axis stands out.
 
     Each update counts as long as any other: noise is as long as a multiple of its own update, and would else make the
     longest one a side of its own. In many dimensions noise of different clients is at right angles to all else, so
@@ -100,19 +145,53 @@ def halves(updates: NDArray[np.float64]) -> tuple[NDArray[np.bool_], float]:
     ----------
     updates : ndarray, shape (m, n)
         Of at least four clients.
-
-    Returns
-    -------
-    second : ndarray of bool, shape (m,)
-        Who is on the side without the first client.
-    gap : float
-        From the largest to the second eigenvalue of the centred cosines, as a part of the way from there to the
-        smallest one that is not zero by centring.
     """
-    alike = cosines(updates)
-    centred = alike - alike.mean(axis=0)
-    centred -= centred.mean(axis=1, keepdims=True)
-    values, axes = np.linalg.eigh(centred)
+    values, axes = np.linalg.eigh(_centred(cosines(updates)))
+    values = values.clip(min=0)
     side = axes[:, -1] > 0
-    bulk = float(values[-2] - values[1])
-    return side != side[0], float(values[-1] - values[-2]) / bulk if bulk > 0 else np.inf
+    return Halves(side != side[0], _gap(values), _dimensions(values))
+
+
+def by_chance(count: int, dimensions: float) -> float:
+    """Return a gap that so many updates of one kind, in so many dimensions, reach less than once in 1000 times.
+
+    The largest that `_DRAWS` sets of them have, each of directions drawn at random. In one dimension, or with a few
+    updates, any gap can be chance.
+    """
+    m = max(possible for possible in _COUNTS if possible <= count)
+    # By powers of two, from below: in fewer dimensions gaps are larger.
+    return _by_chance(m, int(2 ** np.floor(np.log2(np.clip(dimensions, 1, _WIDE * m)))))
+
+
+@lru_cache
+def _by_chance(m: int, d: int) -> float:
+    generator = np.random.default_rng([m, d])
+    ways = (generator.standard_normal((m, d)) for _ in range(_DRAWS))
+    return max(_gap(np.linalg.eigvalsh(_centred(cosines(one))).clip(min=0)) for one in ways)
+
+
+def _centred(alike: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return cosines (m, m) of updates, less what all updates have in common."""
+    centred: NDArray[np.float64] = alike - alike.mean(axis=0)
+    return centred - centred.mean(axis=1, keepdims=True)
+
+
+def _gap(values: NDArray[np.float64]) -> float:
+    """Return the gap of eigenvalues in ascending order, the first of which is 0 by centring."""
+    above, bulk = float(values[-1] - values[-2]), float(values[-2] - values[1])
+    if above <= _ROUNDING * values[-1]:
+        return 0.0
+    return above / bulk if bulk > _ROUNDING * values[-1] else np.inf
+
+
+def _dimensions(values: NDArray[np.float64]) -> float:
+    """Return the dimensions of which random directions have so uneven a spectrum, its largest value left out.
+
+    Of m in d dimensions, (sum of eigenvalues)^2 / (sum of their squares) is about 1 / (1 / m + 1 / d).
+    """
+    rest = values[1:-1]
+    total, squares = float(rest.sum()), float(np.square(rest).sum())
+    if total <= _ROUNDING * values[-1]:
+        return 1.0
+    left = squares / total**2 - 1 / len(rest)
+    return 1 / left if left > _ROUNDING else np.inf

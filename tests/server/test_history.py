@@ -59,6 +59,12 @@ def test_a_run_has_collapsed_where_one_hypothesis_gets_all_releases(groups: list
     assert collapsed([a_round(t, groups=groups) for t in range(1, 7)]) == answer
 
 
+@pytest.mark.parametrize(("ratio", "answer"), [([0.4, 0.1], False), ([0.6, 0.1], True), ([], True)])
+def test_a_small_group_is_no_stray_where_updates_are_short(ratio: list[float], answer: bool) -> None:
+    entries = [a_round(t, groups=[20, 0] if t > 2 else [19, 1], ratio=ratio) for t in range(1, 7)]
+    assert collapsed(entries) == answer
+
+
 def test_rounds_of_another_number_of_hypotheses_are_not_judged_together() -> None:
     assert not collapsed([a_round(t, groups=[10, 0] if t > 2 else [10, 0, 0]) for t in range(1, 7)])
 
