@@ -38,7 +38,7 @@ TIMES = 64
 FURTHER = 6.0
 """In dB: how much closer than the mean image an image must come to count as shown."""
 
-_COINS = 5  # membership and choice: so many times as many clients as images
+_COINS = 10  # membership and choice: so many times as many clients as images
 _CONFIDENCE = 0.95
 _DLG_ITERATIONS, _DEAR = 100, 2
 
@@ -195,26 +195,33 @@ def _batch(scene: Scene, name: str, size: int, times: int) -> Iterator[Finding]:
     for mode in (*([open_()] if times == 1 else []), *compared()):
         victims = scene.victims(folder, mode, scene.model)
         shown, answered = averaged(partial(gradients, victims, mode, _as_arrays(start), sites), times)
-        images: list[Images] = []
-        sure = refused = 0
-        for i, gradient in enumerate(shown):
-            generator = torch.Generator().manual_seed(scene.setting.seed)
-            try:
-                found = rows_in(scene.model, start, gradient, SHAPE, generator)
-            except NotApplicableError:
-                refused += 1
-                images += [scene.average] * size
-                continue
-            sure += sum(share >= SURE for share in found.agreement)
-            seen = [
-                image_of_input(scene.model, start, SHAPE, direction, noise).double().numpy()
-                for direction, noise in zip(found.inputs, found.noise, strict=True)
-            ]
-            images += matched(seen, originals[i * size : (i + 1) * size], scene.average)
+        images, told = _apart(scene, start, shown, originals, size)
         said = [f"{answered} answered"] if times > 1 else []
-        said += [f"sure of {sure}"] if sure else []
-        said += [f"says no for {refused} of {count}"] if refused else []
-        yield _pictures(scene, name, mode.name, images, originals, ", ".join(said))
+        yield _pictures(scene, name, mode.name, images, originals, ", ".join([*said, *told]))
+
+
+def _apart(
+    scene: Scene, start: Parameters, shown: Sequence[Parameters], originals: Images, size: int
+) -> tuple[list[Images], list[str]]:
+    """Take gradients of so many images each apart; return an image for each original, and what the attacker knows."""
+    images: list[Images] = []
+    sure = refused = 0
+    for i, gradient in enumerate(shown):
+        generator = torch.Generator().manual_seed(scene.setting.seed)
+        try:
+            found = rows_in(scene.model, start, gradient, SHAPE, generator)
+        except NotApplicableError:
+            refused += 1
+            images += [scene.average] * size
+            continue
+        sure += sum(share >= SURE for share in found.agreement)
+        seen = [
+            image_of_input(scene.model, start, SHAPE, direction, noise).double().numpy()
+            for direction, noise in zip(found.inputs, found.noise, strict=True)
+        ]
+        images += matched(seen, originals[i * size : (i + 1) * size], scene.average)
+    said = [f"sure of {sure}"] if sure else []
+    return images, [*said, f"says no for {refused} of {len(shown)}"] if refused else said
 
 
 def matched(images: Sequence[Images], originals: Images, otherwise: Images) -> list[Images]:
@@ -224,6 +231,22 @@ def matched(images: Sequence[Images], originals: Images, otherwise: Images) -> l
     for image, original in zip(*map(np.ndarray.tolist, optimize.linear_sum_assignment(apart)), strict=True):
         found[original] = images[image]
     return found
+
+
+def _sums(scene: Scene) -> Iterator[Finding]:
+    """The images of ten clients of one image each, taken apart from their site's sum by a server that knows nobody."""
+    _, _, folder = scene.single_images()
+    count = max(1, scene.setting.images // BATCH)
+    sites = [range(i * SITE, (i + 1) * SITE) for i in range(count)]
+    originals = scene.images(scene.single_rows[: count * SITE]).double().numpy()
+    start = poised(scene.model, _as_tensors(scene.start(scene.model)), scene.known)
+    yield _baseline(scene, "sum of 10", originals)
+    for mode in compared():
+        if mode.by_site:
+            victims = scene.victims(folder, mode, scene.model)
+            shown = gradients(victims, mode, _as_arrays(start), sites)
+            images, said = _apart(scene, start, shown, originals, SITE)
+            yield _pictures(scene, "sum of 10", mode.name, images, originals, ", ".join(said))
 
 
 def _members(scene: Scene) -> Iterator[Finding]:
@@ -241,7 +264,7 @@ def _members(scene: Scene) -> Iterator[Finding]:
     for i, candidate in enumerate(candidates):
         own = np.array([candidate])
         image, label = scene.images(own)[0], int(scene.labels(own)[0])
-        start = membership.trap(model, honest, image, label, scene.known)
+        start = membership.trap(model, honest, image, label, scene.known, scene.known_labels)
         made_up = {
             radius: membership.shadows(model, start, (image, label), scene.known, scene.known_labels, ROWS, radius)
             for radius in (None, RADIUS)
@@ -262,17 +285,27 @@ def _members(scene: Scene) -> Iterator[Finding]:
 
 
 def _choices(scene: Scene) -> Iterator[Finding]:
-    """Which of two hypotheses a client chooses."""
+    """Which of two hypotheses a client chooses.
+
+    Raises
+    ------
+    NotApplicableError
+        When all images that the attacker knows are of one class.
+    """
     count, model = _COINS * scene.setting.images, scene.model
     rows = scene.draw("choices", count * SITE, 1)
     folder = scene.folder("choices", list(rows))
     border = int(scene.known_labels.median()) + 1
+    if not bool((scene.known_labels >= border).any()):
+        border = int(scene.known_labels.max())
+    if not bool((scene.known_labels < border).any()):
+        raise NotApplicableError("the images known are of one class, and the choice is between lower and upper classes")
     hypotheses, name = choice.apart(model, _as_tensors(scene.start(model)), SHAPE, border)
     fits = _best(model, hypotheses, scene.images(rows[::SITE, 0]), scene.labels(rows[::SITE, 0]))
     usual = int(_best(model, hypotheses, scene.known, scene.known_labels).mean() > 0.5)
     pair = {key: np.stack([one[key].numpy() for one in hypotheses]) for key in hypotheses[0]}
     yield Finding.count("choice", GUESSING, int((fits == usual).sum()), count)
-    for mode in compared():
+    for mode in compared(choosing=True):
         node = scene.victims(folder, mode, model)
         found = []
         for i in range(count):
@@ -300,6 +333,7 @@ ATTACKS: Mapping[str, Callable[[Scene], Iterator[Finding]]] = {
     "single": _single,
     "dlg": _deep,
     "batch": _batches,
+    "sum": _sums,
     "collusion": _collusions,
     "membership": _members,
     "choice": _choices,

@@ -115,6 +115,11 @@ class Scene:
             self._written[size] = self.folder(f"batches-{size}", list(rows)), rows
         return self._written[size]
 
+    @property
+    def single_rows(self) -> NDArray[np.int64]:
+        """The rows of the clients of one image each, site after site."""
+        return self._singles[0][:, 0]
+
     @cached_property
     def _singles(self) -> tuple[NDArray[np.int64], Path]:
         rows = self.draw("singles", self.setting.images * SITE, 1)

@@ -173,7 +173,8 @@ def _by_chance(m: int, d: int) -> float:
 def _centred(alike: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return cosines (m, m) of updates, less what all updates have in common."""
     centred: NDArray[np.float64] = alike - alike.mean(axis=0)
-    return centred - centred.mean(axis=1, keepdims=True)
+    centred -= centred.mean(axis=1, keepdims=True)
+    return centred
 
 
 def _gap(values: NDArray[np.float64]) -> float:
