@@ -113,11 +113,12 @@ def near(vectors: NDArray[np.float64], hypotheses: NDArray[np.float64], reach: f
 def pulled_in(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return values (m,) of clients with those that lie far from all others pulled towards them.
 
-    Values that are spread as losses are come back as they are, so that their mean is the plain one. One client
-    that says what it likes moves the mean of m by little more than its own share.
+    Values that are spread as losses are come back as they are, so that their mean is the plain one. A value is far at
+    ten times what four in five clients keep from the median, or at ten times what the median itself is from 0. Where
+    at most one in five is negative, as a loss that cannot be, none is.
 
-    A value is far at ten times what four in five clients keep from the median, or than the median itself is from 0.
-    Where at most one in five is negative, as a loss that cannot be, none is.
+    So while at most one in five says what it likes, each such client counts as no more than ten times the honest
+    scale: among twenty losses near .8 one moves the mean by .4 at most, and not to 1e37.
     """
     if len(values) < 3:
         return values

@@ -99,6 +99,8 @@ class Fleet:
         self.max_participations = max_participations
         self.max_update_norm = max_update_norm
         self.validate_by = validate_by
+        self.metric_is_share = False
+        """Whether the metric is one from 0 to 1, as an accuracy."""
         self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
         """How often each training client has released."""
         self._turns: NDArray[np.int64] = np.zeros(0, np.int64)  # how often each was asked
@@ -319,7 +321,11 @@ class Fleet:
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
         asked = self._evaluation
-        return None if asked is None else read_scores(_usable(replies, asked), asked, self.validate_by)
+        return (
+            None
+            if asked is None
+            else read_scores(_usable(replies, asked), asked, self.validate_by, self.metric_is_share)
+        )
 
     @property
     def sent(self) -> Arrays:

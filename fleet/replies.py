@@ -165,8 +165,13 @@ def read_releases(
     )
 
 
-def read_scores(answers: Mapping[int, Message], asked: Asked, by: Average = "mean") -> Scores | None:
-    """Return the mean, or the median, of loss and metric in nodes' replies; None when nobody answered."""
+def read_scores(
+    answers: Mapping[int, Message], asked: Asked, by: Average = "mean", share: bool = False
+) -> Scores | None:
+    """Return the mean, or the median, of loss and metric in nodes' replies; None when nobody answered.
+
+    Where the metric is a share, as an accuracy is, it counts as one from 0 to 1 whatever a node says.
+    """
     scores = np.full((2, len(asked.clients)), np.nan)
     for node, reply in answers.items():
         positions = asked.positions[node]
@@ -181,6 +186,8 @@ def read_scores(answers: Mapping[int, Message], asked: Asked, by: Average = "mea
     # A loss that overflows counts as the largest that there is: where it was left out, a model that blew up for most
     # would be the best for those that are left. One that no model has would carry the mean of all to infinity.
     scores = np.clip(scores, -_LARGEST, _LARGEST)
+    if share:
+        scores[1] = np.clip(scores[1], 0, 1)
     if not answered.any():
         return None
     # In client order, so that rounding does not depend on the nodes.

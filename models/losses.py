@@ -34,6 +34,8 @@ class Score:
     report : callable
         Maps the mean over samples to the reported value, elementwise.
     higher_is_better : bool
+    share : bool
+        It is from 0 to 1.
     by_row : bool
         `per_sample` is a function like those of ``torch.nn.functional``, in whose shapes, of a batch, and
         is asked for one row at a time.
@@ -43,6 +45,7 @@ class Score:
     per_sample: Callable[[Tensor, Tensor], Tensor]
     report: Callable[[Tensor], Tensor]
     higher_is_better: bool = field(default=False, kw_only=True)
+    share: bool = field(default=False, kw_only=True)
     by_row: bool = field(default=False, kw_only=True)
 
     def of_rows(self, outputs: Tensor, targets: Tensor, axes: int = 1) -> Tensor:
@@ -140,8 +143,8 @@ of one score and a label of -1 or 1 (PAC paper, Sec. 3)."""
 
 METRICS = {
     "rmse": Score("rmse", squared_error, torch.sqrt),
-    "accuracy": Score("accuracy", correct, _same, higher_is_better=True),
-    "right-sign": Score("right-sign", right_sign, _same, higher_is_better=True),
+    "accuracy": Score("accuracy", correct, _same, higher_is_better=True, share=True),
+    "right-sign": Score("right-sign", right_sign, _same, higher_is_better=True, share=True),
 }
 
 

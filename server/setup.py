@@ -68,6 +68,7 @@ class Setup:
         except (FederationError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)
+        strategy.fleet.metric_is_share = model.metric.share
         if federation and (reason := misfit(model, federation)):
             name = f"federation {federation.manifest.name!r}"
             raise ConfigError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")

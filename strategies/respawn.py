@@ -6,8 +6,11 @@ and not in what tells groups of clients apart, so that this is common where mode
 that are two halves of one group's releases are equally well trained, and differ in what the clients of the
 halves do differently: from there, the clients' own choices tell the groups apart.
 
-All of it is computed from sanitised releases, so it costs no privacy. It trusts them: clients that agree to go two
-opposite ways can hide what tells others apart, or have a group split that is of one kind.
+All of it is computed from sanitised releases, so it costs no privacy.
+
+It trusts the clients. Two hostile ones of twenty can hide two kinds from it, or have clients that are all alike split,
+by releases that lie on one line. That axis cannot be set aside as one of only a few releases: so is that of a small
+group, which is what a hypothesis is reborn for, and in small rounds so is now and then that of noise.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import strategies
+from experiments.__main__ import app
 from privacy.policy import Policy
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -63,3 +64,10 @@ def test_every_strategy_stands_in_the_docs_with_its_options_and_their_defaults()
     for name, kind in strategies.STRATEGIES.items():
         options = " ".join(f"{field.name}={field.default}" for field in dataclasses.fields(kind.Options))
         assert rows[name][0].strip("`") == (options or "none"), name
+
+
+def test_every_experiment_stands_in_the_readme() -> None:
+    readme = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+    names = {command.name for command in app.registered_commands} - {"page"}
+    named = re.findall(r"^umbel experiment (\w+)(?: +# or (\w+))?", readme, re.MULTILINE)
+    assert {name for pair in named for name in pair if name} == names

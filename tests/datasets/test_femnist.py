@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Iterable
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from federation import Federation, Manifest, write_federation
+from federation import Federation, Manifest, open_federation, write_federation
 from server.setup import Setup
 from tests.datasets.conftest import Recipe, assert_same_rows
 
@@ -25,9 +26,12 @@ PROJECT = Path(__file__).parents[2]
 recipe = Recipe("femnist")
 femnist, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
 
-# Writer and class of each row. Row r is drawn by `image`; f2's rows lie in two files, see `write_leaf`.
+# Writer and class of each row. Row r is drawn by `image`.
 ROWS = [("f1", 0), ("f1", 61), ("f2", 10), ("f3", 36), ("f2", 9), ("f4", 35), ("f2", 10)]
+# Two files: f2's rows lie in both, as in LEAF's train and test and in the hub's files.
 PARTS = [ROWS[:4], ROWS[4:]]
+# Two files of LEAF's that are of one part: each writer is in one.
+WHOLE = (("f1", "f2"), ("f3", "f4"))
 
 
 def image(row: int, turned: bool = False) -> NDArray[np.uint8]:
@@ -48,19 +52,23 @@ def png(picture: NDArray[np.uint8]) -> dict[str, Any]:
 
 
 def write_leaf(folder: Path, names: tuple[str, str] = ("all_data_0.json", "all_data_1.json")) -> Path:
-    """Write `PARTS` as LEAF does: grey values divided by 255, users with all their rows of that file."""
+    """Write the writers of `WHOLE` as LEAF does."""
     folder.mkdir()
-    start = 0
-    for name, part in zip(names, PARTS, strict=True):
-        data: dict[str, dict[str, list[Any]]] = {}
-        for row, (user, label) in enumerate(part, start):
-            rows = data.setdefault(user, {"x": [], "y": []})
-            rows["x"].append((image(row).ravel() / 255).tolist())
-            rows["y"].append(label)
-        start += len(part)
-        counts = [len(rows["y"]) for rows in data.values()]
-        (folder / name).write_text(json.dumps({"users": list(data), "num_samples": counts, "user_data": data}))
+    for name, writers in zip(names, WHOLE, strict=True):
+        write_json(folder / name, [row for row, (user, _) in enumerate(ROWS) if user in writers])
     return folder
+
+
+def write_json(file: Path, rows: Iterable[int]) -> None:
+    """Write some of `ROWS` as LEAF does: grey values divided by 255, users with all their rows of that file."""
+    data: dict[str, dict[str, list[Any]]] = {}
+    for row in rows:
+        user, label = ROWS[row]
+        own = data.setdefault(user, {"x": [], "y": []})
+        own["x"].append((image(row).ravel() / 255).tolist())
+        own["y"].append(label)
+    counts = [len(own["y"]) for own in data.values()]
+    file.write_text(json.dumps({"users": list(data), "num_samples": counts, "user_data": data}))
 
 
 def frame(rows: list[tuple[str, int]], start: int = 0) -> pd.DataFrame:
@@ -181,10 +189,13 @@ def test_every_grey_value_survives_leafs_division(tmp_path: Path) -> None:
     np.testing.assert_array_equal(femnist.read_leaf(tmp_path).images, np.stack([greys.reshape(28, 28)] * 2))
 
 
-def test_a_user_without_rows_is_no_client(leaf: Path, tmp_path: Path) -> None:
+def test_a_user_without_images_is_left_out_and_told(leaf: Path, tmp_path: Path) -> None:
     empty = {"users": ["f9"], "num_samples": [0], "user_data": {"f9": {"x": [], "y": []}}}
     (leaf / "more.json").write_text(json.dumps(empty))
     assert made(tmp_path / "out", "--leaf", leaf).manifest.clients == 4
+    assert "Writers left out, without images: 1\n" in run(tmp_path / "out", "--leaf", leaf).stderr
+    (leaf / "more.json").unlink()
+    assert "left out" not in run(tmp_path / "out", "--leaf", leaf).stderr
 
 
 def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
@@ -199,6 +210,14 @@ def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
     assert_refused(run(tmp_path / "new", "--parquet", parquet), tmp_path / "new", f"{file}: the image of row 2 cannot")
 
 
+def test_without_a_folder_the_name_gives_it(leaf: Path, tmp_path: Path, umbel_home: Path) -> None:
+    femnist.main(leaf=leaf, name="letters", out=None, rows=None, seed=0)
+    manifest = open_federation(umbel_home / "data" / "letters").manifest
+    assert manifest.name == "letters"
+    assert "Made by datasets/femnist.py" in manifest.provenance
+    assert made(tmp_path / "out", "--leaf", leaf, "--name", "letters").manifest == manifest
+
+
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(leaf: Path, tmp_path: Path) -> None:
     assert recipe.made_as_a_script(tmp_path, "--leaf", leaf.name).manifest.clients == 4
 
@@ -208,11 +227,11 @@ def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(leaf: Path, t
 
 def write_tree(folder: Path) -> Path:
     """Write `PARTS` as LEAF's train and test, beside all of them again: f2 alone has rows in both."""
-    write_leaf(folder)
-    for part, name in (("train", "all_data_0"), ("test", "all_data_1")):
-        (folder / part).mkdir()
-        (folder / f"{name}.json").rename(folder / part / f"{name}_niid_0_keep_0_{part}_9.json")
+    folder.mkdir()
     write_leaf(folder / "all_data")
+    for part, rows in (("train", range(4)), ("test", range(4, 7))):
+        (folder / part).mkdir()
+        write_json(folder / part / f"all_data_0_niid_0_keep_0_{part}_9.json", rows)
     return folder
 
 
@@ -239,6 +258,17 @@ def test_writers_that_were_split_as_a_whole_all_count(tmp_path: Path) -> None:
     del document["user_data"]["f2"]
     file.write_text(json.dumps(document | {"users": ["f4"]}))
     assert sorted(set(femnist.read_leaf(tree).writers)) == ["f1", "f2", "f3", "f4"]
+
+
+def test_a_user_in_two_files_of_one_part_is_refused(tmp_path: Path) -> None:
+    """So are train and test in one folder, where nobody can tell them apart."""
+    tree = write_tree(tmp_path / "data")
+    write_json(copy := tree / "train" / "copy.json", [2])
+    refused = run(tmp_path / "out", "--leaf", tree)
+    assert_refused(refused, tmp_path / "out", f"{copy} and all_data_0_niid_0_keep_0_train_9.json both have user 'f2'")
+    copy.rename(tree / "all_data" / "copy.json")
+    refused = run(tmp_path / "out", "--leaf", tree / "all_data")
+    assert_refused(refused, tmp_path / "out", "both have user 'f2'", "keep files of train and of test in folders")
 
 
 def test_the_folder_above_data_will_do(tmp_path: Path) -> None:
@@ -308,12 +338,33 @@ def test_a_folder_without_files_is_named(tmp_path: Path, option: str, pattern: s
     assert_refused(run(out, option, tmp_path / "none"), out, f"{tmp_path / 'none'} is not a folder", option)
 
 
-@pytest.mark.parametrize("content", ["{", "\xff", "[]", "{}", '{"users": ["a"], "user_data": {}}', '{"users": 1}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{", "\xff", "[]", "{}", '{"users": ["a"], "user_data": {}}', '{"users": 1}',
+        '{"users": "a", "user_data": {"a": {"x": [], "y": []}}}', '{"users": [], "user_data": []}',
+    ],
+)  # fmt: skip
 def test_json_that_is_not_leaf_is_named(leaf: Path, tmp_path: Path, content: str) -> None:
     file = leaf / "all_data_1.json"
     file.write_text(content, encoding="latin-1")
     result = run(tmp_path / "out", "--leaf", leaf)
     assert_refused(result, tmp_path / "out", f"{file} is not LEAF JSON with users and user_data", "preprocess.sh")
+
+
+@pytest.mark.parametrize(
+    ("users", "reason"),
+    [
+        (["a", "b", "a"], "users names 'a' 2 times"),
+        (["b"], "users does not name 'a', who is in user_data"),
+    ],
+)
+def test_users_that_are_not_those_of_user_data_are_refused(
+    leaf: Path, tmp_path: Path, users: list[str], reason: str
+) -> None:
+    file, data = leaf / "all_data_1.json", {user: {"x": [[0.0] * 784], "y": [0]} for user in ("a", "b")}
+    file.write_text(json.dumps({"users": users, "num_samples": [1] * len(users), "user_data": data}))
+    assert_refused(run(tmp_path / "out", "--leaf", leaf), tmp_path / "out", f"{file}: {reason}", "preprocess.sh")
 
 
 @pytest.mark.parametrize(
@@ -323,6 +374,10 @@ def test_json_that_is_not_leaf_is_named(leaf: Path, tmp_path: Path, content: str
         ({"x": [[0.0] * 784], "y": [0, 1]}, "x must be lists of 784 numbers and y as many classes"),
         ({"x": [[0.0] * 784]}, "x must be lists of 784 numbers and y as many classes"),
         ({"x": [["a"] * 784], "y": [0]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[0.0] * 392] * 2, "y": [0]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[]], "y": []}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[0.0] * 783 + [10**400]], "y": [0]}, "x must be lists of 784 numbers and y as many classes"),
+        ({"x": [[0.0] * 784], "y": "1"}, "x must be lists of 784 numbers and y as many classes"),
         ({"x": [[0.0] * 783 + [1.5]], "y": [0]}, "grey values must be from 0 to 1"),
         ({"x": [[0.0] * 783 + [-0.1]], "y": [0]}, "grey values must be from 0 to 1"),
         ({"x": [[0.0] * 783 + [float("nan")]], "y": [0]}, "grey values must be from 0 to 1"),

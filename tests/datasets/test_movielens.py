@@ -278,6 +278,43 @@ def test_a_file_of_something_else_is_named(ratings: Path, tmp_path: Path, conten
     assert_refused(refused, tmp_path / "out", f"{ratings} is not a file of ratings", "--ratings")
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("block", [7, 2**20])
+def test_a_line_that_is_too_long_is_refused_before_it_is_split(
+    form: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong file, as JSON of one line, would be split into as many columns as it has commas."""
+    monkeypatch.setattr(movielens, "_BLOCK", block)
+    separator, lines = movielens.SEPARATORS[form], FORMS[form].splitlines()
+    (file := tmp_path / form).write_text("\n".join([*lines, separator.join("7" * 200), *lines]))
+    refused = run(tmp_path / "out", "--ratings", file)
+    reason = f"{file}, line {len(lines) + 1} is longer than the 200 bytes"
+    assert_refused(refused, tmp_path / "out", reason, "give u.data, ratings.dat or ratings.csv of MovieLens")
+
+
+def test_an_archive_is_not_unpacked_beyond_a_line_that_is_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = zipped(tmp_path / "ml.zip", {"ml/u.data": "1\t" * 20_000_000})
+    read: list[int] = []
+
+    class Counted(movielens._ShortLines):  # type: ignore[misc, name-defined]
+        def readinto(self, buffer: Any) -> int:
+            read.append(len(buffer))
+            return int(super().readinto(buffer))
+
+    monkeypatch.setattr(movielens, "_ShortLines", Counted)
+    refused = run(tmp_path / "out", "--ratings", file)
+    assert_refused(refused, tmp_path / "out", f"{file}, ml/u.data, line 1 is longer than the 200 bytes")
+    assert sum(read) <= movielens._BLOCK
+
+
+def test_a_long_value_is_cut(ratings: Path, tmp_path: Path) -> None:
+    ratings.write_text(text("\t", [("x" * 150, 8, 2, 70)]))
+    refused = run(tmp_path / "out", "--ratings", ratings)
+    assert_refused(refused, tmp_path / "out", f"line 1: the user is '{'x' * 40}…', not a whole number")
+
+
 def test_a_file_without_ratings_is_named(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text("userId,movieId,rating,timestamp\n")
     assert_refused(run(tmp_path / "out", "--ratings", ratings), tmp_path / "out", f"{ratings} holds no ratings")

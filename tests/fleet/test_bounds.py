@@ -106,6 +106,13 @@ def test_one_client_moves_the_mean_by_little_more_than_its_share(losses: np.ndar
     assert found <= losses.mean() + 25 * losses.max() / m
 
 
+@pytest.mark.parametrize("liars", [1, 2, 3, 4])
+def test_up_to_one_client_in_five_counts_as_ten_times_the_honest_scale(liars: int) -> None:
+    honest = np.full(20, 0.8) + np.linspace(-0.02, 0.02, 20)
+    lied = np.concatenate([honest[liars:], np.full(liars, 1e38)])
+    assert pulled_in(lied).mean() - honest.mean() == pytest.approx(liars * 10 * 0.8 / 20, abs=0.03)
+
+
 @pytest.mark.parametrize("lie", [-3e38, 3e38, 0.0, -1.0])
 def test_one_client_in_three_does_not_freeze_the_best(lie: float) -> None:
     """It lies in the first round alone: later rounds are better all the same."""

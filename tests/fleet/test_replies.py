@@ -472,6 +472,20 @@ def test_a_loss_far_from_all_others_is_pulled_in() -> None:
         assert scores.loss == pytest.approx(mean)
 
 
+@pytest.mark.parametrize(("lie", "held"), [(3e37, 1.0), (-3e37, 0.0), (0.25, 0.25)])
+def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: float) -> None:
+    """The same lie about a loss, of which nobody knows the range, counts as ten times the others."""
+    fleet, grid, messages = validation(clients=4)
+    (message,) = messages
+    (reply,) = grid.scores([message], lambda _: 0.5)
+    reply.content.update(evaluation_reply(np.full(4, 0.5), np.array([0.5, 0.5, 0.5, lie])))
+    fleet.metric_is_share = True
+    scores = fleet.scores([reply])
+    assert scores is not None
+    assert scores.metric == (1.5 + held) / 4
+    assert 0 <= min(scores.metric_spread) <= max(scores.metric_spread) <= 1
+
+
 def test_a_run_may_take_the_median() -> None:
     grid, fleet = PaperGrid.simulated(train=2, validation=4), Fleet(clients_per_round=1, validate_by="median")
     messages = fleet.ask_evaluation(1, RECORD, {}, grid)

@@ -243,6 +243,12 @@ def test_model_and_loss_of_the_run_config_come_before_the_federations(run_config
     assert names(federation="", model="mlp", loss="mse") == ("mlp", "mse")
 
 
+def test_the_server_knows_which_metrics_are_shares(run_config: dict[str, Any]) -> None:
+    """What a node reports is held to 0 to 1 where it is one."""
+    assert not Setup.parse(run_config).strategy.fleet.metric_is_share, "RMSE"
+    assert Setup.parse(run_config | {"federation": "", "model": "cnn"}).strategy.fleet.metric_is_share
+
+
 def test_without_a_federation_every_node_serves_its_own(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | {"federation": "", "model": "mlp"})
     assert setup.manifest is None

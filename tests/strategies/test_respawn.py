@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from numpy.typing import NDArray
 
 import strategies
 from protocol.errors import ConfigError
+from protocol.plugins import parse_options
 from protocol.run_config import RunConfig
 from server.setup import Setup
 from simulation.in_process import play
+from strategies.group_privacy import GroupOptions, GroupPrivacy
 from strategies.respawn import by_chance, halves, respawned
 
 # Twelve clients, each with a direction of its own; those of even numbers also go one way, and the others another.
@@ -125,14 +128,27 @@ def test_a_group_of_one_kind_is_not_split() -> None:
     assert moved.tolist() == SENT.tolist()
 
 
+def test_clients_are_trusted() -> None:
+    """Two of twenty can hide two kinds, or have clients that are all alike split: the docs say so."""
+    random = np.random.default_rng(9)
+    noise = random.normal(size=(20, 20_000))
+    two_kinds = 0.5 * random.normal(size=(2, 20_000))[np.arange(20) % 2]
+    line = random.normal(size=20_000) * np.array([[1], [-1]])
+    assert [reborn(one) for one in (noise, two_kinds + noise)] == [False, True]
+    assert [reborn(np.concatenate([line, one[2:]])) for one in (noise, two_kinds + noise)] == [True, False]
+    # As a small group would be, whose clients are honest.
+    assert halves(np.concatenate([line[[0, 0]], noise[2:]]))[0].tolist() == [False] * 2 + [True] * 18
+    assert reborn(np.concatenate([line[[0, 0]], noise[2:]]))
+
+
+def reborn(releases: NDArray[np.float64]) -> bool:
+    """Return whether releases of the first of two hypotheses have the second reborn."""
+    sent = np.zeros((2, releases.shape[1]))
+    return bool(respawned({}, 1, 1, sent, sent, releases, np.zeros(len(releases), np.int64)).any())
+
+
 def test_too_few_releases_are_not_split() -> None:
     assert after([TWO_KINDS[:3]] * 2, ALL[:3])[1] == mean(SENT[1:])
-
-
-def test_clients_that_agree_can_hide_what_tells_others_apart() -> None:
-    """Why the docs say that rebirth trusts clients: of fourteen, two go opposite ways of their own."""
-    hostile = np.stack([FAR, -FAR])
-    assert after([np.concatenate([TWO_KINDS, hostile])] * 2, np.zeros(14, np.int64))[1] == mean(SENT[1:])
 
 
 def test_without_the_option_the_papers_algorithm_is_as_it_was() -> None:
@@ -142,6 +158,19 @@ def test_without_the_option_the_papers_algorithm_is_as_it_was() -> None:
 def test_it_is_not_for_a_number_of_hypotheses_that_is_chosen(run_config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match='hypotheses = "auto" drops hypotheses that respawn brings back'):
         Setup.parse(run_config | {"hypotheses": "auto", "strategy-options": "respawn=3"})
+
+
+def test_a_strategy_of_ones_own_has_the_option_where_its_options_are_derived() -> None:
+    @dataclass(frozen=True)
+    class Derived(GroupOptions):
+        momentum: float = 0.9
+
+    class Own(GroupPrivacy):
+        Options = Derived
+
+    options = parse_options(Own.Options, "respawn=3 momentum=0.5", "strategy-options")
+    assert GroupPrivacy.Options is GroupOptions
+    assert (Own(options=options)._respawn, options.momentum) == (3, 0.5)
 
 
 def test_a_run_with_it_goes_through_and_keeps_how_long_hypotheses_wait(run_config: dict[str, Any]) -> None:
