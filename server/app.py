@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping
-from logging import INFO
+from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from protocol.flower import log, pull_soon
 from server.history import State
-from server.observers import Checkpoints, Log, Patience, Released
+from server.observers import Checkpoints, Log, Patience, Released, Resumed
 from server.report import View, render
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.rules_of_thumb import RulesOfThumb
@@ -49,6 +49,8 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
     setup.strategy.summary()
     if setup.first:
         log(INFO, "It starts from hypotheses of %s; what clients gave away there comes on top", setup.config.start_from)
+        if setup.model.local_shapes:
+            log(WARNING, "Clients begin their local parameters anew: what they kept in that run is of that run alone")
     setup.strategy.fleet.roster(grid)
     summary = Summary(setup.model, setup.manifest, setup.release)
     if setup.config.resume:
@@ -62,6 +64,8 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
         snapshots = Snapshots(state)
     observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots), Released()]
     observers.append(RulesOfThumb())
+    if setup.config.resume:
+        observers.append(Resumed())
     run = Run(setup, grid, state, observers, folder.path.name, folder)
     run_rounds(run)
 
