@@ -100,9 +100,13 @@ class RunConfig(Settings):
     start_from: str = Field(
         "",
         description="a run whose best hypotheses are the first ones here, for new data or new clients: its folder, or "
-        "the folder's name",
+        "the folder's name; local parameters begin anew",
     )
-    resume: str = Field("", description="an interrupted run to continue: its folder, or the folder's name")
+    resume: str = Field(
+        "",
+        description="an interrupted run to continue: its folder, or the folder's name; in simulation the nodes' own "
+        "limits and local parameters begin anew",
+    )
     seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 
     local_epochs: int = Field(1, ge=0, description="E, passes over a client's rows in a round")

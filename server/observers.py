@@ -11,7 +11,7 @@ import numpy as np
 from protocol.errors import FleetError
 from protocol.flower import log
 from server.history import Round, collapsed, last_rounds
-from server.observer import Observer
+from server.observer import Observer, Section
 from server.report.alarms import why_collapsed
 from server.rounds import Run
 from server.run_folder import RunFolder
@@ -51,6 +51,36 @@ class Released(Observer):
                 f"no client released anything in the first {_FIRST} rounds: {trained[-1].lost_nodes} nodes refused or "
                 "kept silent in the last of them; each site's own log says why"
             )
+
+
+class Resumed(Observer):
+    """Says, in the log and in the report, what nobody remembers in a simulation that goes on.
+
+    What a site keeps on its disk a simulated node keeps in memory, for as long as it runs.
+    """
+
+    def begin(self, run: Run) -> None:
+        """Write it to the log, where nodes are simulated."""
+        self._told: tuple[str, ...] = ()
+        if not run.strategy.fleet.roster(run.grid).simulated:
+            return
+        done = len(run.state.history)
+        self._told = (
+            f"After round {done} the run goes on with new simulated nodes: "
+            "what their own policy limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) they count anew, unless "
+            "UMBEL_LEDGER_PATH names a ledger on disk. The run config's max-participations counts on.",
+        )
+        if run.setup.model.local_shapes:
+            self._told += (
+                f"After round {done} clients begin their local parameters anew, so that the result is another than "
+                "that of a run that was never stopped.",
+            )
+        for text in self._told:
+            log(WARNING, "%s", text)
+
+    def section(self) -> Section | None:
+        """Return the same for the report."""
+        return Section("A simulation that was stopped", self._told) if self._told else None
 
 
 class Log(Observer):

@@ -20,6 +20,7 @@ import safetensors
 import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from mechanisms.guarantee import pure_cost
 from protocol.arrays import Arrays
@@ -30,6 +31,7 @@ from server.history import Round, State
 from server.observer import Section
 
 _STRATEGY = "strategy/"
+_ROUND = TypeAdapter(Round)
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 
@@ -38,8 +40,9 @@ class RunFolder:
 
     ==========================  ==========================================================
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
-    ``latest.safetensors``      what the next round would have started from; metadata ``rounds``;
-                                under ``strategy/`` what the strategy keeps from round to round
+    ``latest.safetensors``      what the next round would have started from; under ``strategy/`` what
+                                the strategy keeps from round to round; metadata ``rounds``, and a
+                                ``digest`` of all that
     ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`server.history.Round`)
     ``outcome.json``            why the run ended
@@ -117,9 +120,14 @@ class RunFolder:
         write_atomically(self.path / "ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}".encode())
         # Last, and with the number of rounds that it stands for: what it does not know of, a run
         # that was killed in between does again.
-        strategy = {_STRATEGY + name: value for name, value in kept.items()}
-        latest = _to_bytes(state.hypotheses | strategy, {"rounds": str(len(state.history))})
-        write_atomically(self.path / "latest.safetensors", latest)
+        self.write_latest(state, kept)
+
+    def write_latest(self, state: State, kept: Mapping[str, NDArray[Any]]) -> None:
+        """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
+        latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
+        rounds = str(len(state.history))
+        metadata = {"rounds": rounds, "digest": _digest(latest, rounds)}
+        write_atomically(self.path / "latest.safetensors", _to_bytes(latest, metadata))
 
     def write_releases(self, content: bytes) -> None:
         """Save the releases in the plane (`server.snapshots.Snapshots`)."""
@@ -157,14 +165,23 @@ class RunFolder:
         ------
         FileNotFoundError
             When the folder holds no run that has finished a round.
+        ValueError
+            When its files do not go together.
         """
         with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
-            rounds = int(latest.metadata()["rounds"])
-        lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        history = [Round(**json.loads(line)) for line in lines[:rounds]]
+            metadata = latest.metadata() or {}
+        latest_arrays, best = self._read_arrays("latest"), self.read_best()
+        # A run of an earlier version has no digest.
+        if metadata.get("digest", digest := _digest(latest_arrays, metadata["rounds"])) != digest:
+            raise ValueError("latest.safetensors is not as the run wrote it")
+        history, rounds = self.read_history(), int(metadata["rounds"])
+        if not 1 <= rounds <= len(history):
+            raise ValueError(f"latest.safetensors is of {rounds} rounds, and history.jsonl of {len(history)}")
+        history = history[:rounds]
         best_round = history[-1].best_round
         outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
-        latest_arrays, best = self._read_arrays("latest"), self.read_best()
+        if not isinstance(outcome, dict) or "stopped" not in outcome:
+            raise ValueError("outcome.json does not say why the run ended")
         kept = {
             name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
         }
@@ -182,6 +199,11 @@ class RunFolder:
         with (self.path / "ledger.csv").open(encoding="utf-8") as file:
             spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
         return state, spent, kept
+
+    def read_history(self) -> list[Round]:
+        """Return all rounds that are saved, also those that a run which was killed does again; errors as `read`."""
+        lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        return [_round(line, number) for number, line in enumerate(lines, 1)]
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as `read`."""
@@ -212,6 +234,27 @@ class RunFolder:
         if self._digests.get(name) != digest:
             write_atomically(self.path / name, content)
             self._digests[name] = digest
+
+
+def _round(line: str, number: int) -> Round:
+    """Return the round in a line of the history."""
+    try:
+        _ROUND.validate_json(line, strict=True)
+        entry = Round(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"line {number} of history.jsonl is no round") from error
+    if entry.number != number or not 0 <= entry.best_round <= number:
+        raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
+    return entry
+
+
+def _digest(arrays: Arrays, rounds: str) -> str:
+    """Return a digest of the arrays that a number of rounds has left."""
+    digest = blake2b(rounds.encode(), digest_size=16)
+    for name, value in sorted(arrays.items()):
+        digest.update(f"{name} {value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
 
 
 def _spent(release: Release, times: int) -> str:

@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import safetensors
 
 import mechanisms
 import models
 import strategies
-from federation import Federation, Manifest, find_federation, open_federation
+from federation import Federation, Manifest, digest_of, find_federation, open_federation
 from mechanisms.guarantee import site_release
 from models.descent import Descent
 from models.fit import misfit
 from models.model import Model
-from protocol.arrays import Arrays
+from protocol.arrays import Arrays, all_finite, flatten
 from protocol.errors import ConfigError, FederationError, ModelError
 from protocol.release import Release, ReleaseBy
-from protocol.run_config import RunConfig
+from protocol.run_config import MAX_HYPOTHESES, RunConfig
 from server.observer import Observer, load_observers
 from server.run_folder import RunFolder
 from server.runs import run_named
@@ -106,11 +107,25 @@ class Setup:
         except (OSError, ValueError, safetensors.SafetensorError) as error:
             raise ConfigError(f"start-from: {path} holds no run that finished a round: {error}") from error
         shapes = {name: value.shape[1:] for name, value in found.items()}
+        was = saved.get("config")
+        if not isinstance(was, dict) or type(was.get("seed")) is not int:
+            raise ConfigError(f"start-from: {path}/config.toml does not say which seed the run had; name another run")
         if shapes != self.model.shapes:
+            data = was.get("federation")
+            fix = "set model, frozen and local as they were"
+            if data and run.federation and data != run.federation:
+                fix = f"that run was of federation {data!r}; set federation={data}, or {fix}"
             raise ConfigError(
                 f"start-from: the hypotheses of {path.name} are of {shapes}, and model {self.model.name!r} is of "
-                f"{self.model.shapes}; set model, frozen and local as they were"
+                f"{self.model.shapes}; {fix}"
             )
+        try:
+            check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
+            _check_length(found)
+        except ValueError as error:
+            raise ConfigError(
+                f"start-from: no run can begin with what {path} holds: {error}; name another run"
+            ) from None
         if saved.get("frozen", self.model.frozen_digest) != self.model.frozen_digest:
             raise ConfigError(
                 f"start-from: the hypotheses of {path.name} go with other frozen parameters than those of model "
@@ -119,12 +134,18 @@ class Setup:
         if (there := len(next(iter(found.values())))) > k:
             fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
             raise ConfigError(f"start-from: {path.name} has {there} hypotheses, and this run begins with {k}; {fix}")
-        if saved.get("config", {}).get("seed") == run.seed:
+        if was["seed"] == run.seed:
             raise ConfigError(
                 f"start-from: {path.name} had seed {run.seed} too, and this run would draw the same clients, and in "
                 f"simulation the same noise, again; set seed={run.seed + 1}"
             )
         return {name: found[name] for name in self.model.shapes}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of ``data`` and ``frozen`` parameters; the first is empty where every node serves its own data."""
+        name = self.config.federation
+        return {"data": digest_of(find_federation(name)) if name else "", "frozen": self.model.frozen_digest}
 
     @property
     def release(self) -> Release:
@@ -148,6 +169,29 @@ class Setup:
             "run": name,
             "frozen_digest": self.model.frozen_digest,
         }
+
+
+def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], most: int) -> None:
+    """Raise `ValueError` unless these are 1 to `most` hypotheses of a model, as training leaves them."""
+    counts = {len(value) if value.ndim else 0 for value in hypotheses.values()}
+    if len(counts) != 1 or not 1 <= min(counts) <= most:
+        raise ValueError(f"there are {' or '.join(map(str, sorted(counts)))} hypotheses, not 1 to {most}")
+    for name, value in hypotheses.items():
+        if value.shape[1:] != shapes[name]:
+            raise ValueError(f"{name} of each hypothesis is {value.shape[1:]}, not {shapes[name]}")
+        if value.dtype != np.float32:
+            raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
+        if not all_finite(value):
+            raise ValueError(f"{name} of the hypotheses is not finite")
+
+
+def _check_length(hypotheses: Arrays) -> None:
+    """Raise `ValueError` for vectors whose squared length is no float32: training computes with such squares."""
+    longest, most = (flatten(hypotheses) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
+    if longest > most:
+        raise ValueError(
+            f"a hypothesis is {longest**0.5:.2g} long, and computing with more than {most**0.5:.2g} overflows"
+        )
 
 
 def _open(run: RunConfig) -> Federation | None:

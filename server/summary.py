@@ -44,7 +44,7 @@ class Summary:
             line += f"  validation {self.loss(entry.loss)}"
             if self.model.metric.name != "rmse":
                 line += f"  {self.model.metric.name} {entry.metric:.4f}"
-            line += f"  best in round {entry.best_round}"
+            line += f"  best after {entry.best_round - 1} rounds"
         if entry.asked:
             groups = "+".join(map(str, entry.groups))
             line += f"  releases {entry.releases}/{entry.asked} ({groups})"

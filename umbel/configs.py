@@ -59,10 +59,13 @@ def check(values: Mapping[str, Any]) -> Setup:
         raise ConfigError(str(error)) from None
     # They import PyTorch, and a wrong name need not wait for that.
     from client.trial import try_out
+    from server.saved import Saved
     from server.setup import Setup
 
     setup = Setup.parse(values)
     _ = setup.first
+    if run.resume:
+        Saved.of(setup)
     federation = setup.open_federation()
     assert federation is not None, "the run config names it"
     for key, asked, kind in (

@@ -561,6 +561,10 @@ LAST = 7
 """The evaluation after six rounds of training."""
 
 
+def report_of(run: AppRun) -> str:
+    return (run.folder / "report.html").read_text()
+
+
 class Interrupted(Exception):
     """Stands for whatever ends a process."""
 
@@ -618,22 +622,58 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     assert (umbel_home / "runs" / "resumed" / "report.html").exists()
 
 
-def test_a_run_that_goes_on_says_that_simulated_clients_have_lost_their_local_parameters(
-    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def headed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a model of two layers."""
     source = """
     class Headed(nn.Sequential):
         def __init__(self):
             super().__init__(nn.Linear(2, 3), nn.Linear(3, 1))
     """
-    model = write_module(tmp_path, monkeypatch, textwrap.dedent(source))
-    headed = {"model": f"{model}:Headed", "loss": "mse", "local": "1.*"}
+    return f"{write_module(tmp_path, monkeypatch, textwrap.dedent(source))}:Headed"
+
+
+def test_a_run_that_goes_on_says_that_simulated_clients_have_lost_their_local_parameters(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    headed = {"model": headed_model(tmp_path, monkeypatch), "loss": "mse", "local": "1.*"}
     short = play(rounds=1, **headed)
-    assert "start anew" not in caplog.text
-    play(rounds=2, resume=str(short.folder), **headed)
-    assert (
-        "Simulated clients kept their local parameters for as long as their nodes ran: they start anew." in caplog.text
-    )
+    assert "anew" not in caplog.text + report_of(short)
+    resumed = play(rounds=2, resume=str(short.folder), **headed)
+    for told in (caplog.text, report_of(resumed)):
+        assert "After round 1 clients begin their local parameters anew, so that the result is another" in told
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_limits_of_simulated_nodes_begin_anew_unless_their_ledger_is_on_disk(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, on_disk: bool
+) -> None:
+    monkeypatch.setenv("UMBEL_MAX_PARTICIPATIONS", "1")
+    if on_disk:
+        monkeypatch.setenv("UMBEL_LEDGER_PATH", str(tmp_path / "ledger.sqlite"))
+        Ledger.create(tmp_path / "ledger.sqlite")
+    short = play(rounds=2, clients_per_round=60)
+    assert max(often for often, _ in short.ledger.values()) == 1
+    resumed = play(rounds=3, clients_per_round=60, resume=str(short.folder))
+    assert max(often for often, _ in resumed.ledger.values()) == (1 if on_disk else 2)
+    for told in (caplog.text, report_of(resumed)):
+        assert "they count anew, unless UMBEL_LEDGER_PATH names a ledger on disk" in told
+
+
+def test_turns_that_the_run_config_limits_go_on(play: Play) -> None:
+    short = play(rounds=3, clients_per_round=25, max_participations=1)
+    resumed = play(rounds=6, clients_per_round=25, max_participations=1, resume=str(short.folder))
+    assert {often for often, _ in resumed.ledger.values()} == {1}
+    assert resumed.stopped == "every client has taken part as often as it may (max-participations = 1)"
+
+
+def test_a_run_that_was_over_and_went_on_is_stopped_in_its_first_round(
+    play: Play, whole: AppRun, umbel_home: Path, interrupted: Callable[..., str]
+) -> None:
+    """The evaluation at its end and the round that takes its place have the same number."""
+    name = play(rounds=3).folder.name
+    interrupted(2, "latest.safetensors", resume=name)  # the first time is before the round
+    resumed = play(resume=name)
+    np.testing.assert_array_equal(resumed.arrays("latest")["weight"], whole.arrays("latest")["weight"])
 
 
 def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, whole: AppRun) -> None:
@@ -733,6 +773,52 @@ def test_what_a_run_cannot_start_from_is_said_before_any_work(
     with pytest.raises(ConfigError, match=words):
         play(**({"start_from": str(whole.folder), "seed": 1} | changes))
     assert list(empty.parent.iterdir()) == [empty], "nothing else is left behind"
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (np.full((2, 1, 2), np.nan, np.float32), "weight of the hypotheses is not finite"),
+        (np.full((2, 1, 2), np.inf, np.float32), "weight of the hypotheses is not finite"),
+        (np.full((2, 1, 2), 3e38, np.float32), r"a hypothesis is 4.2e\+38 long, and computing .* overflows"),
+        (np.ones((2, 1, 2)), "weight of the hypotheses is float64, not float32"),
+        (np.ones((2, 1, 2), np.int64), "weight of the hypotheses is int64, not float32"),
+        (np.ones((0, 1, 2), np.float32), "there are 0 hypotheses"),
+    ],
+)
+def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: NDArray[Any], words: str) -> None:
+    (tmp_path / "config.toml").write_text("[config]\nseed = 0\n")
+    safetensors.numpy.save_file({"weight": value}, tmp_path / "hypotheses.safetensors")
+    with pytest.raises(ConfigError, match=f"^start-from: no run can begin with what {tmp_path} holds: {words}.*; name"):
+        play(start_from=str(tmp_path), seed=1)
+
+
+@pytest.mark.parametrize("config", ["config = [1]", "other = 1", '[config]\nseed = "0"', "[config]\nseed = true"])
+def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.toml").write_text(config)
+    (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
+    with pytest.raises(
+        ConfigError, match=f"start-from: {tmp_path}/config.toml does not say which seed .*; name another"
+    ):
+        play(start_from=str(tmp_path))
+
+
+def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
+    plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
+    with pytest.raises(
+        ConfigError, match="that run was of federation 'synthetic'; set federation=synthetic, or set mo"
+    ):
+        play(start_from=str(whole.folder), federation="plane", model="mlp-2x3x1", seed=1)
+
+
+def test_a_run_that_starts_from_another_says_that_local_parameters_do_not(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    headed = {"model": headed_model(tmp_path, monkeypatch), "loss": "mse", "local": "1.*"}
+    first = play(rounds=1, **headed)
+    assert "local parameters anew" not in caplog.text
+    play(rounds=1, start_from=str(first.folder), seed=1, **headed)
+    assert "Clients begin their local parameters anew" in caplog.text
 
 
 def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, tmp_path: Path) -> None:

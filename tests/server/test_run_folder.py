@@ -299,6 +299,15 @@ def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, 
     assert spent == {0: 2}, "what was charged stays charged"
 
 
+def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State) -> None:
+    folder.write_round(state, np.array([1]), ONE, {"steps": np.array(2), "none": np.zeros((0, 3), np.float32)})
+    file = folder.path / "latest.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"latest\.safetensors is not as the run wrote it"):
+        folder.read(NAMES)
+
+
 @pytest.mark.parametrize("missing", ["latest.safetensors", "hypotheses.safetensors", "history.jsonl", "ledger.csv"])
 def test_a_folder_without_a_round_is_no_run(folder: RunFolder, state: State, missing: str) -> None:
     folder.write_round(state, np.array([1]), ONE, {})

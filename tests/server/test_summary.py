@@ -96,13 +96,13 @@ def test_a_target_may_have_a_scale_and_no_unit() -> None:
 
 def test_a_round_is_one_line() -> None:
     assert summary().round_line(entry(), rounds=100) == (
-        "round   3/100  validation RMSE 900.0 dollars  best in round 2  releases 98/100 (60+38)"
+        "round   3/100  validation RMSE 900.0 dollars  best after 1 rounds  releases 98/100 (60+38)"
     )
 
 
 def test_a_metric_that_is_not_the_loss_is_told_as_well() -> None:
     line = summary("cnn", None).round_line(entry(loss=0.5, metric=0.83), rounds=9)
-    assert line.startswith("round 3/9  validation cross-entropy 0.5000  accuracy 0.8300  best in round 2  releases")
+    assert line.startswith("round 3/9  validation cross-entropy 0.5000  accuracy 0.8300  best after 1 rounds  releases")
 
 
 def test_a_round_without_validation_tells_no_loss() -> None:
@@ -119,9 +119,16 @@ def test_a_round_with_too_few_releases_stands_out() -> None:
     assert line.endswith("releases 1/100 (0+0)  TOO FEW RELEASES: hypotheses unchanged")
 
 
+def test_rounds_and_the_end_count_alike_what_the_best_were_trained_for() -> None:
+    """Round t starts from what t - 1 rounds of training left; the evaluation at the end is of all rounds."""
+    final = a_validation(4, loss=0.07, metric=0.07, best_round=4)
+    assert summary().round_line(final, rounds=3).endswith("best after 3 rounds")
+    assert "after 3 rounds of training" in summary().closing_lines(state(best_round=4, best_loss=0.07))[1]
+
+
 def test_the_evaluation_at_the_end_is_no_round() -> None:
     line = summary().round_line(FINAL, rounds=3)
-    assert line == "after the last round  validation RMSE 900.0 dollars  best in round 2"
+    assert line == "after the last round  validation RMSE 900.0 dollars  best after 1 rounds"
 
 
 # --- the end

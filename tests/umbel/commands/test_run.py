@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
+from simulation import in_process
 from tests.deployment.processes import wait_until
 from tests.simulation.test_superlink import heeds_interrupts
 from umbel.__main__ import app
@@ -103,6 +104,27 @@ def test_what_does_not_fit_together_is_told_while_the_superlink_starts(
     code, told = umbel("run", *words)
     assert code == 1
     assert re.fullmatch(f"Error: .*{reason}.*\n", told)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["{run}", "--resume"], "resume: the run has done its 1 rounds; raise rounds to go on"),
+        (["{run}", "--resume", "rounds=2", "seed=9"], "resume: seed was 0 and is 9; set it as it was"),
+        (["resume={run}", "rounds=1", "restarts=1"], "resume: the run has done its 1 rounds; raise rounds to go on"),
+        (["{run}", "--resume", "rounds=2"], "resume: .* is damaged: line 1 of history.jsonl is no round"),
+    ],
+)
+def test_a_run_that_cannot_go_on_is_told_before_it_is_submitted(
+    monkeypatch: pytest.MonkeyPatch, umbel_home: Path, words: list[str], reason: str
+) -> None:
+    folder = in_process.run({"rounds": 1, "restarts": 1})
+    if "damaged" in reason:
+        (folder / "history.jsonl").write_text("[]\n")
+    monkeypatch.setattr("simulation.launch.run", lambda *_, check, **__: check())
+    code, told = umbel("run", *(word.format(run=folder) for word in words))
+    assert code == 1
+    assert re.fullmatch(f"Error: {reason}.*\n", told)
 
 
 def test_a_home_that_cannot_be_made_is_told_before_anything_starts(

@@ -1,0 +1,163 @@
+"""A run that was stopped goes on only from a folder that is as the run left it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from safetensors import safe_open
+
+from protocol.arrays import Arrays
+from protocol.errors import ConfigError
+from protocol.run_config import RunConfig
+from server.saved import Saved
+from server.setup import Setup
+from simulation import in_process
+from tests.helpers.drawing import leave_blank
+
+CONFIG = RunConfig().entries() | {"rounds": 4, "restarts": 1, "strategy-options": "respawn=3"}
+
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of four rounds and the evaluation at their end."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UMBEL_HOME", str(tmp_path_factory.mktemp("home")))
+        leave_blank(patch)
+        return in_process.run(CONFIG)
+
+
+@pytest.fixture
+def copy(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it to do damage to."""
+    return Path(shutil.copytree(whole, tmp_path / "copy"))
+
+
+def saved(folder: Path, **changes: Any) -> Saved:
+    return Saved.of(Setup.parse(CONFIG | {"rounds": 9, "resume": str(folder)} | changes))
+
+
+def latest(change: Callable[[Arrays], Arrays], **metadata: str) -> Damage:
+    """Change arrays of latest.safetensors, and its metadata; None of it says that it was changed."""
+
+    def do(folder: Path) -> None:
+        file = folder / "latest.safetensors"
+        with safe_open(file, "numpy") as opened:
+            before = opened.metadata()
+        safetensors.numpy.save_file(change(safetensors.numpy.load_file(file)), file, metadata or before)
+
+    return do
+
+
+def weight(value: Any) -> Damage:
+    """Put other hypotheses in a file that has no digest, as those of earlier versions."""
+    return latest(lambda arrays: arrays | {"weight": np.asarray(value)}, rounds="5")
+
+
+def text(file: str, change: Callable[[str], str]) -> Damage:
+    def do(folder: Path) -> None:
+        (folder / file).write_text(change((folder / file).read_text()))
+
+    return do
+
+
+def test_a_whole_folder_says_where_the_run_stands(copy: Path) -> None:
+    before = {file.name: file.read_bytes() for file in copy.iterdir()}
+    found = saved(copy)
+    assert [entry.number for entry in found.state.history] == [1, 2, 3, 4], "the evaluation comes again"
+    assert found.state.stopped == ""
+    assert sum(found.spent.values()) == sum(entry.releases for entry in found.state.history)
+    assert list(found.kept) == ["respawn/idle"]
+    assert before == {file.name: file.read_bytes() for file in copy.iterdir()}, "nothing is written"
+
+
+def test_a_file_of_an_earlier_version_has_no_digest(copy: Path) -> None:
+    latest(lambda arrays: arrays, rounds="5")(copy)
+    assert len(saved(copy).state.history) == 4
+
+
+@pytest.mark.parametrize("written", [[], ["history.jsonl"], ["history.jsonl", "ledger.csv"]])
+def test_a_round_that_was_not_finished_is_no_damage(copy: Path, whole: Path, written: list[str]) -> None:
+    """A run writes history, ledger and latest, in this order, and may be killed in between."""
+    killed = Path(shutil.copytree(whole, copy.with_name("killed")))
+    latest(lambda arrays: arrays, rounds="4")(killed)
+    longer = in_process.run(CONFIG | {"rounds": 6, "resume": str(copy)})
+    for file in written:
+        shutil.copy(longer / file, killed)
+    assert [entry.number for entry in saved(killed).state.history] == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (latest(lambda arrays: arrays | {"strategy/respawn/idle": np.zeros(7, np.int64)}), "not as the run wrote it"),
+        (latest(lambda arrays: arrays | {"strategy/respawn/idle": np.full(2, np.nan)}), "not as the run wrote it"),
+        (latest(lambda arrays: {"weight": arrays["weight"]}), "not as the run wrote it"),
+        (weight(np.full((2, 1, 2), np.nan, np.float32)), "weight of the hypotheses is not finite"),
+        (weight(np.zeros((2, 1, 3), np.float32)), r"weight of each hypothesis is \(1, 3\), not \(1, 2\)"),
+        (weight(np.zeros((2, 1, 2))), "weight of the hypotheses is float64, not float32"),
+        (weight(np.zeros((3, 1, 2), np.float32)), "there are 3 hypotheses, not 1 to 2"),
+        (weight(np.zeros((0, 1, 2), np.float32)), "there are 0 hypotheses, not 1 to 2"),
+        (latest(lambda arrays: {"bias": arrays["weight"]}, rounds="5"), "'weight' is missing"),
+        (latest(lambda arrays: arrays, rounds="-1"), "is of -1 rounds, and history.jsonl of 5"),
+        (latest(lambda arrays: arrays, rounds="0"), "is of 0 rounds, and history.jsonl of 5"),
+        (latest(lambda arrays: arrays, rounds="6"), "is of 6 rounds, and history.jsonl of 5"),
+        (latest(lambda arrays: arrays, other="5"), "'rounds' is missing"),
+        (text("history.jsonl", lambda was: was[: len(was) // 2]), "line 3 of history.jsonl is no round"),
+        (text("history.jsonl", lambda was: was.replace('"number"', '"nummer"')), "line 1 of history.jsonl is no round"),
+        (text("history.jsonl", lambda was: was.replace("}", ', "more": 1}')), "line 1 of history.jsonl is no round"),
+        (text("history.jsonl", lambda was: was.replace('"loss": ', '"loss": "a lot", "was": ')), "line 1 of history"),
+        (text("history.jsonl", lambda was: "\n".join(was.splitlines()[1:])), "line 1 of history.jsonl is of round 2"),
+        (text("outcome.json", lambda _: "[]"), "outcome.json does not say"),
+        (text("nodes.json", lambda _: "[]"), "nodes.json names no node"),
+        (text("nodes.json", lambda was: was.replace("100", "-1")), "counts that cannot be: .*'train': -1"),
+        (text("nodes.json", lambda was: was.replace("train", "trains")), "trains"),
+        (text("ledger.csv", lambda was: was.splitlines()[0] + "\n"), "says that there were 0 releases"),
+        (text("ledger.csv", lambda was: was + "99999,3,1,1\n"), "client 99999 of 100 released 3 times"),
+        (text("ledger.csv", lambda was: was + "3,-30,1,1\n"), "client 3 of 100 released -30 times"),
+        (text("ledger.csv", lambda was: was + "3,many,1,1\n"), "invalid literal"),
+        (
+            text("ledger.csv", lambda was: was.splitlines()[0] + "".join(f"\n{i},9,1,1" for i in range(20))),
+            "says that there were 180 releases, 9 of one client, and history.jsonl 28, ",
+        ),
+        (text("config.toml", lambda _: "config = [1]"), "config.toml has no table config"),
+        (text("config.toml", lambda _: "config ="), "Invalid value"),
+        (text("releases.safetensors", lambda _: "no arrays"), "header too large"),
+    ],
+)  # fmt: skip
+def test_damage_is_told_in_one_line(copy: Path, damage: Damage, words: str) -> None:
+    (copy / "releases.safetensors").write_bytes(safetensors.numpy.save({}))
+    damage(copy)
+    with pytest.raises(ConfigError, match=rf"^resume: {copy} is damaged: .*{words}.*; put back a copy.*$") as told:
+        saved(copy)
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("file", ["latest.safetensors", "history.jsonl", "ledger.csv", "nodes.json", "outcome.json"])
+def test_without_one_of_its_files_it_is_no_run(copy: Path, file: str) -> None:
+    (copy / file).unlink()
+    with pytest.raises(ConfigError, match=rf"resume: {copy} holds no run that finished a round: .*{file}"):
+        saved(copy)
+
+
+def test_what_was_asked_is_looked_at_first(copy: Path) -> None:
+    """Of another model the arrays would seem to be damaged."""
+    with pytest.raises(ConfigError, match="resume: model was '' and is 'mlp-2x3x1'; set it as it was"):
+        saved(copy, model="mlp-2x3x1")
+
+
+def test_rounds_are_left(copy: Path) -> None:
+    with pytest.raises(ConfigError, match="resume: the run has done its 4 rounds; raise rounds to go on"):
+        saved(copy, rounds=4)
+    entries = [json.loads(line) for line in (copy / "history.jsonl").read_text().splitlines()]
+    latest(lambda arrays: arrays, rounds="4")(copy)
+    assert len(entries) == 5
+    assert len(saved(copy, rounds=4).state.history) == 4, "it was killed before the evaluation at the end"
