@@ -82,6 +82,21 @@ def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
     assert "against Assumption 1: 60, 61." in page
 
 
+def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
+    specs = [spec for spec in attacks.specs(seeds=2) if spec.name.startswith("one-image-lenet")]
+    found = [
+        [["", "mean image", "17.0", "0.4", "0.5", "", "0", "1", "1"]],
+        [["0", "DLG", "30.0", "1.0", "1.0", "0.50", "2", "0", "0"], ["0", "last bias", "", "", "", "1.00", "", "", ""]],
+    ]
+    both = [found[0] + found[1], [*found[0], ["0", "DLG", "20.0", "0.8", "0.9", "1.00", "1", "1", "0"]]]
+    results = [Result(spec, {"found": one}, tmp_path) for spec, one in zip(specs, both, strict=True)]
+    attacks.tables(results, tmp_path)
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert "| `lenet` |  | mean image | 17.0 |  | 0 of 4 |" in lines
+    assert "| `lenet` | 0 | DLG | 25.0 | 0.75 | 3 of 4 |" in lines
+    assert not any("last bias" in line for line in lines)
+
+
 def test_findings_of_several_seeds() -> None:
     parts = [Finding.count("DLG", NO_NOISE, 1, 2, 30.0, "sure of 1"), Finding.count("DLG", NO_NOISE, 0, 1, 15.0)]
     both = Finding.sum(parts)

@@ -72,7 +72,7 @@ def test_another_configuration_is_done_again(in_process: list[str], tmp_path: Pa
 
 def test_other_code_is_done_again(in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sweep(SPECS[:1], tmp_path)
-    monkeypatch.setattr(experiments.sweep, "_digest", lambda modules=(): "changed")
+    monkeypatch.setattr(experiments.sweep, "_digest", lambda *_: "changed")
     sweep(SPECS[:1], tmp_path)
     assert in_process == ["seed0", "seed0"]
 
