@@ -41,8 +41,8 @@ class RunFolder:
     ==========================  ==========================================================
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
     ``latest.safetensors``      what the next round would have started from; under ``strategy/`` what
-                                the strategy keeps from round to round; metadata ``rounds``, and a
-                                ``digest`` of all that
+                                the strategy keeps from round to round; metadata ``rounds``: how many, and a
+                                digest of all that
     ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`server.history.Round`)
     ``outcome.json``            why the run ended
@@ -126,7 +126,8 @@ class RunFolder:
         """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
         rounds = str(len(state.history))
-        metadata = {"rounds": rounds, "digest": _digest(latest, rounds)}
+        # In one entry: safetensors writes several in any order, and the same run should leave the same bytes.
+        metadata = {"rounds": f"{rounds} {_digest(latest, rounds)}"}
         write_atomically(self.path / "latest.safetensors", _to_bytes(latest, metadata))
 
     def write_releases(self, content: bytes) -> None:
@@ -171,10 +172,11 @@ class RunFolder:
         with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
             metadata = latest.metadata() or {}
         latest_arrays, best = self._read_arrays("latest"), self.read_best()
+        number, _, digest = metadata["rounds"].partition(" ")
         # A run of an earlier version has no digest.
-        if metadata.get("digest", digest := _digest(latest_arrays, metadata["rounds"])) != digest:
+        if digest and digest != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors is not as the run wrote it")
-        history, rounds = self.read_history(), int(metadata["rounds"])
+        history, rounds = self.read_history(), int(number)
         if not 1 <= rounds <= len(history):
             raise ValueError(f"latest.safetensors is of {rounds} rounds, and history.jsonl of {len(history)}")
         history = history[:rounds]
