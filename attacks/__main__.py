@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from attacks import identify, overview
+from attacks import identify, on_images, overview, scene
 from attacks.audit import findings
 from attacks.reconstruct import NOISE_MULTIPLIERS, Setting, audit
 from attacks.reconstruction_report import COLUMNS, notes, rows_of, title, write
@@ -40,17 +40,18 @@ def all_command(
     model: Annotated[str, typer.Option(help="Of all attacks but DLG.")] = "cnn",
     smooth_model: Annotated[str, typer.Option(help="Of DLG: one that is twice differentiable.")] = "lenet",
     attack: Annotated[
-        list[str] | None, typer.Option(help="One of " + ", ".join(overview.ATTACKS) + ".", show_default="all")
+        list[str] | None, typer.Option(help="One of " + ", ".join(on_images.ATTACKS) + ".", show_default="all")
     ] = None,
-    images: Annotated[int, typer.Option(min=1, help="Images to attack; five times as many clients for yes or no.")] = 8,
+    images: Annotated[int, typer.Option(min=1, help="Images to attack; ten times as many clients for yes or no.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of every draw.")] = 0,
     out: Annotated[
         Path | None, typer.Option(help="Folder for tables.", show_default="$UMBEL_HOME/audits/all-…")
     ] = None,
 ) -> None:
     """Make every attack on images in every mode of release, behind the app's own gate, and print one table."""
-    setting = overview.Setting(federation, model, smooth_model, images, seed, tuple(attack or ()))
-    name = re.sub(r"[^\w.-]+", "-", f"all-{Path(federation).name}-{model}")
+    setting = scene.Setting(federation, model, smooth_model, images, seed, tuple(attack or ()))
+    name = "-".join(["all", Path(federation).name, model, f"{images}-images", f"seed{seed}", *setting.attacks])
+    name = re.sub(r"[^\w.-]+", "-", name)
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
         found = overview.overview(setting)
@@ -101,8 +102,8 @@ def reconstruct(
     )
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
-        folder.mkdir(parents=True, exist_ok=True)
         done = audit(setting)
+        folder.mkdir(parents=True, exist_ok=True)
         rows = rows_of(done)
         write(folder, done, rows)
     table = Table(*COLUMNS, "s an image", title=title(done))
@@ -139,9 +140,9 @@ def identify_command(
     options = {"victims": victims, "after": after, "interactions": interactions}
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
-        folder.mkdir(parents=True, exist_ok=True)
         multipliers = tuple(dict.fromkeys(noise_multiplier))
         done = identify.audit(federation, multipliers, defences, options, model=model, noise_per=noise_per, seed=seed)
+        folder.mkdir(parents=True, exist_ok=True)
         identify.write(folder, done)
     console = Console()
     for heading, rows in done.tables():

@@ -78,14 +78,21 @@ def open_() -> Mode:
     return Mode(NO_NOISE, 0.0, policy={"allow-unsanitised": True})
 
 
-def compared() -> tuple[Mode, ...]:
+def compared(choosing: bool = False) -> tuple[Mode, ...]:
     """Return the modes that all attacks are tried on.
 
     The paper's, with noise on each layer as in its own attack (Sec. 5.3); the same with a private choice; a client's
     release that keeps (`EPSILON`, `DELTA`) for one participation, by Gaussian noise, which does as well as any for
     many parameters; a site's sums at the paper's noise multiplier; and a site's sums that keep as much.
+
+    Parameters
+    ----------
+    choosing : bool
+        Whether the server spends a part of a guarantee on a client's choice between two hypotheses, instead of all of
+        it on the update.
     """
-    formal = plan_for(Task(1, 2, 1, 1, Gaussian.name), EPSILON, DELTA, 1, CHOICE_EPSILON).release.noise_multiplier
+    task = Task(1, 2 if choosing else 1, 1, 1, Gaussian.name)
+    formal = plan_for(task, EPSILON, DELTA, 1, CHOICE_EPSILON if choosing else 0).release.noise_multiplier
     open_policy = {"min-noise-multiplier": NU}
     paper = Mode(PAPER, NU, noise_per=NoisePer.LAYER, policy=open_policy)
     choice = Mode(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+import click
 import typer
 
-from experiments import drift, frontier, handwriting, hospital, pac, page, recommender, synthetic
+from experiments import attacks, drift, frontier, handwriting, hospital, pac, page, recommender, synthetic
 from experiments.runs import Spec, finish
 from experiments.sweep import FIRST_SEED, Result, Task, sweep
 from experiments.tables import good, trained
@@ -123,17 +125,24 @@ def run_recommender(
     )
 
 
+@app.command("attacks")
+def run_attacks(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
+    """What releases show: the headlines of umbel attack, images and local vectors."""
+    folder = _folder(out, "attacks", quick)
+    _run("attacks", folder, lambda: attacks.specs(first=first, **_size(seeds, quick, 1)), attacks.tables, attacks.play)
+
+
 @app.command("pac")
 def run_pac(
     trials: Annotated[int, typer.Option(min=100, help="Clients attacked without noise; fewer with noise.")] = 2000,
-    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of every draw.")] = FIRST_SEED,
     quick: Quick = False,
     out: Out = None,
 ) -> None:
     """PAC identifiability: Theorems 1 to 3, the Laplace release, Proposition 1."""
     folder = _folder(out, "pac", quick)
     pac.tables(100 if quick else trials, seed, folder)
-    page.stamp("pac", folder, _command(), [seed])
+    _stamp("pac", folder, [seed])
     typer.echo(folder / "table.md")
 
 
@@ -148,6 +157,13 @@ def run_page(
         for name in names or []:
             page.take(name, _folder(None, name, False))
         typer.echo(page.write())
+
+
+def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
+    """Say beside the tables what made them, and in them where that was little."""
+    if click.get_current_context().params["quick"]:
+        page.mark_as_quick(folder)
+    page.stamp(name, folder, _command(), seeds)
 
 
 def _command() -> str:
@@ -175,7 +191,7 @@ def _run(name: str, folder: Path, specs: Any, tables: Any, task: Task = finish) 
             results: list[Result] = sweep(_checked(specs()), folder, task)
             if any_good := bool(trained(good(results))):
                 tables(results, folder)
-                page.stamp(name, folder, _command(), (result.spec.config["seed"] for result in results))
+                _stamp(name, folder, (result.spec.config["seed"] for result in results))
     except KeyboardInterrupt:
         typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
         raise typer.Exit(130) from None

@@ -78,7 +78,8 @@ class Grouping:
 def of_losses(losses: NDArray[np.float64], groups: NDArray[np.int64]) -> Losses:
     """Return how losses (clients,) differ between the groups (clients,)."""
     means = [float(losses[groups == g].mean()) for g in np.unique(groups)]
-    jain = float(losses.sum() ** 2 / (len(losses) * np.square(losses).sum()))
+    squares = float(np.square(losses).sum())
+    jain = float(losses.sum() ** 2 / (len(losses) * squares)) if squares else 1.0
     return Losses(max(means), max(means) - min(means), float(losses.std()), jain)
 
 

@@ -49,6 +49,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
         "experiments/recommender.py", "experiments/splits.py", "configs/recommender.toml", "models/factors.py",
         "models/rules_of_thumb.py", "strategies/recommender.py", "datasets/movielens.py",
     ),
+    "attacks": (
+        "experiments/attacks.py", "attacks/*.py", "configs/pac-attack.toml", "datasets/femnist.py",
+        "datasets/movielens.py", "datasets/writers.py",
+    ),
     "pac": ("experiments/pac.py", "experiments/pac_trials.py", "attacks/pac_attack.py"),
 }  # fmt: skip
 """By its name: the files that make an experiment's numbers, besides what the saved runs pin."""
@@ -67,6 +71,13 @@ def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
     """Write beside an experiment's table what made it: the command, the commit, the seeds, and a digest of the code."""
     document = {"command": command, "commit": _commit(), "seeds": _ranges(seeds), "code": digest(name)}
     write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
+
+
+def mark_as_quick(folder: Path) -> None:
+    """Say in an experiment's table that its numbers are of too few runs, or too short ones, to be results."""
+    title, _, rest = (folder / _TABLE).read_text(encoding="utf-8").partition("\n")
+    said = "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results."
+    write_atomically(folder / _TABLE, f"{title}\n\n{said}\n{rest}".encode())
 
 
 def take(name: str, folder: Path, docs: Path = DOCS) -> None:
@@ -98,8 +109,9 @@ def write(docs: Path = DOCS) -> Path:
 def render(docs: Path = DOCS) -> str:
     """Return the page as it should be.
 
-    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, ``{{ text(experiment, heading) }}``
-    what else stands there, and ``{{ made(experiment) }}`` says in a line what made them.
+    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, or with more arguments its rows
+    that begin with these words; ``{{ text(experiment, heading) }}`` is what else stands there, and
+    ``{{ made(experiment) }}`` says in a line what made them.
 
     Raises
     ------
@@ -118,9 +130,12 @@ class _Results:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def table(self, name: str, heading: str) -> str:
-        lines = self._section(name, heading).splitlines()
-        return "\n".join(line for line in lines if line.startswith("|"))
+    def table(self, name: str, heading: str, *only: str) -> str:
+        lines = [line for line in self._section(name, heading).splitlines() if line.startswith("|")]
+        firsts = {line.split("|")[1].strip(): line for line in lines[2:]}
+        if missing := [first for first in only if first not in firsts]:
+            raise ConfigError(f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}")
+        return "\n".join([*lines[:2], *map(firsts.__getitem__, only)] if only else lines)
 
     def text(self, name: str, heading: str) -> str:
         lines = self._section(name, heading).splitlines()

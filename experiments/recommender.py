@@ -84,9 +84,9 @@ def tables(results: Sequence[Result], folder: Path) -> None:
             )
     text = (
         "Share of the rows of validation users, every fifth, whose sign is right; users count once each, and learn "
-        f"from their other rows. Mean ± standard deviation over {len(rules)} splits of the users; ahead of "
-        f"{_STRONGEST} in mean, and in how many splits. The best round is that of the lowest loss on these same rows, "
-        "which flatters a little; the last is not chosen by anything."
+        f"from their other rows. Models train for {done[0].spec.config['rounds']} rounds. Mean ± standard deviation "
+        f"over {len(rules)} splits of the users; ahead of {_STRONGEST} in mean, and in how many splits. The best round "
+        "is that of the lowest loss on these same rows, which flatters a little; the last is not chosen by anything."
     )
     columns = ("who", "right", f"ahead of {_STRONGEST}", "splits")
     write(folder, "A recommender beside rules of thumb", [Section("Newcomers' rows", text, columns, cells)], rows, done)

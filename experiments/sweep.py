@@ -281,7 +281,8 @@ def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
     path = find_federation(config["federation"])
     names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
     own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
-    return {**versions(PACKAGES), "code": _digest((*own, task.__module__)), "data": _fingerprint(path)}
+    more = getattr(sys.modules[task.__module__], "CODE", ())
+    return {**versions(PACKAGES), "code": _digest((*own, task.__module__), more), "data": _fingerprint(path)}
 
 
 @lru_cache
@@ -294,10 +295,10 @@ _fingerprint = lru_cache(digest_of)
 
 
 @lru_cache
-def _digest(modules: tuple[str, ...] = ()) -> str:
-    """Return a digest of the code that makes results."""
+def _digest(modules: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> str:
+    """Return a digest of the code that makes results, with these modules and files or folders besides."""
     files: list[Path] = []
-    for name in _CODE:
+    for name in (*_CODE, *more):
         path = ROOT / name
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
     for module in modules:

@@ -67,7 +67,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     wanted = [
         (arm, setting, keys) for setting in SETTINGS for arm, keys in ARMS.items() if setting == PAPER or not quick
     ]
-    wanted += [(other, LONG, keys | ({"rounds": 30} if quick else {})) for other, keys in OTHERS.items()]
+    wanted += [(other, LONG, keys) for other, keys in OTHERS.items()]
     return [
         Spec(
             _name(kind, setting, seed),

@@ -82,7 +82,7 @@ def write_page(
 def _configuration(results: Sequence[Result]) -> dict[str, Any]:
     """Return versions, what all runs have in common, and what each run has of its own."""
     first = results[0].spec.config
-    common = {key: first[key] for key in first if all(one.spec.config[key] == first[key] for one in results)}
+    common = {key: first[key] for key in first if all(one.spec.config.get(key) == first[key] for one in results)}
     own = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
     return {"versions": versions(PACKAGES), "common": common, "runs": own}
 
