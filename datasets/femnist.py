@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -59,22 +60,31 @@ def read_leaf(folder: Path) -> Handwriting:
         What LEAF's preprocess.sh leaves: a folder of ``*.json``, all of which are read, or one with ``train`` and
         ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
         grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
-        in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr.
+        in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr,
+        as users without any images are.
 
     Raises
     ------
     FederationError
-        When there is no such file, or one is not what LEAF writes. The text names the file, the user and the fix.
+        When there is no such file, or one is not what LEAF writes, or two of one part name the same user. The text
+        names the file, the user and the fix.
     """
     rows: list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]] = []
-    users: dict[Path, set[str]] = {}
+    parts: dict[Path, dict[str, Path]] = {}
     for file in track(_leaf_files(folder), "Reading LEAF", console=Console(stderr=True)):
-        found = _leaf_users(file)
-        rows += found
-        users.setdefault(file.parent, set()).update(user for user, *_ in found)
-    if lost := _without_train(list(users.values())):
+        part = parts.setdefault(file.parent, {})
+        for row in _leaf_users(file):
+            if (first := part.setdefault(row[0], file)) != file:
+                raise FederationError(
+                    f"{file} and {first.name} both have user {row[0]!r}, whose rows would count twice; remove the "
+                    "copies, and keep files of train and of test in folders of these names"
+                )
+            rows.append(row)
+    if lost := _without_train([set(part) for part in parts.values()]):
         typer.echo(f"Writers left out, with rows in test alone, as files of train are missing: {len(lost)}", err=True)
     kept = [row for row in rows if row[0] not in lost]
+    if empty := {user for user, *_ in kept} - {user for user, _, labels in kept if len(labels)}:
+        typer.echo(f"Writers left out, without images: {len(empty)}", err=True)
     if not kept:
         raise FederationError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
     names, images, labels = zip(*kept, strict=True)
@@ -149,7 +159,8 @@ def main(
             help=f"Folder of the Parquet files of {REPOSITORY}; without both, downloaded.", show_default=False
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/femnist")] = None,
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "femnist",
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
     ] = None,
@@ -158,20 +169,21 @@ def main(
     ] = 0,
 ) -> None:
     """Write FEMNIST as a federation, one client a writer, half of the clients turned by 90 degrees."""
-    folder = (out or umbel_home() / "data" / "femnist").expanduser().absolute()
     with errors_in_one_line():
+        folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if leaf and parquet:
             raise FederationError("--leaf and --parquet are both given; give one of them")
         check_out(folder)
         found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
         source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
-        lines = write(folder, found, _about(source), rows, seed)
+        lines = write(folder, found, _about(source, name), rows, seed)
     typer.echo("\n".join(lines))
 
 
-def _about(source: str) -> About:
+def _about(source: str, name: str) -> About:
     return About(
-        name="femnist",
+        recipe="femnist",
+        name=name,
         model="cnn",
         provenance=f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}.",
         licence="FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19",
@@ -225,21 +237,37 @@ def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int
     """
     try:
         document = json.loads(file.read_bytes())
-        users = [(str(user), document["user_data"][user]) for user in document["users"]]
+        users, data = document["users"], document["user_data"]
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise TypeError("users must be a list, and user_data an object")
+        rows = {user: data[user] for user in users}
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise FederationError(
             f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
             "write it again with LEAF's preprocess.sh, or move it elsewhere"
         ) from None
-    return [(user, *_leaf_rows(data, f"{file}, user {user!r}")) for user, data in users]
+    if len(rows) < len(users):
+        twice, times = Counter(users).most_common(1)[0]
+        raise FederationError(
+            f"{file}: users names {twice!r} {times} times; name each user once, or write the file again with LEAF's "
+            "preprocess.sh"
+        )
+    if unnamed := data.keys() - rows.keys():
+        raise FederationError(
+            f"{file}: users does not name {min(unnamed)!r}, who is in user_data; name all or remove the others, or "
+            "write the file again with LEAF's preprocess.sh"
+        )
+    return [(user, *_leaf_rows(own, f"{file}, user {user!r}")) for user, own in rows.items()]
 
 
 def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the images and labels of one LEAF user; `source` is named in errors."""
     try:
-        # Reshaped, so that a user without rows passes.
-        x, y = np.array(data["x"], np.float32).reshape(len(data["y"]), SIDE * SIDE), np.array(data["y"])
-    except (KeyError, TypeError, ValueError):
+        x, y = np.array(data["x"], np.float32), np.array(data["y"])
+        # A user without rows has an empty list of each, which has no second axis.
+        if x.shape != ((len(y), SIDE * SIDE) if len(y) else (0,)):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise FederationError(
             f"{source}: x must be lists of {SIDE * SIDE} numbers and y as many classes; write the file again with "
             "LEAF's preprocess.sh"

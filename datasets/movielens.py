@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPException
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, cast
 from urllib.request import urlopen
@@ -55,7 +56,9 @@ MOST_UNRATED = 100
 """The most unrated items that there may be for each one rated."""
 
 _CHUNK_ROWS = 200_000
-_LONGEST_LINE = 200
+_BLOCK = 2**20
+_LONGEST_LINE = 200  # bytes
+_LONGEST_VALUE = 40  # characters that stand in an error
 _TIMEOUT = 60.0
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
@@ -86,7 +89,8 @@ def read_ratings(file: Path) -> pd.DataFrame:
         if separator is None:
             raise FederationError(f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings")
         header = int(first.split(separator) == HEADER)
-        parts = [_checked(lines, source) for lines in _chunks(stream, source, separator, header)]
+        short = BufferedReader(_ShortLines(stream, source), _BLOCK)
+        parts = [_checked(lines, source) for lines in _chunks(short, source, separator, header)]
     if not parts:
         raise FederationError(f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings")
     return pd.concat(parts, ignore_index=True)
@@ -294,7 +298,31 @@ def _progress(stream: BinaryIO, size: int) -> Any:
     return rich.progress.wrap_file(stream, size, description="Reading ratings", console=Console(stderr=True))
 
 
-def _chunks(stream: BinaryIO, source: str, separator: str, header: int) -> Iterator[pd.DataFrame]:
+class _ShortLines(RawIOBase):
+    """Bytes as they come, refused before anything splits them where a line is too long for a rating."""
+
+    def __init__(self, stream: BinaryIO, source: str) -> None:
+        self._stream, self._source = stream, source
+        self._line, self._begun = 1, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._stream.read(len(buffer))
+        lines = (self._begun + block).split(b"\n")
+        if max(map(len, lines)) > _LONGEST_LINE:
+            line = self._line + next(i for i, line in enumerate(lines) if len(line) > _LONGEST_LINE)
+            raise FederationError(
+                f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; give "
+                f"{_any_file()} of MovieLens with --ratings"
+            )
+        self._line, self._begun = self._line + len(lines) - 1, lines[-1]
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) -> Iterator[pd.DataFrame]:
     """Read lines a part at a time, all columns as text, indexed by their number in the file."""
     try:
         for chunk in pd.read_csv(
@@ -338,9 +366,10 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
             good &= values == np.floor(values)
             kind = "a whole number"
         if len(bad := np.flatnonzero(~good)):
+            value = lines[column].iloc[bad[0]]
+            shown = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
             raise FederationError(
-                f"{source}, line {lines.index[bad[0]]}: the {name} is {lines[column].iloc[bad[0]]!r}, not {kind}; "
-                "repair or remove that line"
+                f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}; repair or remove that line"
             )
         columns[name] = values.astype(np.float32 if name == "rating" else np.int64)
     return pd.DataFrame(columns)

@@ -44,6 +44,7 @@ CLASS, WRITER = 0, 2
 """The two that are read: the digit, and NIST's number of its writer."""
 
 ABOUT = About(
+    recipe="qmnist",
     name="qmnist",
     model="cnn10",
     provenance=(

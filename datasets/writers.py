@@ -52,8 +52,11 @@ class About:
     ----------
     name, model, provenance, licence : str
         See `federation.Manifest`; how the federation was drawn is added to the provenance.
+    recipe : str
+        Name of the script.
     """
 
+    recipe: str
     name: str
     model: str
     provenance: str
@@ -130,7 +133,7 @@ def build(
         groups=turned.tolist(),
         provenance=(
             f"{about.provenance} One client a writer; all images of a client turned by 90 degrees counter-clockwise "
-            f"with probability 1/2 (group 1){limit}. Made by datasets/{about.name}.py with seed {seed}."
+            f"with probability 1/2 (group 1){limit}. Made by datasets/{about.recipe}.py with seed {seed}."
         ),
         licence=about.licence,
     )

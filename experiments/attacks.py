@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from attacks import identify, on_images, overview, reconstruct, scene
+from attacks.quality import FULL_PSNR, VERDICTS
 from attacks.reconstruction_report import COLUMNS, rows_of
 from experiments.runs import Finished, Spec
 from experiments.sweep import FIRST_SEED, Result
-from experiments.tables import Section, Value, good, write
+from experiments.tables import Section, Value, average, good, write
 from federation import find_federation
 
 SEEDS = 2
@@ -104,20 +106,30 @@ def _on_images(results: Sequence[Result]) -> Section:
     head, *rows = overview.table([on_images.Finding.sum(parts) for parts in together.values()])
     config = results[0].spec.config
     setting = scene.Setting(config["federation"], config["model"], images=config["images"])
-    return Section("All attacks on images", " ".join(overview.notes(setting)), head, rows)
+    text = " ".join([*overview.notes(setting), "Where seeds have different notes, a semicolon is between them."])
+    return Section("All attacks on images", text, head, rows)
 
 
 def _reconstructed(results: Sequence[Result]) -> Section:
-    rows = [
-        [f"`{result.spec.config['model']}`", str(result.spec.config["seed"]), *cells]
-        for result in results
-        for cells in result.measures["found"]
-    ]
+    together: dict[tuple[str, str, str], list[dict[str, str]]] = {}
+    for result in results:
+        for cells in result.measures["found"]:
+            row = dict(zip(COLUMNS, cells, strict=True))
+            if row["PSNR"]:  # not of the label alone
+                together.setdefault((result.spec.config["model"], row["ν"], row["attack"]), []).append(row)
+    rows = []
+    for key, parts in together.items():
+        psnr, label = (average(float(part[name]) for part in parts if part[name])[0] for name in ("PSNR", "label"))
+        full, images = (sum(int(part[name]) for part in parts for name in names) for names in (VERDICTS[:1], VERDICTS))
+        rows.append(
+            [f"`{key[0]}`", *key[1:], f"{psnr:.1f}", "" if math.isnan(label) else f"{label:.2f}", f"{full} of {images}"]
+        )
     text = (
-        "Clients of one image, one step, noise on each layer by itself. PSNR in dB, structural similarity and "
-        "correlation are means over the images of a seed. The mean image is what one answers who has seen no release."
+        "Clients of one image, one step, noise on each layer by itself. PSNR in dB, mean over images; labels that were "
+        f"read; images that are shown in full, from {FULL_PSNR:g} dB. The mean image is what one answers who has seen "
+        "no release."
     )
-    return Section("One image", text, ("network", "seed", *COLUMNS), rows)
+    return Section("One image", text, ("network", "ν", "attack", "PSNR", "labels", "in full"), rows)
 
 
 def _identified(results: Sequence[Result]) -> Section:
