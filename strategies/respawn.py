@@ -21,18 +21,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from protocol.flower import log
 from strategies.cosines import cosines
 
-_IDLE = "respawn/idle"
+_IDLE, _TOLD = "respawn/idle", "respawn/told"
 _USED = 0.25  # of the releases that each would have if all had as many
 _LEAST = 2  # releases of a half
 _NOBODY = -1  # hypothesis of a release whose own is reborn
 _GAP = 0.7  # found on FEMNIST, where releases of one kind have up to .6 and those of two kinds 1 to 2
-_DRAWS = 999  # of releases of one kind, none of which may have as large a gap: one false alarm in 1000
+_FALSE = 0.001  # how often releases of one kind may be taken for two
+_DRAWS = 999  # of releases of one kind, to see how often a gap is chance
 _COUNTS = (*range(2, 13), 16, 24, 32, 48, 64)  # of releases, for which that is worked out: of fewer, gaps are larger
-_WIDE = 8  # dimensions for each release from which on more make no difference
+_WIDE = 32  # dimensions for each release from which on more make no difference
 _ROUNDING = 1e-9
 
 
@@ -50,7 +52,8 @@ def respawned(
     Parameters
     ----------
     state : dict of ndarray
-        The strategy's; the rounds that each hypothesis has been idle are kept there.
+        The strategy's; kept there are the rounds that each hypothesis has been idle, and what as many rounds as `after`
+        have told of whether its releases are of two kinds.
     after : int
         Rounds in a row in which nobody trained a hypothesis after which it is reborn: it had less than a quarter of its
         share of the releases, and none of them near it. A few that stray to it from afar are no use of it, and a small
@@ -68,19 +71,24 @@ def respawned(
         [counts[j] >= _USED * share or _visited(j, hypotheses, releases[labels == j]) for j in range(k)], bool
     )
     idle = np.where(used, 0, state.get(_IDLE, np.zeros(k, np.int64)) + 1)
+    told = state.get(_TOLD, np.zeros((after, k)))
+    found = _sides(releases, hypotheses, labels, max(2 * _LEAST, share)) if idle.any() else {}
+    now = [-np.log(found[j].chance) if j in found else 0.0 for j in range(k)]
+    told = np.concatenate([told[1:], [now]])
+    # Fisher's test: of one kind, twice the sum has a chi-squared distribution.
+    clear = told.sum(axis=0) >= stats.chi2.isf(_FALSE, 2 * after) / 2
+    torn = [j for j in found if clear[j] and found[j].gap >= _GAP and len(found[j].second) >= _LEAST]
     following, labels = moved.copy(), labels.copy()
-    for j in np.flatnonzero(idle >= after).tolist():
-        found = _torn(releases, hypotheses, labels, max(2 * _LEAST, share))
-        if found is None:
-            break
-        parent, part = found
+    for j, parent in zip(np.flatnonzero(idle >= after).tolist(), torn, strict=False):
+        part = found[parent].second
         log(INFO, "round %d: hypothesis %d, idle for %d rounds, is reborn from %d of the %d releases of hypothesis %d",
-            round, j, idle[j], len(part), (labels == parent).sum(), parent)  # fmt: skip
+            round, j, idle[j], len(part), counts[parent], parent)  # fmt: skip
         labels[labels == j] = _NOBODY
         labels[part], idle[j] = j, 0
+        told[:, [j, parent]] = 0
         for one in (parent, j):
             following[one] = releases[labels == one].mean(axis=0)
-    state[_IDLE] = idle
+    state[_IDLE], state[_TOLD] = idle, told
     return following
 
 
@@ -97,24 +105,28 @@ def _visited(j: int, hypotheses: NDArray[np.float64], releases: NDArray[np.float
     return nearest < min(others, default=np.inf) / 2
 
 
-def _torn(
-    releases: NDArray[np.float64], hypotheses: NDArray[np.float64], labels: NDArray[np.int64], least: float
-) -> tuple[int, NDArray[np.int64]] | None:
-    """Return the largest group that clearly consists of two, and the releases of one of these; None if there is none.
+class _Side(NamedTuple):
+    """Of a group of releases: the smaller side of its axis, how far that stands out, and how often by chance."""
 
-    Only groups of at least `least` releases count.
-    """
-    sizes = np.bincount(labels[labels != _NOBODY], minlength=len(hypotheses))
+    second: NDArray[np.int64]
+    gap: float
+    chance: float
+
+
+def _sides(
+    releases: NDArray[np.float64], hypotheses: NDArray[np.float64], labels: NDArray[np.int64], least: float
+) -> dict[int, _Side]:
+    """Return the sides of each group of at least `least` releases, the largest group first."""
+    sizes = np.bincount(labels, minlength=len(hypotheses))
+    found = {}
     for j in np.argsort(-sizes, kind="stable").tolist():
         if sizes[j] < least:
             break
         mine = np.flatnonzero(labels == j)
-        found = halves(releases[mine] - hypotheses[j])
-        if found.gap >= max(_GAP, by_chance(len(mine), found.dimensions)) and (
-            _LEAST <= found.second.sum() <= len(mine) - _LEAST
-        ):
-            return j, mine[found.second]
-    return None
+        sides = halves(releases[mine] - hypotheses[j])
+        second = mine[sides.second] if len(mine) - sides.second.sum() >= _LEAST else mine[:0]
+        found[j] = _Side(second, sides.gap, by_chance(sides.gap, len(mine), sides.dimensions))
+    return found
 
 
 class Halves(NamedTuple):
@@ -155,22 +167,22 @@ def halves(updates: NDArray[np.float64]) -> Halves:
     return Halves(side != side[0], _gap(values), _dimensions(values))
 
 
-def by_chance(count: int, dimensions: float) -> float:
-    """Return a gap that so many updates of one kind, in so many dimensions, reach less than once in 1000 times.
+def by_chance(gap: float, count: int, dimensions: float) -> float:
+    """Return how often so many updates of one kind, in so many dimensions, have so large a gap.
 
-    The largest that `_DRAWS` sets of them have, each of directions drawn at random. In one dimension, or with a few
-    updates, any gap can be chance.
+    Counted in sets of directions drawn at random. In one dimension, or with a few updates, any gap can be chance.
     """
     m = max(possible for possible in _COUNTS if possible <= count)
     # By powers of two, from below: in fewer dimensions gaps are larger.
-    return _by_chance(m, int(2 ** np.floor(np.log2(np.clip(dimensions, 1, _WIDE * m)))))
+    gaps = _gaps_of_one_kind(m, int(2 ** np.floor(np.log2(np.clip(dimensions, 1, _WIDE * m)))))
+    return float(1 + np.count_nonzero(gaps >= gap)) / (1 + _DRAWS)
 
 
 @lru_cache
-def _by_chance(m: int, d: int) -> float:
+def _gaps_of_one_kind(m: int, d: int) -> NDArray[np.float64]:
     generator = np.random.default_rng([m, d])
     ways = (generator.standard_normal((m, d)) for _ in range(_DRAWS))
-    return max(_gap(np.linalg.eigvalsh(_centred(cosines(one))).clip(min=0)) for one in ways)
+    return np.array([_gap(np.linalg.eigvalsh(_centred(cosines(one))).clip(min=0)) for one in ways])
 
 
 def _centred(alike: NDArray[np.float64]) -> NDArray[np.float64]:
