@@ -75,7 +75,7 @@ def test_a_whole_folder_says_where_the_run_stands(copy: Path) -> None:
     assert [entry.number for entry in found.state.history] == [1, 2, 3, 4], "the evaluation comes again"
     assert found.state.stopped == ""
     assert sum(found.spent.values()) == sum(entry.releases for entry in found.state.history)
-    assert list(found.kept) == ["respawn/idle"]
+    assert list(found.kept) == ["respawn/idle", "respawn/told"]
     assert before == {file.name: file.read_bytes() for file in copy.iterdir()}, "nothing is written"
 
 
