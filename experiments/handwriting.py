@@ -51,7 +51,7 @@ def specs(
     first : int
         The first of their seeds.
     quick : bool
-        Whether two rounds of a few of them will do.
+        Whether two rounds of a few of them will do, without those for comparison.
     rounds : int, optional
         At most so many; by default as many as the configuration says.
     """
@@ -72,8 +72,9 @@ def specs(
             for k, nu in grid:
                 config = common | {"hypotheses": k, "noise-multiplier": nu}
                 runs.append(Spec(f"{loss}-k{k}-nu{nu:g}-seed{seed}", config))
-        common = base | {"loss": losses[0], "seed": seed}
-        other = common | {"strategy-options": ""}
+        if quick:
+            continue
+        other = base | {"loss": losses[0], "seed": seed, "strategy-options": ""}
         runs.append(Spec(f"ifca-seed{seed}", other | {"strategy": "ifca", "noise-multiplier": 0.0}))
         runs.append(Spec(f"local-seed{seed}", other | {"strategy": LOCAL_ONLY}))
     # The first eight are some of the grid's as well.
