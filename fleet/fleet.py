@@ -320,12 +320,9 @@ class Fleet:
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
         """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
-        asked = self._evaluation
-        return (
-            None
-            if asked is None
-            else read_scores(_usable(replies, asked), asked, self.validate_by, self.metric_is_share)
-        )
+        if (asked := self._evaluation) is None:
+            return None
+        return read_scores(_usable(replies, asked), asked, self.validate_by, self.metric_is_share)
 
     @property
     def sent(self) -> Arrays:

@@ -106,7 +106,10 @@ def _visited(j: int, hypotheses: NDArray[np.float64], releases: NDArray[np.float
 
 
 class _Side(NamedTuple):
-    """Of a group of releases: the smaller side of its axis, how far that stands out, and how often by chance."""
+    """Of a group of releases: one side of its axis, how far that stands out, and how often by chance.
+
+    The side is the one without the group's first release, and empty where the other has too few.
+    """
 
     second: NDArray[np.int64]
     gap: float
