@@ -20,6 +20,7 @@ from privacy.site import Site
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
 from protocol.errors import FederationError, ModelError, ProtocolError, SiteError, UmbelError
+from protocol.once import once
 from protocol.plugins import import_by_name, parse_pairs
 from protocol.run_config import RunConfig
 
@@ -78,11 +79,15 @@ class Node:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-        """Return the node that the site's configuration describes.
+        """Return the node that the site's configuration describes, within a message the same.
 
         Only in simulation does the run config, which is the server's, name the federation, and
         the node then hosts every ``site.step``-th client of it.
         """
+        return once(cls._of, node_config, run_config)
+
+    @classmethod
+    def _of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
         site, run = Site.of(node_config), RunConfig.of(run_config)
         policy, source = site.policy, _Source.of(site, run.federation)
         if policy.reader and policy.role is Role.SPLIT:

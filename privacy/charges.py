@@ -105,6 +105,7 @@ def paper_spent(account: Account) -> Fraction | float:
     return total
 
 
+@lru_cache(maxsize=1024)
 def written(release: Release) -> str:
     """Return a release, without its radius, as ledgers keep it."""
     return json.dumps(

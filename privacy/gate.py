@@ -15,13 +15,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from logging import ERROR, INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 from numpy.typing import NDArray
 
@@ -57,15 +57,31 @@ from protocol.messages import (
     training_only,
     training_reply,
 )
-from protocol.records import from_array_record, record_in, to_array_record
+from protocol.records import Held, held_in
 from protocol.release import Kind, RadiusMode, Release, ReleaseBy
 from protocol.run_config import RunConfig
 
 _RESULT = "result"
-_PRIVATE = "private"
 
 Check = Callable[[RecordDict, Context], None]
 """Raises where the handler could not do what the training part of a message asks, whatever the data are."""
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What `local_result` is told."""
+
+    arrays: Arrays
+    chosen: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class LocalReport:
+    """What `local_report` is told; loss and metric as one array (2, clients)."""
+
+    scores: NDArray[np.float64]
+    clients: tuple[int, ...]
+    trains: bool
 
 
 def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
@@ -78,9 +94,7 @@ def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
     chosen : ndarray of int, shape (clients,)
         The hypothesis each started from.
     """
-    return RecordDict(
-        {_RESULT: to_array_record(trained), _PRIVATE: ConfigRecord({"chosen": np.asarray(chosen).tolist()})}
-    )
+    return RecordDict({_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
 
 
 def local_report(
@@ -98,8 +112,7 @@ def local_report(
         Whether they are training clients, whose reports need noise.
     """
     scores = np.stack([losses, metrics], dtype=np.float64)
-    private = ConfigRecord({"clients": list(clients) if trains else [], "trains": trains})
-    return RecordDict({_RESULT: to_array_record({"scores": scores}), _PRIVATE: private})
+    return RecordDict({_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
 
 
 def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -223,7 +236,7 @@ class _Passage:
         if sanitiser.release.choice_epsilon > 0:
             sources = randomness.noise(seed, demand.round, site.client_ids(paying), "choice")
             assigned = choice.draw(sanitiser.release.choice_epsilon, k, sources)
-        trained, chosen = self._trained(paying, assigned)
+        trained, chosen = self._trained(demand, paying, assigned)
         sources = randomness.noise(seed, demand.round, site.client_ids(paying))
         releases = sanitiser.sanitised(trained, chosen, sources)
         return training_reply(releases, paid.astype(int).tolist(), chosen.tolist() if demand.disclose_choice else None)
@@ -236,7 +249,7 @@ class _Passage:
         # The noise on the counts hides what each of them chooses; who tries another hypothesis is for learning alone.
         sources = randomness.noise(self.seed, demand.round, site.client_ids(paying), "choice")
         assigned = choice.at_random(demand.explore, len(sanitiser.hypotheses), sources)
-        trained, chosen = self._trained(paying, assigned)
+        trained, chosen = self._trained(demand, paying, assigned)
         sources = randomness.noise(self.seed, demand.round, [site.first], "site")
         sums, counts = sanitiser.sanitised(trained, chosen, sources)
         return site_reply(sums, counts, paid.astype(int).tolist())
@@ -249,13 +262,12 @@ class _Passage:
         if not self.site.simulated:
             # Before anybody reports: a crash may waste a count, it never hides a report.
             Runs.of(self.site).count_evaluation(str(self.context.run_id), self.site.policy)
-        result = self._ask(evaluation_only(self.msg.content))
-        private = record_in(result, _PRIVATE, ConfigRecord)
-        values = from_array_record(record_in(result, _RESULT, ArrayRecord))["scores"]
-        if values.dtype != np.float64 or values.shape != (2, len(demand.clients)):
+        reported = held_in(self._ask(evaluation_only(self.hypotheses, demand)), _RESULT, LocalReport)
+        values = reported.scores
+        if not _is_array(values, np.float64, (2, len(demand.clients))):
             raise Refused("the handler does not say loss and metric of each client")
-        if private["trains"] is not False:
-            values = self._noised(values, private, demand)
+        if reported.trains is not False:
+            values = self._noised(values, reported.clients, demand)
         return evaluation_reply(*values)
 
     @property
@@ -276,7 +288,8 @@ class _Passage:
             When fewer than `at_least` can, who are not charged either.
         """
         self.site.check_priced(release)
-        self.check(self.msg.content, self.context)
+        everybody = np.full(len(demand.clients), choice.OWN, np.int64)
+        self.check(training_only(self.hypotheses, demand, everybody), self.context)
         paid = self._charge("train", release, demand.round, demand.clients, at_least)
         paying = _which(demand.clients, paid)
         if not paying and at_least > 1:
@@ -304,14 +317,16 @@ class _Passage:
             self.entry.refuse(what, Refused(f"{len(clients) - number} of {len(clients)} clients cannot pay any more"))
         return paid
 
-    def _trained(self, clients: tuple[int, ...], assigned: NDArray[np.int64]) -> tuple[Arrays, NDArray[np.int64]]:
+    def _trained(
+        self, demand: Training, clients: tuple[int, ...], assigned: NDArray[np.int64]
+    ) -> tuple[Arrays, NDArray[np.int64]]:
         """Have clients train what they are assigned, or choose; return what they trained, and from which hypothesis."""
-        result = self._ask(training_only(self.msg.content, clients, assigned.tolist()))
-        trained = from_array_record(record_in(result, _RESULT, ArrayRecord))
-        chosen = _check_result(trained, record_in(result, _PRIVATE, ConfigRecord), self.hypotheses, len(clients))
-        if ((assigned != choice.OWN) & (chosen != assigned)).any():
+        asked = demand if clients == demand.clients else replace(demand, clients=clients)
+        trained = held_in(self._ask(training_only(self.hypotheses, asked, assigned)), _RESULT, LocalResult)
+        _check_result(trained, self.hypotheses, len(clients))
+        if ((assigned != choice.OWN) & (trained.chosen != assigned)).any():
             raise Refused("the handler trained another hypothesis than the gate had drawn")
-        return trained, chosen
+        return trained.arrays, trained.chosen
 
     def _ask(self, content: RecordDict) -> RecordDict:
         """Return what the handler answers to a part of the message; raise if that is an error."""
@@ -322,7 +337,7 @@ class _Passage:
             raise Refused("the handler replied an error")
         return reply.content
 
-    def _noised(self, values: NDArray[np.float64], private: ConfigRecord, demand: Evaluation) -> NDArray[np.float64]:
+    def _noised(self, values: NDArray[np.float64], own: tuple[int, ...], demand: Evaluation) -> NDArray[np.float64]:
         """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
 
         Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
@@ -332,14 +347,13 @@ class _Passage:
         nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
         if not nu > 0:
             raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
-        own: Any = private["clients"]
-        clients = site.client_ids(tuple(own))
+        clients = site.client_ids(own)
         if len(clients) != values.shape[1]:
             raise Refused("the handler does not say whose loss and metric these are")
         radius, mechanism = math.sqrt(2) * bound, Laplace(nu)
         check_noise(mechanism, 2, radius)
         seed, release = self.seed, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius)
-        paid = self._charge("evaluate", release, demand.round, tuple(own))
+        paid = self._charge("evaluate", release, demand.round, own)
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
         sources = randomness.noise(seed, demand.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
@@ -419,20 +433,18 @@ def checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:
     return hypotheses
 
 
-def _check_result(trained: Arrays, private: ConfigRecord, hypotheses: Arrays, clients: int) -> NDArray[np.int64]:
-    """Raise unless the handler's result fits the hypotheses; return the chosen ones."""
-    if list(trained) != list(hypotheses):
-        raise Refused(f"trained arrays {sorted(trained)} do not match hypotheses {sorted(hypotheses)}")
-    for name, value in trained.items():
-        if value.dtype != np.float32 or value.shape != (clients, *hypotheses[name].shape[1:]):
-            raise Refused(f"trained {name!r} is {value.dtype} of shape {value.shape}")
-    chosen: Any = private.get("chosen")
+def _check_result(trained: LocalResult, hypotheses: Arrays, clients: int) -> None:
+    """Raise unless the handler's result fits the hypotheses."""
+    if not isinstance(trained.arrays, dict) or list(trained.arrays) != list(hypotheses):
+        raise Refused(f"trained arrays do not match hypotheses {sorted(hypotheses)}")
+    for name, value in trained.arrays.items():
+        if not _is_array(value, np.float32, (clients, *hypotheses[name].shape[1:])):
+            raise Refused(f"trained {name!r} is no float32 array with a row a client")
     k = len(next(iter(hypotheses.values())))
-    if (
-        not isinstance(chosen, list)
-        or len(chosen) != clients
-        or set(map(type, chosen)) != {int}
-        or not 0 <= min(chosen) <= max(chosen) < k
-    ):
+    chosen = trained.chosen
+    if not _is_array(chosen, np.int64, (clients,)) or not 0 <= chosen.min() <= chosen.max() < k:
         raise Refused("the handler does not say which hypothesis each client chose")
-    return np.asarray(chosen, dtype=np.int64)
+
+
+def _is_array(value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:
+    return type(value) is np.ndarray and value.dtype == dtype and value.shape == shape

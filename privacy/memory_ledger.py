@@ -33,7 +33,10 @@ class MemoryLedger:
         self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
         """Charge each client that can afford it, and return which those are; nobody where fewer than `at_least` can."""
-        affords = [not limits.any or limits.allow(self.account(client), charge.release) for client in clients]
+        if limits.any:
+            affords = [limits.allow(self.account(client), charge.release) for client in clients]
+        else:
+            affords = [True] * len(clients)
         if sum(affords) < at_least:
             affords = [False] * len(affords)
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]

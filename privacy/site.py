@@ -25,6 +25,7 @@ from privacy.charges import Limits
 from privacy.policy import AcceptedRelease, Policy, Role
 from protocol.errors import Refused, SiteError
 from protocol.home import umbel_home
+from protocol.once import once
 from protocol.release import Release, exact
 from protocol.run_config import MAX_HYPOTHESES, RunConfig
 
@@ -94,7 +95,7 @@ class Site:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Site:
-        """Return the site that a node configuration and the environment describe.
+        """Return the site that a node configuration and the environment describe, within a message the same.
 
         Raises
         ------
@@ -102,6 +103,10 @@ class Site:
             When the node is no simulation and names no data of its own, or an entry cannot be
             used: a slip of the pen never weakens a policy.
         """
+        return once(cls._of, node_config)
+
+    @classmethod
+    def _of(cls, node_config: Mapping[str, Any]) -> Site:
         environment = _environment()
         ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
         own = {key: value for key, value in node_config.items() if key not in ignored}

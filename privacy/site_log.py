@@ -34,6 +34,7 @@ from protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, R
 from protocol.flower import log
 from protocol.home import make_home_of
 from protocol.messages import PARTS
+from protocol.once import one_message
 from protocol.records import unpack
 
 SUFFIX = ".log.jsonl"
@@ -337,6 +338,16 @@ def on_record(
     refuse : callable
         Makes the refusal.
     """
+    with one_message():
+        return _on_record(message, context, answer, refuse)
+
+
+def _on_record(
+    message: Message,
+    context: Context,
+    answer: Callable[[Entry], Message],
+    refuse: Callable[[Message, Exception], Message],
+) -> Message:
     entry = Entry()
     try:
         site_log = SiteLog.of(context.node_config)

@@ -19,7 +19,7 @@ hypothesis or a client.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays
 from protocol.demands import LONGEST_NAME, VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
-from protocol.records import pack, record_in, unpack
+from protocol.records import Held, held_in, pack, record_in, unpack
 
 _VERSION = "version"
 _HYPOTHESES = "hypotheses"
 _TRAINING = "training"
 _EVALUATION = "evaluation"
-_ASSIGNED = "assigned"  # within a node alone
+_ASSIGNED = "assigned"
 _ARRAYS = "arrays"
 _RELEASED = "released"
 _SCORES = "scores"
@@ -43,6 +43,8 @@ _RUN = "run"
 PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
 """The records that a message to a node may have; a node looks at no others."""
 
+
+D = TypeVar("D", Training, Evaluation)
 
 # --- what the server sends
 
@@ -109,50 +111,57 @@ def run_names(content: RecordDict) -> set[str]:
 
 def hypotheses_in(content: RecordDict) -> Arrays:
     """Return the hypotheses of a message."""
+    record = content.get(_HYPOTHESES)
+    if isinstance(record, Held):
+        return held_in(content, _HYPOTHESES, dict)
     return unpack(record_in(content, _HYPOTHESES, ArrayRecord))
 
 
 def training_in(content: RecordDict) -> Training | None:
     """Check and return what a message asks of training clients; None if that is nothing."""
-    return Training.from_record(record_in(content, _TRAINING, ConfigRecord)) if _TRAINING in content else None
+    return _demand_in(content, _TRAINING, Training)
 
 
 def evaluation_in(content: RecordDict) -> Evaluation | None:
     """Check and return what a message asks of validation clients; None if that is nothing."""
-    return Evaluation.from_record(record_in(content, _EVALUATION, ConfigRecord)) if _EVALUATION in content else None
+    return _demand_in(content, _EVALUATION, Evaluation)
 
 
-def training_only(content: RecordDict, clients: tuple[int, ...], assigned: Sequence[int]) -> RecordDict:
-    """Return a message as if it asked these clients to train, and nothing else.
+def _demand_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
+    record = content.get(name)
+    if record is None:
+        return None
+    return (
+        held_in(content, name, kind)
+        if isinstance(record, Held)
+        else kind.from_record(record_in(content, name, ConfigRecord))
+    )
+
+
+# --- what the gate asks its handler, within a node
+
+
+def training_only(hypotheses: Arrays, demand: Training, assigned: NDArray[np.int64]) -> RecordDict:
+    """Return a message that asks for training and nothing else, of what has been checked already.
 
     Parameters
     ----------
-    content : RecordDict
-    clients : tuple of int
-    assigned : sequence of int
-        For each of them the hypothesis that it shall train, or -1 for the one that fits it best.
+    hypotheses : dict of ndarray, each (k, \\*shape)
+    demand : Training
+    assigned : ndarray of int, a client
+        The hypothesis that it shall train, or -1 for the one that fits it best.
     """
-    asked = record_in(content, _TRAINING, ConfigRecord)
-    if asked["clients"] != list(clients):
-        asked = ConfigRecord(dict(asked))
-        asked["clients"] = list(clients)
-    return RecordDict(
-        {
-            _HYPOTHESES: record_in(content, _HYPOTHESES, ArrayRecord),
-            _TRAINING: asked,
-            _ASSIGNED: ConfigRecord({_ASSIGNED: list(assigned)}),
-        }
-    )
+    return RecordDict({_HYPOTHESES: Held(hypotheses), _TRAINING: Held(demand), _ASSIGNED: Held(assigned)})
 
 
 def assigned_in(content: RecordDict) -> NDArray[np.int64]:
     """Return what `training_only` says that each client shall train."""
-    return np.array(record_in(content, _ASSIGNED, ConfigRecord)[_ASSIGNED], np.int64)
+    return held_in(content, _ASSIGNED, np.ndarray)
 
 
-def evaluation_only(content: RecordDict) -> RecordDict:
-    """Return a message as if it asked for evaluation, and nothing else."""
-    return RecordDict({name: content[name] for name in (_HYPOTHESES, _EVALUATION)})
+def evaluation_only(hypotheses: Arrays, demand: Evaluation) -> RecordDict:
+    """Return a message that asks for evaluation and nothing else, of what has been checked already."""
+    return RecordDict({_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(demand)})
 
 
 # --- what a node answers

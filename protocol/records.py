@@ -22,6 +22,28 @@ _LONGEST_NAME = 1 << 18  # of a matrix, in characters: the names and shapes of s
 _MOST_AXES = 32
 
 R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
+T = TypeVar("T")
+
+
+class Held(ConfigRecord):
+    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record.
+
+    Parameters
+    ----------
+    value : any
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.__dict__["value"] = value
+
+
+def held_in(content: RecordDict, name: str, kind: type[T]) -> T:
+    """Return the value of that name which is held in a message; `ProtocolError` if there is none of that kind."""
+    value = getattr(content.get(name), "value", None)
+    if not isinstance(value, kind):
+        raise ProtocolError(f"there is no {kind.__name__} {name!r}")
+    return value
 
 
 def record_in(content: RecordDict, name: str, kind: type[R]) -> R:

@@ -11,7 +11,7 @@ import io
 import math
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from mechanisms.base import Matrix
-from privacy.gate import Gate, guard, local_result
+from privacy.gate import Gate, LocalResult, guard, local_result
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import round_to_grid
@@ -34,8 +34,8 @@ from protocol.arrays import Arrays, flatten
 from protocol.demands import Training
 from protocol.errors import ProtocolError
 from protocol.home import umbel_home
-from protocol.messages import assigned_in, query
-from protocol.records import from_array_record, to_array_record
+from protocol.messages import assigned_in, query, training_in
+from protocol.records import Held, held_in, to_array_record
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import (
     SIMULATED,
@@ -216,9 +216,18 @@ def harmless(fault: Fault) -> Fault:
     return fault
 
 
-def change(content: RecordDict, alter: Callable[[str, NDArray[Any]], NDArray[Any]]) -> None:
-    arrays = from_array_record(content.array_records["result"])
-    content["result"] = to_array_record({name: alter(name, value) for name, value in arrays.items()})
+def trained_in(content: RecordDict) -> LocalResult:
+    return held_in(content, "result", LocalResult)
+
+
+def instead_of(content: RecordDict, **changes: Any) -> None:
+    """Change what the handler says it has trained."""
+    content["result"] = Held(replace(trained_in(content), **changes))
+
+
+def change(content: RecordDict, alter: Callable[[str, NDArray[Any]], Any]) -> None:
+    arrays = trained_in(content).arrays
+    instead_of(content, arrays={name: alter(name, value) for name, value in arrays.items()})
 
 
 @fatal
@@ -228,7 +237,7 @@ def no_arrays(content: RecordDict, case: Case) -> None:
 
 @fatal
 def arrays_under_another_name(content: RecordDict, case: Case) -> None:
-    content["arrays"] = content.array_records["result"]
+    content["arrays"] = content["result"]
     del content["result"]
 
 
@@ -238,8 +247,13 @@ def arrays_are_metrics(content: RecordDict, case: Case) -> None:
 
 
 @fatal
-def no_private_record(content: RecordDict, case: Case) -> None:
-    del content["private"]
+def arrays_as_they_would_travel(content: RecordDict, case: Case) -> None:
+    content["result"] = to_array_record(trained_in(content).arrays)
+
+
+@fatal
+def another_thing_is_held(content: RecordDict, case: Case) -> None:
+    content["result"] = Held({"arrays": trained_in(content).arrays, "chosen": trained_in(content).chosen, "x": SECRET})
 
 
 @fatal
@@ -273,6 +287,16 @@ def foreign_byte_order(content: RecordDict, case: Case) -> None:
 
 
 @fatal
+def an_array_of_its_own_making(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: np.ma.masked_array(value))
+
+
+@fatal
+def lists(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value.tolist())
+
+
+@fatal
 def a_row_too_few(content: RecordDict, case: Case) -> None:
     change(content, lambda name, value: value[1:])
 
@@ -299,70 +323,68 @@ def an_axis_more(content: RecordDict, case: Case) -> None:
 
 @fatal
 def a_key_too_few(content: RecordDict, case: Case) -> None:
-    del content.array_records["result"]["in.bias"]
+    del trained_in(content).arrays["in.bias"]
 
 
 @fatal
 def a_key_too_many(content: RecordDict, case: Case) -> None:
-    content.array_records["result"][SECRET] = Array(np.ones((len(case.chosen), 2), np.float32))
+    trained_in(content).arrays[SECRET] = np.ones((len(case.chosen), 2), np.float32)
 
 
 @fatal
 def another_key(content: RecordDict, case: Case) -> None:
-    record = content.array_records["result"]
-    record[SECRET] = record.pop("in.bias")
+    arrays = trained_in(content).arrays
+    arrays[SECRET] = arrays.pop("in.bias")
 
 
 @fatal
 def another_order_of_keys(content: RecordDict, case: Case) -> None:
-    content["result"] = ArrayRecord(dict(reversed(content.array_records["result"].items())))
+    instead_of(content, arrays=dict(reversed(trained_in(content).arrays.items())))
+
+
+@fatal
+def no_names(content: RecordDict, case: Case) -> None:
+    instead_of(content, arrays=list(trained_in(content).arrays.values()))
 
 
 @fatal
 def bytes_that_are_no_array(content: RecordDict, case: Case) -> None:
-    content.array_records["result"]["in.bias"] = Array(
-        "float32", (len(case.chosen), 2), "numpy.ndarray", SECRET.encode()
-    )
-
-
-@fatal
-def bytes_of_another_kind(content: RecordDict, case: Case) -> None:
-    content.array_records["result"]["in.bias"] = Array("float32", (len(case.chosen), 2), "secret", SECRET.encode())
+    trained_in(content).arrays["in.bias"] = SECRET.encode()  # type: ignore[assignment]
 
 
 @fatal
 def choices_missing(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"choices": case.chosen})
+    instead_of(content, chosen=None)
 
 
 @fatal
 def choices_in_words(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"chosen": [SECRET] * len(case.chosen)})
+    instead_of(content, chosen=np.array([SECRET] * len(case.chosen)))
 
 
 @fatal
 def choices_not_whole(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"chosen": [float(j) for j in case.chosen]})
+    instead_of(content, chosen=np.array(case.chosen, float))
 
 
 @fatal
 def a_choice_too_few(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"chosen": case.chosen[1:]})
+    instead_of(content, chosen=np.array(case.chosen[1:], np.int64))
 
 
 @fatal
 def one_choice_for_all(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"chosen": case.chosen[0]})
+    instead_of(content, chosen=case.chosen[0])
 
 
 @fatal
 def a_choice_too_high(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"chosen": [*case.chosen[1:], len(case.hypotheses["in.bias"])]})
+    instead_of(content, chosen=np.array([*case.chosen[1:], len(case.hypotheses["in.bias"])]))
 
 
 @fatal
 def a_choice_below_zero(content: RecordDict, case: Case) -> None:
-    content["private"] = ConfigRecord({"chosen": [*case.chosen[1:], -1]})
+    instead_of(content, chosen=np.array([*case.chosen[1:], -1]))
 
 
 @fatal
@@ -419,9 +441,8 @@ def choices_among_the_metrics(content: RecordDict, case: Case) -> None:
 
 
 @harmless
-def more_in_the_private_record(content: RecordDict, case: Case) -> None:
-    content.config_records["private"]["samples"] = [17] * len(case.chosen)
-    content.config_records["private"]["note"] = SECRET
+def a_private_record(content: RecordDict, case: Case) -> None:
+    content["private"] = ConfigRecord({"samples": [17] * len(case.chosen), "note": SECRET})
 
 
 @harmless
@@ -433,7 +454,7 @@ def with_faults(case: Case, faults: list[Fault]) -> Handler:
     """A train handler that commits faults."""
 
     def handler(msg: Message, context: Context) -> Any:
-        content = local_result(case.trained, np.asarray(case.chosen))
+        content = local_result(dict(case.trained), np.asarray(case.chosen))
         for fault in faults:
             other = fault(content, case)
             if isinstance(other, Error):
@@ -676,12 +697,14 @@ def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits, at_least: [True, False])
 
     def handler(msg: Message, context: Context) -> Message:
-        trains.append(msg.content.config_records["training"]["clients"])
+        demand = training_in(msg.content)
+        assert demand is not None
+        trains.append(demand.clients)
         return hands_over(TRAINED[:1], [0])(msg, context)
 
     left = assert_left(through_gate(SMALL, of_node(SIMULATED), handler), 2, ONE)
     assert left.released == [1, 0]
-    assert trains == [[4]]
+    assert trains == [(4,)]
 
 
 def test_a_demand_that_the_node_cannot_do_is_refused_before_anybody_pays(node_log: io.StringIO) -> None:

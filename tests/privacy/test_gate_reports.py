@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -17,7 +18,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from numpy.typing import NDArray
 from scipy import stats
 
-from privacy.gate import local_report, local_result
+from privacy.gate import LocalReport, local_report, local_result
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
 from privacy.precision import round_to_grid
@@ -25,7 +26,7 @@ from privacy.randomness import streams
 from protocol.demands import Evaluation
 from protocol.home import umbel_home
 from protocol.messages import evaluation_in, training_in
-from protocol.records import to_array_record
+from protocol.records import Held, held_in, to_array_record
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import (
     SIMULATED,
@@ -108,7 +109,7 @@ def test_what_else_a_handler_hands_over_stays() -> None:
         content["predictions"] = ArrayRecord({SECRET: Array(np.ones(3, np.float32))})
         content["scores"] = MetricRecord({"loss": [SECRET_LOSS], "samples": [17]})
         content["released"] = MetricRecord({"clients": [1]})
-        content.config_records["private"]["samples"] = [17]
+        content["private"] = ConfigRecord({"samples": [17]})
         return Message(content, reply_to=msg)
 
     assert what_left(through_gate(request((4,)), of_node(SIMULATED), handler)) == ([0.5], [0.25])
@@ -120,7 +121,11 @@ Fault = Callable[[RecordDict], Any]
 
 def result(values: Any) -> Fault:
     """Put something else in the place of what is reported."""
-    return lambda content: content.update({"result": to_array_record({"scores": np.asarray(values)})})
+    return lambda content: instead(content, scores=values)
+
+
+def instead(content: RecordDict, **changes: Any) -> None:
+    content["result"] = Held(replace(held_in(content, "result", LocalReport), **changes))
 
 
 def raises(content: RecordDict) -> None:
@@ -128,13 +133,12 @@ def raises(content: RecordDict) -> None:
 
 
 def loses_a_client(content: RecordDict) -> None:
-    content.config_records["private"]["clients"] = [4]
+    instead(content, clients=(4,))
 
 
 FAULTS: dict[str, Fault] = {
     "no result": lambda content: content.pop("result"),
-    "no private record": lambda content: content.pop("private"),
-    "scores under another name": lambda content: content.update({"result": to_array_record({"s": np.zeros((2, 2))})}),
+    "scores as they would travel": lambda content: content.update({"result": to_array_record({"s": np.zeros((2, 2))})}),
     "metrics for a result": lambda content: content.update({"result": MetricRecord({"loss": SECRET_LOSS})}),
     "a client too few": result(np.full((2, 1), SECRET_LOSS)),
     "a client too many": result(np.full((2, 3), SECRET_LOSS)),
@@ -144,7 +148,8 @@ FAULTS: dict[str, Fault] = {
     "single precision": result(np.full((2, 2), SECRET_LOSS, np.float32)),
     "whole numbers": result(np.ones((2, 2), np.int64)),
     "text": result(np.array([["a", "b"], ["c", "d"]])),
-    "it does not say whether they train": lambda content: content.update({"private": ConfigRecord({"clients": []})}),
+    "a list": result([[SECRET_LOSS] * 2] * 2),
+    "it does not say whether they train": lambda content: instead(content, trains=None, clients=()),
     "an exception": raises,
     "an error reply": lambda content: Error(code=0, reason=SECRET),
     "nothing": lambda content: SECRET,
@@ -182,10 +187,10 @@ def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
 
 def test_training_clients_report_nothing_unless_their_site_lets_them() -> None:
     """Who does not say that they do not train is taken to train."""
-    for private in ({"trains": True}, {"trains": 1}, {"trains": 0}, {"trains": "false"}, {}):
+    for trains in (True, 1, 0, "false", None):
 
-        def forget(content: RecordDict, private: dict[str, Any] = private) -> None:
-            content["private"] = ConfigRecord({"clients": [4, 7], **private})
+        def forget(content: RecordDict, trains: Any = trains) -> None:
+            instead(content, clients=(4, 7), trains=trains)
 
         assert what_left(through_gate(request((4, 7)), of_node(OWN), with_fault(forget))) is None
 

@@ -31,7 +31,7 @@ from protocol.messages import (
     training_reply,
     version_in,
 )
-from protocol.records import pack
+from protocol.records import Held, pack
 from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
 from tests.helpers.records import STACKED, assert_same_arrays, over_the_wire
 
@@ -81,23 +81,30 @@ def test_no_messages_are_none() -> None:
     assert merged([]) == []
 
 
-def test_each_part_of_a_message_may_be_had_by_itself() -> None:
-    both = request(TRAINING, EVALUATION)
-    training, evaluation = training_only(both, TRAINING.clients, [-1] * len(TRAINING.clients)), evaluation_only(both)
+def test_what_the_gate_asks_within_a_node_is_handed_over_as_it_is() -> None:
+    training, evaluation = training_only(STACKED, TRAINING, np.array([-1, 1])), evaluation_only(STACKED, EVALUATION)
     assert (training_in(training), evaluation_in(training)) == (TRAINING, None)
     assert (training_in(evaluation), evaluation_in(evaluation)) == (None, EVALUATION)
+    assert assigned_in(training).tolist() == [-1, 1]
     for part in (training, evaluation):
-        assert_same_arrays(hypotheses_in(part), STACKED)
+        assert hypotheses_in(part) is STACKED
 
 
-def test_training_may_be_asked_of_some_clients_alone() -> None:
-    both = request(TRAINING, EVALUATION)
-    some = training_only(both, (0, 5), [-1, 1])
-    demand = training_in(some)
-    assert demand is not None
-    assert demand.clients == (0, 5)
-    assert assigned_in(some).tolist() == [-1, 1]
-    assert training_in(both) == TRAINING, "the message itself stays as it was"
+def test_nothing_that_is_handed_over_within_a_node_can_be_sent() -> None:
+    held = training_only(STACKED, TRAINING, np.array([-1, 1]))
+    came = over_the_wire(held)
+    assert {name: dict(record) for name, record in came.items()} == {name: {} for name in held}
+    with pytest.raises(ProtocolError, match="there is no ArrayRecord 'hypotheses'"):
+        hypotheses_in(came)
+    with pytest.raises(ProtocolError, match="lacks"):
+        training_in(came)
+
+
+def test_something_else_in_the_place_of_what_is_handed_over_is_refused() -> None:
+    content = RecordDict({"training": Held(EVALUATION), "hypotheses": Held([1.0]), "assigned": Held([0])})
+    for read in (training_in, hypotheses_in, assigned_in):
+        with pytest.raises(ProtocolError, match="there is no"):
+            read(content)
 
 
 def test_what_a_run_has_found_travels_by_itself() -> None:
