@@ -7,7 +7,7 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, Message
+from flwr.app import Array, ArrayRecord, Message
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
@@ -110,6 +110,7 @@ class Fleet:
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
         self._sent: Arrays = {}
+        self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
         self._common: Mapping[str, Any] = {}
         self._furthest = 0.0
         self._outside = 0
@@ -176,11 +177,10 @@ class Fleet:
         if clients is None:
             clients = self._draw(roster, round)
         common, placed = _common(Training, demand), roster.place(TRAIN, clients)
-        self._sent, self._common = from_array_record(hypotheses), common
+        (self._sent, packed), self._common = self._open(hypotheses), common
         by_site = common.get("release_by", ReleaseBy.CLIENT) == ReleaseBy.SITE
         rows = len(next(iter(self._sent.values()))) if by_site else None
         self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)), rows)
-        packed = pack(self._sent)
         self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
         return [
             Message(
@@ -204,7 +204,7 @@ class Fleet:
             return []
         common, placed = _common(Evaluation, demand), roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
-        packed = pack(from_array_record(hypotheses))
+        _, packed = self._open(hypotheses)
         return [
             Message(
                 round_request(packed, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
@@ -214,6 +214,15 @@ class Fleet:
             )
             for node, (_, locals_) in placed.items()
         ]
+
+    def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
+        """Return what clients start from, as arrays and as it travels; for training and evaluation of a round once."""
+        known = self._opened[0]
+        # By its arrays: a strategy may put others into the same record.
+        if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
+            arrays = from_array_record(hypotheses)
+            self._opened = dict(hypotheses.items()), arrays, pack(arrays)
+        return self._opened[1:]
 
     @property
     def used_up(self) -> bool:

@@ -13,6 +13,7 @@ from scipy.stats import chi2
 
 import client.app
 from fleet.fleet import Fleet
+from protocol.arrays import flatten
 from protocol.demands import Evaluation, Hosting, Training
 from protocol.errors import ConfigError, FleetError
 from protocol.flower import ErrorCode
@@ -87,6 +88,17 @@ def test_a_message_holds_the_hypotheses_and_the_demand() -> None:
         round=3, clients=(0, 1, 2, 3), radius_mode="public", radius=0.2, run="mine", **COMMON
     )
     np.testing.assert_array_equal(vectors(fleet.sent), SENT)
+
+
+def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
+    """Training and evaluation share what is packed; a strategy may keep one record and change what is in it."""
+    grid, fleet = PaperGrid.simulated(train=3), Fleet(clients_per_round=3)
+    record = to_array_record(stack(SENT))
+    for values in (SENT, [(1, 2, 3), (4, 5, 6)]):
+        record.update(to_array_record(stack(values)))
+        (message,) = fleet.ask_training(1, record, COMMON, grid)
+        np.testing.assert_array_equal(flatten(hypotheses_in(message.content)), values)
+        np.testing.assert_array_equal(flatten(fleet.sent), values)
 
 
 def test_a_strategy_may_say_itself_who_is_asked() -> None:
