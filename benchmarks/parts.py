@@ -63,7 +63,7 @@ PARTS: dict[str, list[Place]] = {
             strategies.base,
             server.rounds,
         )
-        for name in ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten", "unflatten_into")
+        for name in ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
         if hasattr(module, name)
     ],
     "sampling clients": [(Roster, "draw")],

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 import mechanisms
 from mechanisms import Mechanism
+from protocol.arrays import Vectors, in_blocks
 from protocol.release import LAPLACE, NoisePer, RadiusMode
 
 LARGEST_UPDATE = 1e6
@@ -99,10 +100,12 @@ def _rounding(mechanism: Mechanism | None, n: int, radius: float, step: float, r
     return math.sqrt(n) * (grid + 2 * (step + reach * 2.0**-23))
 
 
-def near(vectors: NDArray[np.float64], hypotheses: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
+def near(vectors: Vectors, hypotheses: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
     """Return which of the vectors (m, n) lie within reach of one of the hypotheses (k, n)."""
     # By a matrix product, with no copy of vectors that may be large; where rounding could matter, exactly.
-    squares = np.einsum("ij,ij->i", vectors, vectors)[:, None] - 2 * (vectors @ hypotheses.T)
+    squares = np.zeros((len(vectors), len(hypotheses)))
+    for columns, block in in_blocks(vectors):
+        squares += np.einsum("ij,ij->i", block, block)[:, None] - 2 * (block @ hypotheses[:, columns].T)
     squares += np.einsum("ij,ij->i", hypotheses, hypotheses)
     inside: NDArray[np.bool_] = squares.min(axis=1, initial=math.inf) <= reach**2
     for i in np.flatnonzero(~inside).tolist():

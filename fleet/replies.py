@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fleet.bounds import near, pulled_in
 from fleet.words import told
-from protocol.arrays import Arrays, all_finite, flatten
+from protocol.arrays import Arrays, Vectors, all_finite, as_matrix, flatten
 from protocol.errors import ProtocolError
 from protocol.flower import log
 from protocol.messages import released_in, scores_in
@@ -55,8 +55,8 @@ class Releases:
 
     Attributes
     ----------
-    vectors : ndarray, shape (m, n)
-        Sanitised parameter vectors.
+    vectors : ndarray of float32, shape (m, n)
+        Sanitised parameter vectors, as they travelled. A sum over clients wants 64 bits (`protocol.arrays.mean_of`).
     clients : ndarray of int, shape (m,)
         Who released, counted over the federation.
     choices : ndarray of int, shape (m,), or None
@@ -69,7 +69,7 @@ class Releases:
         Clients whose releases were left out because they lie too far from what was sent; they have paid as well.
     """
 
-    vectors: NDArray[np.float64]
+    vectors: Vectors
     clients: NDArray[np.int64]
     choices: NDArray[np.int64] | None
     asked: int
@@ -153,10 +153,8 @@ def read_releases(
     joined = np.concatenate(positions)
     order = np.argsort(joined)
     disclosed = np.concatenate(choices)[order] if asked.disclose else None
-    # One node has its clients in order, and models may be large.
-    matrix = vectors[0] if len(vectors) == 1 else np.concatenate([np.zeros((0, n)), *vectors])[order]
     return Releases(
-        matrix,
+        _in_order(vectors, joined, n),
         asked.clients[joined[order]],
         disclosed,
         len(asked.clients),
@@ -201,9 +199,24 @@ def read_scores(
     return Scores(float(loss), float(metric), m, *spread.tolist())
 
 
+def _in_order(parts: Sequence[Vectors], positions: NDArray[np.int64], n: int) -> Vectors:
+    """Return the rows (m, n) of all nodes by position; those of one node, which has its clients in order, as they are.
+
+    Models may be large: there is one copy, and none in 64 bits.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    rows = np.argsort(np.argsort(positions))
+    vectors, start = np.empty((len(positions), n), np.float32), 0
+    for part in parts:
+        vectors[rows[start : start + len(part)]] = part
+        start += len(part)
+    return vectors
+
+
 def _read(
     reply: Message, asked: int, disclose: bool, hypotheses: Arrays
-) -> tuple[NDArray[np.float64], NDArray[np.bool_], NDArray[np.int64]]:
+) -> tuple[Vectors, NDArray[np.bool_], NDArray[np.int64]]:
     """Check a reply; return its releases (m, n), who released, and their choices."""
     arrays, released, choices = released_in(reply.content, asked)
     m = int(released.sum())
@@ -216,12 +229,12 @@ def _read(
     return matrix, released, choices
 
 
-def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> NDArray[np.float64]:
+def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> Vectors:
     """Return arrays from a node as a matrix (rows, n) if they have so many and are shaped as the hypotheses."""
     expected = {name: ((rows, *value.shape[1:]), value.dtype) for name, value in hypotheses.items()}
     if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
         raise ProtocolError("its arrays do not fit the hypotheses")
-    matrix = flatten({name: arrays[name] for name in hypotheses})
+    matrix = as_matrix(arrays if list(arrays) == list(hypotheses) else {name: arrays[name] for name in hypotheses})
     if not all_finite(matrix):
         raise ProtocolError("its arrays are not finite")
     return matrix

@@ -106,4 +106,4 @@ def _read(
     matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses)
     if not part.any():
         raise ProtocolError("it says that nobody took part")
-    return matrix, counts, part
+    return matrix.astype(np.float64), counts, part

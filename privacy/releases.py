@@ -13,7 +13,7 @@ import mechanisms
 from mechanisms.base import Matrix, Mechanism, NoiseSource, clip
 from privacy.precision import check_noise, min_radius, resolution, round_to_grid
 from privacy.site import Site
-from protocol.arrays import Arrays, all_finite, flatten, unflatten_into
+from protocol.arrays import Arrays, Packed, all_finite, flatten
 from protocol.demands import Training
 from protocol.errors import Refused
 from protocol.release import Kind, NoisePer, RadiusMode, Release
@@ -131,7 +131,8 @@ class Sanitiser:
         sources : iterator of NoiseSource, one a client
         """
         n, mode = self.hypotheses.shape[1], self.demand.radius_mode
-        releases: Arrays = {name: np.empty(value.shape, np.float32) for name, value in trained.items()}
+        shapes = {name: value.shape[1:] for name, value in trained.items()}
+        releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
         for block in blocks(len(chosen), n):
             start = self.hypotheses[chosen[block]]
             updates = updates_in(trained, block, start)
@@ -140,7 +141,7 @@ class Sanitiser:
             if self.mechanism is not None:
                 noisy = round_to_grid(noisy, self.mechanism.deviation(n) * self.radius, self.finest)
             np.clip(noisy, -LARGEST, LARGEST, out=noisy)
-            unflatten_into({name: value[block] for name, value in releases.items()}, noisy)
+            releases.matrix[block] = noisy
         return releases
 
 

@@ -3,13 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
+Vectors = NDArray[np.floating[Any]]
+"""Rows of parameters (m, n), of 32 bits as they travel or of 64."""
+
+_CACHED = 1 << 17  # numbers of 64 bits that a core keeps at hand
+
+
+class Packed(Arrays):
+    """Named arrays (m, \\*shape) that are the columns of one matrix, whose memory they share.
+
+    Parameters
+    ----------
+    matrix : ndarray, shape (m, n)
+    shapes : mapping
+        Of each array, in the order of its columns, without the leading axis.
+    """
+
+    def __init__(self, matrix: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        columns = sum(math.prod(shape) for shape in shapes.values())
+        if matrix.ndim != 2 or matrix.shape[1] != columns:
+            raise ValueError(f"it is of shape {matrix.shape}, its name says {columns} columns")
+        self._matrix, start = matrix, 0
+        for name, shape in shapes.items():
+            start, stop = start + math.prod(shape), start
+            self[name] = matrix[:, stop:start].reshape(len(matrix), *shape)
+        self._columns = tuple(self.values())
+
+    @property
+    def matrix(self) -> NDArray[Any]:
+        """The matrix; `ValueError` when arrays have been put in or taken out."""
+        now = tuple(self.values())
+        if len(now) != len(self._columns) or any(a is not b for a, b in zip(now, self._columns, strict=True)):
+            raise ValueError("these arrays are no longer the columns of one matrix")
+        return self._matrix
+
+
+def as_matrix(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+    """Return named arrays of one type as one matrix (m, n), without a copy where that is what they are made of."""
+    if isinstance(arrays, Packed):
+        return arrays.matrix
+    return flatten(arrays, next(iter(arrays.values())).dtype)
+
+
+def in_blocks(vectors: Vectors) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Yield the columns of vectors (m, n) in 64 bits, some at a time: models may be large, and a copy of all slow."""
+    size = max(1, _CACHED // max(1, len(vectors)))
+    for start in range(0, vectors.shape[1], size):
+        columns = slice(start, start + size)
+        yield columns, vectors[:, columns].astype(np.float64, copy=False)
+
+
+def mean_of(vectors: Vectors) -> NDArray[np.float64]:
+    """Return the mean (n,) of vectors (m, n), in 64 bits."""
+    mean = np.empty(vectors.shape[1])
+    for columns, block in in_blocks(vectors):
+        mean[columns] = block.mean(axis=0)
+    return mean
 
 
 def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
@@ -21,6 +78,15 @@ def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
         return np.isfinite(values.sum(axis=axis, dtype=np.float64))
 
 
+def distances(vectors: Vectors, centre: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return how far each of vectors (m, n) is from a centre (n,)."""
+    squares = np.zeros(len(vectors))
+    for columns, block in in_blocks(vectors):
+        squares += np.square(block - centre[columns]).sum(axis=1)
+    lengths: NDArray[np.float64] = np.sqrt(squares)
+    return lengths
+
+
 def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDArray[Any]:
     """Return named arrays with a common leading axis (m, \\*shape) as one matrix (m, n)."""
     rows = len(next(iter(arrays.values())))
@@ -30,15 +96,9 @@ def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDAr
 
 def unflatten(matrix: NDArray[Any], like: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return a matrix (m, n) as named arrays (m, \\*shape), with `like`'s names, shapes and types."""
-    arrays = {name: np.empty((len(matrix), *value.shape[1:]), value.dtype) for name, value in like.items()}
-    unflatten_into(arrays, matrix)
+    arrays, start = {}, 0
+    for name, value in like.items():
+        shape = (len(matrix), *value.shape[1:])
+        start, stop = start + math.prod(shape[1:]), start
+        arrays[name] = matrix[:, stop:start].reshape(shape).astype(value.dtype)
     return arrays
-
-
-def unflatten_into(arrays: Mapping[str, NDArray[Any]], matrix: NDArray[Any]) -> None:
-    """Write a matrix (m, n) to named arrays (m, \\*shape)."""
-    start = 0
-    for value in arrays.values():
-        size = math.prod(value.shape[1:])
-        value[...] = matrix[:, start : start + size].reshape(value.shape)
-        start += size

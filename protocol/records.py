@@ -14,7 +14,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from protocol.arrays import Arrays, flatten
+from protocol.arrays import Arrays, Packed, as_matrix
 from protocol.errors import ProtocolError
 from protocol.flower import SType
 
@@ -90,10 +90,10 @@ def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
     if len(lengths) != 1 or len(types) != 1:
         raise ValueError(f"arrays of one length and type can be packed, not of lengths {lengths} and types {types}")
     name = _name(tuple((name, value.shape[1:]) for name, value in arrays.items()))
-    return to_array_record({name: flatten(arrays, types.pop())})
+    return to_array_record({name: as_matrix(arrays)})
 
 
-def unpack(record: ArrayRecord) -> Arrays:
+def unpack(record: ArrayRecord) -> Packed:
     """Return what `pack` made a record of, as views of its memory that cannot be written to.
 
     Raises
@@ -106,10 +106,7 @@ def unpack(record: ArrayRecord) -> Arrays:
     ((name, array),) = record.items()
     try:
         matrix, columns = _decode(array), _columns(name)
-        if matrix.ndim != 2 or matrix.shape[1] != columns[-1][2]:
-            raise ValueError(f"it is of shape {matrix.shape}, its name says {columns[-1][2]} columns")
-        m = len(matrix)
-        return {name: matrix[:, start:stop].reshape(m, *shape) for name, start, stop, shape in columns}
+        return Packed(matrix, columns)
     except Exception as error:  # whatever a sender makes of it
         raise ProtocolError(f"the matrix cannot be read: {error}") from None
 
@@ -123,19 +120,17 @@ def _name(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
 
 
 @lru_cache(maxsize=4)
-def _columns(name: str) -> list[tuple[str, int, int, tuple[int, ...]]]:
-    """Return each array's name, its first column and the one after its last, and its shape."""
+def _columns(name: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array, in the order of its columns."""
     if len(name) > _LONGEST_NAME:
         raise ValueError(f"its name is {len(name)} characters long")
     pairs = json.loads(name, object_pairs_hook=list)
-    columns, stop = [], 0
-    for one, shape in pairs:
+    for _, shape in pairs:
         # Nothing else than whole numbers that fit an array: what is computed with them is as long as they are.
         if len(shape) > _MOST_AXES or any(type(axis) is not int or not 0 <= axis < 2**40 for axis in shape):
             raise ValueError("its name says no shapes")
-        start, stop = stop, stop + math.prod(shape)
-        columns.append((one, start, stop, tuple(shape)))
-    if len({one for one, *_ in columns}) != len(pairs) or not all(type(one) is str for one, *_ in columns):
+    columns = {name: tuple(shape) for name, shape in pairs}
+    if not columns or len(columns) != len(pairs) or not all(type(name) is str for name in columns):
         raise ValueError("its name does not tell arrays apart")
     return columns
 

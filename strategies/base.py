@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fleet.fleet import Fleet
 from fleet.replies import Releases
 from models.model import Model
-from protocol.arrays import Arrays, all_finite, flatten, unflatten
+from protocol.arrays import Arrays, Vectors, all_finite, distances, flatten, mean_of, unflatten
 from protocol.flower import log
 from protocol.plugins import NoOptions
 from protocol.records import to_array_record
@@ -126,7 +126,7 @@ class HypothesisStrategy(Strategy):
         """Raise `ConfigError` when the strategy cannot do such a run; called once, before any work."""
 
     def assign(
-        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return the hypothesis each release belongs to.
 
@@ -145,7 +145,7 @@ class HypothesisStrategy(Strategy):
         """
         raise NotImplementedError
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the next hypothesis: the mean of the releases assigned to it.
 
         Parameters
@@ -161,8 +161,7 @@ class HypothesisStrategy(Strategy):
         -------
         ndarray, shape (n,)
         """
-        mean: NDArray[np.float64] = group.mean(axis=0)
-        return mean
+        return mean_of(group)
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Assign the releases to hypotheses and combine each group; a hypothesis without any stays as it was."""
@@ -176,9 +175,9 @@ class HypothesisStrategy(Strategy):
             counts = np.bincount(labels, minlength=k)
             moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():
-                group = vectors[labels == j]
+                group = vectors if counts[j] == len(vectors) else vectors[labels == j]
                 moved[j] = self.combine(group, hypotheses[j], j)
-                longest[j] = np.linalg.norm(group - hypotheses[j], axis=1).max()
+                longest[j] = distances(group, hypotheses[j]).max()
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
         return Outcome(
@@ -186,7 +185,7 @@ class HypothesisStrategy(Strategy):
             clients=releases.clients,
             groups=labels,
             counts=counts,
-            releases=vectors if vectors.shape[1] == _DRAWN else None,
+            releases=vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None,
             asked=releases.asked,
             lost_nodes=releases.lost_nodes,
             following=following,
@@ -198,7 +197,7 @@ class HypothesisStrategy(Strategy):
         round: int,
         moved: NDArray[np.float64],
         hypotheses: NDArray[np.float64],
-        releases: NDArray[np.float64],
+        releases: Vectors,
         labels: NDArray[np.int64],
     ) -> NDArray[np.float64]:
         """Return the next hypotheses, of which there may be more or fewer than before.

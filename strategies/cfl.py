@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from models.model import Model
+from protocol.arrays import Vectors, mean_of
 from protocol.errors import ConfigError
 from protocol.flower import log
 from protocol.run_config import AUTO, RunConfig
@@ -71,7 +72,7 @@ class ClusteredFL(HypothesisStrategy):
             )
 
     def assign(
-        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return the hypothesis that each release is nearest to."""
         return nearest(releases, hypotheses)
@@ -81,7 +82,7 @@ class ClusteredFL(HypothesisStrategy):
         round: int,
         moved: NDArray[np.float64],
         hypotheses: NDArray[np.float64],
-        releases: NDArray[np.float64],
+        releases: Vectors,
         labels: NDArray[np.int64],
     ) -> NDArray[np.float64]:
         """Return the hypotheses with those in two that are to be split; the second part comes last."""
@@ -96,8 +97,8 @@ class ClusteredFL(HypothesisStrategy):
                 continue
             second, gap = bipartition(updates[mine])
             if _LEAST <= second.sum() <= len(mine) - _LEAST and gap > self.options.gamma:
-                following[j] = releases[mine[~second]].mean(axis=0)
-                following.append(releases[mine[second]].mean(axis=0))
+                following[j] = mean_of(releases[mine[~second]])
+                following.append(mean_of(releases[mine[second]]))
                 log(INFO, "round %d splits hypothesis %d: %d, as hypothesis %d, of its %d releases go another way",
                     round, j, second.sum(), len(following) - 1, len(mine))  # fmt: skip
         return np.stack(following)

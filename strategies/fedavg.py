@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.arrays import Vectors
 from strategies.base import HypothesisStrategy
 
 
@@ -14,7 +15,7 @@ class FedAvg(HypothesisStrategy):
     fixed_hypotheses = 1
 
     def assign(
-        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return hypothesis 0 for every release."""
         return np.zeros(len(releases), np.int64)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from models.model import Model
+from protocol.arrays import Vectors, in_blocks
 from protocol.errors import ConfigError
 from protocol.run_config import AUTO, RunConfig
 from strategies.base import HypothesisStrategy
@@ -18,15 +19,18 @@ from strategies.respawn import respawned
 MAX_ITERATIONS = 300
 
 
-def nearest(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+def nearest(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
     """Return the nearest of `centroids` (k, n) to each of `points` (m, n), up to rounding."""
     # |p - c|^2 less |p|^2, which is the same for all c: a matrix product, with no copy of the points.
-    distances = np.square(centroids).sum(axis=1) - 2 * (points @ centroids.T)
+    products = np.zeros((len(points), len(centroids)))
+    for columns, block in in_blocks(points):
+        products += block @ centroids[:, columns].T
+    distances = np.square(centroids).sum(axis=1) - 2 * products
     labels: NDArray[np.int64] = distances.argmin(axis=1)
     return labels
 
 
-def seeded_kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+def seeded_kmeans(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
     """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
 
     A centroid that attracts nobody stays where it is: moving it into another cluster, as
@@ -47,7 +51,9 @@ def seeded_kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -
         # A matrix product reads the points once, without a copy of each cluster: models may be large.
         sizes = np.bincount(labels, minlength=len(centroids))
         shares = (labels == np.arange(len(centroids))[:, None]) / np.maximum(sizes, 1)[:, None]
-        centroids = np.where(sizes[:, None] > 0, shares @ points, centroids)
+        centroids, before = np.empty_like(centroids), centroids
+        for columns, block in in_blocks(points):
+            centroids[:, columns] = np.where(sizes[:, None] > 0, shares @ block, before[:, columns])
         following = nearest(points, centroids)
         if np.array_equal(following, labels):
             break
@@ -80,7 +86,7 @@ class GroupPrivacy(HypothesisStrategy):
         return int(getattr(self.options, "respawn", 0))
 
     def assign(
-        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return the k-means cluster of each release."""
         return seeded_kmeans(releases, hypotheses)
@@ -95,7 +101,7 @@ class GroupPrivacy(HypothesisStrategy):
         round: int,
         moved: NDArray[np.float64],
         hypotheses: NDArray[np.float64],
-        releases: NDArray[np.float64],
+        releases: Vectors,
         labels: NDArray[np.int64],
     ) -> NDArray[np.float64]:
         """Return the next hypotheses, of which some may be reborn."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.arrays import Vectors
 from strategies.base import HypothesisStrategy
 
 
@@ -17,7 +18,7 @@ class IFCA(HypothesisStrategy):
     discloses_choice = True
 
     def assign(
-        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return the disclosed choices."""
         assert choices is not None

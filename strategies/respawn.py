@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from protocol.arrays import Vectors, mean_of
 from protocol.flower import log
 from strategies.cosines import cosines
 
@@ -44,7 +45,7 @@ def respawned(
     round: int,
     moved: NDArray[np.float64],
     hypotheses: NDArray[np.float64],
-    releases: NDArray[np.float64],
+    releases: Vectors,
     labels: NDArray[np.int64],
 ) -> NDArray[np.float64]:
     """Return the next hypotheses (k, n): those that moved, where no hypothesis has been idle for too long.
@@ -87,12 +88,12 @@ def respawned(
         labels[part], idle[j] = j, 0
         told[:, [j, parent]] = 0
         for one in (parent, j):
-            following[one] = releases[labels == one].mean(axis=0)
+            following[one] = mean_of(releases[labels == one])
     state[_IDLE], state[_TOLD] = idle, told
     return following
 
 
-def _visited(j: int, hypotheses: NDArray[np.float64], releases: NDArray[np.float64]) -> bool:
+def _visited(j: int, hypotheses: NDArray[np.float64], releases: Vectors) -> bool:
     """Return whether one of a hypothesis's releases (m, n) is nearer to it than half of the way to any other.
 
     From another hypothesis such a release would have come more than half of the way, and right towards this one, as
@@ -117,7 +118,7 @@ class _Side(NamedTuple):
 
 
 def _sides(
-    releases: NDArray[np.float64], hypotheses: NDArray[np.float64], labels: NDArray[np.int64], least: float
+    releases: Vectors, hypotheses: NDArray[np.float64], labels: NDArray[np.int64], least: float
 ) -> dict[int, _Side]:
     """Return the sides of each group of at least `least` releases, the largest group first."""
     sizes = np.bincount(labels, minlength=len(hypotheses))

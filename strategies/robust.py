@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from models.model import Model
+from protocol.arrays import Vectors
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
 from strategies.group_privacy import GroupPrivacy, nearest
@@ -57,7 +58,7 @@ class Robust(GroupPrivacy):
             )
 
     def assign(
-        self, releases: NDArray[np.float64], hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
     ) -> NDArray[np.int64]:
         """Return the cluster of each release, by Lloyd's iterations with the centres that `combine` gives."""
         labels = nearest(releases, hypotheses)
@@ -73,7 +74,7 @@ class Robust(GroupPrivacy):
             labels = following
         return labels
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the hypothesis moved by the centre of the group's steps, or as it was."""
         if len(group) <= self._few:
             return hypothesis

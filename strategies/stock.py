@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from fleet.replies import Releases
 from models.model import Model
-from protocol.arrays import Arrays, flatten, unflatten
+from protocol.arrays import Arrays, Vectors, flatten, unflatten
 from protocol.errors import ConfigError
 from protocol.flower import Run, identify
 from protocol.plugins import import_by_name
@@ -83,7 +83,7 @@ class Stock(GroupPrivacy):
         self._round = round
         return super().learn(round, releases)
 
-    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return what the strategy of this cluster makes of it; the hypothesis where that is nothing."""
         prefix = f"{index}/"
         if index not in self._running:
@@ -148,7 +148,7 @@ def _parameters(kind: type[Strategy]) -> dict[str, inspect.Parameter]:
 
 
 def _aggregate(
-    strategy: Strategy, round: int, group: NDArray[np.float64], hypothesis: NDArray[np.float64], like: Arrays
+    strategy: Strategy, round: int, group: Vectors, hypothesis: NDArray[np.float64], like: Arrays
 ) -> NDArray[np.float64] | None:
     """Return what a strategy of Flower's makes of releases (g, n) that started from a hypothesis (n,)."""
     identify()
@@ -173,7 +173,7 @@ def _aggregate(
     return vector
 
 
-def _records(matrix: NDArray[np.float64], like: Arrays) -> list[ArrayRecord]:
+def _records(matrix: Vectors, like: Arrays) -> list[ArrayRecord]:
     """Return vectors (m, n) as a record each, of the model's arrays."""
     arrays = unflatten(matrix, like)
     return [

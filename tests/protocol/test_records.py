@@ -166,7 +166,7 @@ def test_no_type_of_the_senders_own_making_is_read(kind: Any) -> None:
     ("name", "words"),
     [
         ("", "Expecting value"),
-        ("{}", "list index out of range"),
+        ("{}", "its name does not tell arrays apart"),
         ("2", "not iterable"),
         ('{"w":2}', "no len"),
         ('{"w":[1.0,2]}', "its name says no shapes"),
