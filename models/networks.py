@@ -54,8 +54,8 @@ class CNN(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (batch, classes) of images (batch, 28, 28) or (batch, 1, 28, 28)."""
         hidden = self._activation(self.conv1(images.reshape(-1, 1, 28, 28)))
-        hidden = self._activation(self.conv2(hidden))
-        hidden = nn.functional.max_pool2d(hidden, 2).flatten(1)
+        # The largest is the largest before the activation too, and of a quarter of the numbers that takes less time.
+        hidden = self._activation(nn.functional.max_pool2d(self.conv2(hidden), 2)).flatten(1)
         logits: Tensor = self.fc2(self._activation(self.fc1(hidden)))
         return logits
 

@@ -20,8 +20,8 @@ class CNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits (batch, classes)."""
-        hidden = self.conv2(self.conv1(images[:, None]).relu()).relu()
-        logits: Tensor = self.fc2(self.fc1(nn.functional.max_pool2d(hidden, 2).flatten(1)).relu())
+        hidden = nn.functional.max_pool2d(self.conv2(self.conv1(images[:, None]).relu()), 2).relu()
+        logits: Tensor = self.fc2(self.fc1(hidden.flatten(1)).relu())
         return logits
 
 

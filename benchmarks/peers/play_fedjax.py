@@ -30,9 +30,11 @@ def cnn(params: Any, x: Any) -> Any:
     for name in ("conv1", "conv2"):
         kernel = params[f"{name}.weight"]
         hidden = lax.conv_general_dilated(hidden, kernel, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-        hidden = jax.nn.relu(hidden + params[f"{name}.bias"])
-    pooled = lax.reduce_window(hidden, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
-    hidden = jax.nn.relu(pooled.reshape(len(x), -1) @ params["fc1.weight"] + params["fc1.bias"])
+        hidden = hidden + params[f"{name}.bias"]
+        if name == "conv2":
+            hidden = lax.reduce_window(hidden, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+        hidden = jax.nn.relu(hidden)
+    hidden = jax.nn.relu(hidden.reshape(len(x), -1) @ params["fc1.weight"] + params["fc1.bias"])
     return hidden @ params["fc2.weight"] + params["fc2.bias"]
 
 
