@@ -140,14 +140,14 @@ class RunFolder:
 
     def _write_new_rounds(self, history: Sequence[Round], participations: NDArray[np.int64]) -> None:
         """Append what is new; the first time replace both files, with nothing of rounds that a killed run had begun."""
-        done, before = self._rounds, self._counts
+        done, counts = self._rounds, self._counts
         self._rounds, self._counts = 0, np.zeros(0, np.int64)  # until all is written: after half a line none may come
         write = append if done else write_atomically
         lines = "".join(entry.line + "\n" for entry in history[done:])
         if lines or not done:
             write(self.path / "history.jsonl", lines.encode())
-        # The clients of nodes that joined come last.
-        counts = np.concatenate([before, np.zeros(len(participations) - len(before), np.int64)])
+        if len(counts) < len(participations):  # the clients of nodes that joined come last
+            counts = np.pad(counts, (0, len(participations) - len(counts)))
         clients = np.flatnonzero(participations != counts)
         times = participations[clients] - counts[clients]
         if len(clients) or not done:

@@ -43,6 +43,16 @@ def test_a_run_is_timed_round_by_round(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "it leaves nothing"
 
 
+def test_the_first_and_the_last_tenth_of_the_rounds_are_compared() -> None:
+    def took(*rounds: float) -> scale.Run:
+        return scale.Run(opening=0, rounds=list(rounds), cpu=[], loss=0, memory=0, mapped=0)
+
+    run, few = took(3, 1, *[9] * 16, 4, 6), took(2, 9, 4)
+    assert [(one.first, one.last) for one in (run, few)] == [(2, 5), (2, 4)]
+    table = scale.ends({1000: [run, few, run]})
+    assert [list(column.cells) for column in table.columns] == [["1,000"], ["2000.00"], ["5000.00"], ["2.50"]]
+
+
 def test_pages_count_as_mapped_when_they_were_read(tmp_path: Path) -> None:
     file = tmp_path / "own" / "array.npy"
     file.parent.mkdir()
@@ -72,4 +82,5 @@ def test_the_command_prints_a_row_a_size() -> None:
     app.command()(scale.main)
     result = CliRunner().invoke(app, ["--sizes", "1000,2000", "--rounds", "3", "--times", "1"])
     assert result.exit_code == 0, result.output
-    assert {"│ 1,000 ", "│ 2,000 "} <= {line.replace("  ", "")[:8] for line in result.output.splitlines()}
+    rows = [line.replace("  ", "")[:8] for line in result.output.splitlines()]
+    assert [row for row in rows if row.startswith("│")] == ["│ 1,000 ", "│ 2,000 "] * 2

@@ -667,6 +667,16 @@ def test_a_run_that_was_over_and_went_on_is_stopped_in_its_first_round(
     np.testing.assert_array_equal(resumed.arrays("latest")["weight"], whole.arrays("latest")["weight"])
 
 
+def test_a_run_that_was_killed_twice_in_a_round_goes_on(play: Play, interrupted: Callable[..., str]) -> None:
+    """Each time everybody releases again: the history then knows of more releases than the participations do."""
+    everybody = {"clients_per_round": 100}
+    name = interrupted(3, "latest.safetensors", **everybody)
+    interrupted(1, "participations.jsonl", resume=name, **everybody)
+    resumed = play(resume=name, **everybody)
+    assert {often for often, _ in resumed.ledger.values()} == {7}, "six rounds, and what was charged stays charged"
+    assert [entry["number"] for entry in resumed.history] == [1, 2, 3, 4, 5, 6, LAST]
+
+
 def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, whole: AppRun) -> None:
     short = play(rounds=3)
     longer = play(rounds=6, resume=str(short.folder))
