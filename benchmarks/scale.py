@@ -74,16 +74,6 @@ class Run:
     memory: float
     mapped: float
 
-    @property
-    def first(self) -> float:
-        """Mean seconds of the rounds in the first tenth."""
-        return statistics.mean(self.rounds[: math.ceil(len(self.rounds) / 10)])
-
-    @property
-    def last(self) -> float:
-        """Mean seconds of the rounds in the last tenth."""
-        return statistics.mean(self.rounds[-math.ceil(len(self.rounds) / 10) :])
-
 
 class WatchedGrid(InProcessGrid):
     """Notes when messages are sent, what memory there is then, and when the first are answered."""
@@ -155,13 +145,21 @@ def main(
 def ends(runs: Mapping[int, Sequence[Run]]) -> Table:
     """Return the table of the first and the last tenth of the rounds, by numbers of clients."""
     table = Table(title="The first and the last tenth of a run's rounds", title_justify="left")
-    for heading in ("clients", "ms at first", "ms at last", "times"):
+    for heading in ("clients", "ms at first", "ms at last", "times", "ms of a core at first", "at last", "times"):
         table.add_column(heading, justify="right")
     for clients, ones in runs.items():
-        first, last = (statistics.median(part) for part in ([run.first for run in ones], [run.last for run in ones]))
-        ratio = statistics.median(run.last / run.first for run in ones)
-        table.add_row(f"{clients:,}", f"{1e3 * first:.2f}", f"{1e3 * last:.2f}", f"{ratio:.2f}")
+        row = []
+        for both in ([tenths(run.rounds) for run in ones], [tenths(run.cpu) for run in ones]):
+            row += [f"{1e3 * statistics.median(part):.2f}" for part in zip(*both, strict=True)]
+            row.append(f"{statistics.median(last / first for first, last in both):.2f}")
+        table.add_row(f"{clients:,}", *row)
     return table
+
+
+def tenths(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the first tenth of some times, and of the last."""
+    size = math.ceil(len(seconds) / 10)
+    return statistics.mean(seconds[:size]), statistics.mean(seconds[-size:])
 
 
 def cpu_of(runs: list[Run]) -> float:

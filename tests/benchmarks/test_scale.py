@@ -44,13 +44,16 @@ def test_a_run_is_timed_round_by_round(folder: Path) -> None:
 
 
 def test_the_first_and_the_last_tenth_of_the_rounds_are_compared() -> None:
-    def took(*rounds: float) -> scale.Run:
-        return scale.Run(opening=0, rounds=list(rounds), cpu=[], loss=0, memory=0, mapped=0)
+    assert scale.tenths([3, 1, *[9] * 16, 4, 6]) == (2, 5)
+    assert scale.tenths([2, 9, 4]) == (2, 4)
 
-    run, few = took(3, 1, *[9] * 16, 4, 6), took(2, 9, 4)
-    assert [(one.first, one.last) for one in (run, few)] == [(2, 5), (2, 4)]
-    table = scale.ends({1000: [run, few, run]})
-    assert [list(column.cells) for column in table.columns] == [["1,000"], ["2000.00"], ["5000.00"], ["2.50"]]
+    def took(rounds: list[float], cpu: list[float]) -> scale.Run:
+        return scale.Run(opening=0, rounds=rounds, cpu=cpu, loss=0, memory=0, mapped=0)
+
+    slower, once = took([2, 9, 5], [1, 1, 1.5]), took([7, 7, 7], [4, 4, 4])
+    table = scale.ends({1000: [slower, once, slower]})
+    (row,) = zip(*(column.cells for column in table.columns), strict=True)
+    assert row == ("1,000", "2000.00", "5000.00", "2.50", "1000.00", "1500.00", "1.50")
 
 
 def test_pages_count_as_mapped_when_they_were_read(tmp_path: Path) -> None:
