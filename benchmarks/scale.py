@@ -1,26 +1,28 @@
 """Time umbel on federations of a thousand to a million clients, of which a round always asks as many.
 
-    python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 60] [--times 3]
+    python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3]
 
 Each federation is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
 process of its own (`simulation.grid`), and leaves the folder that any run leaves; a round's time is
 from its messages to the next round's, so that writing to that folder is in it. What a core computes
-in that time is shown beside it: the rest is waiting, for the disk above all. Opening is from the
-ServerApp's start, with nothing open, to what the node answers when asked what it hosts. Memory is
-counted above what the process holds after its imports; of it, mapped pages are those of the
-federation's files that were read, which the system takes back when it needs memory. One thread
-computes. Needs Linux.
+in that time is shown beside it: the rest is waiting, for the disk above all. A second table compares
+the first tenth of a run's rounds with the last, in means, since some things are written only now and
+then. Opening is from the ServerApp's start, with nothing open, to what the node answers when asked
+what it hosts. Memory is counted above what the process holds after its imports; of it, mapped pages
+are those of the federation's files that were read, which the system takes back when it needs memory.
+One thread computes. Needs Linux.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -96,7 +98,7 @@ def main(
     sizes: Annotated[str, typer.Option(help="Numbers of clients, the one to compare with first.")] = (
         "1000,10000,100000,1000000"
     ),
-    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each run.")] = 60,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each run.")] = 500,
     times: Annotated[int, typer.Option(min=1, help="Runs of each size, after one to warm up.")] = 3,
 ) -> None:
     """Print seconds and memory of each size."""
@@ -135,8 +137,29 @@ def main(
             f"{timed[0].loss:.6f}",
         )
     console.print(table)
+    console.print(ends({int(name): ones[1:] for name, ones in runs.items()}))
     torch.set_num_threads(1)
     console.print(machine())
+
+
+def ends(runs: Mapping[int, Sequence[Run]]) -> Table:
+    """Return the table of the first and the last tenth of the rounds, by numbers of clients."""
+    table = Table(title="The first and the last tenth of a run's rounds", title_justify="left")
+    for heading in ("clients", "ms at first", "ms at last", "times", "ms of a core at first", "at last", "times"):
+        table.add_column(heading, justify="right")
+    for clients, ones in runs.items():
+        row = []
+        for both in ([tenths(run.rounds) for run in ones], [tenths(run.cpu) for run in ones]):
+            row += [f"{1e3 * statistics.median(part):.2f}" for part in zip(*both, strict=True)]
+            row.append(f"{statistics.median(last / first for first, last in both):.2f}")
+        table.add_row(f"{clients:,}", *row)
+    return table
+
+
+def tenths(seconds: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of the first tenth of some times, and of the last."""
+    size = math.ceil(len(seconds) / 10)
+    return statistics.mean(seconds[:size]), statistics.mean(seconds[-size:])
 
 
 def cpu_of(runs: list[Run]) -> float:

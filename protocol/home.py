@@ -35,3 +35,11 @@ def write_atomically(path: Path, content: bytes) -> None:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def append(path: Path, content: bytes) -> None:
+    """Add to a file, so that it is on the disk; of a process that is killed meanwhile a part may be there."""
+    with path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())

@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
 
 from protocol.arrays import Arrays
 
@@ -70,9 +69,9 @@ class Round:
     metric_spread: list[float] = field(default_factory=list)
     ratio: list[float] = field(default_factory=list)
 
-    @cached_property
+    @property
     def line(self) -> str:
-        """The round in JSON, made once although it is written with every later round."""
+        """The round in JSON."""
         return json.dumps(asdict(self))
 
 

@@ -40,8 +40,10 @@ class Released(Observer):
 
     def after_round(self, run: Run) -> None:
         """Raise when nothing was released in the first rounds; at once where simulated nodes refuse, as they will."""
+        if any(entry.releases for entry in run.state.history):  # the first, as a rule
+            return
         trained = [entry for entry in run.state.history if entry.asked]
-        if not trained or any(entry.releases for entry in trained):
+        if not trained:
             return
         roster = run.strategy.fleet.roster(run.grid)
         if trained[-1].lost_nodes and roster.simulated:

@@ -1,4 +1,8 @@
-"""What a run leaves behind: one folder, each file replaced whole or not at all."""
+"""What a run leaves behind: one folder.
+
+Files are replaced whole or not at all. The two that grow with the rounds are appended to, so that a round writes as
+much however many there were; a last line that a killed run left half is none.
+"""
 
 from __future__ import annotations
 
@@ -7,31 +11,36 @@ import json
 import math
 import platform
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import safetensors
 import safetensors.numpy
 import tomli_w
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from mechanisms.guarantee import pure_cost
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
-from protocol.home import write_atomically
+from protocol.home import append, write_atomically
 from protocol.release import Release
 from server.history import Round, State
 from server.observer import Section
 
+T = TypeVar("T")
+
 _STRATEGY = "strategy/"
 _ROUND = TypeAdapter(Round)
+_TIMES = TypeAdapter(dict[NonNegativeInt, PositiveInt])
+_BEHIND = 10  # while a run goes on, ledger.csv lacks less than one release for so many of its rows
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
 
 
@@ -45,10 +54,13 @@ class RunFolder:
                                 digest of all that
     ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`server.history.Round`)
+    ``participations.jsonl``    a line a round: how often each client released in it; the first line of a
+                                run that went on is of all rounds before
     ``outcome.json``            why the run ended
     ``sections.json``           what observers add to the report, if they add anything
     ``ledger.csv``              clients that released: participations, the pure epsilon between any
-                                two data sets ("none" where there is none), and n/nu in all
+                                two data sets ("none" where there is none), and n/nu in all; while a run goes
+                                on, up to a tenth of the releases may be in ``participations.jsonl`` alone
     ``config.toml``             the run config, the versions it ran with, digests of data and frozen parameters
     ``releases.safetensors``    of a model of two parameters: what the first and the best round
                                 released, ``first.releases`` (m, 2), the hypothesis each was
@@ -66,7 +78,14 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._digests: dict[str, bytes] = {}
+        # What this object wrote last.
+        self._best: Arrays | None = None
+        self._stopped: str | None = None
+        self._nodes: list[tuple[int, Hosting]] | None = None
+        self._rounds = 0
+        self._counts = np.zeros(0, np.int64)
+        self._rows = 0  # of ledger.csv
+        self._untold = 0  # releases that it does not know of
         path.mkdir(parents=True, exist_ok=True)
 
     @classmethod
@@ -105,10 +124,40 @@ class RunFolder:
         kept : mapping
             Arrays that the strategy keeps from round to round.
         """
-        self._write_new("hypotheses.safetensors", _to_bytes(state.best))
-        lines = "".join(entry.line + "\n" for entry in state.history)
-        write_atomically(self.path / "history.jsonl", lines.encode())
-        self._write_new("outcome.json", (json.dumps({"stopped": state.stopped}) + "\n").encode())
+        if state.best is not self._best:
+            write_atomically(self.path / "hypotheses.safetensors", _to_bytes(state.best))
+            self._best = state.best
+        self._write_new_rounds(state.history, participations)
+        if state.stopped != self._stopped:
+            write_atomically(self.path / "outcome.json", (json.dumps({"stopped": state.stopped}) + "\n").encode())
+            self._stopped = state.stopped
+        # A table that is written when it has grown by a tenth costs each release as much, however many there were.
+        if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
+            self._write_ledger(participations, release)
+        # Last, and with the number of rounds that it stands for: what it does not know of, a run
+        # that was killed in between does again.
+        self.write_latest(state, kept)
+
+    def _write_new_rounds(self, history: Sequence[Round], participations: NDArray[np.int64]) -> None:
+        """Append what is new; the first time replace both files, with nothing of rounds that a killed run had begun."""
+        done, counts = self._rounds, self._counts
+        self._rounds, self._counts = 0, np.zeros(0, np.int64)  # until all is written: after half a line none may come
+        write = append if done else write_atomically
+        lines = "".join(entry.line + "\n" for entry in history[done:])
+        if lines or not done:
+            write(self.path / "history.jsonl", lines.encode())
+        if len(counts) < len(participations):  # the clients of nodes that joined come last
+            counts = np.pad(counts, (0, len(participations) - len(counts)))
+        clients = np.flatnonzero(participations != counts)
+        times = participations[clients] - counts[clients]
+        if len(clients) or not done:
+            line = json.dumps(dict(zip(clients.tolist(), times.tolist(), strict=True))) + "\n"
+            write(self.path / "participations.jsonl", line.encode())
+        counts[clients] = participations[clients]
+        self._rounds, self._counts = len(history), counts
+        self._untold += int(times.sum())
+
+    def _write_ledger(self, participations: NDArray[np.int64], release: Release) -> None:
         # Comparing first is what makes this quick where few of very many clients have released.
         clients = np.flatnonzero(participations != 0)
         often = participations[clients].tolist()
@@ -118,9 +167,7 @@ class RunFolder:
         values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
         rows = "%d,%s\n" * len(often) % tuple(values)
         write_atomically(self.path / "ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}".encode())
-        # Last, and with the number of rounds that it stands for: what it does not know of, a run
-        # that was killed in between does again.
-        self.write_latest(state, kept)
+        self._rows, self._untold = len(often), 0
 
     def write_latest(self, state: State, kept: Mapping[str, NDArray[Any]]) -> None:
         """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
@@ -176,7 +223,8 @@ class RunFolder:
         # A run of an earlier version has no digest.
         if digest and digest != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors is not as the run wrote it")
-        history, rounds = self.read_history(), int(number)
+        rounds = int(number)
+        history = self.read_history(rounds)
         if not 1 <= rounds <= len(history):
             raise ValueError(f"latest.safetensors is of {rounds} rounds, and history.jsonl of {len(history)}")
         history = history[:rounds]
@@ -198,14 +246,33 @@ class RunFolder:
             history=history,
             stopped=outcome["stopped"],
         )
-        with (self.path / "ledger.csv").open(encoding="utf-8") as file:
-            spent = {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
-        return state, spent, kept
+        return state, self.read_participations(), kept
 
-    def read_history(self) -> list[Round]:
-        """Return all rounds that are saved, also those that a run which was killed does again; errors as `read`."""
-        lines = (self.path / "history.jsonl").read_text(encoding="utf-8").splitlines()
-        return [_round(line, number) for number, line in enumerate(lines, 1)]
+    def read_history(self, finished: int = 0) -> list[Round]:
+        """Return all rounds that are saved, also those that a run which was killed does again; errors as `read`.
+
+        Parameters
+        ----------
+        finished : int
+            So many lines are whole; the last one after these may be half a line.
+        """
+        return _read_lines(self.path / "history.jsonl", _round, finished)
+
+    def read_participations(self) -> dict[int, int]:
+        """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
+        file, spent = self.participations_file, Counter[int]()
+        if file.suffix == ".csv":
+            with file.open(encoding="utf-8") as opened:
+                return {int(row["client"]): int(row["participations"]) for row in csv.DictReader(opened)}
+        for line in _read_lines(file, _participations):
+            spent.update(line)
+        return dict(sorted(spent.items()))
+
+    @property
+    def participations_file(self) -> Path:
+        """Where participations are read: a run of an earlier version had ``ledger.csv`` alone."""
+        file, ledger = self.path / "participations.jsonl", self.path / "ledger.csv"
+        return ledger if ledger.exists() and not file.exists() else file
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as `read`."""
@@ -213,8 +280,10 @@ class RunFolder:
 
     def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
         """Save the nodes and what they host, in the order in which their clients are numbered."""
-        rows = [{"node": node, **asdict(hosting)} for node, hosting in nodes]
-        self._write_new("nodes.json", (json.dumps(rows) + "\n").encode())
+        if nodes != self._nodes:
+            rows = [{"node": node, **asdict(hosting)} for node, hosting in nodes]
+            write_atomically(self.path / "nodes.json", (json.dumps(rows) + "\n").encode())
+            self._nodes = list(nodes)
 
     def read_nodes(self) -> list[tuple[int, Hosting]]:
         """Return what `write_nodes` saved."""
@@ -230,12 +299,25 @@ class RunFolder:
     def _read_arrays(self, name: str) -> Arrays:
         return safetensors.numpy.load_file(self._arrays(name))
 
-    def _write_new(self, name: str, content: bytes) -> None:
-        """Replace a file unless this object wrote it as it is: the disk takes longer than many a round."""
-        digest = blake2b(content).digest()
-        if self._digests.get(name) != digest:
-            write_atomically(self.path / name, content)
-            self._digests[name] = digest
+
+def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:
+    """Return what each line says; the last one may be half, as a killed run left it, unless so many are finished."""
+    lines, found = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(read(line, number))
+        except ValueError:
+            if not finished < number == len(lines):
+                raise
+    return found
+
+
+def _participations(line: str, number: int) -> dict[int, int]:
+    """Return how often clients released, as a line says."""
+    try:
+        return _TIMES.validate_json(line, strict=True)
+    except ValueError as error:
+        raise ValueError(f"line {number} of participations.jsonl does not say how often clients released") from error
 
 
 def _round(line: str, number: int) -> Round:

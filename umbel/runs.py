@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,10 @@ class Run:
 
         See `server.history.Round` for the columns.
         """
-        file = self.path / "history.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        if not lines:
+        rounds = RunFolder(self.path).read_history() if (self.path / "history.jsonl").exists() else []
+        if not rounds:
             raise ConfigError(f"{self.path} holds no run that finished a round")
-        found = pd.DataFrame(map(json.loads, lines)).set_index("number")
+        found = pd.DataFrame(map(asdict, rounds)).set_index("number")
         factor, _ = self._summary.scale
         found["loss"] = found["loss"].astype(float) * (factor or 1.0)
         found["metric"] = found["metric"].astype(float) * (factor or 1.0)

@@ -43,6 +43,19 @@ def test_a_run_is_timed_round_by_round(folder: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == [folder.name], "it leaves nothing"
 
 
+def test_the_first_and_the_last_tenth_of_the_rounds_are_compared() -> None:
+    assert scale.tenths([3, 1, *[9] * 16, 4, 6]) == (2, 5)
+    assert scale.tenths([2, 9, 4]) == (2, 4)
+
+    def took(rounds: list[float], cpu: list[float]) -> scale.Run:
+        return scale.Run(opening=0, rounds=rounds, cpu=cpu, loss=0, memory=0, mapped=0)
+
+    slower, once = took([2, 9, 5], [1, 1, 1.5]), took([7, 7, 7], [4, 4, 4])
+    table = scale.ends({1000: [slower, once, slower]})
+    (row,) = zip(*(column.cells for column in table.columns), strict=True)
+    assert row == ("1,000", "2000.00", "5000.00", "2.50", "1000.00", "1500.00", "1.50")
+
+
 def test_pages_count_as_mapped_when_they_were_read(tmp_path: Path) -> None:
     file = tmp_path / "own" / "array.npy"
     file.parent.mkdir()
@@ -72,4 +85,5 @@ def test_the_command_prints_a_row_a_size() -> None:
     app.command()(scale.main)
     result = CliRunner().invoke(app, ["--sizes", "1000,2000", "--rounds", "3", "--times", "1"])
     assert result.exit_code == 0, result.output
-    assert {"│ 1,000 ", "│ 2,000 "} <= {line.replace("  ", "")[:8] for line in result.output.splitlines()}
+    rows = [line.replace("  ", "")[:8] for line in result.output.splitlines()]
+    assert [row for row in rows if row.startswith("│")] == ["│ 1,000 ", "│ 2,000 "] * 2

@@ -13,7 +13,6 @@ knows of less than the server has used (`tests.deployment.audit`).
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -40,6 +39,7 @@ from deployment import certs
 from privacy.ledger import Ledger
 from protocol.flower import keep_secret
 from protocol.home import write_atomically
+from server.run_folder import RunFolder
 from simulation.launch import unpacked
 from tests.deployment.audit import audit
 from tests.helpers.forks import flwr
@@ -182,10 +182,10 @@ class Run:
     def history(self) -> list[dict[str, Any]]:
         """The finished rounds; none before the first."""
         try:
-            lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+            lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
         except (FileNotFoundError, ValueError):
             return []
-        return [json.loads(line) for line in lines]
+        return [json.loads(line) for line in lines if line.endswith("\n")]
 
     @property
     def rounds(self) -> int:
@@ -199,8 +199,7 @@ class Run:
     @property
     def participations(self) -> dict[int, int]:
         """How often each client released, as the server counts them."""
-        with (self.folder / "ledger.csv").open(encoding="utf-8") as file:
-            return {int(row["client"]): int(row["participations"]) for row in csv.DictReader(file)}
+        return RunFolder(self.folder).read_participations()
 
     @property
     def releases(self) -> int:

@@ -24,10 +24,8 @@ def run_with(folder: Path, releases: list[int], participations: dict[int, int]) 
     left = RunFolder(folder / "run-000005")
     left.write_nodes([(FIRST, Hosting(2, 0)), (LATE, Hosting(1, 0))])
     lines = [json.dumps({"number": number, "releases": count}) for number, count in enumerate(releases, 1)]
-    (left.path / "history.jsonl").write_text("\n".join(lines), encoding="utf-8")
-    rows = [f"{client},{times},none,1" for client, times in participations.items()]
-    ledger = "\n".join(["client,participations,epsilon,paper_budget", *rows])
-    (left.path / "ledger.csv").write_text(ledger, encoding="utf-8")
+    (left.path / "history.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (left.path / "participations.jsonl").write_text(json.dumps(participations) + "\n", encoding="utf-8")
     return run
 
 

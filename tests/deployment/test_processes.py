@@ -141,6 +141,7 @@ def test_the_run_folder_is_whole(episode: Episode) -> None:
         "latest.safetensors",
         "ledger.csv",
         "outcome.json",
+        "participations.jsonl",
         "report.html",
     }
     saved = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))

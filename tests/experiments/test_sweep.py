@@ -46,7 +46,7 @@ def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp
     (result,) = sweep(SPECS[:1], tmp_path)
     assert {file.name for file in result.folder.iterdir()} == {
         "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
-        "result.json", "trace.npz",
+        "participations.jsonl", "result.json", "trace.npz",
     }  # fmt: skip
     finished = finish(SPECS[0].config)
     assert finished.state is not None

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from protocol.errors import ConfigError
+from protocol.home import append, write_atomically
 from protocol.home import umbel_home as home_of
-from protocol.home import write_atomically
 
 
 def test_home_is_where_umbel_home_says(umbel_home: Path) -> None:
@@ -61,3 +61,16 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
         write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_is_appended_is_on_the_disk_behind_what_there_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced, fsync = [], os.fsync
+
+    def look(descriptor: int) -> None:
+        synced.append((tmp_path / "file").read_bytes())
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+    for line in (b"one\n", b"two\n"):
+        append(tmp_path / "file", line)
+    assert synced == [b"one\n", b"one\ntwo\n"]

@@ -33,10 +33,10 @@ from protocol.errors import ConfigError, FleetError
 from protocol.messages import asks, keep_request, round_request
 from protocol.records import pack, unpack
 from protocol.run_config import RunConfig
-from server import run_folder
 from server.rounds import draw_hypotheses
 from server.setup import Setup
 from simulation.grid import InProcessGrid
+from tests.helpers.disk import Killed, kill_when
 from tests.helpers.drawing import leave_blank
 from tests.helpers.grids import ListeningGrid, failing
 from tests.helpers.ledgers import participations, spent
@@ -56,6 +56,7 @@ FILES = [
     "ledger.csv",
     "nodes.json",
     "outcome.json",
+    "participations.jsonl",
     "releases.safetensors",
     "report.html",
 ]
@@ -565,26 +566,15 @@ def report_of(run: AppRun) -> str:
     return (run.folder / "report.html").read_text()
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
 @pytest.fixture
 def interrupted(play: Play, monkeypatch: pytest.MonkeyPatch, umbel_home: Path) -> Callable[..., str]:
-    """Run the app until it is stopped just before a file is written, and return the name of its folder."""
+    """Run the app until it is stopped as a file is written, and return the name of its folder."""
 
     def run(at_round: int, file: str = "report.html", **changes: Any) -> str:
         written = count(1)
-        whole = run_folder.write_atomically
-
-        def write(path: Path, content: bytes) -> None:
-            if path.name == file and next(written) == at_round:
-                raise Interrupted
-            whole(path, content)
-
         with monkeypatch.context() as patched:
-            patched.setattr(run_folder, "write_atomically", write)
-            with pytest.raises(Interrupted):
+            kill_when(patched, lambda path: path.name == file and next(written) == at_round)
+            with pytest.raises(Killed):
                 play(**changes)
         (folder,) = (umbel_home / "runs").iterdir()
         return folder.name
@@ -597,6 +587,7 @@ def interrupted(play: Play, monkeypatch: pytest.MonkeyPatch, umbel_home: Path) -
     [
         ("hypotheses.safetensors", 4),
         ("history.jsonl", 4),
+        ("participations.jsonl", 4),
         ("outcome.json", 2),
         ("ledger.csv", 4),
         ("latest.safetensors", 4),
@@ -674,6 +665,16 @@ def test_a_run_that_was_over_and_went_on_is_stopped_in_its_first_round(
     interrupted(2, "latest.safetensors", resume=name)  # the first time is before the round
     resumed = play(resume=name)
     np.testing.assert_array_equal(resumed.arrays("latest")["weight"], whole.arrays("latest")["weight"])
+
+
+def test_a_run_that_was_killed_twice_in_a_round_goes_on(play: Play, interrupted: Callable[..., str]) -> None:
+    """Each time everybody releases again: the history then knows of more releases than the participations do."""
+    everybody = {"clients_per_round": 100}
+    name = interrupted(3, "latest.safetensors", **everybody)
+    interrupted(1, "participations.jsonl", resume=name, **everybody)
+    resumed = play(resume=name, **everybody)
+    assert {often for often, _ in resumed.ledger.values()} == {7}, "six rounds, and what was charged stays charged"
+    assert [entry["number"] for entry in resumed.history] == [1, 2, 3, 4, 5, 6, LAST]
 
 
 def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, whole: AppRun) -> None:

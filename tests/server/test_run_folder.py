@@ -1,4 +1,4 @@
-"""What a run leaves behind: files that parse, each replaced whole or not at all."""
+"""What a run leaves behind: files that parse, each replaced whole or not at all, or added to by lines."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -15,13 +16,16 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+from numpy.typing import NDArray
 
 from protocol.demands import Hosting
 from protocol.home import write_atomically
 from protocol.release import Kind, RadiusMode, Release
+from server import run_folder
 from server.history import Round, State
 from server.observer import Section
 from server.run_folder import RunFolder
+from tests.helpers.disk import Killed, kill_when
 from tests.helpers.history import a_round
 
 LATEST = {"fc.weight": np.arange(4, dtype=np.float32).reshape(2, 1, 2), "fc.bias": np.zeros((2, 1), np.float32)}
@@ -119,6 +123,7 @@ def test_a_round_leaves_arrays_history_and_ledger(folder: RunFolder, state: Stat
         "latest.safetensors",
         "ledger.csv",
         "outcome.json",
+        "participations.jsonl",
     ]
 
 
@@ -207,9 +212,10 @@ def test_what_stays_as_it_was_is_not_written_again(folder: RunFolder, state: Sta
             os.utime(file, (0, 0))
         return files
 
-    always = {"history.jsonl", "ledger.csv", "latest.safetensors"}
+    always = {"latest.safetensors"}
     sometimes = {"hypotheses.safetensors", "nodes.json", "outcome.json"}
-    assert written() == always | sometimes
+    grown = {"history.jsonl", "participations.jsonl", "ledger.csv"}
+    assert written() == always | sometimes | grown
     assert written() == always
     state.best = LATEST
     assert written() == always | {"hypotheses.safetensors"}
@@ -222,14 +228,16 @@ def test_a_round_that_cannot_be_written_leaves_the_last_one_readable(
     folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch, prepare: Callable[[pytest.MonkeyPatch], None]
 ) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
-    before = contents(folder.path)
+    before = RunFolder(folder.path).read(NAMES)[0]
     state.history.append(a_round(3))
     state.hypotheses = BEST
     with monkeypatch.context() as patch:
         prepare(patch)
         with pytest.raises(OSError, match="no space left"):
             folder.write_round(state, np.array([2]), ONE, {})
-    assert contents(folder.path) == before
+    read = RunFolder(folder.path).read(NAMES)[0]
+    assert read.history == before.history
+    assert all(np.array_equal(read.hypotheses[name], before.hypotheses[name]) for name in NAMES)
 
 
 def test_a_run_is_read_again_as_it_was_written(folder: RunFolder, state: State, run_config: dict[str, Any]) -> None:
@@ -308,12 +316,141 @@ def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State
         folder.read(NAMES)
 
 
-@pytest.mark.parametrize("missing", ["latest.safetensors", "hypotheses.safetensors", "history.jsonl", "ledger.csv"])
+@pytest.mark.parametrize(
+    "missing", ["latest.safetensors", "hypotheses.safetensors", "history.jsonl", "participations.jsonl"]
+)
 def test_a_folder_without_a_round_is_no_run(folder: RunFolder, state: State, missing: str) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
+    (folder.path / "ledger.csv").unlink()  # which could stand for the participations
     (folder.path / missing).unlink()
     with pytest.raises(FileNotFoundError, match=missing):
         folder.read(NAMES)
+
+
+# --- what grows
+
+
+GROWN = ["history.jsonl", "participations.jsonl"]
+
+
+def play(folder: RunFolder, state: State, participations: NDArray[np.int64], rounds: int, asked: int) -> None:
+    """Do rounds in each of which the next clients release."""
+    for number in range(len(state.history) + 1, len(state.history) + rounds + 1):
+        state.history.append(a_round(number, releases=asked))
+        participations[np.arange(number * asked, (number + 1) * asked) % len(participations)] += 1
+        folder.write_round(state, participations, ONE, {})
+
+
+def test_a_round_writes_as_much_however_many_there_were(
+    folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it is always other clients' turn; of the table of them all, ten rows a release."""
+    written: Counter[bool] = Counter()
+
+    def counted(write: Callable[[Path, bytes], None]) -> Callable[[Path, bytes], None]:
+        def count(path: Path, content: bytes) -> None:
+            ledger = path.name == "ledger.csv"
+            written[ledger] += content.count(b"\n") - 1 if ledger else len(content)
+            write(path, content)
+
+        return count
+
+    for name in ("write_atomically", "append"):
+        monkeypatch.setattr(run_folder, name, counted(getattr(run_folder, name)))
+    state.history, participations = [], np.zeros(100_000, np.int64)
+    seen = []
+    for rounds in (10, 100, 290, 100):
+        written.clear()
+        play(folder, state, participations, rounds, asked=50)
+        seen.append(written[False] / rounds)
+        assert written[True] < 15 * 50 * rounds
+    assert seen[3] < 1.1 * seen[1], "clients have longer numbers, and nothing else"
+    assert len(folder.read_participations()) == 25_000
+
+
+def test_the_ledger_lacks_no_more_than_a_tenth_while_a_run_goes_on_and_nothing_at_its_end(
+    folder: RunFolder, state: State
+) -> None:
+    state.history, participations = [], np.zeros(2000, np.int64)
+    behind = []
+    for _ in range(40):
+        play(folder, state, participations, 1, asked=20)
+        rows = csv.DictReader((folder.path / "ledger.csv").open())
+        behind.append(1 - sum(int(row["participations"]) for row in rows) / participations.sum())
+    assert behind[:10] == [0] * 10, "as long as a round's releases are a tenth of the table"
+    assert 0 < max(behind) < 0.1
+    state.stopped = "it knows enough"
+    folder.write_round(state, participations, ONE, {})
+    rows = csv.DictReader((folder.path / "ledger.csv").open())
+    assert {int(row["client"]): int(row["participations"]) for row in rows} == folder.read_participations()
+
+
+def test_clients_of_nodes_that_join_come_behind_the_others(folder: RunFolder, state: State) -> None:
+    folder.write_round(state, np.array([0, 2]), ONE, {})
+    folder.write_round(state, np.array([1, 2, 0, 3]), ONE, {})
+    lines = (folder.path / "participations.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [{"1": 2}, {"0": 1, "3": 3}]
+    assert folder.read_participations() == {0: 1, 1: 2, 3: 3}
+
+
+@pytest.mark.parametrize("torn", ["", "{", '{"numb', '{"3": 1', "\0" * 9, "\0" * 9 + "\n", "ÿ"])
+@pytest.mark.parametrize("file", GROWN)
+def test_a_line_that_a_killed_run_left_half_is_none(folder: RunFolder, state: State, file: str, torn: str) -> None:
+    folder.write_round(state, np.array([0, 2]), ONE, {})
+    with (folder.path / file).open("ab") as opened:
+        opened.write(torn.encode("latin-1"))
+    read, spent, _ = RunFolder(folder.path).read(NAMES)
+    assert [one.number for one in read.history] == [1, 2]
+    assert spent == {1: 2}
+    assert RunFolder(folder.path).read_history() == read.history
+
+
+@pytest.mark.parametrize("file", GROWN)
+def test_only_the_last_line_may_be_half(folder: RunFolder, state: State, file: str) -> None:
+    play(folder, state, np.array([0, 2, 0, 0]), 2, asked=1)
+    content = (folder.path / file).read_text()
+    (folder.path / file).write_text(content.replace("}\n", "\n", 1))
+    with pytest.raises(ValueError, match=f"line 1 of {file}"):
+        folder.read(NAMES)
+
+
+def test_a_run_that_goes_on_leaves_nothing_of_rounds_that_it_had_begun(folder: RunFolder, state: State) -> None:
+    """Neither whole ones nor half a line; what was charged in them stays charged."""
+    folder.write_round(state, np.array([0, 2]), ONE, {})
+    latest = (folder.path / "latest.safetensors").read_bytes()
+    state.history.append(a_round(3, releases=5))
+    folder.write_round(state, np.array([1, 2]), ONE, {})
+    (folder.path / "latest.safetensors").write_bytes(latest)
+    for file in GROWN:
+        with (folder.path / file).open("a") as opened:
+            opened.write('{"4')
+    again = RunFolder(folder.path)
+    read, spent, _ = again.read(NAMES)
+    participations = np.array([spent[0], spent[1]])
+    for number in (3, 4):
+        read.history.append(a_round(number, releases=1))
+        participations[1] += 1
+        again.write_round(read, participations, ONE, {})
+    assert RunFolder(folder.path).read_history() == read.history
+    assert again.read_participations() == {0: 1, 1: 4}
+    assert (folder.path / "participations.jsonl").read_text() == '{"0": 1, "1": 3}\n{"1": 1}\n'
+
+
+def test_nothing_comes_after_half_a_line(folder: RunFolder, state: State, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk may have room again."""
+    folder.write_round(state, np.array([1]), ONE, {})
+    state.history.append(a_round(3))
+    with monkeypatch.context() as patch:
+        kill_when(patch, lambda path: path.name == "history.jsonl")
+        with pytest.raises(Killed):
+            folder.write_round(state, np.array([2]), ONE, {})
+    folder.write_round(state, np.array([2]), ONE, {})
+    read, spent, _ = RunFolder(folder.path).read(NAMES)
+    assert read.history == state.history
+    assert spent == {0: 2}
+
+
+# --- the rest
 
 
 def test_the_outcome_is_for_machines_too(folder: RunFolder, state: State) -> None:

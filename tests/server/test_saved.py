@@ -84,9 +84,18 @@ def test_a_file_of_an_earlier_version_has_no_digest(copy: Path) -> None:
     assert len(saved(copy).state.history) == 4
 
 
-@pytest.mark.parametrize("written", [[], ["history.jsonl"], ["history.jsonl", "ledger.csv"]])
+def test_a_folder_of_an_earlier_version_counts_participations_in_its_ledger_alone(copy: Path) -> None:
+    spent = saved(copy).spent
+    (copy / "participations.jsonl").unlink()
+    assert saved(copy).spent == spent
+    text("ledger.csv", lambda was: was.splitlines()[0] + "\n")(copy)
+    with pytest.raises(ConfigError, match=r"ledger\.csv says that there were 0 releases, 0 of one client"):
+        saved(copy)
+
+
+@pytest.mark.parametrize("written", [[], ["history.jsonl"], ["history.jsonl", "participations.jsonl"]])
 def test_a_round_that_was_not_finished_is_no_damage(copy: Path, whole: Path, written: list[str]) -> None:
-    """A run writes history, ledger and latest, in this order, and may be killed in between."""
+    """A run writes history, participations and latest, in this order, and may be killed in between."""
     killed = Path(shutil.copytree(whole, copy.with_name("killed")))
     latest(lambda arrays: arrays, rounds="4")(killed)
     longer = in_process.run(CONFIG | {"rounds": 6, "resume": str(copy)})
@@ -120,12 +129,14 @@ def test_a_round_that_was_not_finished_is_no_damage(copy: Path, whole: Path, wri
         (text("nodes.json", lambda _: "[]"), "nodes.json names no node"),
         (text("nodes.json", lambda was: was.replace("100", "-1")), "counts that cannot be: .*'train': -1"),
         (text("nodes.json", lambda was: was.replace("train", "trains")), "trains"),
-        (text("ledger.csv", lambda was: was.splitlines()[0] + "\n"), "says that there were 0 releases"),
-        (text("ledger.csv", lambda was: was + "99999,3,1,1\n"), "client 99999 of 100 released 3 times"),
-        (text("ledger.csv", lambda was: was + "3,-30,1,1\n"), "client 3 of 100 released -30 times"),
-        (text("ledger.csv", lambda was: was + "3,many,1,1\n"), "invalid literal"),
+        (text("participations.jsonl", lambda _: ""), "participations.jsonl says that there were 0 releases"),
+        (text("participations.jsonl", lambda was: was[:-3]), "participations.jsonl says that there were 21 releases"),
+        (text("participations.jsonl", lambda was: was + '{"99999": 3}\n'), "client 99999 of 100 released 3 times"),
+        (text("participations.jsonl", lambda was: '{"3": -30}\n' + was), "line 1 of participations.jsonl does not say"),
+        (text("participations.jsonl", lambda was: '{"3": "2"}\n' + was), "line 1 of participations.jsonl does not say"),
+        (text("participations.jsonl", lambda was: was[20:]), "line 1 of participations.jsonl does not say"),
         (
-            text("ledger.csv", lambda was: was.splitlines()[0] + "".join(f"\n{i},9,1,1" for i in range(20))),
+            text("participations.jsonl", lambda _: json.dumps(dict.fromkeys(range(20), 9))),
             "says that there were 180 releases, 9 of one client, and history.jsonl 28, ",
         ),
         (text("config.toml", lambda _: "config = [1]"), "config.toml has no table config"),
@@ -141,8 +152,12 @@ def test_damage_is_told_in_one_line(copy: Path, damage: Damage, words: str) -> N
     assert "\n" not in str(told.value)
 
 
-@pytest.mark.parametrize("file", ["latest.safetensors", "history.jsonl", "ledger.csv", "nodes.json", "outcome.json"])
+FILES = ["latest.safetensors", "history.jsonl", "participations.jsonl", "nodes.json", "outcome.json"]
+
+
+@pytest.mark.parametrize("file", FILES)
 def test_without_one_of_its_files_it_is_no_run(copy: Path, file: str) -> None:
+    (copy / "ledger.csv").unlink()  # which could stand for the participations
     (copy / file).unlink()
     with pytest.raises(ConfigError, match=rf"resume: {copy} holds no run that finished a round: .*{file}"):
         saved(copy)

@@ -13,9 +13,9 @@ from pydantic import Field
 
 import client.app
 import strategies
-from server import run_folder
 from simulation.grid import InProcessGrid
 from strategies import GroupPrivacy
+from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -59,24 +59,19 @@ def config(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> dict[
     return run_config | CONFIG
 
 
-class Killed(BaseException):
-    """Stands for whatever ends a process."""
-
-
 class Disk:
-    """Files are written until there were so many; then the process ends."""
+    """Files are written until there were so many; then the process ends, amid a line if it appends one."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.written: list[str] = []
         self.most = 10**9
-        self._write = run_folder.write_atomically
-        patch.setattr(run_folder, "write_atomically", self)
+        kill_when(patch, self._full)
 
-    def __call__(self, path: Path, content: bytes) -> None:
+    def _full(self, path: Path) -> bool:
         if len(self.written) >= self.most:
-            raise Killed
+            return True
         self.written.append(path.name)
-        self._write(path, content)
+        return False
 
 
 def play(config: dict[str, Any]) -> AppRun:

@@ -17,8 +17,8 @@ import pytest
 import client.app
 import strategies
 from protocol.errors import ConfigError
-from server import run_folder
 from simulation.grid import InProcessGrid
+from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
 
 FILE = Path(__file__).with_name("ten_lines.py")
@@ -80,10 +80,6 @@ def test_an_option_that_it_has_not_is_named(run_config: dict[str, Any]) -> None:
 # --- a package with state
 
 
-class Interrupted(Exception):
-    """Stands for whatever ends a process."""
-
-
 def steps(run: AppRun) -> dict[str, Any]:
     """Return what the strategy keeps."""
     return {name: value for name, value in run.arrays("latest").items() if name.startswith("strategy/")}
@@ -107,22 +103,18 @@ def test_its_options_change_what_it_does(run_config: dict[str, Any]) -> None:
     assert (one != other).all()
 
 
-@pytest.mark.parametrize("file", ["hypotheses.safetensors", "history.jsonl", "ledger.csv", "latest.safetensors"])
+@pytest.mark.parametrize(
+    "file", ["hypotheses.safetensors", "history.jsonl", "participations.jsonl", "ledger.csv", "latest.safetensors"]
+)
 def test_it_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     run_config: dict[str, Any], file: str, monkeypatch: pytest.MonkeyPatch, umbel_home: Path
 ) -> None:
     """What it keeps and the hypotheses are of one round, whichever file was the last to be written."""
     whole = play(run_config | MOMENTUM)
-    written, write = count(1), run_folder.write_atomically
-
-    def interrupt(path: Path, content: bytes) -> None:
-        if path.name == file and next(written) == 3:
-            raise Interrupted
-        write(path, content)
-
+    written = count(1)
     with monkeypatch.context() as patched:
-        patched.setattr(run_folder, "write_atomically", interrupt)
-        with pytest.raises(Interrupted):
+        kill_when(patched, lambda path: path.name == file and next(written) == 3)
+        with pytest.raises(Killed):
             play(run_config | MOMENTUM)
     (broken,) = set((umbel_home / "runs").iterdir()) - {whole.folder}
     resumed = play(run_config | MOMENTUM | {"resume": broken.name})

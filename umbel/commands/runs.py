@@ -15,6 +15,7 @@ from rich.text import Text
 
 from protocol.cli import errors_in_one_line, fail
 from protocol.run_config import RunConfig
+from server.run_folder import RunFolder
 from server.runs import all_runs, find_run, home_of_runs
 from umbel.commands.terminal import console
 
@@ -101,15 +102,14 @@ def remove(
 def _outcome(path: Path) -> tuple[int, str, str]:
     """Return how many rounds a run trained, the loss of what it keeps as the model counts it, and why it ended."""
     history, outcome = path / "history.jsonl", path / "outcome.json"
-    lines = history.read_text(encoding="utf-8").splitlines() if history.exists() else []
-    entries: list[dict[str, Any]] = [json.loads(line) for line in lines]
-    best = entries[-1]["best_round"] if entries else 0
-    loss = next((f"{entry['loss']:.6g}" for entry in entries if entry["number"] == best), "")
+    entries = RunFolder(path).read_history() if history.exists() else []
+    best = entries[-1].best_round if entries else 0
+    loss = next((f"{entry.loss:.6g}" for entry in entries if entry.number == best), "")
     stopped = json.loads(outcome.read_text(encoding="utf-8"))["stopped"] if outcome.exists() else ""
     if not stopped:
         when = datetime.fromtimestamp(path.stat().st_mtime).strftime("%Y-%m-%d %H:%M")
         stopped = f"it goes on, or was interrupted; last written {when}"
-    return sum(1 for entry in entries if entry["asked"]), loss, stopped
+    return sum(1 for entry in entries if entry.asked), loss, stopped
 
 
 def _set(path: Path) -> dict[str, Any]:

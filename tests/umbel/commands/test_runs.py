@@ -49,6 +49,13 @@ def test_the_loss_listed_is_that_of_the_hypotheses_that_are_kept(runs: list[str]
     assert "0.0625" not in listed
 
 
+def test_a_line_that_a_killed_run_left_half_is_no_round(runs: list[str], umbel_home: Path) -> None:
+    shown = umbel("runs", "show", runs[0])
+    with (umbel_home / "runs" / runs[0] / "history.jsonl").open("a") as file:
+        file.write('{"number": 5, "lo')
+    assert umbel("runs", "show", runs[0]) == shown
+
+
 def test_redirected_tables_are_not_cut_at_a_terminals_width(runs: list[str]) -> None:
     told = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["runs", "list"], prog_name="umbel").output
     assert "\u2026" not in told
