@@ -45,23 +45,28 @@ def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
         raise Refused(f"noise multiplier {nu:g} at radius {radius:g} is no noise that can be computed")
 
 
-def round_to_grid(values: NDArray[np.float64], noise: float, resolution: float) -> NDArray[np.float64]:
-    """Round noisy values to a grid that everybody can compute.
+def grid_step(noise: float, resolution: float) -> float:
+    """Return the step of a grid that everybody can compute.
 
-    The low bits of a sum of 64-bit numbers tell what was added to what; they must not leave. The
-    step is a power of two, at most 1/`STEPS` of the noise that the least radius gives, but not
-    below the resolution.
+    It is a power of two, at most 1/`STEPS` of the noise that the least radius gives, but not below the resolution.
 
     Parameters
     ----------
-    values : ndarray
     noise : float
         Standard deviation of a component of the noise that the least radius gives, which is public;
         never that of the norm of an update.
     resolution : float
         See `resolution`.
     """
-    step = max(2.0 ** math.floor(math.log2(noise / STEPS)), resolution)
+    return max(2.0 ** math.floor(math.log2(noise / STEPS)), resolution)
+
+
+def round_to_grid(values: NDArray[np.float64], noise: float, resolution: float) -> NDArray[np.float64]:
+    """Round noisy values to the public grid; arguments as of `grid_step`.
+
+    The low bits of a sum of 64-bit numbers tell what was added to what; they must not leave.
+    """
+    step = grid_step(noise, resolution)
     rounded: NDArray[np.float64] = values / step
     np.rint(rounded, out=rounded)
     rounded *= step

@@ -11,16 +11,18 @@ from numpy.typing import NDArray
 
 import mechanisms
 from mechanisms.base import Matrix, Mechanism, NoiseSource, clip
-from privacy.precision import check_noise, min_radius, resolution, round_to_grid
+from privacy.precision import check_noise, grid_step, min_radius, resolution, round_to_grid
 from privacy.site import Site
 from protocol.arrays import Arrays, Packed, all_finite, flatten
 from protocol.demands import Training
 from protocol.errors import Refused
+from protocol.records import MOST_STEPS
 from protocol.release import Kind, NoisePer, RadiusMode, Release
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that travels."""
 _BLOCK = 1 << 17  # numbers that are sanitised together
+_FAR = 40.0  # standard deviations, beyond which less than one number in 10^20 comes
 
 
 def sanitise(
@@ -116,11 +118,24 @@ class Sanitiser:
         return cls(demand, everything, mechanism, radius, finest, parts)
 
     @property
+    def step(self) -> float:
+        """The step of the public grid, if 16 bits hold how many of them a release's numbers are; 0 if they may not.
+
+        That is decided by what everybody knows, so that the length of a message tells nothing of the data.
+        """
+        if self.mechanism is None or self.demand.radius_mode is not RadiusMode.PUBLIC:
+            return 0.0
+        noise = self.mechanism.deviation(self.hypotheses.shape[1]) * self.radius
+        step = grid_step(noise, self.finest)
+        largest = float(np.abs(self.hypotheses).max()) + self.radius + _FAR * noise
+        return step if largest <= MOST_STEPS * step else 0.0
+
+    @property
     def release(self) -> Release:
         """What is paid for."""
         return train_release(self.demand, self.hypotheses, self.radius)
 
-    def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Arrays:
+    def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Packed:
         r"""Return the releases of clients that have paid.
 
         Parameters

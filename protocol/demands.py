@@ -12,7 +12,7 @@ from flwr.app import ConfigRecord, MetricRecord
 from protocol.errors import ProtocolError
 from protocol.release import LAPLACE, MAX_CHOICE_EPSILON, NoisePer, RadiusMode, ReleaseBy
 
-VERSION = 4
+VERSION = 5
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold

@@ -5,7 +5,7 @@ query       both ways the protocol version; back, how many clients the node host
 train       the hypotheses, and what is asked of the node's clients in a round: `Training`,
             `Evaluation`, or both. Back, releases with public flags of who released, or the site's
             sums and counts with flags of whom they are of, and loss and metric of each client
-            that reports
+            that reports. Releases that lie on a public grid may travel as numbers of its steps, in 16 bits
 evaluate    the same where a round asks for evaluation alone
 query.keep  the best hypotheses, when a run is over; back, nothing
 ==========  ==============================================================================
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from protocol.arrays import Arrays
 from protocol.demands import LONGEST_NAME, VERSION, Evaluation, Hosting, Training
 from protocol.errors import ProtocolError
-from protocol.records import Held, held_in, pack, record_in, unpack
+from protocol.records import Held, held_in, in_steps, pack, record_in, times_step, unpack
 
 _VERSION = "version"
 _HYPOTHESES = "hypotheses"
@@ -37,6 +37,7 @@ _EVALUATION = "evaluation"
 _ASSIGNED = "assigned"
 _ARRAYS = "arrays"
 _RELEASED = "released"
+_STEP = "step"
 _SCORES = "scores"
 _HOSTING = "hosting"
 _RUN = "run"
@@ -172,7 +173,9 @@ def hosting_reply(hosting: Hosting) -> RecordDict:
     return RecordDict({_HOSTING: hosting.to_record()})
 
 
-def training_reply(releases: Arrays, released: Sequence[int], choices: Sequence[int] | None = None) -> RecordDict:
+def training_reply(
+    releases: Arrays, released: Sequence[int], choices: Sequence[int] | None = None, step: float = 0.0
+) -> RecordDict:
     """Return the part of a round's reply that holds releases.
 
     Parameters
@@ -183,10 +186,15 @@ def training_reply(releases: Arrays, released: Sequence[int], choices: Sequence[
         1 for each asked client that released, 0 for each that did not.
     choices : sequence of int, optional
         For each client that released, its hypothesis (`Training.disclose_choice`).
+    step : float
+        A power of two, of which all numbers of the releases are multiples that 16 bits can count; they travel so.
+        0 has them travel as they are.
     """
     counts: dict[str, int | float | list[int] | list[float]] = {"clients": list(released)}
     if choices is not None:
         counts["choices"] = list(choices)
+    if step:
+        releases, counts[_STEP] = in_steps(releases, step), step
     return RecordDict({_ARRAYS: pack(releases), _RELEASED: MetricRecord(counts)})
 
 
@@ -228,6 +236,8 @@ def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.boo
     counts = record_in(content, _RELEASED, MetricRecord)
     flags = _flags(counts, asked)
     arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
+    if _STEP in counts:
+        arrays = times_step(arrays, counts[_STEP])
     choices = np.asarray(counts["choices"]) if "choices" in counts else None
     if choices is not None and (choices.dtype.kind not in "iu" and choices.size):
         raise ProtocolError("it does not say what its clients chose")

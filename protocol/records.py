@@ -111,6 +111,29 @@ def unpack(record: ArrayRecord) -> Packed:
         raise ProtocolError(f"the matrix cannot be read: {error}") from None
 
 
+MOST_STEPS = 2**15 - 1
+"""How many 16 bits can count."""
+
+
+def in_steps(arrays: Arrays, step: float) -> Packed:
+    """Return multiples of a power of two as how many times they are it, `MOST_STEPS` at most, in 16 bits."""
+    times = as_matrix(arrays) / np.float32(step)
+    return _of(times.clip(-MOST_STEPS, MOST_STEPS).astype(np.int16), arrays)
+
+
+def times_step(arrays: Arrays, step: Any) -> Packed:
+    """Return what `in_steps` was given; `ProtocolError` where this is something else."""
+    matrix = as_matrix(arrays)
+    if type(step) is not float or math.frexp(step)[0] != 0.5 or matrix.dtype != np.int16:
+        raise ProtocolError("its numbers are no multiples of a power of two")
+    with np.errstate(over="ignore"):  # what is too large is infinite, and no release
+        return _of(matrix * np.float32(step), arrays)
+
+
+def _of(matrix: NDArray[Any], like: Arrays) -> Packed:
+    return Packed(matrix, {name: value.shape[1:] for name, value in like.items()})
+
+
 @lru_cache(maxsize=16)
 def _name(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
     name = json.dumps(dict(shapes), separators=(",", ":"))

@@ -20,7 +20,7 @@ from fleet.replies import Asked, Releases, Scores, read_releases, read_scores
 from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
 from protocol.messages import evaluation_reply, training_reply
-from protocol.records import pack, to_array_record, unpack
+from protocol.records import in_steps, pack, to_array_record, unpack
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
 from tests.helpers.messages import instead
 
@@ -153,6 +153,35 @@ def test_a_reply_without_a_choice_for_each_release_is_dropped(choices: Any) -> N
     assert told(releases) == expected(0, 2)
     assert releases.choices.tolist() == [0, 0]
     assert releases.lost_nodes == 1
+
+
+# --- releases in steps of a grid
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_releases_that_came_as_steps_are_the_same(nodes: int) -> None:
+    fleet, grid, messages = training(nodes)
+    replies = grid.releases(messages, RELEASE.__getitem__)
+    for reply in replies:
+        in_steps_of(reply.content, 2.0**-8)
+    assert told(fleet.releases(replies)) == expected(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("step", [0.3, -1.0, 0.0, float("nan"), float("inf"), 2.0**127, 1])
+def test_a_reply_with_a_step_that_makes_no_release_is_dropped(step: Any) -> None:
+    fleet, grid, messages = training(2)
+    first, second = grid.releases(messages, RELEASE.__getitem__)
+    in_steps_of(second.content, 2.0**-8)
+    second.content.metric_records["released"]["step"] = step
+    releases = fleet.releases([first, second])
+    assert told(releases) == expected(0, 2)
+    assert releases.lost_nodes == 1 or releases.outside.tolist() == [1, 3]
+
+
+def in_steps_of(content: RecordDict, step: float) -> None:
+    """Have a reply's releases travel as steps of a grid."""
+    content["arrays"] = pack(in_steps(unpack(content.array_records["arrays"]), step))
+    content.metric_records["released"]["step"] = step
 
 
 # --- replies that are of no use

@@ -17,7 +17,7 @@ from privacy.site import in_process
 from protocol.arrays import Arrays
 from protocol.demands import Evaluation, Training
 from protocol.messages import round_request
-from protocol.records import pack, record_in, to_array_record, unpack
+from protocol.records import pack, record_in, times_step, to_array_record, unpack
 
 Layout = Mapping[str, tuple[int, ...]]
 Handler = Callable[[Message, Context], Message]
@@ -135,7 +135,8 @@ def releases(reply: Message) -> Arrays:
         data = io.BytesIO(array.data)
         np.load(data)
         assert not data.read(), "something hides behind the numbers"
-    return unpack(record)
+    arrays, flags = unpack(record), reply.content.metric_records.get("released", {})
+    return times_step(arrays, flags["step"]) if "step" in flags else arrays
 
 
 def scores(reply: Message) -> tuple[list[float], list[float]]:

@@ -113,7 +113,7 @@ def what_left(reply: Message, clients: int, layout: dict[str, tuple[int, ...]] =
         return None
 
     assert set(came.content) == {"arrays", "released"}
-    assert set(came.content.metric_records["released"]) == {"clients"}
+    assert {"clients"} <= set(came.content.metric_records["released"]) <= {"clients", "step"}
     flags = came.content.metric_records["released"]["clients"]
     assert isinstance(flags, list)
     assert len(flags) == clients
@@ -716,6 +716,45 @@ def test_a_demand_that_the_node_cannot_do_is_refused_before_anybody_pays(node_lo
     assert spy.calls == 0
     assert all_spent(context, (4, 7)) == [0, 0]
     assert "these are another model's" in node_log.getvalue()
+
+
+# --- in how many bits releases travel
+
+
+def bits(hypotheses: Any, node_config: dict[str, Any], trained: Any = ((1.0, 1.0), (0.5, 9e9)), **changes: Any) -> int:
+    """Return in how many bits a number travels from a node whose two clients train."""
+    reply = through_gate(request(hypotheses, (4, 7), **changes), of_node(node_config), hands_over(trained, [0, 0]))
+    (matrix,) = reply.content.array_records["arrays"].values()
+    assert set(releases(reply)) == {"weight"}
+    assert releases(reply)["weight"].dtype == np.float32
+    return 8 * np.dtype(matrix.dtype).itemsize
+
+
+PUBLIC: dict[str, Any] = {"radius_mode": "public", "radius": 1.0, "noise_multiplier": 2.0}
+
+
+def test_a_release_within_a_public_radius_travels_in_16_bits() -> None:
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC) == 16
+
+
+@pytest.mark.parametrize("trained", [[[0.5, -0.5]] * 2, [[3e38, -3e38]] * 2, [[np.nan, np.inf]] * 2])
+def test_how_many_bits_there_are_does_not_depend_on_the_data(trained: Any) -> None:
+    assert bits([[0.5, -0.5]], OWN, trained, **PUBLIC) == 16
+    assert bits([[1e5, -0.5]], OWN, trained, **PUBLIC) == 32, "the hypotheses are too large for 16"
+
+
+def test_where_16_bits_may_not_do_a_release_travels_in_32() -> None:
+    assert bits([[0.5, -0.5]], OWN, noise_multiplier=2.0) == 32, "an update may be of any length"
+    assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC) == 32, "nothing travels far"
+    assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC | {"noise_multiplier": 0.0}) == 32, "there is no grid"
+
+
+def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:
+    """The noise deviates by nu r sqrt(n + 1) / n = sqrt(3) in each of two numbers; 1/16 of that, as a power of two."""
+    reply = through_gate(request([[0.5, -0.5]], (4, 7), **PUBLIC), of_node(OWN), hands_over([[1.0, 1.0]] * 2, [0, 0]))
+    assert reply.content.metric_records["released"]["step"] == 1 / 16
+    times = releases(reply)["weight"] * 16
+    np.testing.assert_array_equal(times, np.rint(times))
 
 
 # --- a private choice

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.arrays import Arrays
 from protocol.errors import ProtocolError
-from protocol.records import from_array_record, pack, record_in, to_array_record, unpack
+from protocol.records import from_array_record, in_steps, pack, record_in, times_step, to_array_record, unpack
 from tests.helpers.records import assert_same_arrays, over_the_wire, stacked
 
 
@@ -194,3 +195,33 @@ def test_one_matrix_is_read_and_no_more() -> None:
     for value in (np.zeros(2), np.zeros((2, 1, 1)), np.float64(1)):
         with pytest.raises(ProtocolError, match="its name says 1 columns"):
             unpack(ArrayRecord({'{"w":[1]}': Array(np.asarray(value))}))
+
+
+@given(
+    st.lists(st.lists(st.integers(-(2**15 - 1), 2**15 - 1), min_size=3, max_size=3), max_size=4),
+    st.integers(-140, 100),
+)
+def test_multiples_of_a_step_arrive_to_the_bit_in_half_the_bytes(times: list[list[int]], exponent: int) -> None:
+    step = 2.0**exponent
+    values = (np.array(times, np.float64).reshape(-1, 3) * step).astype(np.float32)
+    arrays = {"w": values[:, :2], "b": values[:, 2]}
+    short = pack(in_steps(arrays, step))
+    (whole,), (half,) = pack(arrays).values(), short.values()
+    assert len(whole.data) - len(half.data) == values.nbytes / 2
+    assert_same_arrays(times_step(unpack(short), step), arrays)
+
+
+def test_what_16_bits_cannot_count_is_as_far_as_they_can() -> None:
+    far = {"w": np.array([[1.0, -1e9, 3e38]], np.float32)}
+    np.testing.assert_array_equal(times_step(in_steps(far, 0.5), 0.5)["w"], [[1.0, -16383.5, 16383.5]])
+
+
+@pytest.mark.parametrize("step", [0.0, -0.5, 0.3, float("nan"), float("inf"), 1, True, "1", None, [0.5]])
+def test_a_step_that_is_no_power_of_two_is_refused(step: Any) -> None:
+    with pytest.raises(ProtocolError, match="no multiples of a power of two"):
+        times_step({"w": np.ones((1, 2), np.int16)}, step)
+
+
+def test_numbers_that_travel_as_they_are_have_no_step() -> None:
+    with pytest.raises(ProtocolError, match="no multiples of a power of two"):
+        times_step({"w": np.ones((1, 2), np.float32)}, 0.5)

@@ -1,0 +1,136 @@
+"""Where the time of a round through ``flwr run`` goes: the hospital's clients, in Ray.
+
+    python -m benchmarks.ray_round [--rounds 60]
+
+An observer of the run notes when messages are sent and replies read; when a node has answered, its reply says.
+The same rounds are done in this process as well, which shows what umbel itself takes of them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from flwr.app import Message
+from rich.table import Table
+
+from benchmarks import in_process
+from benchmarks.measure import console, machine
+from benchmarks.peers.tasks import hospital
+from federation import find_federation
+from protocol.cli import errors_in_one_line
+from protocol.home import write_atomically
+from server.observer import Observer
+from server.rounds import Run
+from simulation.launch import APP, submit
+from simulation.superlink import superlink
+
+_FILE = "clock.json"
+PARTS = (
+    "choosing clients, and their messages",
+    "handing the messages to the SuperLink",
+    "until all nodes have answered",
+    "until the server has read the answers",
+    "checking, clustering, averaging",
+)
+"""What lies between two of the moments that are noted."""
+
+
+class Clock(Observer):
+    """Notes the moments between which the parts of a round lie, and leaves them in the run's folder."""
+
+    _answered: float
+
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self._rounds: list[list[float]] = []
+        self._clear()
+
+    def begin(self, run: Run) -> None:
+        """Listen to what is sent and read."""
+        grid: Any = run.grid
+        push, pull = grid.push_messages, grid.pull_messages
+
+        def pushed(messages: Iterable[Message]) -> Iterable[str]:
+            self._sending = time.time()
+            ids = push(messages)
+            self._sent = time.time()
+            return list(ids)
+
+        def pulled(ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(pull(ids))
+            if replies:
+                self._answered = max(self._answered, *(reply.metadata.created_at for reply in replies))
+                self._read = time.time()
+            return replies
+
+        grid.push_messages, grid.pull_messages = pushed, pulled
+
+    def before_round(self, run: Run, number: int) -> None:
+        """Start the clock."""
+        self._clear()
+
+    def after_round(self, run: Run) -> None:
+        """Note how long each part took."""
+        if run.state.history[-1].asked:
+            moments = (self._began, self._sending, self._sent, self._answered, self._read, time.time())
+            self._rounds.append([after - before for before, after in pairwise(moments)])
+
+    def at_end(self, run: Run) -> None:
+        """Leave what was noted."""
+        assert run.folder is not None
+        write_atomically(run.folder.path / _FILE, json.dumps(self._rounds).encode())
+
+    def _clear(self) -> None:
+        self._began = time.time()
+        self._sending = self._sent = self._answered = self._read = 0.0
+
+
+def main(rounds: Annotated[int, typer.Option(min=2, help="Of the run; the first is not counted.")] = 60) -> None:
+    """Print the median of each part of a round."""
+    with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+        home, data = Path(scratch), find_federation("hospital")
+        config = hospital(home) | {"rounds": rounds, "federation": str(data)}
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        torch.set_num_threads(1)
+        in_process.prepare(config)()  # to warm up
+        go, began = in_process.prepare(config), time.perf_counter()
+        go()
+        alone = (time.perf_counter() - began) / rounds
+        os.environ["UMBEL_HOME"] = str(home / "umbel")
+        (home / "flower").mkdir()
+        with superlink(home / "flower") as environment:
+            submit(APP, config | {"observers": "benchmarks.ray_round:Clock"}, environment)
+        (folder,) = (home / "umbel" / "runs").iterdir()
+        show(json.loads((folder / _FILE).read_text(encoding="utf-8"))[1:], alone)
+    console.print(machine("ray"))
+
+
+def show(rounds: list[list[float]], alone: float) -> None:
+    """Print the parts of rounds, each a list of seconds, and what a round takes in one process."""
+    whole = statistics.median(sum(parts) for parts in rounds)
+    table = Table(title=f"A round of the hospital in Ray: {1e3 * whole:.0f} ms", title_justify="left")
+    for heading in ("", "ms", "lowest to highest"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, seconds in zip(PARTS, zip(*rounds, strict=True), strict=True):
+        table.add_row(
+            name,
+            f"{1e3 * statistics.median(seconds):.1f}",
+            f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}",
+        )
+    console.print(table)
+    console.print(f"All that umbel does in a round takes {1e3 * alone:.1f} ms in one process.")
+
+
+if __name__ == "__main__":
+    typer.run(main)
