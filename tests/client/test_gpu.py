@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+import client.learner
 import models
 from client.batched import BatchedLearner
 from client.cohort import Cohort, LocalUpdate
@@ -37,6 +38,12 @@ from umbel.prediction import predictions
 CUDA = torch.device("cuda")
 LENGTHS = (4, 1, 5)
 BOTH = (LoopLearner, BatchedLearner)
+
+
+@pytest.fixture(autouse=True)
+def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have newcomers fit what is local in two epochs: where tensors are does not hang on how many there are."""
+    monkeypatch.setattr(client.learner, "_NEWCOMER_EPOCHS", 2)
 
 
 class Case(NamedTuple):

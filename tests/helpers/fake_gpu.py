@@ -142,6 +142,9 @@ def fake_gpu(memory: float = math.inf, said_free: int = 1 << 30) -> Iterator[_Co
             "memory_reserved": lambda _: 0,
             "memory_allocated": lambda _: 0,
             "empty_cache": lambda: None,
+            "synchronize": lambda: None,
+            "reset_peak_memory_stats": lambda: setattr(gpu, "peak", 0),
+            "max_memory_allocated": lambda: gpu.peak,
             # Its draws are the CPU's.
             "get_rng_state": lambda _: torch.get_rng_state(),
             "set_rng_state": lambda state, _: torch.set_rng_state(state),
