@@ -154,7 +154,7 @@ MANY = Case(models.load("linear-200x1"), np.ones((12, 200), np.float32), np.ones
     [(BatchedLearner, "choose"), (BatchedLearner, "score"), (BatchedLearner, "train"), (LoopLearner, "train")],
 )
 def test_a_chunk_that_does_not_fit_is_halved(kind: type[Learner], what: str) -> None:
-    """What the first try held is let go, or the second would not fit either."""
+    """And all that the first try held is let go before the next."""
     hypotheses, update = draw_hypotheses(MANY.model, 2), LocalUpdate(1, 0.1, 0)
 
     def done(device: torch.device) -> list[Any]:
@@ -174,6 +174,9 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: type[Learner], what: str) -> 
         for ours, theirs in zip(done(CUDA), expected, strict=True):
             np.testing.assert_allclose(ours, theirs, **CLOSE)
     assert least.peak < short.peak < gpu.peak, "but not one by one"
+    before = 4 * (12 * 200 + 2 * 201) + 4 * 12  # rows and two hypotheses; targets
+    assert short.left
+    assert {*short.left} == {before}
 
 
 def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:

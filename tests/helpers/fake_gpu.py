@@ -81,20 +81,27 @@ class _Computed(TorchDispatchMode):
         Bytes there are.
     peak : int
         Most bytes that were held at once.
+    left : list of int
+        Bytes that were held each time that what is not needed was to be freed.
     """
 
     def __init__(self, memory: float) -> None:
         super().__init__()
         self.memory, self.peak = memory, 0
+        self.left: list[int] = []
         self._held: WeakSet[_Storage] = WeakSet()
+
+    @property
+    def used(self) -> int:
+        """Bytes that are held."""
+        return sum({one.place: one.size for one in self._held}.values())
 
     def _put(self, numbers: Tensor) -> OnGpu:
         made = OnGpu(numbers)
         self._held.add(made.storage_there)
-        used = sum({one.place: one.size for one in self._held}.values())
-        if used > self.memory:
-            raise torch.OutOfMemoryError(f"CUDA out of memory: {used} bytes of {self.memory}")
-        self.peak = max(self.peak, used)
+        if self.used > self.memory:
+            raise torch.OutOfMemoryError(f"CUDA out of memory: {self.used} bytes of {self.memory}")
+        self.peak = max(self.peak, self.used)
         return made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -141,7 +148,7 @@ def fake_gpu(memory: float = math.inf, said_free: int = 1 << 30) -> Iterator[_Co
             "mem_get_info": lambda _: (said_free, 1 << 32),
             "memory_reserved": lambda _: 0,
             "memory_allocated": lambda _: 0,
-            "empty_cache": lambda: None,
+            "empty_cache": lambda: gpu.left.append(gpu.used),
             "synchronize": lambda: None,
             "reset_peak_memory_stats": lambda: setattr(gpu, "peak", 0),
             "max_memory_allocated": lambda: gpu.peak,
