@@ -29,13 +29,13 @@ class BatchedLearner(Learner):
     def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
         k = len(next(iter(hypotheses.values())))
         sums = np.empty((2, k, len(cohort)))
-        if local:
-            for part in self._client_chunks(cohort, _ALL_ROWS):
-                own = {name: value[part] for name, value in local.items()}
-                sums[:, :, part] = self._own_sums(hypotheses, cohort.part(part), own)
-        else:
-            for part, rows in self._row_chunks(cohort, k):
-                sums[:, :, part] = self._row_sums(hypotheses, rows)
+
+        def add(part: slice) -> None:
+            own, rows = {name: value[part] for name, value in local.items()}, cohort.part(part)
+            sums[:, :, part] = self._own_sums(hypotheses, rows, own) if own else self._row_sums(hypotheses, rows)
+
+        sizes = self._training_bytes(cohort, _ALL_ROWS) if local else self._scoring_bytes(cohort, k)
+        self._in_chunks(cohort, sizes, add)
         return sums
 
     def _row_sums(self, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:

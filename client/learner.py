@@ -7,8 +7,9 @@ reference, and a batched one (`client.batched`), in which the clients of a cohor
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -17,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from client.cohort import Cohort, LocalUpdate, Schedule
-from models.fit import Look, look
+from models.fit import Look, look, one_line
 from models.model import Model, Parameters
 from privacy.time_limit import check_time
 from protocol.arrays import Arrays
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 
 # Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
 # chunk may change results in the last digit and a seed must give the same result every time.
@@ -48,6 +49,7 @@ class Learner(ABC):
         self._decays = {
             name: torch.from_numpy(value).to(device) for name, value in model.decays.items() if name in local
         }
+        self._room = math.inf  # bytes of a chunk; less once that was too much
 
     def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
         """Return the hypothesis that fits each client's rows best; of a single one there is nothing to choose."""
@@ -115,7 +117,7 @@ class Learner(ABC):
         update : LocalUpdate
         generators : sequence of Generator, one a client
             Each shuffles its own client's rows, so that a client's result does not depend on who
-            else is in the cohort.
+            else is in the cohort. Those of `privacy.randomness.streams` begin again where a chunk does.
         local : dict of ndarray, each (clients, \*shape)
             Local parameters, for a model that has some.
         balanced : bool
@@ -150,8 +152,8 @@ class Learner(ABC):
         seeded = self._look(cohort).draws
         every = {name: value.shape[1:] for name, value in (stacked | own).items()}
         trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
-        for part in self._client_chunks(cohort, update):
-            check_time()
+
+        def train(part: slice) -> None:
             index = torch.from_numpy(chosen[part]).to(self.device)
             # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
             start = {name: value.index_select(0, index) for name, value in stacked.items()}
@@ -161,6 +163,8 @@ class Learner(ABC):
             names = frozenset(only or start) - self.model.buffers
             for name, value in self._descend(start, rows, schedule, names).items():
                 trained[name][part] = value.cpu().numpy()
+
+        self._in_chunks(cohort, self._training_bytes(cohort, update), train)
         return trained
 
     def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
@@ -196,26 +200,46 @@ class Learner(ABC):
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
         r"""Train the named parameters of all clients, each (clients, \*shape), and return all."""
 
-    def _client_chunks(self, cohort: Cohort, update: LocalUpdate) -> Iterator[slice]:
-        """Yield runs of clients that can be trained together."""
+    def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Callable[[slice], None]) -> None:
+        """Compute runs of clients, as many at once as memory is there for their sizes in bytes, but one at least.
+
+        Sizes are estimated, and on a GPU others may take what was free. Where it is not enough, the run is computed
+        again with half as many; more than that is not tried any more.
+        """
+        ends, limit, begin = np.cumsum(sizes), self._chunk_bytes(), 0
+        while begin < len(cohort):
+            check_time()
+            size = min(limit, self._room)
+            fits = int(np.searchsorted(ends, ends[begin] - sizes[begin] + size, side="right"))
+            part, trouble = slice(begin, max(begin + 1, fits)), ""
+            try:
+                compute(part)
+            except torch.OutOfMemoryError as error:
+                trouble = one_line(error)
+            # Below, the error is gone, and with it all that was computed.
+            if not trouble:
+                begin = part.stop
+                continue
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if part.stop - begin == 1:
+                name = self.model.name
+                raise ModelError(
+                    f"model {name!r} and one client of {cohort.lengths[begin]} rows do not fit in the memory of "
+                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"'
+                )
+            self._room = int(sizes[part].sum()) // 2
+
+    def _training_bytes(self, cohort: Cohort, update: LocalUpdate) -> NDArray[np.int64]:
+        """Return the memory for each client while the clients are trained together."""
         rows = update.size(int(cohort.lengths.max()))
         n = self.model.num_parameters + sum(int(np.prod(shape)) for shape in self.model.local_shapes.values())
         # Parameters, their gradient and the next parameters; activations, forward and backward.
-        client_bytes = 4 * (3 * n + 2 * rows * self._activations(cohort))
-        limit = max(1, self._chunk_bytes() // client_bytes)
-        for begin in range(0, len(cohort), limit):
-            yield slice(begin, min(begin + limit, len(cohort)))
+        return np.full(len(cohort), 4 * (3 * n + 2 * rows * self._activations(cohort)))
 
-    def _row_chunks(self, cohort: Cohort, k: int) -> Iterator[tuple[slice, Cohort]]:
-        """Yield runs of whole clients whose rows can be scored together under k hypotheses."""
-        limit = max(1, self._chunk_bytes() // (4 * k * self._activations(cohort)))
-        begin = 0
-        while begin < len(cohort):
-            check_time()
-            fits = int(np.searchsorted(np.cumsum(cohort.lengths[begin:]), limit, side="right"))
-            part = slice(begin, begin + max(1, fits))
-            yield part, cohort.part(part)
-            begin = part.stop
+    def _scoring_bytes(self, cohort: Cohort, k: int) -> NDArray[np.int64]:
+        """Return the memory for each client while k hypotheses are scored together."""
+        return cohort.lengths * (4 * k * self._activations(cohort))
 
     def _chunk_bytes(self) -> int:
         if self.device.type != "cuda":

@@ -27,14 +27,18 @@ class LoopLearner(Learner):
         sums = np.empty((2, k, len(cohort)))
         arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
         networks = [{name: arrange(value[j]) for name, value in hypotheses.items()} for j in range(k)]
-        for c in range(len(cohort)):
-            one = cohort.part(slice(c, c + 1))
-            own = {name: arrange(value[c]) for name, value in local.items()}
-            for j, parameters in enumerate(networks):
-                check_time()
-                outputs = model.apply(self._frozen | parameters | own, one.features)
-                sums[0, j, c] = model.loss.of_rows(outputs, one.targets).double().sum().item()
-                sums[1, j, c] = model.metric.of_rows(outputs, one.targets).double().sum().item()
+
+        def add(part: slice) -> None:
+            for c in range(part.start, part.stop):
+                one = cohort.part(slice(c, c + 1))
+                own = {name: arrange(value[c]) for name, value in local.items()}
+                for j, parameters in enumerate(networks):
+                    check_time()
+                    outputs = model.apply(self._frozen | parameters | own, one.features)
+                    sums[0, j, c] = model.loss.of_rows(outputs, one.targets).double().sum().item()
+                    sums[1, j, c] = model.metric.of_rows(outputs, one.targets).double().sum().item()
+
+        self._in_chunks(cohort, self._scoring_bytes(cohort, 1), add)
         return sums
 
     def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +22,13 @@ from client.cohort import Cohort, LocalUpdate
 from client.learner import Learner, best_hypothesis, learner_for
 from client.loop import LoopLearner
 from models import LOSSES, METRICS, Loss, Model
+from models.losses import squared_error
+from privacy.randomness import streams
 from protocol.arrays import Arrays, flatten
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, ModelError
 from tests.helpers.cohorts import (
     CLOSE,
+    CPU,
     InOrder,
     Rows,
     assert_close,
@@ -441,6 +446,89 @@ def test_chunks_do_not_change_the_numbers(
     assert (len(parts), sum(parts)) == (chunks, 5)
     for ours, theirs in zip(score(model, hypotheses, cohort, engine), whole_scores, strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE)
+
+
+# --- memory that is not enough
+
+
+class Short:
+    """A loss that runs out of memory in the first tries, each time after so many that went well."""
+
+    def __init__(self, tries: int, after: int) -> None:
+        self.tries, self.after, self.computed = tries, after, 0
+
+    def __call__(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.computed += 1
+        if self.tries and self.computed > self.after:
+            self.tries, self.computed = self.tries - 1, 0
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+        return squared_error(outputs, targets)
+
+
+def short(loss: Short) -> Model:
+    """Return a linear model of a loss that runs out of memory."""
+    return model_of("short", lambda: nn.Linear(2, 1), replace(LOSSES["mse"], per_sample=loss), METRICS["rmse"])
+
+
+LINEAR = models.load("linear")
+SIX = cohort_of(*[draw_client(LINEAR, rows, np.random.default_rng(rows)) for rows in (4, 7, 3, 5, 1, 6)])
+
+
+@engines
+@pytest.mark.parametrize("tries", [1, 2])
+def test_a_chunk_for_which_memory_is_not_enough_is_computed_again_in_halves(engine: str, tries: int) -> None:
+    """And the shuffles of its clients are those that they would have been."""
+
+    def done(tries: int, what: str) -> Any:
+        # Of training, in the second epoch; a loop has been through the rows of its first clients by then.
+        loss = Short(tries, 11 if what == "train" else 0)
+        model = short(loss)
+        learner, start = learner_of(engine, model), draw_hypotheses(model, 2)
+        if what == "choose":
+            found: Any = {"": learner.choose(start, SIX)}
+        elif what == "score":
+            found = dict(enumerate(learner.score(start, SIX)))
+        else:
+            update, shuffles = LocalUpdate(4, 0.1, 2), streams(0, "shuffle", 1, range(6))
+            found = learner.train(start, np.arange(6) % 2, SIX, update, shuffles)[0]
+        assert loss.tries == 0, "memory ran out as often as it should"
+        return found
+
+    for what in ("train", "score", "choose"):
+        assert_close(done(tries, what), done(0, what))
+
+
+def test_what_was_too_much_once_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts: list[int] = []
+    learner, cohort = BatchedLearner(LINEAR, CPU), cohort_of(*[TWO_ROWS] * 8)
+
+    def three_at_most(start: Any, part: Cohort, *_: Any) -> Any:
+        parts.append(len(part))
+        if len(part) > 3:
+            raise torch.OutOfMemoryError
+        return start
+
+    monkeypatch.setattr(learner, "_descend", three_at_most)
+    for _ in range(2):
+        learner.train(linear([1, 2]), np.zeros(8, np.int64), cohort, LocalUpdate(1, 0.1, 0), generators(8))
+    assert parts == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+
+
+@engines
+def test_a_client_for_whom_alone_memory_is_not_enough_is_told(engine: str) -> None:
+    model, update, chosen = short(Short(99, 0)), LocalUpdate(1, 0.1, 0), np.zeros(6, np.int64)
+    learner, start = learner_of(engine, model), draw_hypotheses(model, 2)
+    reason = (
+        "model 'short' and one client of 4 rows do not fit in the memory of cpu: CUDA out of memory. Tried to allocate "
+        '2 GiB.; free some of it, or set a smaller batch-size, or device = "cpu"'
+    )
+    for compute in (
+        lambda: learner.score(start, SIX),
+        lambda: learner.choose(start, SIX),
+        lambda: learner.train(start, chosen, SIX, update, generators(6)),
+    ):
+        with pytest.raises(ModelError, match=f"^{re.escape(reason)}$"):
+            compute()
 
 
 # --- which learner

@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 
 from client import node as client_node
 from client.app import app
+from client.batched import BatchedLearner
 from client.cohort import Cohort
 from federation import Manifest, offsets_of, write_federation
 from privacy import randomness
@@ -349,8 +351,12 @@ def no_memory_of_torch(*_: Any, **__: Any) -> Any:
     raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 411 bytes")
 
 
+def no_memory_of_the_gpu(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 411 bytes.")
+
+
 @pytest.mark.parametrize("where", ["Cohort.gather", "LocalUpdate.passes_over", "LocalUpdate.size"])
-@pytest.mark.parametrize("fault", [no_memory, no_memory_of_torch])
+@pytest.mark.parametrize("fault", [no_memory, no_memory_of_torch, no_memory_of_the_gpu])
 def test_memory_that_is_not_enough_is_charged_and_answered_as_any_release(
     site: Site, monkeypatch: pytest.MonkeyPatch, where: str, fault: Callable[..., Any], node_log: StringIO
 ) -> None:
@@ -368,21 +374,32 @@ def test_memory_that_is_not_enough_is_charged_and_answered_as_any_release(
     assert site.lives()
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
-    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, on_gpu: bool
 ) -> None:
     """A server that saw all updates vanish would know that some client has many rows."""
-    gather = Cohort.gather
+    gather, sums, last = Cohort.gather, BatchedLearner._sums, []
 
     def too_many(federation: Any, clients: list[int], device: Any) -> Any:
-        if 0 in clients:
+        last[:] = clients
+        if 0 in clients and not on_gpu:
             raise MemoryError
         return gather(federation, clients, device)
+
+    def too_many_on_gpu(self: Any, hypotheses: Any, cohort: Cohort, *rest: Any) -> Any:
+        def none(_part: slice) -> None:
+            raise torch.OutOfMemoryError
+
+        if 0 in last and on_gpu:
+            self._in_chunks(cohort, cohort.lengths, none)
+        return sums(self, hypotheses, cohort, *rest)
 
     demand, seeded = replace(HONEST, noise_multiplier=1.0, clients=(0, 1)), {"insecure-seed": True}
     site, other = (Site(tmp_path / name, run_config, **seeded) for name in ("one", "other"))
     usual = releases(site.ask(demand))
     monkeypatch.setattr(Cohort, "gather", too_many)
+    monkeypatch.setattr(BatchedLearner, "_sums", too_many_on_gpu)
     now = releases(other.ask(demand))
     np.testing.assert_array_equal(usual[1], now[1])
     assert (usual[0] != now[0]).any(), "the one that could not be computed releases no update"
