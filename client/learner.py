@@ -149,20 +149,23 @@ class Learner(ABC):
     ) -> Arrays:
         """Train all parameters or `only` those named, a chunk of clients at a time."""
         stacked, own, cohort = self._tensors(hypotheses), self._tensors(local), self._readable(cohort)
-        seeded = self._look(cohort).draws
+        seeded, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
         every = {name: value.shape[1:] for name, value in (stacked | own).items()}
         trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
 
         def train(part: slice) -> None:
             index = torch.from_numpy(chosen[part]).to(self.device)
+            # On a CPU in the memory of the result: a copy of large models takes as long as a step.
+            places = {name: torch.from_numpy(value[part]) for name, value in trained.items()} if on_cpu else {}
             # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
-            start = {name: value.index_select(0, index) for name, value in stacked.items()}
+            start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in stacked.items()}
             start |= {name: value[part].clone() for name, value in own.items()}
             rows = cohort.part(part)
             schedule = Schedule.draw(rows, update, generators[part], balanced, seeded)
             names = frozenset(only or start) - self.model.buffers
             for name, value in self._descend(start, rows, schedule, names).items():
-                trained[name][part] = value.cpu().numpy()
+                if value is not places.get(name):
+                    trained[name][part] = value.cpu().numpy()
 
         self._in_chunks(cohort, self._training_bytes(cohort, update), train)
         return trained
