@@ -9,7 +9,7 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test coverage faults quick check image certs compose-demo clean
+.PHONY: help demo run test bench coverage faults quick check image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ run: $(READY) ## Run another experiment in simulation: make run CONFIG=configs/h
 
 test: $(READY) ## Run all tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+bench: $(READY) ## Time the short benchmarks, and compare them with what was saved (five minutes; needs the hospital data)
+	$(BIN)/python -m benchmarks
 
 coverage: $(READY) ## Show which lines the tests of a few seconds run
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow" --cov --cov-report=term --cov-fail-under=90

@@ -1,6 +1,6 @@
 """Time umbel in process against a loop of plain PyTorch that does the same rounds.
 
-    python -m benchmarks.bare [--rounds N] [--times N] [--task hospital,cnn]
+    python -m benchmarks.bare [--rounds N] [--times N] [--task hospital,cnn] [--out FILE]
 
 Both start from the same hypotheses and ask the same clients, so that without noise their losses are
 the same to rounding until a client whose choice hangs on the last bit chooses otherwise. umbel's rounds
@@ -24,7 +24,7 @@ import typer
 from numpy.typing import NDArray
 
 from benchmarks import bare_cnn, bare_hospital, in_process
-from benchmarks.measure import Reading, console, interleave, machine, show
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.tasks import TASKS, brief_of
 from client.cohort import LocalUpdate, Schedule
@@ -41,20 +41,27 @@ def main(
     rounds: Annotated[int, typer.Option(min=0, help="Of a go; 0 for the task's own number.")] = 0,
     times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 7,
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
+    out: Out = None,
 ) -> None:
     """Print a table for each task."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    console.print(machine(), highlight=False)
-    for name in task.split(","):
-        with tempfile.TemporaryDirectory() as scratch:
-            # Noise on the whole vector, which the bare loop of both tasks adds.
-            config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name], "noise-per": "vector"}
-            compare(name, config, times)
+    with benchmark(out):
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        torch.set_num_threads(1)
+        console.print(machine(), highlight=False)
+        for name in task.split(","):
+            measure(name, times, rounds)
 
 
-def compare(task: str, config: Mapping[str, Any], times: int) -> None:
-    """Let both do a task in turns, and print what they took."""
+def measure(task: str, times: int, rounds: int = 0) -> Ratio:
+    """Time a task, print what both took, and return how many times as long as the bare loop umbel takes, with noise."""
+    with tempfile.TemporaryDirectory() as scratch:
+        # Noise on the whole vector, which the bare loop of both tasks adds.
+        config = TASKS[task](Path(scratch)) | {"rounds": rounds or ROUNDS[task], "noise-per": "vector"}
+        return compare(task, config, times)
+
+
+def compare(task: str, config: Mapping[str, Any], times: int) -> Ratio:
+    """Let both do a task in turns, print what they took, and return the ratio of the first two."""
     loops, history = (
         {
             "bare loop": bare_loop(task, config),
@@ -81,6 +88,8 @@ def compare(task: str, config: Mapping[str, Any], times: int) -> None:
     show(title, readings, next(iter(contestants)))
     apart = np.abs(np.array(history["umbel", 0.0]) - np.array(history["bare loop", 0.0]))
     console.print(f"Without noise the losses of the first {SAME} rounds differ by {apart[:SAME].max():.1e} at most.")
+    loop, umbel, *_ = readings.values()
+    return Ratio.of(umbel, loop)
 
 
 def bare_loop(task: str, config: Mapping[str, Any]) -> Prepare:

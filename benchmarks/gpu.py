@@ -1,6 +1,6 @@
 """Time cohorts of a convolutional network on a GPU: together, one client after the other, and without umbel.
 
-    python -m benchmarks.gpu [--cohorts 10,30,100] [--times N] [--device cuda]
+    python -m benchmarks.gpu [--cohorts 10,30,100] [--times N] [--device cuda] [--out FILE]
 
 Choosing among k = 2 hypotheses and training, of umbel's ``cnn`` on made-up images. Then whole rounds
 of the CIFAR10 benchmark of pfl-research, on data of its shape: 1000 clients of 50 images, 50 a round,
@@ -22,7 +22,7 @@ import typer
 from torch import nn
 
 from benchmarks import in_process
-from benchmarks.measure import Reading, console, interleave, machine, show
+from benchmarks.measure import Out, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.tasks import write_images
 from client.cohort import Cohort, LocalUpdate
 from client.learner import learner_for
@@ -42,14 +42,15 @@ def main(
     cohorts: Annotated[str, typer.Option(help="Numbers of clients.")] = "10,30,100",
     times: Annotated[int, typer.Option(min=1, help="Goes of each contestant that count.")] = 5,
     device: Annotated[str, typer.Option(help="cuda; cpu to try the benchmark itself.")] = "cuda",
+    out: Out = None,
 ) -> None:
     """Print a table for each size of cohort, and one of whole rounds."""
     if device == "cuda" and not torch.cuda.is_available():
         console.print("not measured: PyTorch sees no GPU here")
         raise typer.Exit(1)
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    console.print(machine(), torch.cuda.get_device_name() if device == "cuda" else "", highlight=False)
-    with tempfile.TemporaryDirectory() as scratch:
+    with benchmark(out), tempfile.TemporaryDirectory() as scratch:
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        console.print(machine(), torch.cuda.get_device_name() if device == "cuda" else "", highlight=False)
         sizes = [int(size) for size in cohorts.split(",")]
         for size in sizes:
             cohort_of(size, times, torch.device(device), Path(scratch))

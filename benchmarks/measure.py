@@ -4,17 +4,42 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import statistics
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Annotated
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
-console = Console(width=120)
+from protocol.cli import errors_in_one_line
+from protocol.home import write_atomically
+
+console = Console(width=120, record=True)
+
+Out = Annotated[Path | None, typer.Option("--out", help="File for what is printed, with the command.")]
+
+
+@contextmanager
+def benchmark(out: Path | None) -> Iterator[None]:
+    """Do a benchmark: what it prints goes to the file `out` as well, and a signal to end leaves no process behind."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    console.export_text(clear=True)
+    try:
+        with errors_in_one_line():
+            yield
+        if out is not None:
+            command = " ".join(["python", *sys.orig_argv[1:]])
+            write_atomically(out, f"$ {command}\n\n{console.export_text()}".encode())
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @dataclass(frozen=True)
@@ -33,6 +58,29 @@ class Reading:
     loss: float | None = None
 
 
+@dataclass(frozen=True)
+class Ratio:
+    """How many times as long one contestant took as another, turn by turn: median, lowest and highest."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, ones: list[Reading], base: list[Reading]) -> Ratio:
+        """Return the ratio of one contestant's readings to those of another in the same turns."""
+        ratios = [one.seconds / other.seconds for one, other in zip(ones, base, strict=True)]
+        return cls(statistics.median(ratios), min(ratios), max(ratios))
+
+    @property
+    def turned(self) -> Ratio:
+        """The other's to the one."""
+        return Ratio(1 / self.median, 1 / self.high, 1 / self.low)
+
+    def __str__(self) -> str:
+        return f"{self.median:.3g} ({self.low:.3g} to {self.high:.3g})"
+
+
 def interleave(contestants: Mapping[str, Callable[[], Reading]], times: int) -> dict[str, list[Reading]]:
     """Let each contestant go once to warm up and then `times` times, in turns.
 
@@ -48,8 +96,7 @@ def interleave(contestants: Mapping[str, Callable[[], Reading]], times: int) -> 
 
 
 def show(title: str, readings: Mapping[str, list[Reading]], base: str) -> None:
-    """Print medians, spread and losses, with ratios to `base`: above 1 is slower."""
-    yardstick = statistics.median(one.seconds for one in readings[base])
+    """Print medians, spread and losses, with ratios to `base` turn by turn: above 1 is slower."""
     table = Table(title=title, title_justify="left")
     table.add_column("")
     for heading in ("ms a round", "lowest to highest", f"times {base}", "loss"):
@@ -62,7 +109,7 @@ def show(title: str, readings: Mapping[str, list[Reading]], base: str) -> None:
             name,
             f"{1e3 * median:.2f}",
             f"{1e3 * min(times):.2f} to {1e3 * max(times):.2f}",
-            f"{median / yardstick:.2f}",
+            str(Ratio.of(ones, readings[base])),
             f"{statistics.median(losses):.6f}" if losses else "",
         )
     console.print(table)

@@ -1,6 +1,6 @@
 """Where a round's time goes.
 
-    python -m benchmarks.parts [--task hospital,cnn] [--rounds N]
+    python -m benchmarks.parts [--task hospital,cnn] [--rounds N] [--out FILE]
 
 Each part is timed where it is called, without the parts inside it; what no part covers is Flower's
 messages and the code between. The clock itself takes part of a microsecond a call.
@@ -33,7 +33,7 @@ import strategies.base
 import strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
-from benchmarks.measure import console, machine
+from benchmarks.measure import Out, benchmark, console, machine
 from benchmarks.peers.tasks import TASKS
 from client.cohort import Cohort
 from client.learner import Learner
@@ -115,22 +115,24 @@ class Stopwatch:
 def main(
     task: Annotated[str, typer.Option(help="Tasks, separated by commas.")] = ",".join(TASKS),
     rounds: Annotated[int, typer.Option(min=0, help="0 for the task's own number.")] = 0,
+    out: Out = None,
 ) -> None:
     """Print a table for each task."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    console.print(machine(), highlight=False)
-    for name in task.split(","):
-        with tempfile.TemporaryDirectory() as scratch:
-            config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}
-            in_process.prepare(config)()  # to warm up
-            go = in_process.prepare(config)
-            watch = Stopwatch()
-            with watch.watch():
-                began = time.perf_counter()
-                go()
-                whole = time.perf_counter() - began
-        show(name, watch.seconds, whole, int(config["rounds"]))
+    with benchmark(out):
+        logging.getLogger("flwr").setLevel(logging.ERROR)
+        torch.set_num_threads(1)
+        console.print(machine(), highlight=False)
+        for name in task.split(","):
+            with tempfile.TemporaryDirectory() as scratch:
+                config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}
+                in_process.prepare(config)()  # to warm up
+                go = in_process.prepare(config)
+                watch = Stopwatch()
+                with watch.watch():
+                    began = time.perf_counter()
+                    go()
+                    whole = time.perf_counter() - began
+            show(name, watch.seconds, whole, int(config["rounds"]))
 
 
 def show(task: str, seconds: dict[str, float], whole: float, rounds: int) -> None:

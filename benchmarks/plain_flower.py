@@ -1,6 +1,6 @@
 """Time umbel against plain Flower: one algorithm, one Ray engine, the hospital's 2947 clients.
 
-    python -m benchmarks.plain_flower [--rounds 5] [--times 2]
+    python -m benchmarks.plain_flower [--rounds 5] [--times 2] [--out FILE]
 
 The plain app (`benchmarks/plain`) is written as Flower's quickstarts are: a SuperNode a client, a
 message a client. umbel runs as ``make run CONFIG=configs/hospital.toml`` runs it, with a few
@@ -22,9 +22,8 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.measure import Reading, console, interleave, machine, show
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
 from federation import find_federation, read_manifest
-from protocol.cli import errors_in_one_line
 from simulation.launch import APP, submit
 from simulation.superlink import superlink
 
@@ -36,14 +35,16 @@ _SHARED = ("hypotheses", "noise-multiplier", "clients-per-round", "validation-cl
 def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of each run.")] = 5,
     times: Annotated[int, typer.Option(min=1, help="Runs of each, after one to warm up.")] = 2,
+    out: Out = None,
 ) -> None:
     """Print what a round takes, what was learnt, and how long each took to start."""
-    with errors_in_one_line():
+    with benchmark(out):
         compare(find_federation("hospital"), rounds, times)
+        console.print(machine("ray"))
 
 
-def compare(data: Path, rounds: int, times: int) -> None:
-    """Run both in turns and print what they took."""
+def compare(data: Path, rounds: int, times: int) -> Ratio:
+    """Run both in turns, print what they took, and return how many times as long as umbel plain Flower takes."""
     config = tomllib.loads((APP / "configs" / "hospital.toml").read_text(encoding="utf-8"))
     config |= {"federation": str(data), "rounds": rounds, "patience": 0}
     clients = read_manifest(data).clients
@@ -76,7 +77,7 @@ def compare(data: Path, rounds: int, times: int) -> None:
     show(f"A round of the hospital in Ray, {clients} clients, and the best RMSE in {rounds} rounds", readings, "umbel")
     for name, ones in startups.items():
         console.print(f"{name} took {statistics.median(ones[1:]):.1f} s from its start to its first round")
-    console.print(machine("ray"))
+    return Ratio.of(readings["plain Flower"], readings["umbel"])
 
 
 def plain_config(config: dict[str, Any], data: Path, results: Path) -> dict[str, Any]:

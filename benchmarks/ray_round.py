@@ -1,6 +1,6 @@
 """Where the time of a round through ``flwr run`` goes: the hospital's clients, in Ray.
 
-    python -m benchmarks.ray_round [--rounds 60]
+    python -m benchmarks.ray_round [--rounds 60] [--out FILE]
 
 An observer of the run notes when messages are sent and replies read; when a node has answered, its reply says.
 The same rounds are done in this process as well, which shows what umbel itself takes of them.
@@ -25,14 +25,14 @@ from flwr.app import Message
 from rich.table import Table
 
 from benchmarks import in_process
-from benchmarks.measure import console, machine
+from benchmarks.measure import Out, benchmark, console, machine
 from benchmarks.peers.tasks import hospital
 from federation import find_federation
-from protocol.cli import errors_in_one_line
 from protocol.home import write_atomically
 from server.observer import Observer
 from server.rounds import Run
 from simulation.launch import APP, submit
+from simulation.relay import Relay
 from simulation.superlink import superlink
 
 _FILE = "clock.json"
@@ -96,9 +96,11 @@ class Clock(Observer):
         self._sending = self._sent = self._answered = self._read = 0.0
 
 
-def main(rounds: Annotated[int, typer.Option(min=2, help="Of the run; the first is not counted.")] = 60) -> None:
+def main(
+    rounds: Annotated[int, typer.Option(min=2, help="Of the run; the first is not counted.")] = 60, out: Out = None
+) -> None:
     """Print the median of each part of a round."""
-    with errors_in_one_line(), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+    with benchmark(out), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home, data = Path(scratch), find_federation("hospital")
         config = hospital(home) | {"rounds": rounds, "federation": str(data)}
         logging.getLogger("flwr").setLevel(logging.ERROR)
@@ -110,10 +112,11 @@ def main(rounds: Annotated[int, typer.Option(min=2, help="Of the run; the first 
         os.environ["UMBEL_HOME"] = str(home / "umbel")
         (home / "flower").mkdir()
         with superlink(home / "flower") as environment:
-            submit(APP, config | {"observers": "benchmarks.ray_round:Clock"}, environment)
+            quiet = Relay(say=lambda line: None)
+            submit(APP, config | {"observers": "benchmarks.ray_round:Clock"}, environment, relay=quiet)
         (folder,) = (home / "umbel" / "runs").iterdir()
         show(json.loads((folder / _FILE).read_text(encoding="utf-8"))[1:], alone)
-    console.print(machine("ray"))
+        console.print(machine("ray"))
 
 
 def show(rounds: list[list[float]], alone: float) -> None:

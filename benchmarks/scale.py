@@ -1,6 +1,6 @@
 """Time umbel on federations of a thousand to a million clients, of which a round always asks as many.
 
-    python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3]
+    python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3] [--out FILE]
 
 Each federation is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
 process of its own (`simulation.grid`), and leaves the folder that any run leaves; a round's time is
@@ -38,7 +38,7 @@ from rich.table import Table
 
 import client.app
 import server.app
-from benchmarks.measure import Reading, console, interleave, machine
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine
 from federation import Manifest, offsets_of, write_federation
 from simulation.grid import InProcessGrid
 from simulation.in_process import run_config
@@ -100,9 +100,20 @@ def main(
     ),
     rounds: Annotated[int, typer.Option(min=3, help="Rounds of each run.")] = 500,
     times: Annotated[int, typer.Option(min=1, help="Runs of each size, after one to warm up.")] = 3,
+    out: Out = None,
 ) -> None:
     """Print seconds and memory of each size."""
-    counts = [int(size) for size in sizes.split(",")]
+    with benchmark(out):
+        measure([int(size) for size in sizes.split(",")], rounds, times)
+        torch.set_num_threads(1)
+        console.print(machine())
+
+
+def measure(counts: Sequence[int], rounds: int, times: int) -> tuple[Ratio, Ratio]:
+    """Time runs of each size, print what they took, and return two ratios of the last size, in time of a core.
+
+    How many times as long as with the first size a round takes, and the last rounds as the first ones.
+    """
     runs: dict[str, list[Run]] = {str(count): [] for count in counts}
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
 
@@ -138,8 +149,11 @@ def main(
         )
     console.print(table)
     console.print(ends({int(name): ones[1:] for name, ones in runs.items()}))
-    torch.set_num_threads(1)
-    console.print(machine())
+    few, many = (runs[str(count)][1:] for count in (counts[0], counts[-1]))
+    return (
+        Ratio.of(*([Reading(statistics.median(run.cpu)) for run in ones] for ones in (many, few))),
+        Ratio.of(*([Reading(tenths(run.cpu)[i]) for run in many] for i in (1, 0))),
+    )
 
 
 def ends(runs: Mapping[int, Sequence[Run]]) -> Table:

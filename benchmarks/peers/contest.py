@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import in_process
-from benchmarks.measure import Reading, console, interleave, show
+from benchmarks.measure import Ratio, Reading, console, interleave, show
 from benchmarks.peers.rivals import PEERS, Rival
 from benchmarks.peers.tasks import brief_of
 from protocol.errors import Absent
@@ -53,8 +52,7 @@ def compare(
         "umbel",
     )
     for title, like in alike.items():
-        theirs, own = (statistics.median(one.seconds for one in readings[name]) for name in (title, like))
-        console.print(f"{title}: {theirs / own:.2f} times {like}", highlight=False)
+        console.print(f"{title}: {Ratio.of(readings[title], readings[like])} times {like}", highlight=False)
 
 
 def ours(config: Mapping[str, Any]) -> Callable[[], Reading]:
