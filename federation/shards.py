@@ -30,9 +30,7 @@ def shard(federation: Federation, first: int, step: int) -> Federation:
     here = np.arange(manifest.clients) % step == first
     lengths = np.diff(offsets)
     rows = np.repeat(here, lengths)
-    names = (
-        [name if own else "" for name, own in zip(federation.names, here, strict=True)] if len(federation.names) else ()
-    )
+    names = [name if here[client] else "" for client, name in enumerate(federation.names)]
     return Federation(
         manifest.model_copy(update={"part": f"{first}/{step}" if step > 1 else ""}),
         federation.features[rows],

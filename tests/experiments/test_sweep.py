@@ -29,7 +29,7 @@ from experiments.__main__ import app
 from experiments.runs import Finished, Spec, finish
 from experiments.sweep import Result, _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
-from protocol.errors import SweepError
+from protocol.errors import ClusterError, SweepError
 from simulation.in_process import ROOT, run_config
 
 EACH, SAVE = experiments.sweep._each, experiments.sweep._save  # as they are before tests put others in their place
@@ -96,7 +96,7 @@ def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path)
 
 def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(SweepError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: .*; start the cluster"):
+    with pytest.raises(ClusterError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: .*; start the cluster"):
         sweep(SPECS, tmp_path)
 
 
