@@ -131,9 +131,7 @@ class RayHosts:
 
     def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
         """Send a message; arrays that are those of the message before are not sent again."""
-        light, content = copy.copy(message), message.content
-        arrays = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
-        light.content = RecordDict({name: record for name, record in content.items() if name not in arrays})
+        light, arrays = without_arrays(message)
         return host.answer.remote(dict(config), light, list(arrays), *map(self._put, arrays.values()))
 
     def answers(self, tickets: Iterable[Any]) -> dict[Any, tuple[Message, list[Line]] | Lost]:
@@ -153,6 +151,14 @@ class RayHosts:
         if self._shared is None or self._shared[0] is not record:
             self._shared = (record, ray.put(record))
         return self._shared[1]
+
+
+def without_arrays(message: Message) -> tuple[Message, dict[str, ArrayRecord]]:
+    """Return a message without its arrays, and these: all messages of a round may share them."""
+    light, content = copy.copy(message), message.content
+    arrays = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+    light.content = RecordDict({name: record for name, record in content.items() if name not in arrays})
+    return light, arrays
 
 
 def environment() -> dict[str, str]:
