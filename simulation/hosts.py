@@ -6,6 +6,7 @@ import copy
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import ray
@@ -22,8 +23,16 @@ Line = tuple[int, str]
 """A level, and what was written to the log."""
 
 
-class Lost(Exception):
-    """A host is gone, with all that its simulated nodes kept."""
+@dataclass(frozen=True)
+class Lost:
+    """A host is gone, with all that its simulated nodes kept.
+
+    Attributes
+    ----------
+    reason : str
+    """
+
+    reason: str
 
 
 class Hosts(Protocol):

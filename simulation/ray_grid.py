@@ -94,7 +94,7 @@ class RayGrid(SimulatedGrid):
             sent = self._sent.pop(tickets[ticket])
             if isinstance(answer, Lost):
                 self._lose(sent)
-                self._fail(sent.message, f"its host on {sent.place.machine.name} is gone: {answer}")
+                self._fail(sent.message, f"its host on {sent.place.machine.name} is gone: {answer.reason}")
             else:
                 reply, lines = answer
                 for level, text in lines:

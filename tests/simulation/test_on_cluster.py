@@ -11,8 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from server.run_folder import RunFolder
+from simulation.in_process import ROOT
 from tests.helpers.clusters import cluster
 from umbel.__main__ import app
+
+DOCS = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 
 # A model of the user's own goes along to the machines, and an observer stays here.
 MINE = """
@@ -46,12 +49,15 @@ def test_two_machines_with_a_part_each_learn_what_one_process_learns_and_one_alo
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     mine: Any = importlib.import_module("umbel_test_cluster")
+    assert "\numbel data shard synthetic 2\n" in DOCS
     shards = CliRunner().invoke(app, ["data", "shard", "synthetic", "2"])
     assert shards.exit_code == 0, shards.output
+    assert " umbel run synthetic\n" in DOCS
     asked = ["run", "synthetic", "rounds=6", "engine=loop", "model=umbel_test_cluster:network"]
     expected = umbel(*asked, "--in-process")
 
     homes = [tmp_path / "synthetic-shards" / f"part-{i}" for i in range(2)]
+    assert all(f"UMBEL_HOME=$PWD/{home.relative_to(tmp_path)} ray start --" in DOCS for home in homes)
     with cluster(tmp_path, homes) as two:
         monkeypatch.setenv("RAY_ADDRESS", two.address)
         folder = umbel(*asked)
