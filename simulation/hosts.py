@@ -134,8 +134,13 @@ class RayHosts:
     def start(self, place: Place) -> Any:
         """Start an actor on the place's machine, and nowhere else."""
         gpus = 1 if place.machine.gpus else 0
-        # As many threads as there are CPUs: Ray sees to that.
-        options = {"num_cpus": place.cpus, "num_gpus": gpus, "scheduling_strategy": here(place.machine)}
+        threads = {"OMP_NUM_THREADS": str(max(1, int(place.cpus)))}
+        options = {
+            "num_cpus": place.cpus,
+            "num_gpus": gpus,
+            "scheduling_strategy": here(place.machine),
+            "runtime_env": {"env_vars": threads},
+        }
         return ray.remote(**options)(Host).remote(self._run_config | {"federation": place.holding.path})
 
     def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:

@@ -169,7 +169,10 @@ class Losses(Observer):
         assert isinstance(run.grid, RayGrid), "on a cluster alone"
         new, self._seen = run.grid.losses[self._seen :], len(run.grid.losses)
         for loss in new:
-            lost = "what their own policy limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) they count anew"
+            lost = (
+                "what their own policy limits (UMBEL_MAX_PARTICIPATIONS, UMBEL_BUDGET, ...) they count anew, unless "
+                "UMBEL_LEDGER_PATH names a ledger on disk there"
+            )
             if run.setup.model.local_shapes:
                 lost += ", and their local parameters begin anew"
             text = (
