@@ -96,6 +96,11 @@ class Node:
             )
         federation = _open(source)
         manifest = federation.manifest
+        if not federation.holds(site.first, site.step):
+            raise SiteError(
+                f"{source.path} holds part {manifest.part} of the clients, and this node is to host those of part "
+                f"{site.first}/{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole"
+            )
         if not site.simulated:
             _refuse_foreign(run, manifest)
             # The file is the site's own; whether it is the same, the digest says.
@@ -228,7 +233,7 @@ def _open(source: _Source) -> Federation:
             raise SiteError(
                 f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
             )
-        return open_federation(source.path)
+        return open_federation(source.path, part=True)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it with data-path in the node's configuration")
     read = import_by_name(source.reader)

@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import traceback
@@ -35,6 +34,7 @@ from protocol.arrays import Arrays
 from protocol.errors import SweepError
 from protocol.home import write_atomically
 from server.run_folder import RunFolder, versions
+from simulation import cluster
 from simulation.in_process import ROOT
 
 Task = Callable[[Mapping[str, Any]], Finished]
@@ -56,7 +56,6 @@ _WORKER = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
 }
-_PROBE_S = 5.0
 _RESULT = "result.json"
 _TRACE = "trace.npz"
 
@@ -162,34 +161,24 @@ def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Finished | 
 @contextmanager
 def _cluster() -> Iterator[bool]:
     """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is one."""
-    address = os.environ.get("RAY_ADDRESS", "")
-    remote = bool(address)
-    _probe(address)
-    # Without it, Ray warns that this will be the default.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    quiet: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    if remote:
-        code = {"working_dir": str(ROOT), "excludes": [".git", ".venv"]}
-        ray.init(runtime_env={**code, "env_vars": _WORKER}, **quiet)
-    else:
-        environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
-        # Not a cluster that happens to run here: it may be busy, or another version.
-        ray.init("local", include_dashboard=False, runtime_env={"env_vars": environment | _WORKER}, **quiet)
+    if cluster.address():
+        with cluster.joined(_WORKER):
+            yield True
+        return
+    cluster.quiet()
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    # Not a cluster that happens to run here: it may be busy, or another version.
+    ray.init(
+        "local",
+        include_dashboard=False,
+        runtime_env={"env_vars": environment | _WORKER},
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
     try:
-        yield remote
+        yield False
     finally:
         ray.shutdown()
-
-
-def _probe(address: str) -> None:
-    """Raise where nobody listens at ``HOST:PORT``: Ray itself would try for minutes, without a word."""
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdigit()):
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=_PROBE_S).close()
-    except OSError as error:
-        raise SweepError(f"RAY_ADDRESS={address}: {error}; start the cluster, or unset RAY_ADDRESS") from None
 
 
 def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:

@@ -20,6 +20,7 @@ from federation.folder import check_out, write_federation
 from federation.leaf import write_leaf
 from federation.manifest import Manifest
 from federation.schema import Column, Schema
+from federation.shards import shard
 
 __all__ = [
     "BUNDLED",
@@ -36,6 +37,7 @@ __all__ = [
     "offsets_of",
     "open_federation",
     "read_manifest",
+    "shard",
     "write_federation",
     "write_leaf",
 ]

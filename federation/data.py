@@ -32,7 +32,7 @@ class Federation:
     targets : ndarray, shape (rows,) or (rows, outputs)
         Outputs, integers for classes.
     offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``; none, where it is not in this part.
     names : sequence of str
         What each client is called where its data are; empty if that is not known. No message holds it.
 
@@ -50,6 +50,17 @@ class Federation:
             array = getattr(self, what)
             if isinstance(array, np.ndarray) and array.dtype == bool:
                 object.__setattr__(self, what, array.view(np.uint8))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of rows of each client that is here: of all, unless this is a part."""
+        first, step = self.manifest.shard
+        return np.diff(self.offsets)[first::step]
+
+    def holds(self, first: int, step: int) -> bool:
+        """Return whether the clients ``first, first + step, ...`` are here."""
+        own, parts = self.manifest.shard
+        return step % parts == 0 and first % parts == own
 
     def client(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
         """Return the stored features and targets of one client, without a copy."""
@@ -74,10 +85,14 @@ def check(federation: Federation, source: Path) -> None:
         raise FederationError(
             f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}"
         )
-    if len(bad := np.flatnonzero(offsets[1:] <= offsets[:-1])):
+    first, step = manifest.shard
+    here = np.arange(manifest.clients) % step == first
+    if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
         raise FederationError(
             f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
         )
+    if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
+        raise FederationError(f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
         raise FederationError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
     if len(federation.names) not in (0, manifest.clients):

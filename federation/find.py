@@ -68,8 +68,14 @@ def read_manifest(path: Path) -> Manifest:
     return open_leaf(path).manifest
 
 
-def open_federation(path: Path) -> Federation:
+def open_federation(path: Path, part: bool = False) -> Federation:
     """Open and check the federation at `path`, a folder or a LEAF JSON file.
+
+    Parameters
+    ----------
+    path : Path
+    part : bool
+        Whether a part of one will do (see `federation.shards`).
 
     Raises
     ------
@@ -78,5 +84,10 @@ def open_federation(path: Path) -> Federation:
         rows, or a number is not finite. The text names the file, the client and the fix.
     """
     federation = open_folder(path) if path.is_dir() else open_leaf(path)
+    if federation.manifest.part and not part:
+        raise FederationError(
+            f"{path} holds the rows of part {federation.manifest.part} of its clients alone, for a Ray cluster whose "
+            "machines hold the others; this needs the whole federation"
+        )
     check(federation, path)
     return federation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -13,8 +14,9 @@ from protocol.errors import FederationError
 from protocol.rules import Settings
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+_PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
 _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
-_IF_ANY = ("metric", "pretrained", "tokens")  # entries that stand in a file only where they say something
+_IF_ANY = ("metric", "part", "pretrained", "tokens")  # entries that stand in a file only where they say something
 
 
 class Manifest(Settings):
@@ -36,6 +38,9 @@ class Manifest(Settings):
     split : dict
         ``{"train": a, "validation": b}`` with ``a + b == clients``: the first ``a`` clients
         train, the others validate.
+    part : str
+        ``"i/m"`` where only the rows of clients i, i + m, i + 2m, ... are here, a shard for one machine of
+        several; all else that is said is of the whole. Empty where all are.
     units : dict
         Public constants that map stored numbers to the world's. ``units["target"]`` may hold
         ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. Where
@@ -66,6 +71,7 @@ class Manifest(Settings):
     clients: int = Field(ge=1)
     split: dict[str, int]
     model: str = ""
+    part: str = ""
     loss: str = ""
     metric: str = ""
     pretrained: str = ""
@@ -85,6 +91,12 @@ class Manifest(Settings):
         """Number of training clients."""
         return self.split["train"]
 
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Return i and m of ``part``; 0 and 1 where all clients are here."""
+        first, _, step = (self.part or "0/1").partition("/")
+        return int(first), int(step)
+
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
         split, groups = self.split, self.groups
@@ -92,6 +104,9 @@ class Manifest(Settings):
             raise ValueError(f'"split" must be {{"train": a, "validation": b}}, got {split!r}')
         if split["train"] + split["validation"] != self.clients:
             raise ValueError(f"split {split} does not add up to {self.clients} clients")
+        part = _PART.fullmatch(self.part or "0/1")
+        if part is None or int(part[1]) >= int(part[2]):
+            raise ValueError(f'"part" must be "i/m" with i from 0 to m - 1, got {self.part!r}')
         if len(groups) not in (0, self.clients):
             raise ValueError(
                 f'"groups" must list a group for each of the {self.clients} clients, or none, got {len(groups)}'

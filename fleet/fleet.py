@@ -173,7 +173,7 @@ class Fleet:
         clients : ndarray of int, optional
             Who is asked, in increasing order; by default a sample of the round's own.
         """
-        roster = self.roster(grid)
+        roster = self._present(grid)
         if clients is None:
             clients = self._draw(roster, round)
         common, placed = _common(Training, demand), roster.place(TRAIN, clients)
@@ -196,7 +196,7 @@ class Fleet:
         self, round: int, hypotheses: ArrayRecord, demand: Mapping[str, Any], grid: Grid, group: str = ""
     ) -> list[Message]:
         """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
-        roster = self.roster(grid)
+        roster = self._present(grid)
         seed = [self.seed, _SAMPLE_VALIDATION, round]
         clients = roster.draw(VALIDATION, round, seed, self.validation_clients_per_round or roster.validation)
         if not len(clients):
@@ -228,6 +228,13 @@ class Fleet:
     def used_up(self) -> bool:
         """Whether every training client has taken part as often as it may."""
         return len(self._turns) > 0 and 0 < self.max_participations <= int(self._turns.min())
+
+    def _present(self, grid: Grid) -> Roster:
+        """Return the roster, which knows which nodes of a simulation that may lose some are away."""
+        roster = self.roster(grid)
+        if getattr(grid, "in_process", False):
+            roster.see(grid.get_node_ids())
+        return roster
 
     def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
         """Draw the training clients of a round."""

@@ -61,6 +61,7 @@ class Roster:
     def __init__(self, nodes: dict[int, Hosting], max_share: float = 1.0) -> None:
         self._max_share = max_share
         self._absent: dict[int, Absence] = {}
+        self._away: set[int] = set()
         self._nodes = sorted(nodes)
         self._hosting = [nodes[node] for node in self._nodes]
         self._arrange()
@@ -126,6 +127,10 @@ class Roster:
     def __contains__(self, node: int) -> bool:
         return node in self._nodes
 
+    def see(self, nodes: Iterable[int]) -> None:
+        """Leave out, until it is seen again, each node that is not among these."""
+        self._away = set(self._nodes) - set(nodes)
+
     def note(self, round: int, answered: Iterable[int], silent: Iterable[int]) -> None:
         """Note which nodes answered in a round and which did not.
 
@@ -138,6 +143,10 @@ class Roster:
             absence = self._absent[node] = Absence.following(self._absent.get(node), round)
             rounds = absence.until - round
             log(WARNING, "node %s did not answer in round %d and is left out for %d rounds", node, round, rounds)
+
+    def left_out(self, round: int) -> int:
+        """Return how many nodes are left out of a round, because they did not answer or are away."""
+        return len(self._gone(round))
 
     def present(self, role: str, round: int) -> NDArray[np.int64]:
         """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
@@ -199,7 +208,7 @@ class Roster:
         return self.train if role == TRAIN else self.validation
 
     def _gone(self, round: int) -> set[int]:
-        return {node for node, absence in self._absent.items() if round <= absence.until}
+        return self._away | {node for node, absence in self._absent.items() if round <= absence.until}
 
     def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
         """Group clients by node.

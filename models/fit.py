@@ -126,7 +126,7 @@ def misfit(model: Model, federation: Federation) -> str:
         seen = look(model, shape)
     except ModelError as error:
         return str(error)
-    if not seen.alone and np.diff(federation.offsets).min() < 2:
+    if not seen.alone and federation.lengths.min() < 2:
         return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
     tokens = seen.tokens or federation.manifest.tokens
     return (_bad_tokens(model, federation) if tokens else "") or _bad_targets(model, seen.outputs, targets)

@@ -14,6 +14,7 @@
     ├── Refused             a site refuses what a server asks; for the node's own log
     ├── OutOfTime           a node has computed for a message as long as its site lets it
     ├── LaunchError         a simulation does not start, or its run fails
+    ├── ClusterError        a Ray cluster cannot be joined, or its machines lack what a run needs
     ├── SweepError          a sweep cannot start
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
@@ -72,6 +73,10 @@ class OutOfTime(UmbelError):
 
 class LaunchError(UmbelError):
     """A simulation does not start, or its run fails."""
+
+
+class ClusterError(UmbelError):
+    """A Ray cluster cannot be joined, or its machines lack what a run needs."""
 
 
 class SweepError(UmbelError):

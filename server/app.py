@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from protocol.flower import log, pull_soon
 from server.history import State
+from server.observer import Observer
 from server.observers import Checkpoints, Log, Patience, Released, Resumed
 from server.report import View, render
 from server.rounds import Run, initial_hypotheses, run_rounds
@@ -35,8 +36,16 @@ def main(grid: Grid, context: Context) -> None:
     conduct(grid, context.run_config, context.run_id)
 
 
-def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
+def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Sequence[Observer] = ()) -> Path:
     """Do a run on the nodes of a grid, and return the folder that it leaves behind.
+
+    Parameters
+    ----------
+    grid : Grid
+    run_config : mapping
+    run_id : int
+    watching : sequence of Observer
+        Besides those that the run config names.
 
     Raises
     ------
@@ -63,7 +72,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int) -> Path:
         state = State(hypotheses=start, best=start)
         snapshots = Snapshots(state)
     observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots), Released()]
-    observers.append(RulesOfThumb())
+    observers += [RulesOfThumb(), *watching]
     if setup.config.resume:
         observers.append(Resumed())
     run = Run(setup, grid, state, observers, folder.path.name, folder)

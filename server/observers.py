@@ -46,7 +46,8 @@ class Released(Observer):
         if not trained:
             return
         roster = run.strategy.fleet.roster(run.grid)
-        if trained[-1].lost_nodes and roster.simulated:
+        # Those that died are left out of the next round; others will refuse again.
+        if roster.simulated and trained[-1].lost_nodes > roster.left_out(trained[-1].number + 1):
             raise FleetError("the simulated nodes refuse to train, so that nothing can be learnt")
         if len(trained) >= _FIRST:
             raise FleetError(

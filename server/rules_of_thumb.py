@@ -14,7 +14,7 @@ from server.rounds import Run
 class RulesOfThumb(Observer):
     """Says at the end of a recommender's run, and in its report, what it is to be compared with.
 
-    Only in simulation, where the clients' rows can be read; it says nothing of other models.
+    Only in simulation, where all clients' rows can be read; it says nothing of other models.
     """
 
     def __init__(self) -> None:
@@ -23,8 +23,8 @@ class RulesOfThumb(Observer):
 
     def at_end(self, run: Run) -> None:
         """Compare, where there is something to compare."""
-        federation = run.setup.open_federation()
-        if not isinstance(run.setup.model.module, Factors) or federation is None:
+        manifest = run.setup.manifest
+        if not isinstance(run.setup.model.module, Factors) or manifest is None or manifest.part:
             return
         if not (run.state.best_round and run.strategy.fleet.roster(run.grid).simulated):
             return
@@ -33,6 +33,8 @@ class RulesOfThumb(Observer):
             return
         scored = {entry.number: entry.metric for entry in run.state.history if entry.metric is not None}
         best, last = scored[run.state.best_round], scored[max(scored)]
+        federation = run.setup.open_federation()
+        assert federation is not None, "it has a manifest"
         beside = ", ".join(f"{name} {value:.4f}" for name, value in rules_of_thumb(federation).items())
         self._text = (
             f"Validation {metric.name} of the best items {best:.4f}, of the last {last:.4f}. Rules of thumb on the "

@@ -63,7 +63,7 @@ class Setup:
         try:
             strategy = strategies.make(run)
             # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
-            federation = _open(run)
+            federation = _open(run, part=True)
             manifest = federation.manifest if federation else None
             model = models.load_for(run, manifest)
         except (FederationError, ModelError) as error:
@@ -82,9 +82,12 @@ class Setup:
             observers = (*observers, strategy)
         return cls(run, strategy, model, manifest, observers)
 
-    def open_federation(self) -> Federation | None:
-        """Return the federation, for those that look at its rows; None where every node serves its own."""
-        return _open(self.config)
+    def open_federation(self, part: bool = False) -> Federation | None:
+        """Return the federation, for those that look at its rows; None where every node serves its own.
+
+        Here may be a part of it alone; who does not say that this will do gets a `FederationError`.
+        """
+        return _open(self.config, part)
 
     @cached_property
     def first(self) -> Arrays:
@@ -194,5 +197,5 @@ def _check_length(hypotheses: Arrays) -> None:
         )
 
 
-def _open(run: RunConfig) -> Federation | None:
-    return open_federation(find_federation(run.federation)) if run.federation else None
+def _open(run: RunConfig, part: bool) -> Federation | None:
+    return open_federation(find_federation(run.federation), part) if run.federation else None

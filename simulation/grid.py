@@ -1,7 +1,8 @@
-"""A Flower Grid in one process: the same strategy and ClientApp, without Ray or a SuperLink."""
+"""Flower Grids of simulations: what they have in common, and the one in this process, without Ray or a SuperLink."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from typing import Any
@@ -17,46 +18,41 @@ _SERVER = 1
 _FIRST_NODE = 100
 
 
-class InProcessGrid(Grid):
-    """Nodes that live in this process and answer one after the other.
+def partitions(nodes: int) -> list[dict[str, Any]]:
+    """Return the configurations of so many simulated nodes, which split the run config's federation."""
+    return [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+
+
+def answered(app: ClientApp, message: Message, context: Context) -> Message:
+    """Return what an app answers in a simulation, or, where it raises, an error as Flower's own engines make it."""
+    try:
+        with in_process():
+            return app(message, context)
+    except Exception as error:
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+class SimulatedGrid(Grid):
+    """Nodes that belong to the server's own simulation, wherever they live.
 
     Parameters
     ----------
-    client_app : ClientApp
-        The app of every node.
-    run_config : mapping
-        The run's configuration, as in ``[tool.flwr.app.config]``.
-    nodes : int
-        Number of simulated nodes, which split the run config's federation.
-    node_configs : sequence of mapping, optional
-        Instead of `nodes`: the configuration of each node, as a site would write it.
+    node_configs : sequence of mapping
+        The configuration of each node.
 
     Attributes
     ----------
-    contexts : dict from int to Context
-        What each node keeps, by node id.
+    node_configs : dict from int to mapping
+        The same, by node id.
     """
 
     in_process = True
-    """Replies are there as soon as messages are pushed, and pulling never waits."""
+    """Nodes are as trusted as the server is, and pulling never waits."""
 
-    def __init__(
-        self,
-        client_app: ClientApp,
-        run_config: Mapping[str, Any],
-        nodes: int = 1,
-        node_configs: Sequence[Mapping[str, Any]] | None = None,
-    ) -> None:
-        if node_configs is None:
-            node_configs = [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
-        self._app = client_app
+    def __init__(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
         self._run = Run.create_empty(run_id=1)
-        self._replies: dict[str, Message] = {}
         self._ids = count()
-        self.contexts = {
-            _FIRST_NODE + i: Context(1, _FIRST_NODE + i, dict(config), RecordDict(), dict(run_config))
-            for i, config in enumerate(node_configs)
-        }
+        self.node_configs = {_FIRST_NODE + i: config for i, config in enumerate(node_configs)}
         identify(_SERVER)
 
     def set_run(self, run: Run) -> None:
@@ -76,15 +72,59 @@ class InProcessGrid(Grid):
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the ids of the nodes."""
-        return list(self.contexts)
+        return list(self.node_configs)
+
+    @abstractmethod
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return those replies to the given messages that are there, each once."""
+
+    def numbered(self, message: Message) -> str:
+        """Give a message an id of its own, and return it."""
+        message.metadata.__dict__["_message_id"] = str(next(self._ids))
+        return message.metadata.message_id
+
+
+class InProcessGrid(SimulatedGrid):
+    """Nodes that live in this process and answer one after the other, as soon as messages are pushed.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        The app of every node.
+    run_config : mapping
+        The run's configuration, as in ``[tool.flwr.app.config]``.
+    nodes : int
+        Number of simulated nodes, which split the run config's federation.
+    node_configs : sequence of mapping, optional
+        Instead of `nodes`: the configuration of each node, as a site would write it.
+
+    Attributes
+    ----------
+    contexts : dict from int to Context
+        What each node keeps, by node id.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        run_config: Mapping[str, Any],
+        nodes: int = 1,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(partitions(nodes) if node_configs is None else node_configs)
+        self._app = client_app
+        self._replies: dict[str, Message] = {}
+        self.contexts = {
+            node: Context(1, node, dict(config), RecordDict(), dict(run_config))
+            for node, config in self.node_configs.items()
+        }
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Have each message answered by its node; return the messages' ids."""
         ids = []
         for message in messages:
-            message.metadata.__dict__["_message_id"] = str(next(self._ids))
-            self._replies[message.metadata.message_id] = self._answer(message)
-            ids.append(message.metadata.message_id)
+            ids.append(self.numbered(message))
+            self._replies[ids[-1]] = self._answer(message)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
@@ -96,13 +136,6 @@ class InProcessGrid(Grid):
         return self.pull_messages(list(self.push_messages(messages)))
 
     def _answer(self, message: Message) -> Message:
-        context = self.contexts[message.metadata.dst_node_id]
-        try:
-            with in_process():
-                reply = self._app(message, context)
-        except Exception as error:  # as Flower's own engines do
-            reply = Message(
-                Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message
-            )
-        reply.metadata.__dict__["_message_id"] = str(next(self._ids))
+        reply = answered(self._app, message, self.contexts[message.metadata.dst_node_id])
+        self.numbered(reply)
         return reply

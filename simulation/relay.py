@@ -94,10 +94,13 @@ class Relay:
 
     @contextmanager
     def in_this_process(self) -> Iterator[None]:
-        """Pass on what a run in this process logs, in place of Flower's own handlers."""
+        """Pass on what a run in this process logs, in place of Flower's own handlers; say so when it is stopped."""
         before, FLOWER_LOGGER.handlers = FLOWER_LOGGER.handlers, [_Handler(self)]
         try:
             yield
+        except KeyboardInterrupt:
+            self.interrupted()
+            raise
         finally:
             FLOWER_LOGGER.handlers = before
 

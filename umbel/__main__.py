@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperGroup
 
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("umbel.commands.run:app", "Run an experiment in simulation on this machine."),
+    "run": ("umbel.commands.run:app", "Run an experiment in simulation, on this machine or a Ray cluster."),
     "runs": ("umbel.commands.runs:app", "What runs have left behind: list, show, compare, remove."),
     "predict": ("umbel.commands.predict:app", "Clients that took no part pick their best hypothesis and predict."),
     "export": ("umbel.commands.export:app", "A run's hypotheses as files that other programs read."),

@@ -48,8 +48,15 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def check(values: Mapping[str, Any]) -> Setup:
-    """Return what a run config names; raise `ConfigError` unless federation, model and strategy fit together."""
+def check(values: Mapping[str, Any], part: bool = False) -> Setup:
+    """Return what a run config names; raise `ConfigError` unless federation, model and strategy fit together.
+
+    Parameters
+    ----------
+    values : mapping
+    part : bool
+        Whether a part of the federation will do here (see `federation.shards`).
+    """
     run = RunConfig.parse(values)
     if not run.federation:
         raise ConfigError('federation = "" is for sites with data of their own; name a federation to simulate')
@@ -66,7 +73,10 @@ def check(values: Mapping[str, Any]) -> Setup:
     _ = setup.first
     if run.resume:
         Saved.of(setup)
-    federation = setup.open_federation()
+    try:
+        federation = setup.open_federation(part)
+    except FederationError as error:  # it was opened once: here is a part of it
+        raise ConfigError(str(error)) from None
     assert federation is not None, "the run config names it"
     for key, asked, kind in (
         ("clients-per-round", run.clients_per_round, "train"),

@@ -26,6 +26,18 @@ def own_code(folder: Path, values: Mapping[str, Any]) -> Iterator[dict[str, str]
     ConfigError
         When a module that the run config names has the name of one that is installed.
     """
+    modules = own_modules(folder, values)
+    if not modules:
+        yield {}
+        return
+    with tempfile.TemporaryDirectory(prefix="umbel-code-") as links:
+        for path in modules:
+            Path(links, path.name).symlink_to(path)
+        yield {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), links]))}
+
+
+def own_modules(folder: Path, values: Mapping[str, Any]) -> list[Path]:
+    """Return the modules and packages in a folder if the run config names one; rules and errors as of `own_code`."""
     own = {name: path for path in folder.iterdir() if (name := _module(path))}
     named = {top for value in values.values() for top in _named(value)}
     hidden = sorted(name for name in named & own.keys() if _installed(name, own[name]))
@@ -34,13 +46,8 @@ def own_code(folder: Path, values: Mapping[str, Any]) -> Iterator[dict[str, str]
             f"{own[hidden[0]]} has the name of an installed module, which would be imported in its place; rename it"
         )
     if not named & own.keys():
-        yield {}
-        return
-    with tempfile.TemporaryDirectory(prefix="umbel-code-") as links:
-        for name, path in own.items():
-            if not _installed(name, path):
-                Path(links, path.name).symlink_to(path)
-        yield {"PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), links]))}
+        return []
+    return [path for name, path in own.items() if not _installed(name, path)]
 
 
 def _named(value: Any) -> set[str]:

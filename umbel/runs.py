@@ -188,7 +188,8 @@ def run(
         Simulated nodes; 0 for as many as suit this machine. Only where sites release sums does what is
         learnt depend on it.
     ray : bool
-        Whether to run it in Flower's own simulation, with processes of its own, instead of in this process.
+        Whether to run it in processes of its own instead of in this one: in Flower's own simulation, or on the Ray
+        cluster that ``RAY_ADDRESS`` names.
     **values
         Run-config values, with underscores for hyphens, which win over those of `config`.
 

@@ -1,4 +1,4 @@
-"""Runs in simulation, from their checks on: in Flower's own, with processes of its own, or in this process."""
+"""Runs in simulation, from their checks on: in Flower's own, on a Ray cluster, or in this process."""
 
 from __future__ import annotations
 
@@ -12,15 +12,38 @@ from server.runs import home_of_runs
 from simulation import launch
 from simulation.relay import Relay
 from umbel.configs import check
-from umbel.own_code import own_code
+from umbel.own_code import own_code, own_modules
 
 
 def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
-    """Do a run in Flower's own simulation, and return its folder; errors as `simulation.launch.run`."""
+    """Do a run in processes of its own, and return its folder.
+
+    They are those of Flower's own simulation, or, where ``RAY_ADDRESS`` names a Ray cluster, hosts on its machines.
+    Errors are those of `simulation.launch.run`, or `simulation.on_cluster.run`.
+    """
+    if os.environ.get("RAY_ADDRESS"):  # to import Ray takes a second
+        from simulation import cluster
+
+        if cluster.address():
+            with relay.in_this_process():
+                return _on_cluster(values, nodes)
     _make_home()
     with own_code(Path.cwd(), values) as environment:
         launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
     return Path(relay.folder)
+
+
+def _on_cluster(values: Mapping[str, Any], nodes: int) -> Path:
+    from simulation import cluster
+
+    cluster.probe()
+    modules = own_modules(Path.cwd(), values)
+    check(values, part=True)
+    _make_home()
+    # What is wrong need not wait for its imports.
+    from simulation import on_cluster
+
+    return on_cluster.run(values, nodes, modules)
 
 
 def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:

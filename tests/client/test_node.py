@@ -42,9 +42,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(Path(name))
         return find(name)
 
-    def spy_on_open(path: Path) -> Any:
+    def spy_on_open(path: Path, part: bool) -> Any:
         paths.append(path)
-        return read(path)
+        return read(path, part)
 
     monkeypatch.setattr(client.node, "find_federation", spy_on_find)
     monkeypatch.setattr(client.node, "open_federation", spy_on_open)

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 from filelock import FileLock
 from typer.testing import CliRunner
@@ -29,8 +22,9 @@ from experiments.__main__ import app
 from experiments.runs import Finished, Spec, finish
 from experiments.sweep import Result, _digest, _maker, _pack, _unpack, sweep
 from federation import find_federation, open_federation
-from protocol.errors import SweepError
+from protocol.errors import ClusterError, SweepError
 from simulation.in_process import ROOT, run_config
+from tests.helpers.clusters import cluster
 
 EACH, SAVE = experiments.sweep._each, experiments.sweep._save  # as they are before tests put others in their place
 SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
@@ -96,7 +90,7 @@ def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path)
 
 def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(SweepError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: .*; start the cluster"):
+    with pytest.raises(ClusterError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: .*; start the cluster"):
         sweep(SPECS, tmp_path)
 
 
@@ -197,37 +191,6 @@ def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_
     assert one.measures == json.loads(json.dumps(finish(one.spec.config).measures))
 
 
-@contextmanager
-def cluster(folder: Path) -> Iterator[str]:
-    """Start a Ray cluster of one machine, with a working directory of its own; yield its address."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--num-cpus=1"]
-    # In a scratch folder of its own, or others on this machine would take it for theirs; a short one,
-    # because sockets lie in it.
-    scratch = tempfile.mkdtemp(prefix="ray", dir="/tmp")
-    command += [f"--port={port}", "--include-dashboard=false", "--disable-usage-stats", f"--temp-dir={scratch}"]
-    with (folder / "ray.log").open("w") as log:
-        # A group of its own, so that it can be stopped without stopping other people's clusters.
-        head = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, start_new_session=True)
-        try:
-            deadline = time.monotonic() + 900
-            while "Ray runtime started" not in (folder / "ray.log").read_text():
-                assert time.monotonic() < deadline
-                assert head.poll() is None, (folder / "ray.log").read_text()
-                time.sleep(0.2)
-            yield f"127.0.0.1:{port}"
-        finally:
-            members = psutil.Process(head.pid).children(recursive=True)
-            head.terminate()
-            _, alive = psutil.wait_procs(members, timeout=60)
-            for process in alive:
-                process.kill()
-            head.wait(timeout=900)
-            shutil.rmtree(scratch, ignore_errors=True)
-
-
 def made(folder: Path) -> dict[str, bytes]:
     """Return the tables, and of each run the arrays, from which figures are drawn."""
     tables, runs = folder.glob("table.*"), folder.glob("runs/*/*")
@@ -269,9 +232,9 @@ def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_
     assert len(made(tmp_path / "alone")) == 2 + 4 * 3
 
     folder = tmp_path / "stopped"
-    with cluster(tmp_path) as address, monkeypatch.context() as patch, interrupted(patch):
+    with cluster(tmp_path) as there, monkeypatch.context() as patch, interrupted(patch):
         patch.setattr(experiments.sweep, "_each", EACH)
-        patch.setenv("RAY_ADDRESS", address)
+        patch.setenv("RAY_ADDRESS", there.address)
         stopped = CliRunner().invoke(app, [*command, str(folder)])
     assert stopped.exit_code == 130, stopped.output
     assert "goes on from here" in stopped.stderr

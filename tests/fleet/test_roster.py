@@ -91,6 +91,14 @@ def test_a_node_without_clients_of_a_kind_is_passed_over() -> None:
     assert roster.place(VALIDATION, np.array([1])) == {6: ([0], [1])}
 
 
+def test_nodes_that_are_away_are_left_out_until_they_are_seen_again() -> None:
+    roster = Roster({7: EVEN, 9: ODD})
+    for seen, training in (([7, 9], [0, 1, 2]), ([9], [1]), ([], [0, 1, 2]), ([7], [0, 2]), ([9, 7, 11], [0, 1, 2])):
+        roster.see(seen)
+        assert roster.present(TRAIN, 1).tolist() == training, "all of them where there is nobody else"
+        assert roster.left_out(1) == len({7, 9} - set(seen))
+
+
 def test_positions_are_those_in_the_sample() -> None:
     roster = Roster({5: Hosting(10, 0), 6: Hosting(10, 0)})
     assert roster.place(TRAIN, np.array([3, 12, 17])) == {5: ([0], [3]), 6: ([1, 2], [2, 7])}

@@ -13,7 +13,17 @@ import tomli_w
 import typer
 from rich.table import Table
 
-from federation import BUNDLED, Column, Federation, Schema, find_typed, open_federation, read_manifest
+from federation import (
+    BUNDLED,
+    Column,
+    Federation,
+    Schema,
+    find_typed,
+    open_federation,
+    read_manifest,
+    shard,
+    write_federation,
+)
 from protocol.cli import errors_in_one_line
 from protocol.errors import FederationError
 from protocol.home import umbel_home
@@ -73,7 +83,7 @@ def describe(
                 raise FederationError(f"{path} was not made from a table, and has no schema")
             typer.echo(tomli_w.dumps(layout.entries()), nl=False)
             return
-        data = open_federation(path)
+        data = open_federation(path, part=True)
     _show(data)
     typer.echo(path)
 
@@ -94,6 +104,29 @@ def check(
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
         typer.echo(f"Rows left out: {count:,}, because {reason}.")
+
+
+@app.command("shard")
+def shard_(
+    federation: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
+    parts: Annotated[int, typer.Argument(help="How many.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards"),
+    ] = None,
+    only: Annotated[int | None, typer.Option(min=0, help="Write this part alone.", show_default="all")] = None,
+) -> None:
+    """Split a federation into parts for the machines of a Ray cluster: what is learnt stays the same."""
+    with errors_in_one_line():
+        path = find_typed(federation)
+        name = path.name if path.is_dir() else path.stem
+        whole, folder = open_federation(path), out or Path(f"{name}-shards")
+        for i in range(parts) if only is None else [only]:
+            part = shard(whole, i, parts)
+            target = folder / f"part-{i}" / "data" / name
+            write_federation(target, part.manifest, part.features, part.targets, part.offsets, part.names)
+            typer.echo(f"{target}: the rows of {len(part.lengths):,} clients")
+    typer.echo("Next: copy each part to one machine, as its $UMBEL_HOME.")
 
 
 @app.command("import")
@@ -248,10 +281,11 @@ def _words(text: str) -> list[str]:
 
 
 def _show(data: Federation) -> None:
-    manifest, lengths = data.manifest, np.diff(data.offsets)
+    manifest, lengths = data.manifest, data.lengths
     lines: dict[str, str] = {
         "name": manifest.name,
         "clients": f"{manifest.split['train']:,} training, {manifest.split['validation']:,} validation",
+        "part": f"{manifest.part}, with the rows of {len(lengths):,} clients" if manifest.part else "",
         "rows": f"{len(data.targets):,}; {_spread(lengths)} a client",
         "features": f"{data.features.dtype} {data.features.shape[1:]}"
         + (f", tokens of a vocabulary of {manifest.tokens:,}" if manifest.tokens else ""),

@@ -1,9 +1,8 @@
-"""``umbel run``: a simulation on this machine, from its checks to its results."""
+"""``umbel run``: a simulation on this machine or a Ray cluster, from its checks to its results."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -39,26 +38,18 @@ def command(
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what Flower and Ray say as well.")] = False,
 ) -> None:
-    """Run an experiment in simulation on this machine."""
+    """Run an experiment in simulation: on this machine, or on the Ray cluster that RAY_ADDRESS names."""
     with errors_in_one_line():
         values = asked(what or [], config, resume)
         relay = Relay(typer.echo, verbose)
         try:
             if in_process:
-                _run_here(values, nodes, relay)
+                with relay.in_this_process():
+                    in_this_process(values, nodes)
             else:
                 launched(values, nodes, relay)
         except KeyboardInterrupt:
             raise typer.Exit(130) from None
-
-
-def _run_here(values: Mapping[str, Any], nodes: int, relay: Relay) -> None:
-    with relay.in_this_process():
-        try:
-            in_this_process(values, nodes)
-        except KeyboardInterrupt:
-            relay.interrupted()
-            raise
 
 
 def asked(words: list[str], config: Path | None = None, resume: bool = False) -> dict[str, Any]:

@@ -250,3 +250,35 @@ def test_what_is_there_is_kept(stays: Path) -> None:
     said(*words)
     assert "stays is there already; give another --name, or --replace" in refused(*words)
     assert "not a file; give a CSV or parquet file" in refused(*words[:2], "nowhere.csv", *words[3:])
+
+
+# --- parts, for the machines of a cluster
+
+
+def test_a_federation_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_plane(tmp_path / "plane", 5, 2)
+    told = said("data", "shard", "plane", 2)
+    assert "plane-shards/part-1/data/plane: the rows of 3 clients" in told
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "plane-shards" / "part-1"))
+    assert read_manifest(find_federation("plane")).part == "1/2"
+    told = said("data", "describe", find_federation("plane"))
+    assert "part 1/2, with the rows of 3 clients" in told
+    assert "clients 5 training, 2 validation" in told, "of the whole"
+
+
+def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 5, 2)
+    said("data", "shard", tmp_path / "plane", 3, "--only", 2, "--out", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
+    assert "5 training clients make up to 5 parts, not part 3 of 3" in refused(
+        "data", "shard", tmp_path / "plane", 3, "--only", 3
+    )
+
+
+def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 5, 2)
+    said("data", "shard", tmp_path / "plane", 2, "--out", tmp_path / "out")
+    part = tmp_path / "out" / "part-0" / "data" / "plane"
+    told = refused("run", f"federation={part}", "clients-per-round=2", "--in-process")
+    assert "holds the rows of part 0/2 of its clients alone" in told

@@ -1,0 +1,103 @@
+"""Joining a Ray cluster: what is told, at once, where that does not go."""
+
+from __future__ import annotations
+
+import platform
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import ray
+from typer.testing import CliRunner
+
+from protocol.errors import ClusterError
+from simulation.cluster import address, check_versions, joined, probe, versions
+from umbel.__main__ import app
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An address where nobody listens."""
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    return "127.0.0.1:1"
+
+
+@pytest.fixture
+def somebody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An address where somebody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        named = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        yield named
+
+
+@pytest.mark.parametrize(("named", "found"), [("", ""), ("local", ""), ("auto", "auto"), ("a:1", "a:1")])
+def test_a_cluster_is_named_by_the_environment(named: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", named)
+    assert address() == found
+
+
+def test_an_address_where_nobody_listens_is_named(nobody: str) -> None:
+    with pytest.raises(ClusterError, match=rf"RAY_ADDRESS={nobody}: .*; start the cluster, or unset RAY_ADDRESS"):
+        probe()
+
+
+def test_so_does_a_run_before_it_makes_anything(nobody: str) -> None:
+    told = CliRunner().invoke(app, ["run", "rounds=1"])
+    assert told.exit_code == 1
+    assert "start the cluster, or unset RAY_ADDRESS" in told.output
+
+
+def test_a_run_in_one_process_asks_for_no_cluster(nobody: str, blank_figures: None) -> None:
+    told = CliRunner().invoke(app, ["run", "--in-process", "rounds=1", "restarts=1"])
+    assert told.exit_code == 0, told.output
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (
+            RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.55.1\n    Python: 3.12.1\n"),
+            r"Version mismatch: .* Python: 3\.12\.1 Start Ray on all machines from the Python environment that is used",
+        ),
+        (
+            ConnectionError("no raylet here"),
+            r"cannot be joined: no raylet here; start Ray on this machine too \(ray start",
+        ),
+    ],
+)
+def test_what_ray_says_is_told_with_the_fix(
+    error: Exception, told: str, somebody: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**_: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(ClusterError, match=f"RAY_ADDRESS={somebody}: .*{told}"), joined():
+        pytest.fail("it was not joined")
+
+
+# --- versions
+
+
+def test_the_same_versions_will_do() -> None:
+    check_versions({"one": versions(), "two": versions()})
+
+
+def test_another_build_of_a_version_will_do() -> None:
+    check_versions({"one": versions() | {"torch": f"{versions()['torch'].partition('+')[0]}+cu128"}})
+
+
+@pytest.mark.parametrize(
+    ("package", "theirs", "told"),
+    [
+        ("python", "3.9.1", rf"has python 3\.9\.1, and this one python {platform.python_version()}; there: run Python"),
+        ("torch", "1.0.0", r"has torch 1\.0\.0, and this one torch .*; there: pip install 'torch=="),
+        ("flwr", "", "has no flwr, and this one flwr .*; there: pip install 'flwr=="),
+        ("umbel", "0.0.1", r"has umbel 0\.0\.1, .*install the umbel that is here, and start its Ray again"),
+    ],
+)
+def test_another_version_is_told_with_the_machine_and_the_fix(package: str, theirs: str, told: str) -> None:
+    with pytest.raises(ClusterError, match=f"machine two of the Ray cluster {told}"):
+        check_versions({"one": versions(), "two": versions() | {package: theirs}})

@@ -1,0 +1,173 @@
+"""A run on a cluster's machines: what it learns, and what a machine that dies costs.
+
+Here machines are names in this process; `test_on_cluster.py` has a cluster of Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.numpy
+from flwr.serverapp import Grid
+
+import client.app
+from protocol.errors import FleetError
+from protocol.run_config import RunConfig
+from server.app import conduct
+from server.observer import Observer
+from server.rounds import Run
+from server.run_folder import RunFolder
+from simulation.grid import InProcessGrid
+from simulation.ray_grid import Losses, RayGrid
+from tests.helpers.clusters import FakeHosts, write_part
+from tests.helpers.federations import save_plane
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
+
+class At(Observer):
+    """Does something before a round."""
+
+    def __init__(self, round: int, what: Callable[[], object]) -> None:
+        super().__init__()
+        self._round, self._what = round, what
+
+    def before_round(self, run: Run, number: int) -> None:
+        if number == self._round:
+            self._what()
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> Path:
+    return save_plane(tmp_path / "whole" / "own", 12, 5)
+
+
+@pytest.fixture
+def config(whole: Path) -> dict[str, Any]:
+    own = {"federation": str(whole), "clients-per-round": 6, "rounds": 4, "restarts": 2, "engine": "loop"}
+    return RunConfig().entries() | own
+
+
+@pytest.fixture
+def parts(whole: Path, tmp_path: Path) -> dict[str, Path]:
+    return {name: write_part(whole, tmp_path / name / "own", i, 2) for i, name in enumerate(("one", "two"))}
+
+
+def learnt(config: dict[str, Any], grid: Grid) -> tuple[dict[str, bytes], Path]:
+    """Return what a run leaves behind, but for the time that it took and where the data were."""
+    folder = conduct(grid, config, 7, [Losses()] if isinstance(grid, RayGrid) else [])
+    return {name: (folder / name).read_bytes() for name in ("hypotheses.safetensors", "ledger.csv")}, folder
+
+
+def rounds(folder: Path) -> list[tuple[int, int]]:
+    """Return, of each round that trained, the releases and the nodes that were lost."""
+    return [(entry.releases, entry.lost_nodes) for entry in RunFolder(folder).read_history() if entry.asked]
+
+
+# --- what is learnt
+
+
+@pytest.mark.parametrize("nodes", [0, 2, 6])
+def test_a_part_on_each_machine_gives_what_one_process_gives(
+    nodes: int, config: dict[str, Any], parts: dict[str, Path]
+) -> None:
+    hosts = FakeHosts(config, parts)
+    expected, _ = learnt(config, InProcessGrid(client.app.app, config))
+    assert learnt(config, RayGrid(hosts, nodes))[0] == expected
+    assert set(hosts.asked) == {"one", "two"}
+    assert hosts.started == ["one", "two"], "one host a machine, however many nodes it hosts"
+
+
+def test_so_do_machines_that_share_the_whole(config: dict[str, Any], whole: Path) -> None:
+    grid = RayGrid(FakeHosts(config, {"one": whole, "two": whole, "three": whole}))
+    assert list(grid.get_node_ids()) == [100, 101, 102]
+    assert learnt(config, grid)[0] == learnt(config, InProcessGrid(client.app.app, config))[0]
+
+
+def test_so_does_a_driver_that_has_a_part_alone(config: dict[str, Any], parts: dict[str, Path]) -> None:
+    mine = config | {"federation": str(parts["one"])}
+    expected, _ = learnt(config, InProcessGrid(client.app.app, config))
+    assert learnt(mine, RayGrid(FakeHosts(mine, parts)))[0] == expected
+
+
+def test_a_part_alone_is_not_taken_for_the_whole(
+    config: dict[str, Any], parts: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    mine = config | {"federation": str(parts["one"])}
+    with pytest.raises(FleetError, match="1 of the simulated nodes refused"):
+        learnt(mine, InProcessGrid(client.app.app, mine, nodes=2))
+    assert "holds part 0/2 of the clients, and this node is to host those of part 1/2" in caplog.text
+
+
+# --- what a machine that dies costs
+
+
+def test_a_machine_that_dies_costs_a_round_its_clients_which_are_left_out_from_then_on(
+    config: dict[str, Any], parts: dict[str, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = FakeHosts(config, parts)
+    grid = RayGrid(hosts)
+    folder = conduct(grid, config | {"rounds": 8}, 7, [Losses(), At(3, lambda: hosts.kill("two"))])
+    done = rounds(folder)
+    assert done[:2] == [(6, 0)] * 2
+    assert done[2][0] < 6
+    assert done[2][1] == 1
+    assert done[3:] == [(6, 0)] * 5, "the first machine has six training clients"
+    told = "In round 3 simulated node 1 was lost on two. Its clients are left out until it is back"
+    assert told in caplog.text
+    assert told in (folder / "report.html").read_text()
+    assert list(grid.get_node_ids()) == [100]
+
+
+def test_they_take_part_again_when_it_comes_back(config: dict[str, Any], parts: dict[str, Path]) -> None:
+    hosts = FakeHosts(config, parts)
+    back = At(5, lambda: hosts.alive.append("two"))
+    folder = conduct(RayGrid(hosts), config | {"rounds": 6}, 7, [Losses(), At(2, lambda: hosts.kill("two")), back])
+    assert [lost for _, lost in rounds(folder)] == [0, 1, 0, 0, 0, 0]
+    assert hosts.started == ["one", "two", "two"]
+    assert hosts.asked[-1] == "two"
+
+
+def test_another_machine_that_has_their_data_takes_them_in(
+    config: dict[str, Any], whole: Path, parts: dict[str, Path]
+) -> None:
+    hosts = FakeHosts(config, {"one": parts["one"], "two": parts["two"], "three": whole})
+    grid = RayGrid(hosts, nodes=2)
+    assert hosts.started == ["one", "two"], "who has all stands by"
+    folder = conduct(grid, config, 7, [Losses(), At(2, lambda: hosts.kill("two"))])
+    assert [lost for _, lost in rounds(folder)] == [0, 1, 0, 0]
+    assert [place.machine.name for place in grid.homes.values()] == ["one", "three"]
+
+
+@pytest.mark.parametrize("round", [1, 3])
+def test_a_host_that_dies_alone_is_started_again(round: int, config: dict[str, Any], whole: Path) -> None:
+    hosts = FakeHosts(config, {"one": whole})
+    folder = conduct(RayGrid(hosts), config, 7, [Losses(), At(round, lambda: hosts.kill_host("one"))])
+    assert [lost for _, lost in rounds(folder)] == [int(number == round) for number in range(1, 5)]
+    assert hosts.started == ["one", "one"]
+
+
+def test_nodes_that_refuse_end_a_run_all_the_same(
+    config: dict[str, Any], whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "100")
+    with pytest.raises(FleetError, match="the simulated nodes refuse to train"):
+        conduct(RayGrid(FakeHosts(config, {"one": whole})), config, 7, [Losses()])
+
+
+def test_what_a_node_says_is_in_the_servers_log(
+    config: dict[str, Any], whole: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "100")
+    with pytest.raises(FleetError):
+        conduct(RayGrid(FakeHosts(config, {"one": whole})), config, 7)
+    assert "umbel refused to answer" in caplog.text
+
+
+def test_a_run_without_losses_says_nothing_of_them(config: dict[str, Any], whole: Path) -> None:
+    _, folder = learnt(config, RayGrid(FakeHosts(config, {"one": whole})))
+    assert "lost on" not in (folder / "report.html").read_text()
+    assert safetensors.numpy.load_file(folder / "hypotheses.safetensors")["weight"].shape == (2, 1, 2)
