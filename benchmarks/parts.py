@@ -50,7 +50,7 @@ PARTS: dict[str, list[Place]] = {
     "scoring, to choose and to evaluate": [(Learner, "score")],
     "training": [(Learner, "train")],
     "ledger": [(MemoryLedger, "charge")],
-    "noise": [(privacy.releases, "sanitise"), (privacy.releases, "round_to_grid")],
+    "noise": [(privacy.releases, "sanitise_in_place"), (privacy.releases, "round_to_grid")],
     "arrays to records and back": [
         (module, name)
         for module in (

@@ -56,10 +56,23 @@ def sanitise(
     -------
     ndarray of float64, shape (m, n)
     """
+    sanitised = np.array(updates, np.float64)
+    sanitise_in_place(mechanism, sanitised, radius, radius_mode, sources, parts)
+    return sanitised
+
+
+def sanitise_in_place(
+    mechanism: Mechanism | None,
+    sanitised: Matrix,
+    radius: float,
+    radius_mode: RadiusMode,
+    sources: Iterable[NoiseSource],
+    parts: Sequence[slice] | None = None,
+) -> None:
+    """Do what `sanitise` does to the updates themselves: of large models a copy takes a while."""
     if not 0 < radius < np.inf:
         raise ValueError(f"cannot sanitise within radius {radius}")
     public = RadiusMode(radius_mode) is RadiusMode.PUBLIC
-    sanitised = np.array(updates, np.float64)
     columns = parts or [slice(0, sanitised.shape[1])]
     radii = np.empty((len(sanitised), len(columns)))
     for i, own in enumerate(columns):
@@ -74,7 +87,6 @@ def sanitise(
         sanitised += mechanism.noise([own.stop - own.start for own in columns], radii, generators)
         if next(generators, None) is not None:
             raise ValueError("there are more generators than clients")
-    return sanitised
 
 
 @dataclass(frozen=True)
@@ -149,9 +161,11 @@ class Sanitiser:
         shapes = {name: value.shape[1:] for name, value in trained.items()}
         releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
         for block in blocks(len(chosen), n):
-            start = self.hypotheses[chosen[block]]
-            updates = updates_in(trained, block, start)
-            noisy = sanitise(self.mechanism, updates, self.radius, mode, islice(sources, len(updates)), self.parts)
+            mine = chosen[block]
+            # Of large models one client is a block, and its hypothesis need not be copied.
+            start = self.hypotheses[mine[0] : mine[0] + 1] if len(mine) == 1 else self.hypotheses[mine]
+            noisy = updates_in(trained, block, start)
+            sanitise_in_place(self.mechanism, noisy, self.radius, mode, islice(sources, len(noisy)), self.parts)
             noisy += start
             if self.mechanism is not None:
                 noisy = round_to_grid(noisy, self.mechanism.deviation(n) * self.radius, self.finest)

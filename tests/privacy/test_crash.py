@@ -39,7 +39,7 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
     from tests.helpers.messages import asked, released
 
     if die_before_noise:
-        releases.sanitise = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
+        releases.sanitise_in_place = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
     config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
     grid = InProcessGrid(app, run_config, node_configs=[config])
     [node] = grid.get_node_ids()

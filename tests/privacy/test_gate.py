@@ -670,7 +670,7 @@ def test_a_crash_in_the_noise_is_paid_for_and_releases_nothing(monkeypatch: pyte
     def crash(*_: Any) -> Matrix:
         raise MemoryError(SECRET)
 
-    monkeypatch.setattr("privacy.releases.sanitise", crash)
+    monkeypatch.setattr("privacy.releases.sanitise_in_place", crash)
     context = of_node(OWN)
     reply = through_gate(SMALL, context, hands_over(TRAINED, [0, 0]))
     assert what_left(reply, 2, ONE) is None
@@ -684,7 +684,7 @@ def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatc
 
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), end)
-    monkeypatch.setattr("privacy.releases.sanitise", end)
+    monkeypatch.setattr("privacy.releases.sanitise_in_place", end)
     with pytest.raises(deadly):
         through_gate(SMALL, of_node(OWN), hands_over(TRAINED, [0, 0]))
 
