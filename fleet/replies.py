@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from logging import WARNING
 from typing import Literal
@@ -17,7 +17,7 @@ from fleet.words import told
 from protocol.arrays import Arrays, Vectors, all_finite, as_matrix, flatten
 from protocol.errors import ProtocolError
 from protocol.flower import log
-from protocol.messages import released_in, scores_in
+from protocol.messages import let_go, released_in, scores_in
 
 Average = Literal["mean", "median"]
 """What the losses of many clients become."""
@@ -112,7 +112,7 @@ class Scores:
 def read_releases(
     answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays, furthest: float = math.inf
 ) -> Releases:
-    """Return the releases in nodes' replies.
+    """Return the releases in nodes' replies; where there are several, they let go of them.
 
     Parameters
     ----------
@@ -124,43 +124,50 @@ def read_releases(
         How far a release may lie from the nearest of them (`fleet.bounds.furthest`).
     """
     n = sum(value[0].size for value in hypotheses.values())
-    vectors, positions, choices = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    outside = [np.zeros(0, np.int64)]
-    lost, centres = len(asked.positions) - len(answers), flatten(hypotheses)
-    for node, reply in answers.items():
-        try:
-            matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
-        except Exception as error:  # whatever one node sends, the run goes on
-            log(WARNING, "dropped the reply of node %s: %s", node, told(error))
-            lost += 1
-            continue
-        inside, mine = near(matrix, centres, furthest), asked.positions[node][released]
-        if not inside.all():
-            log(
-                WARNING,
-                "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own radius-floor "
-                "or its data make its updates that long, raise max-update-norm",
-                (~inside).sum(),
-                len(inside),
-                node,
-                furthest,
-            )
-            outside.append(mine[~inside])
-            matrix, mine, chosen = matrix[inside], mine[inside], chosen[inside] if asked.disclose else chosen
-        vectors.append(matrix)
-        positions.append(mine)
-        choices.append(chosen)
-    joined = np.concatenate(positions)
+    nobody = np.zeros(0, np.int64)
+    taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, furthest))]
+    joined = np.concatenate([nobody, *(one.positions for one in taken)])
     order = np.argsort(joined)
-    disclosed = np.concatenate(choices)[order] if asked.disclose else None
+    outside = asked.clients[np.concatenate([nobody, *(one.outside for one in taken)])]
+    choices = np.concatenate([nobody, *(one.choices for one in taken)])[order] if asked.disclose else None
+    lost = len(asked.positions) - len(taken)
     return Releases(
-        _in_order(vectors, joined, n),
-        asked.clients[joined[order]],
-        disclosed,
-        len(asked.clients),
-        lost,
-        asked.clients[np.concatenate(outside)],
+        _in_order(taken, order, n), asked.clients[joined[order]], choices, len(asked.clients), lost, outside
     )
+
+
+@dataclass
+class _Taken:
+    """What one reply holds: releases (m, n), whose they are, as positions in the sample, and what they chose."""
+
+    reply: Message
+    matrix: Vectors
+    positions: NDArray[np.int64]
+    choices: NDArray[np.int64]
+    outside: NDArray[np.int64]
+
+
+def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest: float) -> _Taken | None:
+    """Return the releases in a node's reply, but for those too far from what was sent; None for a reply of no use."""
+    try:
+        matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
+    except Exception as error:  # whatever one node sends, the run goes on
+        log(WARNING, "dropped the reply of node %s: %s", node, told(error))
+        return None
+    inside, mine = near(matrix, flatten(hypotheses), furthest), asked.positions[node][released]
+    if inside.all():
+        return _Taken(reply, matrix, mine, chosen, mine[:0])
+    log(
+        WARNING,
+        "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own radius-floor "
+        "or its data make its updates that long, raise max-update-norm",
+        (~inside).sum(),
+        len(inside),
+        node,
+        furthest,
+    )
+    chosen = chosen[inside] if asked.disclose else chosen
+    return _Taken(reply, matrix[inside], mine[inside], chosen, mine[~inside])
 
 
 def read_scores(
@@ -199,18 +206,20 @@ def read_scores(
     return Scores(float(loss), float(metric), m, *spread.tolist())
 
 
-def _in_order(parts: Sequence[Vectors], positions: NDArray[np.int64], n: int) -> Vectors:
-    """Return the rows (m, n) of all nodes by position; those of one node, which has its clients in order, as they are.
+def _in_order(taken: list[_Taken], order: NDArray[np.int64], n: int) -> Vectors:
+    """Return the rows (m, n) of all replies in order; those of one reply, which has its clients in order, as they are.
 
-    Models may be large: there is one copy, and none in 64 bits.
+    Models may be large, and there shall be one copy of all: a reply that is copied lets go of its arrays.
     """
-    if len(parts) == 1:
-        return parts[0]
-    rows = np.argsort(np.argsort(positions))
-    vectors, start = np.empty((len(positions), n), np.float32), 0
-    for part in parts:
-        vectors[rows[start : start + len(part)]] = part
-        start += len(part)
+    if len(taken) == 1:
+        return taken[0].matrix
+    rows, start = np.argsort(order), 0
+    vectors = np.empty((len(order), n), np.float32)
+    for one in taken:
+        stop = start + len(one.positions)
+        vectors[rows[start:stop]] = one.matrix
+        start, one.matrix = stop, vectors[:0]
+        let_go(one.reply.content)
     return vectors
 
 

@@ -53,18 +53,23 @@ def as_matrix(arrays: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
     return flatten(arrays, next(iter(arrays.values())).dtype)
 
 
-def in_blocks(vectors: Vectors) -> Iterator[tuple[slice, NDArray[np.float64]]]:
-    """Yield the columns of vectors (m, n) in 64 bits, some at a time: models may be large, and a copy of all slow."""
-    size = max(1, _CACHED // max(1, len(vectors)))
+def in_blocks(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> Iterator[tuple[slice, NDArray[np.float64]]]:
+    """Yield the columns of vectors (m, n), or of some rows, in 64 bits and some at a time.
+
+    Models may be large: a copy of all would take long, and as much memory again.
+    """
+    some = rows is not None and len(rows) < len(vectors)
+    size = max(1, _CACHED // max(1, len(rows) if some and rows is not None else len(vectors)))
     for start in range(0, vectors.shape[1], size):
         columns = slice(start, start + size)
-        yield columns, vectors[:, columns].astype(np.float64, copy=False)
+        block = vectors[rows, columns] if some else vectors[:, columns]
+        yield columns, block.astype(np.float64, copy=False)
 
 
-def mean_of(vectors: Vectors) -> NDArray[np.float64]:
-    """Return the mean (n,) of vectors (m, n), in 64 bits."""
+def mean_of(vectors: Vectors, rows: NDArray[np.int64] | None = None) -> NDArray[np.float64]:
+    """Return the mean (n,) of vectors (m, n), or of some rows, in 64 bits."""
     mean = np.empty(vectors.shape[1])
-    for columns, block in in_blocks(vectors):
+    for columns, block in in_blocks(vectors, rows):
         mean[columns] = block.mean(axis=0)
     return mean
 
@@ -78,10 +83,12 @@ def all_finite(values: NDArray[Any], axis: int | None = None) -> Any:
         return np.isfinite(values.sum(axis=axis, dtype=np.float64))
 
 
-def distances(vectors: Vectors, centre: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how far each of vectors (m, n) is from a centre (n,)."""
-    squares = np.zeros(len(vectors))
-    for columns, block in in_blocks(vectors):
+def distances(
+    vectors: Vectors, centre: NDArray[np.float64], rows: NDArray[np.int64] | None = None
+) -> NDArray[np.float64]:
+    """Return how far each of vectors (m, n), or of some rows, is from a centre (n,)."""
+    squares = np.zeros(len(vectors) if rows is None else len(rows))
+    for columns, block in in_blocks(vectors, rows):
         squares += np.square(block - centre[columns]).sum(axis=1)
     lengths: NDArray[np.float64] = np.sqrt(squares)
     return lengths

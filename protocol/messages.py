@@ -282,6 +282,11 @@ def number_released(content: RecordDict, asked: int, rows: int | None = None) ->
     return released if there else 0
 
 
+def let_go(content: RecordDict) -> None:
+    """Take the arrays out of a reply, once they are kept elsewhere."""
+    content.pop(_ARRAYS, None)
+
+
 def answers_training(content: RecordDict) -> bool:
     """Return whether a reply has anything to say of training clients."""
     return _RELEASED in content

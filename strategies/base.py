@@ -175,9 +175,12 @@ class HypothesisStrategy(Strategy):
             counts = np.bincount(labels, minlength=k)
             moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():
-                group = vectors if counts[j] == len(vectors) else vectors[labels == j]
-                moved[j] = self.combine(group, hypotheses[j], j)
-                longest[j] = distances(group, hypotheses[j]).max()
+                rows = np.flatnonzero(labels == j)
+                if type(self).combine is HypothesisStrategy.combine:
+                    moved[j] = mean_of(vectors, rows)  # as `combine` does, without a copy of the group
+                else:
+                    moved[j] = self.combine(vectors[rows], hypotheses[j], j)
+                longest[j] = distances(vectors, hypotheses[j], rows).max()
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
         return Outcome(

@@ -97,8 +97,8 @@ class ClusteredFL(HypothesisStrategy):
                 continue
             second, gap = bipartition(updates[mine])
             if _LEAST <= second.sum() <= len(mine) - _LEAST and gap > self.options.gamma:
-                following[j] = mean_of(releases[mine[~second]])
-                following.append(mean_of(releases[mine[second]]))
+                following[j] = mean_of(releases, mine[~second])
+                following.append(mean_of(releases, mine[second]))
                 log(INFO, "round %d splits hypothesis %d: %d, as hypothesis %d, of its %d releases go another way",
                     round, j, second.sum(), len(following) - 1, len(mine))  # fmt: skip
         return np.stack(following)

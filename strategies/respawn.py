@@ -88,7 +88,7 @@ def respawned(
         labels[part], idle[j] = j, 0
         told[:, [j, parent]] = 0
         for one in (parent, j):
-            following[one] = mean_of(releases[labels == one])
+            following[one] = mean_of(releases, np.flatnonzero(labels == one))
     state[_IDLE], state[_TOLD] = idle, told
     return following
 

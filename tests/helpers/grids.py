@@ -197,7 +197,10 @@ class ListeningGrid(InProcessGrid):
     def _answer(self, message: Message) -> Message:
         reply = super()._answer(message)
         self.sent.append(message)
-        self.replies.append(reply)
+        kept = copy(reply)
+        if reply.has_content():  # which the server lets go of once it has read it
+            kept.content = RecordDict(dict(reply.content.items()))
+        self.replies.append(kept)
         return reply
 
     @property

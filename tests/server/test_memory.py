@@ -1,0 +1,69 @@
+"""How much memory the server takes for a round's releases, with the replies that they came in."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+
+import strategies
+from fleet.fleet import Fleet
+from protocol.messages import training_reply
+from protocol.records import to_array_record
+from strategies.base import HypothesisStrategy
+from tests.helpers.grids import PaperGrid
+
+# A reply is so long that its memory is the system's again as soon as it is let go.
+N, CLIENTS = 400_000, 100
+RELEASES = 4 * N * CLIENTS  # bytes
+DEMAND: dict[str, Any] = {"noise_multiplier": 1.0, "local_epochs": 1, "step_size": 0.1, "batch_size": 0}
+_STATUS = Path("/proc/self/status")
+
+
+def answers(grid: PaperGrid, messages: list[Message], step: float) -> list[Message]:
+    """Return what nodes say whose clients are of two kinds."""
+    replies, rng = [], np.random.default_rng(0)
+    for message in messages:
+        clients = grid.asked(message)
+        rows = rng.integers(-4, 5, (len(clients), N), np.int8).astype(np.float32)
+        rows /= 64
+        rows += np.array(clients, np.float32)[:, None] % 2
+        content = training_reply({"weight": rows}, [1] * len(clients), step=step)
+        replies.append(Message(content, reply_to=message))
+    return replies
+
+
+def memory(field: str) -> int:
+    """Return VmRSS, what this process has of the machine's memory, or VmHWM, the most that it had; in bytes."""
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text(encoding="utf-8").splitlines())
+    return 1024 * int(lines[field].split()[0])
+
+
+@pytest.mark.skipif(not _STATUS.exists(), reason="only Linux says what memory a process has")
+@pytest.mark.parametrize(("nodes", "step"), [(1, 0.0), (3, 0.0), (1, 1 / 64)], ids=["1 node", "3 nodes", "16 bits"])
+@pytest.mark.parametrize("make", [strategies.GroupPrivacy, strategies.FedAvg], ids=["group-privacy", "fedavg"])
+def test_a_round_takes_less_than_two_copies_of_its_releases(
+    make: Callable[..., HypothesisStrategy], nodes: int, step: float
+) -> None:
+    k = 2 if make is strategies.GroupPrivacy else 1
+    grid, strategy = (
+        PaperGrid.simulated(train=CLIENTS, nodes=nodes),
+        make(Fleet(clients_per_round=CLIENTS), hypotheses=k),
+    )
+    sent = np.linspace(0, 1, k, dtype=np.float32)[:, None] * np.ones(N, np.float32)
+    messages = strategy.fleet.ask_training(1, to_array_record({"weight": sent}), DEMAND, grid)
+    gc.collect()
+    before = memory("VmRSS")
+    replies = answers(grid, messages, step)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # from here on the most is counted
+    assert memory("VmRSS") - before > 0.45 * RELEASES, "the replies are a part of it"
+    outcome = strategy.train(1, replies)
+    most = memory("VmHWM") - before
+    assert outcome.following is not None
+    np.testing.assert_allclose(outcome.following["weight"].mean(axis=1), [0, 1] if k > 1 else [0.5], atol=0.01)
+    assert most < 2 * RELEASES, f"{most / RELEASES:.2f} copies"
