@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Arrays = dict[str, NDArray[Any]]
-Vectors = NDArray[np.floating[Any]]
+Vectors = NDArray[Any]
 """Rows of parameters (m, n), of 32 bits as they travel or of 64."""
 
 _CACHED = 1 << 17  # numbers of 64 bits that a core keeps at hand

@@ -132,8 +132,9 @@ class HypothesisStrategy(Strategy):
 
         Parameters
         ----------
-        releases : ndarray, shape (m, n)
-            Sanitised parameter vectors, in client order.
+        releases : ndarray of float32, shape (m, n)
+            Sanitised parameter vectors, in client order, as they travelled. With a hypothesis they make float64;
+            a sum of them alone wants ``dtype=np.float64``.
         hypotheses : ndarray, shape (k, n)
             The hypotheses that were broadcast.
         choices : ndarray of int, shape (m,), or None
@@ -150,8 +151,8 @@ class HypothesisStrategy(Strategy):
 
         Parameters
         ----------
-        group : ndarray, shape (g, n)
-            The releases, in client order.
+        group : ndarray of float32, shape (g, n)
+            The releases, in client order, as of `assign`.
         hypothesis : ndarray, shape (n,)
             As it was broadcast.
         index : int

@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from models.model import Model
-from protocol.arrays import Vectors
 from protocol.errors import ConfigError
 from protocol.run_config import RunConfig
 from strategies.fedavg import FedAvg
@@ -36,7 +35,7 @@ class Recommender(FedAvg):
             }
             self._decay = run.step_size * np.concatenate([one.ravel() for one in precisions.values()])
 
-    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the item vectors moved by the sum of all changes."""
         moved: NDArray[np.float64] = hypothesis + (group - hypothesis).sum(axis=0)
         if self._decay is not None:
