@@ -146,13 +146,13 @@ class HypothesisStrategy(Strategy):
         """
         raise NotImplementedError
 
-    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the next hypothesis: the mean of the releases assigned to it.
 
         Parameters
         ----------
-        group : ndarray of float32, shape (g, n)
-            The releases, in client order, as of `assign`.
+        group : ndarray of float64, shape (g, n)
+            The releases, in client order.
         hypothesis : ndarray, shape (n,)
             As it was broadcast.
         index : int
@@ -180,7 +180,7 @@ class HypothesisStrategy(Strategy):
                 if type(self).combine is HypothesisStrategy.combine:
                     moved[j] = mean_of(vectors, rows)  # as `combine` does, without a copy of the group
                 else:
-                    moved[j] = self.combine(vectors[rows], hypotheses[j], j)
+                    moved[j] = self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)

@@ -74,7 +74,7 @@ class Robust(GroupPrivacy):
             labels = following
         return labels
 
-    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the hypothesis moved by the centre of the group's steps, or as it was."""
         if len(group) <= self._few:
             return hypothesis

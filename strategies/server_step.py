@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from protocol.arrays import Vectors, mean_of
+from protocol.arrays import mean_of
 from strategies.group_privacy import GroupPrivacy
 
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -23,7 +23,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class ServerStep(GroupPrivacy):
     """Clusters as in group privacy, and for each a step along its mean update (Reddi et al., 2021, Algorithm 2)."""
 
-    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the hypothesis moved by a step."""
         return hypothesis + self.step(mean_of(group) - hypothesis, index)
 

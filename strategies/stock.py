@@ -83,7 +83,7 @@ class Stock(GroupPrivacy):
         self._round = round
         return super().learn(round, releases)
 
-    def combine(self, group: Vectors, hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return what the strategy of this cluster makes of it; the hypothesis where that is nothing."""
         prefix = f"{index}/"
         if index not in self._running:
@@ -148,7 +148,7 @@ def _parameters(kind: type[Strategy]) -> dict[str, inspect.Parameter]:
 
 
 def _aggregate(
-    strategy: Strategy, round: int, group: Vectors, hypothesis: NDArray[np.float64], like: Arrays
+    strategy: Strategy, round: int, group: NDArray[np.float64], hypothesis: NDArray[np.float64], like: Arrays
 ) -> NDArray[np.float64] | None:
     """Return what a strategy of Flower's makes of releases (g, n) that started from a hypothesis (n,)."""
     identify()
