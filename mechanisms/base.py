@@ -183,3 +183,8 @@ def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
         if generator is None:
             raise ValueError("there are fewer generators than clients")
         yield generator
+
+
+def stacked(rows: Sequence[Matrix], n: int) -> Matrix:
+    """Return rows (n,), made for this alone, as a matrix (m, n): of a single one, which may be long, without a copy."""
+    return rows[0][None] if len(rows) == 1 else np.array(rows).reshape(len(rows), n)

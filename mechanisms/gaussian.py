@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each
+from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,8 @@ class Gaussian(Mechanism):
     name: ClassVar[str] = "gaussian"
 
     def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
-        n, noise = sum(sizes), np.empty((len(radii), sum(sizes)))
-        for row, generator in enumerate(each(generators, len(noise))):
-            noise[row] = generator.standard_normal(n)
+        n = sum(sizes)
+        noise = stacked([generator.standard_normal(n) for generator in each(generators, len(radii))], n)
         noise *= np.repeat(self.noise_multiplier * radii, sizes, axis=1)
         return noise
 

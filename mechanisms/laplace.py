@@ -29,7 +29,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import special
 
-from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each
+from mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
 from protocol.errors import Refused
 from protocol.release import quotient
 
@@ -59,13 +59,13 @@ class Laplace(Mechanism):
         gammas of all parts are drawn first, then the row's normals: that order is part of what a seed means.
         """
         n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
-        mixing, noise = np.empty(radii.shape), np.empty((len(radii), n))
-        for row, generator in enumerate(each(generators, len(noise))):
-            for part, shape in enumerate(shapes):
-                mixing[row, part] = generator.standard_gamma(shape)
-            noise[row] = generator.standard_normal(n)
+        mixing, normals = [], []
+        for generator in each(generators, len(radii)):
+            mixing.append([generator.standard_gamma(shape) for shape in shapes])
+            normals.append(generator.standard_normal(n))
+        noise = stacked(normals, n)
         epsilons = np.asarray(sizes) / (self.noise_multiplier * radii)
-        scales = np.sqrt(mixing * 2.0) / epsilons
+        scales = np.sqrt(np.array(mixing).reshape(radii.shape) * 2.0) / epsilons
         noise *= scales if len(sizes) == 1 else np.repeat(scales, sizes, axis=1)
         return noise
 
