@@ -6,6 +6,7 @@ site's executor or the server needs is imported when it is called for, since it 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -49,6 +50,9 @@ Answer = Callable[[Message, Context], Message]
 
 _SOON_S = 0.05
 """After which a part of a message that is still on its way is looked for again; Flower waits a second at first."""
+
+_EXPIRED_S = 1.0
+"""From one look of a SuperLink for tasks whose processes died to the next."""
 
 _IDLE_S = 1.0
 """The most by which an executor without a task looks later for the next one."""
@@ -129,6 +133,8 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
     router = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
     _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
+    state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
+    state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these Flower serves the same once more, on ports that nobody guards.
         os.environ.pop(second_door, None)
@@ -218,6 +224,22 @@ def run_task(
         parent_pid=parent_pid,
         runtime_dependency_install=False,
     )
+
+
+def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None]:
+    """Return what looks only if the last time is so many seconds ago.
+
+    Flower looks with almost every request of a site, and writes to the database each time: all wait for each other.
+    """
+    due = -math.inf
+
+    def seldom(state: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + seconds
+            look(state)
+
+    return seldom
 
 
 def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:

@@ -115,6 +115,23 @@ def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: py
     assert grid.pull_objects.keywords == {"initial_backoff": 0.05}
 
 
+def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked for the state of a run in almost every request; to look, it writes to its database."""
+    door = importlib.import_module("protocol.flower")
+    state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
+    linkstate = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
+    assert linkstate._cleanup_expired_task_tokens is state._cleanup_expired_task_tokens
+    assert "_cleanup_expired_task_tokens" in linkstate.get_run_status.__code__.co_names
+    now, looks = [0.0], list[object]()
+    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    seldom = door._seldom(looks.append, 1.0)
+    for now[0] in (0.0, 0.5, 0.9, 1.0, 1.5, 7.0):
+        seldom(now[0])
+    assert looks == [0.0, 1.0, 7.0]
+
+
 def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
     door = importlib.import_module("protocol.flower")
     now, waited = [0.0], list[float]()
