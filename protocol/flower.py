@@ -36,6 +36,7 @@ __all__ = [
     "TaskIdentity",
     "build_bundle",
     "identify",
+    "keep_beating",
     "keep_secret",
     "log",
     "pull_soon",
@@ -53,6 +54,9 @@ _SOON_S = 0.05
 
 _EXPIRED_S = 1.0
 """From one look of a SuperLink for tasks whose processes died to the next."""
+
+_LOCKED_S = 30.0
+"""How long a request to a SuperLink waits for its turn to write to the database; Flower gives up after 5 seconds."""
 
 _IDLE_S = 1.0
 """The most by which an executor without a task looks later for the next one."""
@@ -135,6 +139,9 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
     _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
     state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
+    sql = import_module("flwr.supercore.sql_mixin")
+    patient = dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
+    _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(patient.items()))
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these Flower serves the same once more, on ports that nobody guards.
         os.environ.pop(second_door, None)
@@ -157,8 +164,30 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
     for function in (client.start_client_internal, client._push_messages):
         _replace(client, function, time=SimpleNamespace(sleep=sleep))
     _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
+    keep_beating()
     sys.argv = ["flower-supernode", *arguments]
     command.flower_supernode()
+
+
+def keep_beating() -> None:
+    """Have a node tell a SuperLink again that it is there, where that had no time for it: Flower never would again."""
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    request_response = connection.http_request_response.__wrapped__  # of the function that makes it a context
+    _replace(connection, request_response, HeartbeatSender=partial(_steady, connection.HeartbeatSender))
+
+
+def _steady(sender: Callable[..., Any], beat: Callable[[], bool]) -> Any:
+    failure = import_module("httpx").HTTPStatusError
+
+    def beat_again() -> bool:
+        try:
+            return beat()
+        except failure as error:
+            if not error.response.is_server_error:
+                raise
+            return False
+
+    return sender(beat_again)
 
 
 def pull_soon() -> None:
