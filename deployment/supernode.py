@@ -3,7 +3,8 @@
     python -m deployment.supernode --superlink HOST:PORT --isolation=process ...
 
 takes the options of Flower's ``flower-supernode``. That looks every three seconds, which is most of a round of a small
-model; this looks as seldom only where no message has come for a minute.
+model; this looks as seldom only where no message has come for a minute, or where the server is slow to answer: the
+looks of many sites that have nothing to do would hold up those that have.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from protocol.polling import pause
 
 # The fewest seconds between looks for a message, and those between looks for its reply.
 _SHORTEST, _REPLY = 0.5, 0.1
+# How many times as long as a look took there is none; the server answers in some hundredths of a second if it has time.
+_RESTS = 20.0
 
 
 class Pace:
@@ -34,14 +37,19 @@ class Pace:
     def __init__(self, longest: float = 3.0, clock: Callable[[], float] = time.monotonic) -> None:
         self._longest, self._clock = longest, clock
         self._last = clock()
+        self._woke: float | None = None  # when the look began that ends with the next wait
 
     def seconds(self, flowers_own: float) -> float:
         """Return how long to wait where Flower would wait so many seconds."""
+        now = self._clock()
         if flowers_own < self._longest:
-            # It waits for the reply to a message.
-            self._last = self._clock()
+            # It waits for the reply to a message, which it then sends.
+            self._last, self._woke = now, None
             return min(_REPLY, flowers_own)
-        return pause(self._clock() - self._last, _SHORTEST, flowers_own)
+        took = 0.0 if self._woke is None else now - self._woke
+        seconds = min(flowers_own, max(_RESTS * took, pause(now - self._last, _SHORTEST, flowers_own)))
+        self._woke = now + seconds
+        return seconds
 
 
 def run(arguments: Sequence[str]) -> NoReturn:

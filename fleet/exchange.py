@@ -21,6 +21,8 @@ from protocol.polling import pause
 _REMEMBERED = 1000
 # Pulls that a look begins at a time, and the seconds that it waits for them.
 _LANES, _PATIENCE = 16, 1.0
+# Messages sent at a time: those who look for theirs find its parts there, and need not ask for them again and again.
+_BATCH = 16
 # What goes wrong on the way to the SuperLink is no fault of the node whose reply was pulled.
 _TRANSPORT = (httpx.HTTPError, OSError)
 # What a client app raises is an answer; these are Flower's own words.
@@ -177,7 +179,8 @@ class Exchange:
             if message.metadata.message_type not in keep_late:
                 # A node that would pick it up when the round is over would train, and pay, for nothing.
                 message.metadata.ttl = min(message.metadata.ttl, timeout)
-        stored = set(grid.push_messages(list(messages))) if messages else set()
+        batches = [list(messages[i : i + _BATCH]) for i in range(0, len(messages), _BATCH)]
+        stored = {message_id for batch in batches for message_id in grid.push_messages(batch)}
         data = [message.metadata for message in messages]
         waiting = {one.message_id: _Sent(one.dst_node_id, one.message_type) for one in data if one.message_id in stored}
         if len(waiting) < len(messages):

@@ -6,6 +6,7 @@ site's executor or the server needs is imported when it is called for, since it 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -35,6 +36,7 @@ __all__ = [
     "TaskIdentity",
     "build_bundle",
     "identify",
+    "keep_beating",
     "keep_secret",
     "log",
     "pull_soon",
@@ -49,6 +51,12 @@ Answer = Callable[[Message, Context], Message]
 
 _SOON_S = 0.05
 """After which a part of a message that is still on its way is looked for again; Flower waits a second at first."""
+
+_EXPIRED_S = 1.0
+"""From one look of a SuperLink for tasks whose processes died to the next."""
+
+_LOCKED_S = 30.0
+"""How long a request to a SuperLink waits for its turn to write to the database; Flower gives up after 5 seconds."""
 
 _IDLE_S = 1.0
 """The most by which an executor without a task looks later for the next one."""
@@ -129,6 +137,11 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
     router = import_module("flwr.superlink.routers.fleet.router")
     handlers = router.fleet_handlers
     _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
+    state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
+    state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
+    sql = import_module("flwr.supercore.sql_mixin")
+    patient = dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
+    _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(patient.items()))
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
         # With these Flower serves the same once more, on ports that nobody guards.
         os.environ.pop(second_door, None)
@@ -151,8 +164,30 @@ def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> N
     for function in (client.start_client_internal, client._push_messages):
         _replace(client, function, time=SimpleNamespace(sleep=sleep))
     _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
+    keep_beating()
     sys.argv = ["flower-supernode", *arguments]
     command.flower_supernode()
+
+
+def keep_beating() -> None:
+    """Have a node tell a SuperLink again that it is there, where that had no time for it: Flower never would again."""
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    request_response = connection.http_request_response.__wrapped__  # of the function that makes it a context
+    _replace(connection, request_response, HeartbeatSender=partial(_steady, connection.HeartbeatSender))
+
+
+def _steady(sender: Callable[..., Any], beat: Callable[[], bool]) -> Any:
+    failure = import_module("httpx").HTTPStatusError
+
+    def beat_again() -> bool:
+        try:
+            return beat()
+        except failure as error:
+            if not error.response.is_server_error:
+                raise
+            return False
+
+    return sender(beat_again)
 
 
 def pull_soon() -> None:
@@ -218,6 +253,22 @@ def run_task(
         parent_pid=parent_pid,
         runtime_dependency_install=False,
     )
+
+
+def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None]:
+    """Return what looks only if the last time is so many seconds ago.
+
+    Flower looks with almost every request of a site, and writes to the database each time: all wait for each other.
+    """
+    due = -math.inf
+
+    def seldom(state: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + seconds
+            look(state)
+
+    return seldom
 
 
 def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:

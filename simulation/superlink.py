@@ -52,7 +52,7 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
     """Do what `superlink` does, and yield, at once, what waits for it: other work can be done meanwhile."""
     empty, log_file = home / "empty", home / "superlink.log"
     empty.mkdir()
-    port = _free_port()
+    port = free_port()
     (home / "config.toml").write_text(
         tomli_w.dumps(
             {"superlink": {"default": "simulation", "simulation": {"address": f"127.0.0.1:{port}", "insecure": True}}}
@@ -114,7 +114,8 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
     raise LaunchError(f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port that nobody uses now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

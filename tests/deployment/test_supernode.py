@@ -24,6 +24,27 @@ def test_a_message_makes_it_look_often_again() -> None:
     assert pace.seconds(3.0) == 0.5
 
 
+def test_a_server_that_is_slow_to_answer_is_asked_more_seldom() -> None:
+    now = [0.0]
+    pace = Pace(clock=lambda: now[0])
+    waited = []
+    for took in (0.01, 0.1, 9.0):
+        waited.append(pace.seconds(3.0))
+        now[0] += waited[-1] + took
+    assert waited == [0.5, 0.5, pytest.approx(2.0)], "20 times as long as the look before took"
+    assert pace.seconds(3.0) == 3.0, "but never more seldom than Flower"
+
+
+def test_work_is_no_slow_answer() -> None:
+    now = [0.0]
+    pace = Pace(clock=lambda: now[0])
+    pace.seconds(3.0)
+    now[0] += 5.0
+    pace.seconds(0.5)
+    now[0] += 5.0
+    assert pace.seconds(3.0) == 0.5
+
+
 def test_flower_waits_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
     monkeypatch.setattr(supernode.time, "sleep", waited.append)

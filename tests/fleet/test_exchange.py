@@ -88,6 +88,16 @@ def test_each_message_comes_back_with_its_answer() -> None:
     assert sorted((answer.node, answer.kind) for answer in answers) == [(1, "train"), (2, "evaluate")]
 
 
+def test_many_messages_are_sent_some_at_a_time() -> None:
+    """Flower sends the parts of messages behind them all: the first to look would look for its parts in vain."""
+    grid = Answering()
+    pushes: list[int] = []
+    push = grid.push_messages
+    grid.push_messages = lambda messages: pushes.append(len(list(messages))) or push(messages)  # type: ignore
+    assert nodes(Exchange().run(grid, [to(node) for node in range(1, 41)], timeout=600)) == list(range(1, 41))
+    assert pushes == [16, 16, 8]
+
+
 def test_replies_are_pulled_in_threads_from_a_grid_that_may_wait() -> None:
     class Afar(Answering):
         in_process = False

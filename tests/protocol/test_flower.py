@@ -8,6 +8,7 @@ from inspect import signature
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import httpx
 import pytest
 from flwr.cli.build import build_fab_from_disk
 from flwr.supercore.inflatable.inflatable_utils import (
@@ -53,8 +54,8 @@ def test_all_of_it_is_handed_on() -> None:
     made = {name for name in door.__all__ if name not in handed}
     assert handed <= {*door.__all__}
     assert made == {
-        "Answer", "CLIENT_TASK", "build_bundle", "identify", "keep_secret", "pull_soon", "run_superexec",
-        "run_superlink", "run_supernode", "run_task",
+        "Answer", "CLIENT_TASK", "build_bundle", "identify", "keep_beating", "keep_secret", "pull_soon",
+        "run_superexec", "run_superlink", "run_supernode", "run_task",
     }  # fmt: skip
 
 
@@ -113,6 +114,41 @@ def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: py
     assert grid.pull_objects(["a"], part) == {"a": b"there"}
     assert len(looks) == 2
     assert grid.pull_objects.keywords == {"initial_backoff": 0.05}
+
+
+def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is asked for the state of a run in almost every request; to look, it writes to its database."""
+    door = importlib.import_module("protocol.flower")
+    state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
+    linkstate = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
+    assert linkstate._cleanup_expired_task_tokens is state._cleanup_expired_task_tokens
+    assert "_cleanup_expired_task_tokens" in linkstate.get_run_status.__code__.co_names
+    now, looks = [0.0], list[object]()
+    monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    seldom = door._seldom(looks.append, 1.0)
+    for now[0] in (0.0, 0.5, 0.9, 1.0, 1.5, 7.0):
+        seldom(now[0])
+    assert looks == [0.0, 1.0, 7.0]
+
+
+@pytest.mark.parametrize(("status", "goes_on"), [(500, True), (503, True), (403, False)])
+def test_a_node_goes_on_saying_that_it_is_there_when_the_superlink_had_no_time(status: int, goes_on: bool) -> None:
+    """Flower's heartbeat ends with the first answer of this kind, and the node would be gone for good."""
+    door = importlib.import_module("protocol.flower")
+    answer = httpx.Response(status, request=httpx.Request("POST", "https://superlink"))
+
+    def beat() -> bool:
+        answer.raise_for_status()
+        return True
+
+    again = door._steady(lambda beat: beat, beat)
+    if goes_on:
+        assert again() is False, "which Flower takes for a call that did not come through, and makes again"
+    else:
+        with pytest.raises(httpx.HTTPStatusError):
+            again()
 
 
 def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:

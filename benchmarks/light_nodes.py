@@ -1,0 +1,140 @@
+"""SuperNodes that only answer, many in one process: Flower's connection, umbel's pace, and no PyTorch.
+
+    python -m benchmarks.light_nodes ADDRESS CA_FILE KEY_FILE...
+
+Each node has a key, a connection, a heartbeat and a thread of its own, and sends the SuperLink the requests that a
+`deployment.node` sends, as often as that looks for messages. It hosts a client that trains and one that validates.
+What it answers is made up at once: a release beside the first hypothesis, and a loss.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.app import Message, RecordDict
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
+from flwr.supernode import fleet_http_connection
+
+from deployment.supernode import Pace
+from protocol.demands import Hosting
+from protocol.flower import keep_beating
+from protocol.messages import (
+    asks,
+    evaluation_in,
+    evaluation_reply,
+    hosting_reply,
+    hypotheses_in,
+    training_in,
+    training_reply,
+)
+
+ONLINE = "SuperNode ID: "
+"""What a node writes once it is let in, as Flower's own does."""
+FAILED = "failed: "
+"""What a line begins with that says why a message was not answered."""
+# Seconds that Flower's SuperNode waits for a message and for a reply, and the pause of umbel's for parts on their way.
+_MESSAGE_S, _REPLY_S, _SOON_S = 3.0, 0.5, 0.05
+
+
+def answer(content: RecordDict, source: np.random.Generator) -> RecordDict:
+    """Return the content of a node's reply to what the server asks."""
+    trains, scores = asks(content)
+    if not (trains or scores):  # a query; or the end of a run, of which the server reads no answer
+        return hosting_reply(Hosting(train=1, validation=1))
+    reply = RecordDict()
+    if trains and (training := training_in(content)):
+        some = len(training.clients)
+        releases = {
+            name: value[:1] + 0.1 * source.standard_normal((some, *value.shape[1:]), np.float32)
+            for name, value in hypotheses_in(content).items()
+        }
+        reply.update(training_reply(releases, [1] * some))
+    if scores and (evaluation := evaluation_in(content)):
+        losses = source.uniform(1, 2, len(evaluation.clients))
+        reply.update(evaluation_reply(losses, losses))
+    return reply
+
+
+class Node:
+    """A node that answers until its process ends.
+
+    Parameters
+    ----------
+    connection : tuple
+        Flower's calls to the SuperLink, and the node's number there (`http_request_response`).
+    """
+
+    def __init__(self, connection: tuple[Any, ...]) -> None:
+        number, self._receive, self._send, self._run, self._bundle, self._pull, self._push, self._confirm = connection
+        self._known: set[int] = set()
+        self._pace, self._source = Pace(), np.random.default_rng(number)
+
+    def serve(self) -> None:
+        """Look for messages and answer them, for ever."""
+        while True:
+            try:
+                answered = self._look()
+            except Exception as error:  # whatever goes wrong, the next look may go well
+                print(f"{FAILED}{type(error).__name__}: {error}".splitlines()[0], flush=True)
+                answered = False
+            if not answered:
+                time.sleep(self._pace.seconds(_MESSAGE_S))
+
+    def _look(self) -> bool:
+        if (received := self._receive()) is None:
+            return False
+        message, tree = received
+        run = message.metadata.run_id
+        if run not in self._known:
+            self._bundle(self._run(run).fab_hash, run)
+            self._known.add(run)
+        parts = [part.object_id for part in iterate_object_tree(tree)]
+        contents = pull_objects(parts, partial(self._pull, run), initial_backoff=_SOON_S)
+        self._confirm(run, message.metadata.message_id)
+        asked = inflate_object_from_contents(message.metadata.message_id, contents)
+        assert isinstance(asked, Message)
+        asked.metadata.__dict__["_message_id"] = message.metadata.message_id
+        time.sleep(self._pace.seconds(_REPLY_S))  # as long as a site's waits at the least
+        reply = Message(answer(asked.content, self._source), reply_to=asked)
+        with no_object_id_recompute():
+            reply.metadata.__dict__["_message_id"] = reply.object_id
+            missing, session = self._send(reply, get_object_tree(reply), 0.0)
+            push = partial(self._push, run, session)
+            push_objects(get_all_nested_objects(reply), push, object_ids_to_push=missing)
+        return True
+
+
+def join(address: str, ca: bytes, key: Path) -> None:
+    """Connect a node by its key, and answer."""
+    private: Any = load_ssh_private_key(key.read_bytes(), password=None)
+    with fleet_http_connection.http_request_response(address, False, ca, (private, private.public_key())) as connection:
+        print(f"{ONLINE}{connection[0]}", flush=True)
+        Node(connection).serve()
+
+
+def main(address: str, ca: str, *keys: str) -> None:
+    """Start a node a key."""
+    keep_beating()
+    # Flower takes the certificate as bytes in place of a path; here it is read once.
+    threads = [Thread(target=join, args=(address, Path(ca).read_bytes(), Path(key)), daemon=True) for key in keys]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,414 @@
+"""Join many sites to one SuperLink, as deployments do, until something breaks.
+
+    python -m benchmarks.many_sites [--nodes 10,50,100,200] [--real 5] [--rounds 3] [--parameters 2] [--database sqlite]
+
+For each number of nodes a SuperLink of its own (`deployment.superlink`) speaks TLS on loopback, knows each node by
+a key, and runs umbel's ServerApp in a process of its own; each round asks all nodes. Real nodes are
+`deployment.node`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
+which loads the SuperLink as much and this machine little. Joining is from the run's submission until all nodes
+have said what they host; the first round warms up. Beside a round's seconds stand those that the SuperLink and the
+ServerApp computed in it, and the most memory that they had.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import numpy as np
+import psutil
+import typer
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
+from flwr.common.serde import fab_to_proto, user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from rich.table import Table
+
+from benchmarks.light_nodes import FAILED, ONLINE
+from benchmarks.measure import console, machine
+from deployment import certs
+from federation import Manifest, offsets_of, write_federation
+from privacy.ledger import Ledger
+from protocol.cli import errors_in_one_line
+from protocol.errors import LaunchError
+from protocol.flower import build_bundle
+from simulation import reaper
+from simulation.launch import APP
+from simulation.superlink import free_port
+
+_MIB = 1 << 20
+_HOST = "127.0.0.1"
+# Light nodes of one process; with more of them they wait for each other more than for the SuperLink.
+_TOGETHER = 50
+_START_S, _ROUND_S, _LOOK_S = 600.0, 300.0, 0.2
+HEADINGS = (
+    "nodes", "s to join", "s a round", "lowest to highest", "s of SuperLink", "s of ServerApp", "MiB SuperLink",
+    "MiB ServerApp", "MiB a node", "MiB database", "what failed",
+)  # fmt: skip
+
+
+@dataclass
+class Reading:
+    """What a run with so many nodes took.
+
+    Attributes
+    ----------
+    nodes : str
+    joined : float
+        Seconds until all nodes had said what they host.
+    rounds : list of float
+        Seconds of each round but the first.
+    cpu, memory : dict from str to float
+        By process: seconds of a processor in a round, and MiB at the most.
+    node, database : float
+        MiB of a node, and of the SuperLink's database.
+    failures : Counter of str
+        What was said of each that did not go well, and how often.
+    """
+
+    nodes: str
+    joined: float = 0.0
+    rounds: list[float] = field(default_factory=list)
+    cpu: dict[str, float] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
+    node: float = 0.0
+    database: float = 0.0
+    failures: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A row of the table."""
+        times = self.rounds or [float("nan")]
+        return (
+            self.nodes,
+            f"{self.joined:.1f}",
+            f"{statistics.median(times):.2f}",
+            f"{min(times):.2f} to {max(times):.2f}",
+            *(f"{self.cpu.get(name, 0):.2f}" for name in ("SuperLink", "ServerApp")),
+            *(f"{self.memory.get(name, 0):.0f}" for name in ("SuperLink", "ServerApp")),
+            f"{self.node:.1f}",
+            f"{self.database:.1f}",
+            "; ".join(f"{number} x {what}" for what, number in self.failures.most_common(3)),
+        )
+
+
+def main(
+    nodes: Annotated[str, typer.Option(help="Numbers of nodes that only answer.")] = "10,50,100,200",
+    real: Annotated[str, typer.Option(help="Numbers of real nodes, to compare with; empty for none.")] = "5",
+    rounds: Annotated[int, typer.Option(min=2, help="Rounds of each run.")] = 6,
+    parameters: Annotated[int, typer.Option(min=2, help="Of the model, which is linear.")] = 2,
+    database: Annotated[str, typer.Option(help="Of the SuperLink: sqlite, as deployments have it, or memory.")] = (
+        "sqlite"
+    ),
+) -> None:
+    """Print a row a number of nodes."""
+    # So that what was started ends also then.
+    signal.signal(signal.SIGTERM, _end)
+    if database not in ("sqlite", "memory"):
+        raise typer.BadParameter(f"{database!r} is neither sqlite nor memory", param_hint="database")
+    wanted = [(int(number), True) for number in real.split(",") if number]
+    wanted += [(int(number), False) for number in nodes.split(",") if number]
+    table = Table(*HEADINGS, title=f"Many sites, {parameters:,} parameters, database {database}", title_justify="left")
+    with errors_in_one_line():
+        try:
+            for number, is_real in wanted:
+                reading = measure(number, rounds, parameters, database == "sqlite", is_real)
+                table.add_row(*reading.cells)
+                console.print("  ".join(reading.cells))
+        finally:
+            console.print(table)
+    console.print(machine("httpx", "uvicorn", "sqlalchemy"))
+
+
+def _end(*_: object) -> NoReturn:
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:
+    """Run with so many nodes and return what it took, with whatever failed."""
+    reading = Reading(f"{nodes} real" if real else str(nodes))
+    with place() as home, ExitStack() as stack:
+        superlink = start_superlink(home, sqlite)
+        control = stack.enter_context(controller(home))
+        hosts = start_nodes(home, control, nodes, parameters, real)
+        _watch(home, control, superlink, hosts, reading, run_config(nodes, rounds, parameters))
+        reading.failures += failures(home)
+    return reading
+
+
+@contextmanager
+def place() -> Iterator[Path]:
+    """Yield a folder; what is started with it as FLWR_HOME ends with this, or soon after this process."""
+    with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+        home = Path(scratch)
+        (home / "empty").mkdir()  # what lies in a SuperLink's working directory is imported ahead of the app
+        certs.make(home / "certs", [_HOST], [], os.getuid())
+        watch = subprocess.Popen(
+            [sys.executable, reaper.__file__, scratch], stdin=subprocess.PIPE, start_new_session=True
+        )
+        try:
+            yield home
+        finally:
+            reaper.end(scratch)
+            assert watch.stdin is not None, "it is a pipe"
+            watch.stdin.close()
+            watch.wait()
+
+
+def start(home: Path, name: str, command: Sequence[str]) -> psutil.Process:
+    """Start a module of umbel's that logs to a file of that name."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))}
+    environment |= {
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "UMBEL_HOME": str(home / "umbel"),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(APP),
+    }
+    with (home / f"{name}.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", *command],
+            cwd=home / "empty",
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return psutil.Process(process.pid)
+
+
+def start_superlink(home: Path, sqlite: bool) -> psutil.Process:
+    """Start the server as it is deployed, and wait for it."""
+    port, keys = free_port(), home / "certs"
+    (home / "address").write_text(f"{_HOST}:{port}", encoding="utf-8")
+    command = ["deployment.superlink", "--host", _HOST, "--port", str(port), "--enable-supernode-auth"]
+    command += ["--ssl-ca-certfile", f"{keys}/ca.crt", "--ssl-certfile", f"{keys}/server.crt"]
+    command += ["--ssl-keyfile", f"{keys}/server.key", "--disable-runtime-dependency-installation"]
+    process = start(home, "superlink", [*command, *(["--database", f"{home}/state.db"] if sqlite else [])])
+    trusted = ssl.create_default_context(cafile=keys / "ca.crt")
+    with httpx.Client(verify=trusted, timeout=30) as client:
+        for _ in _until(_START_S):
+            with suppress(httpx.HTTPError):
+                if client.get(f"https://{_HOST}:{port}/health").is_success:
+                    return process
+            if not _lives(process):
+                break
+    raise LaunchError(f"the SuperLink did not start; its log ends:\n{_log(home, 'superlink')[-2000:]}")
+
+
+@contextmanager
+def controller(home: Path) -> Iterator[ControlHttpClient]:
+    """Yield what starts runs and registers nodes, without a process of ``flwr`` for each."""
+    ca = (home / "certs" / "ca.crt").read_bytes()
+    interceptors = [RuntimeVersionHttpInterceptor(component_name="flwr CLI")]
+    with ControlHttpClient.from_server_address(_address(home), False, ca, interceptors) as client:
+        yield client
+
+
+def start_nodes(
+    home: Path, control: ControlHttpClient, nodes: int, parameters: int, real: bool
+) -> list[psutil.Process]:
+    """Make and register the nodes' keys, start the nodes, and return their processes."""
+    names, keys = [f"site-{i}" for i in range(nodes)], home / "certs"
+    certs.make(keys, [_HOST], names, os.getuid())
+    for name in names:
+        public: Any = load_ssh_public_key((keys / f"{name}.pub").read_bytes())
+        control.RegisterNode(RegisterNodeRequest(public_key=public_key_to_bytes(public), name=name))
+    if real:
+        write_site(home / "site", parameters)
+        return [start(home, name, _site(home, name)) for name in names]
+    command = ["benchmarks.light_nodes", _address(home), str(keys / "ca.crt")]
+    some = [names[i : i + _TOGETHER] for i in range(0, nodes, _TOGETHER)]
+    return [start(home, f"site-{i}", [*command, *(str(keys / one) for one in ones)]) for i, ones in enumerate(some)]
+
+
+def _site(home: Path, name: str) -> list[str]:
+    """Return the module and the options of a real node."""
+    Ledger.create(home / f"{name}.sqlite")
+    config = f'data-path="{home}/site" ledger-path="{home}/{name}.sqlite" role="split" max-participations=1000'
+    options = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
+    return [
+        "deployment.node",
+        "--superlink",
+        _address(home),
+        *options,
+        "--port",
+        str(free_port()),
+        "--node-config",
+        config,
+    ]
+
+
+def write_site(folder: Path, parameters: int) -> None:
+    """Write a federation of two clients, one of which validates, for a linear model of so many parameters."""
+    source, split = np.random.default_rng(0), {"train": 1, "validation": 1}
+    manifest = Manifest(name="site", clients=2, split=split, model=_model(parameters), loss="mse")
+    features = source.uniform(-1, 1, (20, parameters - 1)).astype(np.float32)
+    write_federation(folder, manifest, features, features.mean(axis=1), offsets_of([10, 10]))
+
+
+def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
+    """Return the run config with which all nodes are asked in each round."""
+    return {
+        "federation": "", "model": _model(parameters), "loss": "mse", "restarts": 1, "step-size": 0.01, "patience": 0,
+        "rounds": rounds, "clients-per-round": nodes, "min-nodes": nodes, "node-wait": _START_S,
+        "round-timeout": _ROUND_S,
+    }  # fmt: skip
+
+
+def _model(parameters: int) -> str:
+    return f"linear-{parameters - 1}x1"  # and a bias
+
+
+def _watch(
+    home: Path,
+    control: ControlHttpClient,
+    superlink: psutil.Process,
+    hosts: Sequence[psutil.Process],
+    reading: Reading,
+    config: Mapping[str, Any],
+) -> None:
+    """Do a run and note in `reading` what it takes."""
+    nodes, rounds = int(config["min-nodes"]), int(config["rounds"])
+    for _ in _until(_START_S):
+        if _online(home) >= nodes:
+            break
+    else:
+        reading.failures[f"only {_online(home)} of {nodes} nodes came online"] += 1
+        return
+    bundle = Fab("", build_bundle(APP), {})
+    request = StartRunRequest(fab=fab_to_proto(bundle), override_config=user_config_to_proto(dict(config)))
+    run, began = control.StartRun(request).run_id, time.time()
+    cpu: list[dict[str, float]] = []  # when the first round was over, and the last
+    folder = None
+    for turn in _until(_START_S + rounds * _ROUND_S):
+        if not _lives(superlink):
+            reading.failures["the SuperLink died"] += 1
+            break
+        parties = {"SuperLink": superlink} | ({"ServerApp": app} if (app := _server_app(superlink)) else {})
+        for name, party in parties.items():
+            reading.memory[name] = max(reading.memory.get(name, 0), _most(party))
+        folder = folder or next((home / "umbel" / "runs").glob("*/config.toml"), None)
+        there = len(history(folder.parent)) if folder else 0
+        if (there >= 1 and not cpu) or (there >= rounds and len(cpu) == 1):
+            cpu.append({name: _cpu(party) for name, party in parties.items()})
+        if there >= rounds:  # what a run does at its end is not measured
+            break
+        if turn % 10 == 0 and (ended := _ended(control, run)):
+            reading.failures[ended] += 1
+            break
+    else:
+        reading.failures["the run did not end"] += 1
+    if folder:
+        reading.joined = folder.stat().st_mtime - began
+        done = history(folder.parent)
+        reading.rounds = [one["seconds"] for one in done[1:rounds]]
+        if lost := sum(one["lost_nodes"] for one in done):
+            reading.failures["a node did not answer in a round"] += lost
+    if len(cpu) == 2:
+        reading.cpu = {name: (after - cpu[0].get(name, 0)) / (rounds - 1) for name, after in cpu[1].items()}
+    family = [one for host in hosts if _lives(host) for one in (host, *host.children(recursive=True))]
+    reading.node = sum(one.memory_full_info().pss for one in family) / _MIB / nodes
+    reading.database = sum(file.stat().st_size for file in home.glob("state.db*")) / _MIB
+
+
+def history(folder: Path) -> list[dict[str, Any]]:
+    """Return the finished rounds of a run."""
+    try:
+        lines = (folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def failures(home: Path) -> Counter[str]:
+    """Return what the processes logged of what went wrong, without what differs from one time to the next."""
+    found: Counter[str] = Counter()
+    for file in home.glob("*.log"):
+        for line in _log(home, file.stem).splitlines():
+            plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
+            if match := re.search(rf"^{FAILED}(.*)|ERROR\W+(.*)", plain):
+                found[re.sub(r"\b[0-9a-f]{12,}\b|\d{4,}", "...", match[1] or match[2])] += 1
+    return found
+
+
+def _server_app(superlink: psutil.Process) -> psutil.Process | None:
+    for one in superlink.children(recursive=True):
+        with suppress(psutil.Error):
+            if any("flwr-serverapp" in word for word in one.cmdline()):
+                return one
+    return None
+
+
+def _lives(process: psutil.Process) -> bool:
+    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+
+
+def _most(process: psutil.Process) -> float:
+    """Return the most memory that a process has had, in MiB; 0 once it is over."""
+    with suppress(OSError):
+        status = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8")
+        return int((re.search(r"VmHWM:\s*(\d+)", status) or [0, 0])[1]) / 1024
+    return 0.0
+
+
+def _cpu(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0
+
+
+def _ended(control: ControlHttpClient, run: int) -> str:
+    """Return how a run ended, with Flower's reason; empty while it goes on."""
+    try:
+        status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
+    except httpx.TransportError:  # it has no time to say so
+        return ""
+    if status.status != "finished":
+        return ""
+    return f"finished:{status.sub_status}" + (f": {status.details}" if status.details else "")
+
+
+def _online(home: Path) -> int:
+    return sum(_log(home, file.stem).count(ONLINE) for file in home.glob("site-*.log"))
+
+
+def _log(home: Path, name: str) -> str:
+    return (home / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+
+def _address(home: Path) -> str:
+    return (home / "address").read_text(encoding="utf-8")
+
+
+def _until(seconds: float) -> Iterator[int]:
+    """Yield how often it was looked, from time to time, until so many seconds have gone by."""
+    end, turn = time.monotonic() + seconds, 0
+    while time.monotonic() < end:
+        yield turn
+        time.sleep(_LOOK_S)
+        turn += 1
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,100 @@
+"""Nodes that only answer answer as umbel's do, and a run with them ends with nothing left behind."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from subprocess import run
+
+import numpy as np
+import psutil
+import pytest
+
+from benchmarks import many_sites
+from benchmarks.light_nodes import FAILED, answer
+from federation import open_federation
+from fleet.roster import admitted
+from protocol.demands import Evaluation, Training
+from protocol.messages import keep_request, query, released_in, round_request, scores_in
+from protocol.records import pack
+
+HYPOTHESES = pack({"weight": np.ones((2, 1, 3), np.float32), "bias": np.zeros((2, 1), np.float32)})
+TRAINING = Training(round=1, clients=(0,), local_epochs=1, step_size=0.1, batch_size=0, noise_multiplier=5.0)
+EVALUATION = Evaluation(round=1, clients=(0,))
+
+
+@pytest.fixture
+def source() -> np.random.Generator:
+    return np.random.default_rng(0)
+
+
+def test_a_light_node_hosts_a_client_of_each_kind(source: np.random.Generator) -> None:
+    hosting = admitted(answer(query(), source), max_clients=2, together=False)
+    assert (hosting.train, hosting.validation, hosting.simulated) == (1, 1, False)
+
+
+def test_it_answers_a_round_with_a_release_beside_the_first_hypothesis(source: np.random.Generator) -> None:
+    reply = answer(round_request(HYPOTHESES, TRAINING, EVALUATION), source)
+    arrays, released, choices = released_in(reply, asked=1)
+    assert released.tolist() == [True]
+    assert choices is None
+    assert arrays["weight"].shape == (1, 1, 3)
+    assert 0 < np.abs(arrays["weight"] - 1).max() < 1
+    scores = scores_in(reply, asked=1)
+    assert scores is not None
+    assert np.isfinite(scores).all()
+
+
+def test_it_answers_only_what_it_is_asked(source: np.random.Generator) -> None:
+    scored, kept = (
+        answer(one, source) for one in (round_request(HYPOTHESES, None, EVALUATION), keep_request(HYPOTHESES))
+    )
+    assert set(scored) == {"scores"}
+    assert set(kept) == {"hosting"}
+
+
+def test_it_does_without_pytorch() -> None:
+    code = "import sys, benchmarks.light_nodes; sys.exit('torch' in sys.modules)"
+    assert run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> None:
+    many_sites.write_site(tmp_path / "site", 7)
+    federation = open_federation(tmp_path / "site")
+    assert federation.manifest.model == many_sites.run_config(3, 2, 7)["model"] == "linear-6x1"
+    assert federation.manifest.split == {"train": 1, "validation": 1}
+
+
+def test_what_failed_is_counted_by_its_words(tmp_path: Path) -> None:
+    (tmp_path / "site-0.log").write_text(f"{FAILED}ReadTimeout: timed out\n{FAILED}ReadTimeout: timed out\n")
+    (tmp_path / "superlink.log").write_text(
+        "\x1b[91mERROR\x1b[0m:     Failed to store object 0123456789abcdef: locked\nINFO:  all is well\n"
+    )
+    assert many_sites.failures(tmp_path) == {
+        "ReadTimeout: timed out": 2,
+        "Failed to store object ...: locked": 1,
+    }
+
+
+@pytest.mark.slow
+def test_a_run_with_light_nodes_is_measured_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    homes: list[str] = []
+    end = many_sites.reaper.end
+
+    def note(home: str) -> None:
+        homes.append(home)
+        end(home)
+
+    monkeypatch.setattr(many_sites.reaper, "end", note)
+    reading = many_sites.measure(3, rounds=2, parameters=2, sqlite=False)
+    assert not {what for what in reading.failures if "did not" in what or what.startswith("finished")}
+    assert len(reading.rounds) == 1, "the first warms up"
+    assert reading.rounds[0] > 0
+    assert reading.joined > 0
+    assert {*reading.cpu} == {*reading.memory} == {"SuperLink", "ServerApp"}
+    assert all(number > 0 for number in (*reading.cpu.values(), *reading.memory.values(), reading.node))
+    assert reading.database == 0, "it is in memory"
+    assert len(reading.cells) == len(many_sites.HEADINGS)
+    [home] = homes
+    assert not Path(home).exists()
+    assert not [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("FLWR_HOME") == home]
