@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,6 +53,9 @@ def command(
             raise typer.Exit(130) from None
 
 
+_SHORT = re.compile(r"[+-]?(\.\d+|\d+\.)(e[+-]?\d+)?", re.IGNORECASE)  # .5 and 5. are numbers to all but TOML
+
+
 def asked(words: list[str], config: Path | None = None, resume: bool = False) -> dict[str, Any]:
     """Return the run-config values that a command line stands for; errors as `umbel.configs.read_values`."""
     named = [word for word in words if "=" not in word]
@@ -74,5 +78,5 @@ def pairs(words: list[str]) -> dict[str, Any]:
             values |= tomllib.loads(word)
         except tomllib.TOMLDecodeError:
             key, _, text = word.partition("=")
-            values[key.strip()] = text.strip()
+            values[key.strip()] = float(text) if _SHORT.fullmatch(text.strip()) else text.strip()
     return values

@@ -35,6 +35,11 @@ def test_values_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> No
     assert asked([str(config), *words]) == asked(words, config) == values
 
 
+@pytest.mark.parametrize(("text", "number"), [(".5", 0.5), ("5.", 5.0), ("+.5", 0.5), (".5e-1", 0.05)])
+def test_a_number_may_be_short(text: str, number: float) -> None:
+    assert asked([f"step-size={text}"]) == {"step-size": number}
+
+
 def test_a_configuration_goes_by_its_name() -> None:
     assert asked(["hospital", "rounds=2"])["federation"] == "hospital"
 
