@@ -46,7 +46,8 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
 def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
     """Do a run as the app does, with its log, and return the folder that it leaves behind.
 
-    What it learns is what a run with ``flwr run`` learns, to the bit.
+    What it learns is what a run with ``flwr run`` learns: to the bit with as many nodes, or with ``engine=loop``, and
+    to rounding otherwise.
 
     Parameters
     ----------

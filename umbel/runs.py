@@ -186,7 +186,7 @@ def run(
         A configuration by its name in configs/, a TOML file, or run-config values; the demo, if not given.
     nodes : int
         Simulated nodes; 0 for as many as suit this machine. Only where sites release sums does what is
-        learnt depend on it.
+        learnt depend on it, by more than rounding.
     ray : bool
         Whether to run it in processes of its own instead of in this one: in Flower's own simulation, or on the Ray
         cluster that ``RAY_ADDRESS`` names.

@@ -35,7 +35,11 @@ def command(
         int, typer.Option(min=0, help="Simulated nodes, among which clients are dealt out.", show_default="as fit")
     ] = 0,
     in_process: Annotated[
-        bool, typer.Option("--in-process", help="In this process alone, without Flower's simulation: to the same bit.")
+        bool,
+        typer.Option(
+            "--in-process",
+            help="In this process alone, without Flower's simulation; with as many nodes, to the same bit.",
+        ),
     ] = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print what Flower and Ray say as well.")] = False,
 ) -> None:
