@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from protocol.cli import errors_in_one_line
+from protocol.errors import ConfigError
 from protocol.home import write_atomically
 
 console = Console(width=120, record=True)
@@ -34,6 +35,8 @@ def benchmark(out: Path | None) -> Iterator[None]:
     console.export_text(clear=True)
     try:
         with errors_in_one_line():
+            if out is not None and not out.parent.is_dir():
+                raise ConfigError(f"{out} cannot be written: its folder is missing; make it first")
             yield
         if out is not None:
             command = " ".join(["python", *sys.orig_argv[1:]])
