@@ -8,7 +8,6 @@ messages and the code between. The clock itself takes part of a microsecond a ca
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections import defaultdict
@@ -68,7 +67,7 @@ PARTS: dict[str, list[Place]] = {
     ],
     "sampling clients": [(Roster, "draw")],
     "k-means": [(strategies.group_privacy, "seeded_kmeans")],
-    "averages": [(strategies.base.HypothesisStrategy, "combine")],
+    "averages": [(strategies.base, "mean_of"), (strategies.base, "distances")],
 }
 
 
@@ -119,7 +118,6 @@ def main(
 ) -> None:
     """Print a table for each task."""
     with benchmark(out):
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
         for name in task.split(","):
