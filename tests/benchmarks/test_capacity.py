@@ -156,6 +156,11 @@ def test_every_part_is_timed_somewhere() -> None:
     assert all(set(names) <= set(QUANTITIES) for names in PARTS.values())
 
 
+def test_the_quickest_of_turns_and_the_most_memory_count() -> None:
+    one = capacity.quickest([Round({"noise": 1.0, "packing": 5.0}, 7.0), Round({"noise": 2.0, "packing": 3.0}, 6.0)])
+    assert one == Round({"noise": 1.0, "packing": 3.0}, 7.0)
+
+
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No processes apart, which import everything anew; this one is left as it was."""
