@@ -7,12 +7,14 @@ much however many there were; a last line that a killed run left half is none.
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import math
 import platform
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import blake2b
@@ -30,6 +32,7 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 from mechanisms.guarantee import pure_cost
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
+from protocol.errors import ConfigError
 from protocol.home import append, write_atomically
 from protocol.release import Release
 from server.history import Round, State
@@ -100,6 +103,23 @@ class RunFolder:
             except FileExistsError:
                 number += 1
                 path = parent / f"{name}-{number}"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others from going on with the run meanwhile: what two leave in one folder would be a mix.
+
+        Raises
+        ------
+        ConfigError
+            When another has it.
+        """
+        # A file that is there in every run and never replaced; a lock on it ends with the process.
+        with (self.path / "config.toml").open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process does the run in {self.path}; wait for it, or stop it") from None
+            yield
 
     def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:
         """Save the configuration of the run, the versions it runs with, and digests of what else it depends on.
