@@ -23,10 +23,10 @@ def shard(federation: Federation, first: int, step: int) -> Federation:
     manifest, offsets = federation.manifest, federation.offsets
     if manifest.part:
         raise FederationError(f"{manifest.name} is part {manifest.part} of a federation; shard the whole")
-    if not 0 <= first < step <= max(1, manifest.train):
-        raise FederationError(
-            f"{manifest.train} training clients make up to {manifest.train} parts, not part {first} of {step}"
-        )
+    if not 1 <= step <= max(1, manifest.train):
+        raise FederationError(f"{manifest.train} training clients make up to {manifest.train} parts, not {step}")
+    if not 0 <= first < step:
+        raise FederationError(f"there is no part {first} of {step}: they are numbered 0 to {step - 1}")
     here = np.arange(manifest.clients) % step == first
     lengths = np.diff(offsets)
     rows = np.repeat(here, lengths)

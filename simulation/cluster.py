@@ -26,6 +26,8 @@ PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")
 
 _CODE = Path(__file__).resolve().parents[1]
 _LISTEN_S = 5.0
+_ANSWER_S = 30.0  # a busy machine takes long over it
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of gRPC, and no settings
 _START_S = 300.0  # a machine's first process unpacks the code, and a busy one takes long over it
 
 
@@ -56,15 +58,28 @@ def address() -> str:
 
 
 def probe() -> None:
-    """Raise `ClusterError` where nobody listens at ``HOST:PORT``: Ray would try for minutes, without a word."""
+    """Raise `ClusterError` where nobody listens at ``HOST:PORT``, or what does is not Ray.
+
+    Ray would try for minutes, without a word.
+    """
     named = address()
     host, _, port = named.removeprefix("ray://").rpartition(":")
     if not (host and port.isdigit()):
         return
     try:
-        socket.create_connection((host, int(port)), timeout=_LISTEN_S).close()
+        with socket.create_connection((host, int(port)), timeout=_LISTEN_S) as line:
+            if os.environ.get("RAY_USE_TLS", "0") not in ("0", ""):
+                return
+            line.settimeout(_ANSWER_S)
+            line.sendall(_HELLO)
+            answer = line.recv(4)
     except (OSError, OverflowError) as error:
         raise ClusterError(f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS") from None
+    if answer[3:] != b"\x04":  # the settings with which whoever speaks gRPC begins
+        raise ClusterError(
+            f"RAY_ADDRESS={named}: what listens there is not Ray; give the port of ray start --head --port=PORT, or "
+            "unset RAY_ADDRESS"
+        )
 
 
 @contextmanager

@@ -154,9 +154,12 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
         # Who has all goes where fewest are.
         (by_part[own] if of == parts else min(by_part, key=len)).append(place)
     if empty := [str(part) for part, own in enumerate(by_part) if not own]:
-        held = ", ".join(f"{place.machine.name} has part {place.holding.part[0]}" for place in there)
+        held = ", ".join(
+            f"{place.machine.name} has {f'part {place.holding.part[0]}' if place.holding.part[1] > 1 else 'all'}"
+            for place in there
+        )
         raise ClusterError(
-            f"no machine of the Ray cluster has part {', '.join(empty)} of the federation's {parts} ({held}); "
+            f"no machine of the Ray cluster is left for part {', '.join(empty)} of the federation's {parts} ({held}); "
             "copy it to one's UMBEL_HOME, and see that its Ray is started with that"
         )
     if nodes % parts:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import platform
 import socket
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -23,11 +25,27 @@ def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
     return "127.0.0.1:1"
 
 
+@contextmanager
+def listening(answer: bytes) -> Iterator[str]:
+    """Give an address where somebody listens, and gives one caller this answer."""
+
+    def serve() -> None:
+        with suppress(OSError):
+            line, _ = server.accept()
+            with line:
+                line.recv(100)
+                line.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        host, port = server.getsockname()
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"{host}:{port}"
+
+
 @pytest.fixture
 def somebody(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An address where somebody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        named = f"127.0.0.1:{server.getsockname()[1]}"
+    """An address where somebody speaks as Ray does."""
+    with listening(bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))) as named:
         monkeypatch.setenv("RAY_ADDRESS", named)
         yield named
 
@@ -41,6 +59,14 @@ def test_a_cluster_is_named_by_the_environment(named: str, found: str, monkeypat
 def test_an_address_where_nobody_listens_is_named(nobody: str) -> None:
     with pytest.raises(ClusterError, match=rf"RAY_ADDRESS={nobody}: .*; start the cluster, or unset RAY_ADDRESS"):
         probe()
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""], ids=["a web server", "nothing"])
+def test_an_address_where_somebody_else_listens_is_named(answer: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(answer) as named:
+        monkeypatch.setenv("RAY_ADDRESS", named)
+        with pytest.raises(ClusterError, match=rf"RAY_ADDRESS={named}: what listens there is not Ray; give the port"):
+            probe()
 
 
 def test_so_does_a_run_before_it_makes_anything(nobody: str) -> None:

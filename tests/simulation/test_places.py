@@ -109,7 +109,12 @@ def test_each_simulated_node_lives_where_its_clients_are(there: list[Place], nod
 @pytest.mark.parametrize(
     ("there", "nodes", "told"),
     [
-        ([place("a", (0, 2))], 0, r"no machine .* has part 1 of the federation's 2 \(a has part 0\); copy it"),
+        ([place("a", (0, 2))], 0, r"no machine .* is left for part 1 of the federation's 2 \(a has part 0\); copy it"),
+        (
+            [place("a", (1, 3)), place("w")],
+            0,
+            r"left for part 2 of the federation's 3 \(a has part 1, w has all\); copy it",
+        ),
         ([place("a", (0, 2)), place("b", (1, 3))], 0, "parts of 2 and of 3; shard the federation once"),
         ([place("a", (0, 2)), place("b", (1, 2))], 3, "3 nodes cannot share 2 parts evenly; set --nodes to a multiple"),
     ],

@@ -109,7 +109,7 @@ def check(
 @app.command("shard")
 def shard_(
     federation: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
-    parts: Annotated[int, typer.Argument(help="How many.")],
+    parts: Annotated[int, typer.Argument(min=1, help="How many.")],
     out: Annotated[
         Path | None,
         typer.Option(help="Where part-0, part-1, ... are written.", show_default="NAME-shards"),

@@ -271,9 +271,16 @@ def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
     said("data", "shard", tmp_path / "plane", 3, "--only", 2, "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
-    assert "5 training clients make up to 5 parts, not part 3 of 3" in refused(
+    assert "there is no part 3 of 3: they are numbered 0 to 2" in refused(
         "data", "shard", tmp_path / "plane", 3, "--only", 3
     )
+
+
+def test_no_parts_are_refused(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 5, 2)
+    told = CliRunner().invoke(app, ["data", "shard", str(tmp_path / "plane"), "0"])
+    assert told.exit_code != 0
+    assert "0 is not in the range x>=1" in told.output
 
 
 def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
