@@ -10,7 +10,6 @@ command ends with 1 where one is worse than it was.
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -42,7 +41,6 @@ def main(
 ) -> None:
     """Print each ratio, as it was and as it is; below 1, umbel is the faster."""
     with benchmark(out):
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         before = read(SAVED)
         now = measured()

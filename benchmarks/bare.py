@@ -10,7 +10,6 @@ are whole: messages, gate, ledger, strategy. The hospital task needs its federat
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -45,7 +44,6 @@ def main(
 ) -> None:
     """Print a table for each task."""
     with benchmark(out):
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
         for name in task.split(","):

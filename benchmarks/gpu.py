@@ -9,7 +9,6 @@ minibatches of 10, one model.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
 from collections.abc import Callable
@@ -49,7 +48,6 @@ def main(
         console.print("not measured: PyTorch sees no GPU here")
         raise typer.Exit(1)
     with benchmark(out), tempfile.TemporaryDirectory() as scratch:
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         console.print(machine(), torch.cuda.get_device_name() if device == "cuda" else "", highlight=False)
         sizes = [int(size) for size in cohorts.split(",")]
         for size in sizes:

@@ -15,13 +15,13 @@ from server.setup import Setup
 from simulation.grid import InProcessGrid
 
 
-def prepare(config: Mapping[str, Any]) -> Callable[[], list[float]]:
+def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Callable[[], list[float]]:
     """Return what does the rounds of a run config and returns the validation loss of each, and after the last.
 
     What comes before the first round is done when it returns: data are open, the node has said what it
-    hosts. All rounds are done, whatever the config's patience.
+    hosts. All rounds are done, whatever the config's patience. A `grid` of one's own sees the messages.
     """
-    setup, grid = Setup.parse(config), InProcessGrid(client.app.app, config)
+    setup, grid = Setup.parse(config), grid or InProcessGrid(client.app.app, config)
     setup.strategy.fleet.roster(grid)
     start = initial_hypotheses(setup, grid)
     run = Run(setup, grid, State(hypotheses=start, best=start), setup.observers)

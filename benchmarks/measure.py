@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import signal
@@ -21,6 +22,7 @@ from rich.table import Table
 
 from protocol.cli import errors_in_one_line
 from protocol.errors import ConfigError
+from protocol.flower import FLOWER_LOGGER
 from protocol.home import write_atomically
 
 console = Console(width=120, record=True)
@@ -32,6 +34,8 @@ Out = Annotated[Path | None, typer.Option("--out", help="File for what is printe
 def benchmark(out: Path | None) -> Iterator[None]:
     """Do a benchmark: what it prints goes to the file `out` as well, and a signal to end leaves no process behind."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    level, threads = FLOWER_LOGGER.level, torch.get_num_threads()
+    FLOWER_LOGGER.setLevel(logging.ERROR)
     console.export_text(clear=True)
     try:
         with errors_in_one_line():
@@ -43,6 +47,8 @@ def benchmark(out: Path | None) -> Iterator[None]:
             write_atomically(out, f"$ {command}\n\n{console.export_text()}".encode())
     finally:
         signal.signal(signal.SIGTERM, before)
+        FLOWER_LOGGER.setLevel(level)
+        torch.set_num_threads(threads)
 
 
 @dataclass(frozen=True)

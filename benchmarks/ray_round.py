@@ -9,7 +9,6 @@ The same rounds are done in this process as well, which shows what umbel itself 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import statistics
 import tempfile
@@ -103,7 +102,6 @@ def main(
     with benchmark(out), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home, data = Path(scratch), find_federation("hospital")
         config = hospital(home) | {"rounds": rounds, "federation": str(data)}
-        logging.getLogger("flwr").setLevel(logging.ERROR)
         torch.set_num_threads(1)
         in_process.prepare(config)()  # to warm up
         go, began = in_process.prepare(config), time.perf_counter()

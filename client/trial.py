@@ -6,6 +6,10 @@ otherwise, is left to the loop.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -168,6 +172,21 @@ def _against_batches(learner: Learner, cohort: Cohort, expected: Arrays) -> str:
     return ""
 
 
+@contextmanager
+def _to_the_last_bits() -> Iterator[None]:
+    """Have a GPU compute in 32 bits: by default it convolves in fewer, and rounding would look like something else."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before = [one.allow_tf32 for one in backends]
+    try:
+        for one in backends:
+            one.allow_tf32 = False
+        yield
+    finally:
+        for one, allowed in zip(backends, before, strict=True):
+            one.allow_tf32 = allowed
+
+
+@_to_the_last_bits()
 def _step(learner: Learner, cohort: Cohort) -> Arrays:
     """Return what a learner makes of made-up clients: how the model scores, and all parameters after a step."""
     model = learner.model

@@ -15,7 +15,15 @@ clients that there are. Training clients come first, validation clients after th
 """
 
 from federation.data import Federation, check, held_out, offsets_of
-from federation.find import BUNDLED, digest_of, find_federation, find_typed, open_federation, read_manifest
+from federation.find import (
+    BUNDLED,
+    digest_of,
+    digest_of_rows,
+    find_federation,
+    find_typed,
+    open_federation,
+    read_manifest,
+)
 from federation.folder import check_out, write_federation
 from federation.leaf import write_leaf
 from federation.manifest import Manifest
@@ -31,6 +39,7 @@ __all__ = [
     "check",
     "check_out",
     "digest_of",
+    "digest_of_rows",
     "find_federation",
     "find_typed",
     "held_out",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,16 @@ class Federation:
         """Number of rows of each client that is here: of all, unless this is a part."""
         first, step = self.manifest.shard
         return np.diff(self.offsets)[first::step]
+
+    @cached_property
+    def digest(self) -> str:
+        """The beginning of the SHA-256 of all rows and whose they are, whatever files they are in."""
+        digest = hashlib.sha256()
+        for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            for start in range(0, len(array), _SCAN_ROWS):
+                digest.update(np.ascontiguousarray(array[start : start + _SCAN_ROWS]).tobytes())
+        return digest.hexdigest()[:16]
 
     def holds(self, first: int, step: int) -> bool:
         """Return whether the clients ``first, first + step, ...`` are here."""

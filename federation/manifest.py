@@ -16,7 +16,13 @@ from protocol.rules import Settings
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 _PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
 _SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
-_IF_ANY = ("metric", "part", "pretrained", "tokens")  # entries that stand in a file only where they say something
+_IF_ANY = (
+    "metric",
+    "part",
+    "pretrained",
+    "tokens",
+    "whole",
+)  # entries that stand in a file only where they say something
 
 
 class Manifest(Settings):
@@ -41,6 +47,8 @@ class Manifest(Settings):
     part : str
         ``"i/m"`` where only the rows of clients i, i + m, i + 2m, ... are here, a shard for one machine of
         several; all else that is said is of the whole. Empty where all are.
+    whole : str
+        Of a part, the digest of the whole's rows: parts of other rows do not go together.
     units : dict
         Public constants that map stored numbers to the world's. ``units["target"]`` may hold
         ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. Where
@@ -72,6 +80,7 @@ class Manifest(Settings):
     split: dict[str, int]
     model: str = ""
     part: str = ""
+    whole: str = ""
     loss: str = ""
     metric: str = ""
     pretrained: str = ""

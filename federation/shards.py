@@ -32,7 +32,7 @@ def shard(federation: Federation, first: int, step: int) -> Federation:
     rows = np.repeat(here, lengths)
     names = [name if here[client] else "" for client, name in enumerate(federation.names)]
     return Federation(
-        manifest.model_copy(update={"part": f"{first}/{step}" if step > 1 else ""}),
+        manifest.model_copy(update={"part": f"{first}/{step}", "whole": federation.digest} if step > 1 else {}),
         federation.features[rows],
         federation.targets[rows],
         offsets_of(np.where(here, lengths, 0)),

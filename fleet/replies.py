@@ -56,7 +56,8 @@ class Releases:
     Attributes
     ----------
     vectors : ndarray of float32, shape (m, n)
-        Sanitised parameter vectors, as they travelled. A sum over clients wants 64 bits (`protocol.arrays.mean_of`).
+        Sanitised parameter vectors, as they travelled, which cannot be written to. A sum over clients wants 64 bits
+        (`protocol.arrays.mean_of`).
     clients : ndarray of int, shape (m,)
         Who released, counted over the federation.
     choices : ndarray of int, shape (m,), or None
@@ -131,9 +132,9 @@ def read_releases(
     outside = asked.clients[np.concatenate([nobody, *(one.outside for one in taken)])]
     choices = np.concatenate([nobody, *(one.choices for one in taken)])[order] if asked.disclose else None
     lost = len(asked.positions) - len(taken)
-    return Releases(
-        _in_order(taken, order, n), asked.clients[joined[order]], choices, len(asked.clients), lost, outside
-    )
+    vectors = _in_order(taken, order, n)
+    vectors.flags.writeable = False  # whether one reply holds them all or several do
+    return Releases(vectors, asked.clients[joined[order]], choices, len(asked.clients), lost, outside)
 
 
 @dataclass

@@ -140,7 +140,7 @@ class Sanitiser:
         noise = self.mechanism.deviation(self.hypotheses.shape[1]) * self.radius
         step = grid_step(noise, self.finest)
         largest = float(np.abs(self.hypotheses).max()) + self.radius + _FAR * noise
-        return step if largest <= MOST_STEPS * step else 0.0
+        return step if largest <= min(MOST_STEPS * step, LARGEST) else 0.0
 
     @property
     def release(self) -> Release:

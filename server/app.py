@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from server.report import View, render
 from server.rounds import Run, initial_hypotheses, run_rounds
 from server.rules_of_thumb import RulesOfThumb
 from server.run_folder import RunFolder, versions
-from server.runs import home_of_runs
+from server.runs import home_of_runs, run_named
 from server.saved import Saved
 from server.setup import Setup
 from server.snapshots import Snapshots
@@ -62,37 +63,41 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             log(WARNING, "Clients begin their local parameters anew: what they kept in that run is of that run alone")
     setup.strategy.fleet.roster(grid)
     summary = Summary(setup.model, setup.manifest, setup.release)
-    if setup.config.resume:
-        folder, state, snapshots = _resume(setup, grid)
-    else:
-        folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
-        folder.write_config(setup.config.entries(), **setup.digests)
-        log(INFO, "Results go to %s", folder.path)
-        start = initial_hypotheses(setup, grid, folder.path.name)
-        state = State(hypotheses=start, best=start)
-        snapshots = Snapshots(state)
-    observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots), Released()]
-    observers += [RulesOfThumb(), *watching]
-    if setup.config.resume:
-        observers.append(Resumed())
-    run = Run(setup, grid, state, observers, folder.path.name, folder)
-    run_rounds(run)
+    with ExitStack() as held:
+        if setup.config.resume:
+            folder = RunFolder(run_named("resume", setup.config.resume))
+            held.enter_context(folder.held())
+            state, snapshots = _resume(setup, grid)
+        else:
+            folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
+            folder.write_config(setup.config.entries(), **setup.digests)
+            held.enter_context(folder.held())
+            log(INFO, "Results go to %s", folder.path)
+            start = initial_hypotheses(setup, grid, folder.path.name)
+            state = State(hypotheses=start, best=start)
+            snapshots = Snapshots(state)
+        observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots)]
+        observers += [Released(), RulesOfThumb(), *watching]
+        if setup.config.resume:
+            observers.append(Resumed())
+        run = Run(setup, grid, state, observers, folder.path.name, folder)
+        run_rounds(run)
 
-    sections = [section for observer in observers if (section := observer.section()) is not None]
-    folder.write_sections(sections)
-    participations = setup.strategy.fleet.participations
-    view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
-    folder.write_report(render(view, versions(), sections))
-    setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
-    for line in summary.closing_lines(state):
-        log(INFO, line)
-    log(INFO, "The results are in this folder; open report.html first:")
-    log(INFO, "%s", folder.path)
-    return folder.path
+        sections = [section for observer in observers if (section := observer.section()) is not None]
+        folder.write_sections(sections)
+        participations = setup.strategy.fleet.participations
+        view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
+        folder.write_report(render(view, versions(), sections))
+        setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
+        for line in summary.closing_lines(state):
+            log(INFO, line)
+        log(INFO, "The results are in this folder; open report.html first:")
+        log(INFO, "%s", folder.path)
+        return folder.path
 
 
-def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
-    """Return the folder of an interrupted run and where it stands, after its last finished round."""
+def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
+    """Return where an interrupted run stands, after its last finished round."""
     saved = Saved.of(setup)
     setup.strategy.fleet.resume(grid, saved.nodes, saved.spent)
     setup.strategy.state = saved.kept
@@ -100,7 +105,7 @@ def _resume(setup: Setup, grid: Grid) -> tuple[RunFolder, State, Snapshots]:
     saved.folder.write_latest(saved.state, saved.kept)
     log(INFO, "The run goes on after round %d", len(saved.state.history))
     log(INFO, "Results go to %s", saved.folder.path)
-    return saved.folder, saved.state, saved.snapshots
+    return saved.state, saved.snapshots
 
 
 def _name(setup: Setup, run_id: int) -> str:

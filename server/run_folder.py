@@ -7,12 +7,14 @@ much however many there were; a last line that a killed run left half is none.
 from __future__ import annotations
 
 import csv
+import fcntl
 import json
 import math
 import platform
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import lru_cache
 from hashlib import blake2b
@@ -30,6 +32,7 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 from mechanisms.guarantee import pure_cost
 from protocol.arrays import Arrays
 from protocol.demands import Hosting
+from protocol.errors import ConfigError
 from protocol.home import append, write_atomically
 from protocol.release import Release
 from server.history import Round, State
@@ -50,8 +53,8 @@ class RunFolder:
     ==========================  ==========================================================
     ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
     ``latest.safetensors``      what the next round would have started from; under ``strategy/`` what
-                                the strategy keeps from round to round; metadata ``rounds``: how many, and a
-                                digest of all that
+                                the strategy keeps from round to round; metadata ``rounds``: how many, a digest
+                                of all that, and one of the best hypotheses, "new" where no loss is known of them
     ``nodes.json``              the nodes in the order in which their clients are numbered
     ``history.jsonl``           a line a round (`server.history.Round`)
     ``participations.jsonl``    a line a round: how often each client released in it; the first line of a
@@ -80,6 +83,7 @@ class RunFolder:
         self.path = path
         # What this object wrote last.
         self._best: Arrays | None = None
+        self._known: tuple[Arrays, str] | None = None  # the best, and their digest
         self._stopped: str | None = None
         self._nodes: list[tuple[int, Hosting]] | None = None
         self._rounds = 0
@@ -100,6 +104,23 @@ class RunFolder:
             except FileExistsError:
                 number += 1
                 path = parent / f"{name}-{number}"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others from going on with the run meanwhile: what two leave in one folder would be a mix.
+
+        Raises
+        ------
+        ConfigError
+            When another has it.
+        """
+        # A file that is there in every run and never replaced; a lock on it ends with the process.
+        with (self.path / "config.toml").open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process does the run in {self.path}; wait for it, or stop it") from None
+            yield
 
     def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:
         """Save the configuration of the run, the versions it runs with, and digests of what else it depends on.
@@ -173,8 +194,12 @@ class RunFolder:
         """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
         rounds = str(len(state.history))
+        # What no loss is known of, whatever it is, has none when it is read again.
+        if self._known is None or self._known[0] is not state.best:
+            self._known = state.best, _digest(state.best, "")
+        best = self._known[1] if math.isfinite(state.best_loss) else "new"
         # In one entry: safetensors writes several in any order, and the same run should leave the same bytes.
-        metadata = {"rounds": f"{rounds} {_digest(latest, rounds)}"}
+        metadata = {"rounds": f"{rounds} {_digest(latest, rounds)} {best}"}
         write_atomically(self.path / "latest.safetensors", _to_bytes(latest, metadata))
 
     def write_releases(self, content: bytes) -> None:
@@ -219,9 +244,9 @@ class RunFolder:
         with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
             metadata = latest.metadata() or {}
         latest_arrays, best = self._read_arrays("latest"), self.read_best()
-        number, _, digest = metadata["rounds"].partition(" ")
-        # A run of an earlier version has no digest.
-        if digest and digest != _digest(latest_arrays, number):
+        number, *digests = metadata["rounds"].split(" ")
+        # A run of an earlier version has no digest, or that of the latest alone.
+        if digests[:1] and digests[0] != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors is not as the run wrote it")
         rounds = int(number)
         history = self.read_history(rounds)
@@ -236,7 +261,9 @@ class RunFolder:
             name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
         }
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
+        # Not the best of these rounds where a round that was not finished had found better ones: it scores them again.
         same = len(latest_arrays[names[0]]) == len(best[names[0]])
+        same = same and digests[1:] in ([], [_digest(best, "")])
         state = State(
             hypotheses={name: latest_arrays[name] for name in names},
             best={name: best[name] for name in names},

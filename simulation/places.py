@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
 
-from federation import digest_of, find_federation, read_manifest
+from federation import digest_of, digest_of_rows, find_federation, read_manifest
 from protocol.errors import ClusterError, FederationError
 from protocol.flower import log
 from protocol.home import umbel_home
@@ -26,8 +26,8 @@ class Holding:
         Where; empty where it has nothing.
     part : (int, int)
         i and m where it has the rows of part i of m alone, 0 and 1 where it has all.
-    manifest, data : str
-        Digests of what the manifest says of the whole, and of all files.
+    manifest, data, whole : str
+        Digests of what the manifest says of the whole, of what is here, and of the rows of the whole.
     missing : str
         Why it has nothing.
     """
@@ -36,6 +36,7 @@ class Holding:
     part: tuple[int, int] = (0, 1)
     manifest: str = ""
     data: str = ""
+    whole: str = ""
     missing: str = ""
 
 
@@ -77,8 +78,10 @@ def look(federation: str, path: str) -> Holding:
     try:
         found = next((one for one in (own, Path(path)) if one.exists()), None) or find_federation(federation)
         manifest = read_manifest(found)
-        entries = json.dumps(manifest.entries() | {"part": ""}, sort_keys=True)
-        return Holding(str(found), manifest.shard, hashlib.sha256(entries.encode()).hexdigest()[:16], digest_of(found))
+        entries = json.dumps(manifest.entries() | {"part": "", "whole": ""}, sort_keys=True)
+        said = hashlib.sha256(entries.encode()).hexdigest()[:16]
+        data = digest_of(found) if manifest.part else digest_of_rows(found)
+        return Holding(str(found), manifest.shard, said, data, manifest.whole if manifest.part else data)
     except (FederationError, OSError) as error:
         return Holding(missing=str(error))
 
@@ -106,8 +109,9 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, federation: s
             log(WARNING, "machine %s of the Ray cluster hosts nothing: %s", machine.name, holding.missing)
             continue
         name, other = first.setdefault(holding.part, (f"machine {machine.name}", holding))
-        if holding.manifest != own.manifest or holding.data != other.data:
-            who, at = (name, other.path) if holding.manifest == own.manifest else ("this machine", own.path)
+        same = (holding.manifest, holding.whole) == (own.manifest, own.whole)
+        if not same or holding.data != other.data:
+            who, at = (name, other.path) if same else ("this machine", own.path)
             raise ClusterError(
                 f"machine {machine.name} has another federation {federation!r}, in {holding.path}, than {who}, in "
                 f"{at}; copy the one that you mean to all machines, or its parts (umbel data shard)"

@@ -40,6 +40,7 @@ class Loss:
 class _Sent:
     message: Message
     place: Place
+    host: Any
     ticket: Any
 
 
@@ -119,8 +120,8 @@ class RayGrid(SimulatedGrid):
             self._fail(message, "no machine that is there has its part of the federation")
             return message_id
         place = self.homes[node]
-        ticket = self._hosts.ask(self._started[place], self.node_configs[node], message)
-        self._sent[message_id] = _Sent(message, place, ticket)
+        host = self._started[place]
+        self._sent[message_id] = _Sent(message, place, host, self._hosts.ask(host, self.node_configs[node], message))
         return message_id
 
     def _settle(self) -> None:
@@ -140,8 +141,10 @@ class RayGrid(SimulatedGrid):
 
     def _lose(self, sent: _Sent) -> None:
         """Note, once, that all that lived with the host that did not answer are lost."""
-        if sent.message.metadata.dst_node_id in self._homeless or self._started.pop(sent.place, None) is None:
+        # What one host left unanswered may be known only when another has taken its place.
+        if self._started.get(sent.place) is not sent.host:
             return
+        del self._started[sent.place]
         self._hosts.lost(sent.place)
         for node in [node for node, home in self.homes.items() if home == sent.place]:
             self._homeless.add(node)

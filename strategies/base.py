@@ -133,8 +133,8 @@ class HypothesisStrategy(Strategy):
         Parameters
         ----------
         releases : ndarray of float32, shape (m, n)
-            Sanitised parameter vectors, in client order, as they travelled. With a hypothesis they make float64;
-            a sum of them alone wants ``dtype=np.float64``.
+            Sanitised parameter vectors, in client order, as they travelled; they cannot be written to. With a
+            hypothesis they make float64; a sum of them alone wants ``dtype=np.float64``.
         hypotheses : ndarray, shape (k, n)
             The hypotheses that were broadcast.
         choices : ndarray of int, shape (m,), or None

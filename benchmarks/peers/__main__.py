@@ -9,7 +9,6 @@ reading of data and compilation are not measured. The hospital task needs its fe
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Sequence
@@ -44,7 +43,6 @@ def main(
 
 def measure(names: Sequence[str], tasks: Sequence[str], rounds: int, times: int, cores: int) -> None:
     """Let umbel and the named peers do each task, and print what they took."""
-    logging.getLogger("flwr").setLevel(logging.ERROR)
     # Children inherit it, and libraries make no more threads than cores they see.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
     torch.set_num_threads(cores)

@@ -100,6 +100,21 @@ def test_what_batches_can_do_is_computed_in_batches(name: str) -> None:
     assert type(try_out(models.load(name), data(rows), "cpu")) is BatchedLearner
 
 
+def test_the_two_forms_are_compared_in_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU convolves in fewer by default, and would seem to compute otherwise in batches; afterwards it does again."""
+    backends: tuple[Any, ...] = (torch.backends.cudnn, torch.backends.cuda.matmul)
+    before, seen, train = [one.allow_tf32 for one in backends], [], Learner.train
+
+    def watched(self: Learner, *arguments: Any) -> Any:
+        seen.append([one.allow_tf32 for one in backends])
+        return train(self, *arguments)
+
+    monkeypatch.setattr(Learner, "train", watched)
+    assert isinstance(try_out(models.load("linear"), data(), "cpu"), BatchedLearner)
+    assert seen == [[False, False]] * 2
+    assert [one.allow_tf32 for one in backends] == before
+
+
 def test_a_convolution_on_the_cpu_is_left_to_the_loop_as_before() -> None:
     images = data(np.zeros((3, 1, 6, 6), np.float32), [0, 1, 2])
     assert type(try_out(TINY_CNN, images, "cpu")) is LoopLearner

@@ -26,7 +26,7 @@ def written(part: Federation, folder: Path) -> Path:
 
 def test_a_part_keeps_the_numbers_and_the_manifest_of_the_whole(whole: Federation, tmp_path: Path) -> None:
     part = open_federation(written(shard(whole, 1, 3), tmp_path / "part"), part=True)
-    assert part.manifest == whole.manifest.model_copy(update={"part": "1/3"})
+    assert part.manifest == whole.manifest.model_copy(update={"part": "1/3", "whole": whole.digest})
     for client in range(7):
         for mine, all_ in zip(part.client(client), whole.client(client), strict=True):
             np.testing.assert_array_equal(mine, all_ if client % 3 == 1 else all_[:0])
@@ -36,6 +36,17 @@ def test_a_part_keeps_the_numbers_and_the_manifest_of_the_whole(whole: Federatio
 
 def test_all_parts_together_are_the_whole(whole: Federation) -> None:
     assert sum(len(shard(whole, i, 3).targets) for i in range(3)) == len(whole.targets)
+
+
+def test_parts_of_other_rows_say_so(whole: Federation) -> None:
+    same = Federation(whole.manifest, np.array(whole.features), whole.targets, whole.offsets, list("abcdefg"))
+    assert shard(same, 0, 3).manifest == shard(whole, 0, 3).manifest
+    assert shard(whole, 0, 3).manifest.whole == shard(whole, 1, 3).manifest.whole
+    targets = np.array(whole.targets)
+    targets[-1] += 1  # of the last client, which is in part 0
+    others = Federation(whole.manifest, whole.features, targets, whole.offsets)
+    moved = Federation(whole.manifest, whole.features, whole.targets, whole.offsets + (np.arange(8) == 1))
+    assert len({shard(one, 1, 3).manifest.whole for one in (whole, others, moved)}) == 3
 
 
 def test_names_stay_where_their_clients_are(whole: Federation) -> None:
@@ -101,4 +112,4 @@ def test_the_rows_are_those_of_the_part_that_is_named(whole: Federation, tmp_pat
 
 
 def test_a_manifest_of_the_whole_does_not_speak_of_parts(whole: Federation, tmp_path: Path) -> None:
-    assert "part" not in json.loads((written(whole, tmp_path / "all") / "manifest.json").read_text())
+    assert not {"part", "whole"} & set(json.loads((written(whole, tmp_path / "all") / "manifest.json").read_text()))

@@ -66,6 +66,15 @@ def test_releases_are_in_client_order_whatever_the_nodes(nodes: int) -> None:
     assert (releases.asked, releases.lost_nodes, releases.choices) == (4, 0, None)
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_strategy_cannot_write_into_what_came(nodes: int) -> None:
+    """It would move what is computed from the releases after it, or with one node, whose reply holds them, fail."""
+    fleet, grid, messages = training(nodes)
+    vectors = fleet.releases(grid.releases(messages, RELEASE.__getitem__)).vectors
+    with pytest.raises(ValueError, match="read-only"):
+        vectors -= 1
+
+
 def test_clients_that_did_not_release_are_left_out() -> None:
     fleet, grid, messages = training()
     releases = fleet.releases(grid.releases(messages, (RELEASE | {2: None}).__getitem__))

@@ -30,7 +30,6 @@ from client.app import app
 from federation import offsets_of, write_federation
 from mechanisms import Mechanism
 from mechanisms.guarantee import within_budget
-from privacy import gate
 from privacy import releases as mechanism
 from privacy.ledger import Ledger
 from protocol.demands import VERSION, Evaluation, Training
@@ -382,21 +381,19 @@ class Attacker:
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, int], Watched]]:
     """Sites, whose mechanism is looked at."""
     sites: list[Watched] = []
-    sanitise = gate.sanitise
+    sanitise = mechanism.sanitise_in_place
 
-    def look(noise: Mechanism | None, updates: Any, radius: float, mode: RadiusMode, *rest: Any) -> Any:
-        released = sanitise(noise, updates, radius, mode, *rest)
+    def look(noise: Mechanism | None, updates: Any, radius: float, mode: RadiusMode, *rest: Any) -> None:
         assert np.isfinite(updates).all()
         assert noise is not None
+        sanitise(noise, updates, radius, mode, *rest)
         sites[-1].noised.append((len(updates), noise.noise_multiplier, radius, mode))
-        return released
 
     def open_site(name: str, number: int) -> Watched:
         sites.append(Watched.open(name, tmp_path / f"{name}-{number}"))
         return sites[-1]
 
-    for module in (gate, mechanism):
-        monkeypatch.setattr(module, "sanitise", look)
+    monkeypatch.setattr(mechanism, "sanitise_in_place", look)  # of reports as well
     flower = logging.getLogger("flwr")
     level = flower.level
     flower.setLevel(logging.CRITICAL + 1)

@@ -747,6 +747,8 @@ def test_where_16_bits_may_not_do_a_release_travels_in_32() -> None:
     assert bits([[0.5, -0.5]], OWN, noise_multiplier=2.0) == 32, "an update may be of any length"
     assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC) == 32, "nothing travels far"
     assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC | {"noise_multiplier": 0.0}) == 32, "there is no grid"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"radius": 1e60}) == 32, "the grid's step is no 32-bit number"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"radius": 1e38}) == 32, "what many steps make is none"
 
 
 def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 import client.app
+import server.app
 from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
 from privacy.ledger import Ledger
 from privacy.memory_ledger import MemoryLedger
@@ -33,7 +34,7 @@ from protocol.errors import ConfigError, FleetError
 from protocol.messages import asks, keep_request, round_request
 from protocol.records import pack, unpack
 from protocol.run_config import RunConfig
-from server.rounds import draw_hypotheses
+from server.rounds import Run, draw_hypotheses
 from server.setup import Setup
 from simulation.grid import InProcessGrid
 from tests.helpers.disk import Killed, kill_when
@@ -618,6 +619,25 @@ def test_a_run_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
     for number, (often, _) in whole.ledger.items():
         assert again.ledger[number][0] >= often
     assert (umbel_home / "runs" / "resumed" / "report.html").exists()
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_a_run_is_done_by_one_process(
+    play: Play, interrupted: Callable[..., str], monkeypatch: pytest.MonkeyPatch, resumed: bool
+) -> None:
+    """Two on one folder would leave the rounds of the one and the hypotheses of the other."""
+    changes = {"resume": interrupted(3, "latest.safetensors")} if resumed else {}
+    rounds = server.app.run_rounds
+
+    def meanwhile(run: Run) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(server.app, "run_rounds", rounds)
+            with pytest.raises(ConfigError, match=f"another process does the run in .*{run.name}; wait for it, or"):
+                play(resume=run.name)
+        rounds(run)
+
+    monkeypatch.setattr(server.app, "run_rounds", meanwhile)
+    assert [entry["number"] for entry in play(**changes).history] == [1, 2, 3, 4, 5, 6, LAST]
 
 
 def headed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
 import platform
 import tomllib
@@ -302,9 +303,25 @@ def test_rounds_that_latest_does_not_stand_for_are_forgotten(folder: RunFolder, 
     (folder.path / "latest.safetensors").write_bytes(latest)
     read, spent, kept = RunFolder(folder.path).read(NAMES)
     assert [one.number for one in read.history] == [1, 2]
-    assert (read.best_round, read.best_loss, read.stale) == (1, 0.5, 0)
+    assert (read.best_round, read.best_loss, read.stale) == (1, math.inf, 0), "the loss was that of others"
     assert int(kept["steps"]) == 2
     assert spent == {0: 2}, "what was charged stays charged"
+    resumed = RunFolder(folder.path)
+    resumed.write_latest(read, kept)
+    assert RunFolder(folder.path).read(NAMES)[0].best_loss == math.inf, "however often it is killed before"
+
+
+def test_the_best_keep_their_loss_where_a_round_that_was_not_finished_had_found_no_better_ones(
+    folder: RunFolder, state: State
+) -> None:
+    state.best_round, state.best_loss = 1, 0.5
+    folder.write_round(state, np.array([1]), ONE, {})
+    latest = (folder.path / "latest.safetensors").read_bytes()
+    state.history.append(a_round(3))
+    folder.write_round(state, np.array([2]), ONE, {})
+    (folder.path / "latest.safetensors").write_bytes(latest)
+    read, _, _ = RunFolder(folder.path).read(NAMES)
+    assert (read.best_round, read.best_loss, read.stale) == (1, 0.5, 0)
 
 
 def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State) -> None:

@@ -70,6 +70,20 @@ def test_other_data_of_that_name_are_told(tmp_path: Path) -> None:
         places([(machine("one"), look("own", str(third)))], own, "own")
 
 
+def test_parts_of_other_data_are_told(tmp_path: Path) -> None:
+    """What a manifest says may be the same, as of data that were made again."""
+    before, after = (save_plane(tmp_path / name, 4, 1) for name in ("before", "after"))
+    (after / "targets.npy").write_bytes((after / "targets.npy").read_bytes()[:-1] + b"\x00")
+    parts = [look("own", str(write_part(before, tmp_path / "0", 0, 2)))]
+    parts += [look("own", str(write_part(one, tmp_path / one.name / "1", 1, 2))) for one in (before, after)]
+    for own in (look("own", str(before)), parts[0]):
+        there = [(machine("one"), parts[0]), (machine("two"), parts[1])]
+        assert len(places(there, own, "own")) == 2
+        there[1] = (machine("two"), parts[2])
+        with pytest.raises(ClusterError, match=r"machine two has another federation 'own', in .*1, than this machine"):
+            places(there, own, "own")
+
+
 # --- who lives where
 
 

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import safetensors.numpy
+from flwr.app import Message
 from flwr.serverapp import Grid
 
 import client.app
 from protocol.errors import FleetError
+from protocol.messages import query
 from protocol.run_config import RunConfig
 from server.app import conduct
 from server.observer import Observer
@@ -148,6 +150,21 @@ def test_a_host_that_dies_alone_is_started_again(round: int, config: dict[str, A
     folder = conduct(RayGrid(hosts), config, 7, [Losses(), At(round, lambda: hosts.kill_host("one"))])
     assert [lost for _, lost in rounds(folder)] == [int(number == round) for number in range(1, 5)]
     assert hosts.started == ["one", "one"]
+
+
+def test_what_is_known_late_of_a_dead_host_does_not_cost_the_one_in_its_place(
+    config: dict[str, Any], whole: Path
+) -> None:
+    hosts = FakeHosts(config, {"one": whole})
+    grid = RayGrid(hosts, nodes=2)
+    hosts.kill_host("one")
+    first, second = grid.push_messages([Message(query(), node, "query") for node in grid.get_node_ids()])
+    assert [reply.has_error() for reply in grid.pull_messages([first])] == [True]
+    assert list(grid.get_node_ids()) == [100, 101], "both live with a new host"
+    assert [reply.has_error() for reply in grid.pull_messages([second])] == [True]
+    assert list(grid.get_node_ids()) == [100, 101]
+    assert hosts.started == ["one", "one"], "which is not started once more, and forgets nothing"
+    assert [loss.node for loss in grid.losses] == [0, 1]
 
 
 def test_nodes_that_refuse_end_a_run_all_the_same(

@@ -1,0 +1,283 @@
+"""Predict what a round takes from clients, parameters and machines, and check that on two sizes that run here.
+
+    python -m benchmarks.capacity [--clients-per-round 1000 --parameters 25000000 --machines 10 ...] [--out FILE]
+
+Small federations of made-up rows are played in processes of their own, one thread each (`benchmarks.sizes`). Each
+part of a round is timed in time of a core, and memory is counted above imports. A part is taken for a sum of what
+there is of its size (`PARTS`), of which each costs what fits these rounds best. Two sizes to which nothing is fitted
+are played among them, and compared with what is predicted of them. Needs Linux.
+
+Clients are divided among nodes, a node a core, and the server is on the first machine and one of its cores. Not in the
+sum: what Flower takes to send a byte and to store it; that the cores of a machine share its memory; rows, which are
+as many for all clients; and what a processor's caches save where models are small, in which a sum is least right.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import numpy as np
+import typer
+from rich.table import Table
+from scipy.optimize import nnls
+
+from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.scale import apart
+from benchmarks.sizes import CNN, HOSPITAL, Network, Round, Size, play
+from client.learner import CPU_CHUNK_BYTES
+from protocol.errors import ConfigError
+
+_KEPT = 32 << 20  # bytes, from which on an array that is freed goes back to the system (glibc's M_MMAP_THRESHOLD)
+_HELD = 3  # what a node holds of each client at the end: trained, released, and packed
+_TRAINED = 3  # and in a chunk, as `Learner._training_bytes` counts
+_GIB, _MIB = 1 << 30, 1 << 20
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+NETWORKS: tuple[Network, ...] = ("mlp", "cnn")
+
+QUANTITIES: dict[str, Callable[[Size], float]] = {
+    "a round": lambda size: 1.0,
+    "a client": lambda size: size.clients + size.validation,
+    "a step": lambda size: size.steps,
+    "sent": lambda size: size.sent,
+    "sent and hypothesis": lambda size: size.sent * size.hypotheses,
+    "scored": lambda size: (size.clients + size.validation) * size.rows * size.sent,
+    "released": lambda size: size.releases,
+    "released and hypothesis": lambda size: size.releases * size.hypotheses,
+    "released and row": lambda size: size.releases * size.epochs * size.rows,
+    "released and step": lambda size: size.releases * size.steps,
+    "kept": lambda size: size.releases * (4 * size.releases < _KEPT),
+    "new": lambda size: size.releases * (4 * size.releases >= _KEPT),
+    "new and step": lambda size: size.releases * size.steps * (4 * size.releases >= _KEPT),
+}
+"""What there is of a size: numbers of its models, for each client or hypothesis, and how often they are computed on.
+
+Arrays are `kept` by C's library when they are freed, or else `new` each time, handed out by the system page by page.
+"""
+
+PARTS: dict[str, Sequence[str]] = {
+    "scoring": ("a round", "a client", "scored"),
+    "training": ("a round", "a client", "a step", "released and row", "released and step", "new and step"),
+    "noise": ("a round", "a client", "sent", "released", "new"),
+    "packing": ("a round", "released", "new"),
+    "the rest of a node": ("a round", "a client", "sent"),
+    "reading": ("a round", "sent", "released", "released and hypothesis"),
+    "k-means": ("a round", "sent", "released", "released and hypothesis"),
+    "averages": ("a round", "sent", "released", "new"),
+    "the rest of the server": ("a round", "a client", "sent", "sent and hypothesis"),
+    "memory": ("a round", "sent", "released", "kept"),
+}
+"""What the seconds of each part are a sum of, and a node's bytes."""
+
+SERVER = ("reading", "k-means", "averages", "the rest of the server")
+OF_A_NETWORK = ("scoring", "training", "memory")
+"""What costs each network something else."""
+
+FITTED = (
+    Size("mlp", HOSPITAL, 20, 20, 4, batch=0),
+    Size("mlp", HOSPITAL, 400, 200, 4, hypotheses=5),
+    Size("mlp", 20_000, 20, 10, 20),
+    Size("mlp", 300_000, 20, 10, 40, epochs=2, batch=20),
+    Size("mlp", 300_000, 10, 10, 20, hypotheses=8),
+    Size("mlp", 200_000, 80, 10, 20),
+    Size("cnn", CNN, 2, 2, 20),
+    Size("cnn", CNN, 4, 2, 40, batch=20),
+    Size("cnn", CNN, 3, 6, 30, hypotheses=4, batch=30),
+)
+CHECKED = (Size("mlp", 100_000, 60, 20, 30, hypotheses=3), Size("cnn", CNN, 8, 4, 50))
+"""Of other sizes than anything that is fitted."""
+
+
+Costs = Mapping[tuple[str, Network], Sequence[float]]
+"""What one of each of a part's quantities costs."""
+
+
+def fit(rounds: Mapping[Size, Round]) -> Costs:
+    """Return the costs, none below 0, that are least wrong in shares of what was measured."""
+    costs: dict[tuple[str, Network], Sequence[float]] = {}
+    for part, names in PARTS.items():
+        for network in NETWORKS:
+            # The smallest sizes say what is fixed of either network.
+            mine = [s for s in rounds if part not in OF_A_NETWORK or network == s.network or s.parameters == HOSPITAL]
+            took = np.array([rounds[s].memory if part == "memory" else rounds[s].seconds[part] for s in mine])
+            table = np.array([[QUANTITIES[name](s) for name in names] for s in mine])
+            scale = np.maximum(np.abs(table).max(axis=0), 1e-300)
+            costs[part, network] = (nnls(table / scale / took[:, None], np.ones(len(mine)))[0] / scale).tolist()
+    return costs
+
+
+def cost(costs: Costs, part: str, size: Size) -> float:
+    """Return what a part of a round takes of a size."""
+    each = costs[part, size.network]
+    return sum(one * QUANTITIES[name](size) for one, name in zip(each, PARTS[part], strict=True))
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a round takes: seconds of its parts, and bytes."""
+
+    clients: float
+    network: float
+    server: float
+    wait: float
+    node_bytes: float
+    server_bytes: float
+    sent_bytes: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole round."""
+        return self.clients + self.network + self.server + self.wait
+
+
+def forecast(costs: Costs, size: Size, bandwidth: float = math.inf, wait: float = 0.0) -> Forecast:
+    """Return what a round takes whose server is on the first machine, with `bandwidth` in Gbit/s to the others."""
+    node, away = size.of_a_node, 1 - 1 / size.machines
+    sent = 4 * (size.nodes * size.sent + size.releases)
+    start, per_sent, *_ = costs["memory", size.network]
+    # All that was answered, the same in the order of clients where there are nodes, and a copy of the largest group.
+    held = 4 * size.releases * (2 + (size.nodes > 1))
+    return Forecast(
+        clients=sum(cost(costs, part, node) for part in PARTS if part not in (*SERVER, "memory")),
+        network=8e-9 * sent * away / bandwidth,
+        server=sum(cost(costs, part, size) for part in SERVER),
+        wait=wait,
+        node_bytes=memory_of(costs, node),
+        server_bytes=start + held + per_sent * size.sent,
+        sent_bytes=sent,
+    )
+
+
+def memory_of(costs: Costs, size: Size) -> float:
+    """Return a node's bytes: as fitted, but that only so many clients are trained at once as a chunk holds."""
+    start, per_sent, per_release, kept = costs["memory", size.network]
+    at_once = min(size.releases, CPU_CHUNK_BYTES / (4 * _TRAINED))
+    trains = 4 * size.releases + (per_release - 4) * at_once
+    return start + per_sent * size.sent + max(trains, 4 * _HELD * size.releases) + kept * QUANTITIES["kept"](size)
+
+
+TYPICAL = (
+    Size("mlp", HOSPITAL, 100, 200, 4, hypotheses=5),
+    Size("cnn", CNN, 100, 20, 200, epochs=5),
+    *(Size("mlp", 25_000_000, 1000, 50, 100, machines=machines) for machines in (1, 10, 100)),
+)
+MATRICES = ((100, 10**6), (1000, 10**6), (100, 25 * 10**6), (1000, 25 * 10**6), (1000, 10**9))
+
+
+_NOTHING = Size("mlp", 0, 100, 20, 100)  # what is asked by default
+
+
+def main(
+    clients_per_round: Annotated[int, typer.Option(min=1, help="Training clients asked in a round.")] = 100,
+    validation_clients: Annotated[int, typer.Option(min=0, help="Validation clients asked in a round.")] = 20,
+    parameters: Annotated[int, typer.Option(min=0, help="Of the network; 0 for a table of a few sizes.")] = 0,
+    rows: Annotated[int, typer.Option(min=1, help="Of a client.")] = 100,
+    hypotheses: Annotated[int, typer.Option(min=1, help="k.")] = 2,
+    epochs: Annotated[int, typer.Option(min=1, help="Over a client's rows.")] = 1,
+    batch: Annotated[int, typer.Option(min=0, help="Rows of a minibatch; 0 for all.")] = 10,
+    network: Annotated[Network, typer.Option(help="What costs as much a parameter: mlp or cnn.")] = "mlp",
+    machines: Annotated[int, typer.Option(min=1, help="Among which clients are divided.")] = 1,
+    cores: Annotated[int, typer.Option(min=1, help="Of a machine, each a node.")] = 1,
+    bandwidth: Annotated[float, typer.Option(help="Of the server's network, in Gbit/s; inf to leave it out.")] = 10.0,
+    wait: Annotated[float, typer.Option(min=0, help="Seconds that Flower waits in a round.")] = 0.0,
+    price: Annotated[float | None, typer.Option(min=0, help="Dollars an hour and machine.")] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="Rounds of each size that is measured.")] = 4,
+    times: Annotated[int, typer.Option(min=1, help="Turns of all sizes.")] = 2,
+    out: Out = None,
+) -> None:
+    """Print what is predicted, and how far predictions are from what two sizes take here."""
+    asked = Size(network, parameters, clients_per_round, validation_clients, rows, hypotheses, epochs, batch, machines)
+    with benchmark(out):
+        if not parameters and asked != _NOTHING:
+            raise ConfigError("say how many --parameters the network has; without, a table of a few sizes is all")
+        sizes = [replace(size, cores=cores) for size in ([asked] if parameters else TYPICAL)]
+        # Checked among the others, so that what else the machine does falls on both alike.
+        order = [*FITTED[::2], *CHECKED, *FITTED[1::2]]
+        with one_thread():
+            turns = [{size: apart(play, size, rounds) for size in order} for _ in range(times)]
+        measured = {size: quickest([turn[size] for turn in turns]) for size in order}
+        costs = fit({size: measured[size] for size in FITTED})
+        console.print(predictions(costs, sizes, bandwidth, wait, price))
+        console.print(comparison(costs, {size: measured[size] for size in CHECKED}))
+        if not parameters:
+            console.print(matrices(costs))
+        console.print(machine(), highlight=False)
+
+
+def quickest(rounds: Sequence[Round]) -> Round:
+    """Return the least that each part took, since others on the machine only make it longer, and the most memory."""
+    seconds = {part: min(one.seconds[part] for one in rounds) for part in rounds[0].seconds}
+    return Round(seconds, max(one.memory for one in rounds))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Have processes that are started compute on one thread each."""
+    before = dict(os.environ)
+    os.environ.update(dict.fromkeys(_THREADS, "1"))
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def predictions(costs: Costs, sizes: Sequence[Size], bandwidth: float, wait: float, price: float | None) -> Table:
+    """Return the table of what sizes take."""
+    title = f"A round with {bandwidth:g} Gbit/s to the server: seconds by parts, and what it holds and sends"
+    headings = ["clients", "M parameters", "k", "machines", "s, clients", "network", "server", "all"]
+    headings += ["GiB, node", "server", "sent", *([] if price is None else ["dollars"])]
+    rows = []
+    for size in sizes:
+        one = forecast(costs, size, bandwidth, wait)
+        row = [f"{size.clients:,}", short(size.parameters / 1e6), str(size.hypotheses)]
+        row += [f"{size.machines} x {size.cores}", *map(short, (one.clients, one.network, one.server, one.seconds))]
+        row += [short(count / _GIB) for count in (one.node_bytes, one.server_bytes, one.sent_bytes)]
+        rows.append([*row, *([] if price is None else [short(size.machines * price * one.seconds / 3600)])])
+    return table_of(title, headings, rows)
+
+
+def comparison(costs: Costs, measured: Mapping[Size, Round]) -> Table:
+    """Return the table of what was predicted of sizes in one process, and what they took."""
+    rows = []
+    for size, one in measured.items():
+        said, took = forecast(costs, size), sum(one.seconds.values())
+        row = [f"{size.network}, {size.clients} clients, {size.parameters:,} parameters", short(said.seconds)]
+        row += [short(took), f"{said.seconds / took:.2f}", short(said.node_bytes / _MIB)]
+        rows.append([*row, short(one.memory / _MIB), f"{said.node_bytes / one.memory:.2f}"])
+    headings = ["", "s, predicted", "measured", "ratio", "MiB, predicted", "measured", "ratio"]
+    return table_of("Sizes to which nothing was fitted, in one process", headings, rows)
+
+
+def matrices(costs: Costs) -> Table:
+    """Return the table of what releases take of the server, as a matrix of clients and parameters."""
+    rows = []
+    for clients, parameters in MATRICES:
+        size = Size("mlp", parameters, clients, 0, 1)
+        # A k-means that changes no label looks for the nearest twice and computes the means once.
+        seconds = [cost(costs, "k-means", size), sum(cost(costs, part, size) for part in SERVER)]
+        rows.append([f"{clients:,} x {parameters:,}", short(4 * size.releases / _GIB), *map(short, seconds)])
+    return table_of("The server's matrix, k = 2", ["releases", "GiB", "s, k-means", "s, the server"], rows)
+
+
+def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Return a table whose numbers stand to the right."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def short(number: float) -> str:
+    """Return a number in three digits, or all that are before the point."""
+    return f"{number:.3g}" if abs(number) < 1000 else f"{number:,.0f}"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,166 @@
+"""Rounds of a size that is asked for, on made-up rows, timed part by part in time of a core."""
+
+from __future__ import annotations
+
+import logging
+import math
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from flwr.app import Message
+from flwr.clientapp import ClientApp
+
+import client.app
+import fleet.fleet
+import privacy.gate
+import strategies.group_privacy
+from benchmarks import in_process
+from benchmarks.parts import Place, Stopwatch
+from benchmarks.scale import memory
+from client.learner import Learner
+from federation import Manifest, offsets_of, write_federation
+from privacy.releases import Sanitiser
+from simulation.grid import InProcessGrid
+from simulation.in_process import run_config
+from strategies.base import HypothesisStrategy
+
+Network = Literal["mlp", "cnn"]
+CNN = 1_206_590
+"""Parameters of ``cnn``, whatever a size says."""
+HOSPITAL = 11
+"""Of ``mlp``; a network of more is as wide as it takes."""
+
+PLACES: dict[str, list[Place]] = {
+    "scoring": [(Learner, "score")],
+    "training": [(Learner, "train")],
+    "noise": [(Sanitiser, "of"), (Sanitiser, "sanitised")],
+    "packing": [(privacy.gate, "training_reply")],
+    "reading": [(fleet.fleet, "read_releases")],
+    "k-means": [(strategies.group_privacy, "seeded_kmeans")],
+    "averages": [(HypothesisStrategy, "learn")],
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """What a round asks, and of how many machines. A core of a machine is a node."""
+
+    network: Network
+    parameters: int
+    clients: int
+    validation: int
+    rows: int
+    hypotheses: int = 2
+    epochs: int = 1
+    batch: int = 10
+    machines: int = 1
+    cores: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """The nodes among which clients are divided."""
+        return self.machines * self.cores
+
+    @property
+    def of_a_node(self) -> Size:
+        """What the busiest node does."""
+        return replace(
+            self,
+            clients=math.ceil(self.clients / self.nodes),
+            validation=math.ceil(self.validation / self.nodes),
+            machines=1,
+            cores=1,
+        )
+
+    @property
+    def steps(self) -> int:
+        """Minibatches of a client."""
+        return self.epochs * math.ceil(self.rows / (min(self.batch, self.rows) or self.rows))
+
+    @property
+    def releases(self) -> int:
+        """Numbers that clients release."""
+        return self.clients * self.parameters
+
+    @property
+    def sent(self) -> int:
+        """Numbers that a node is sent."""
+        return self.hypotheses * self.parameters
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round took: seconds of a core by part, and bytes at most above imports."""
+
+    seconds: Mapping[str, float]
+    memory: float
+
+
+class NotingGrid(InProcessGrid):
+    """Notes what a stopwatch says when messages are sent."""
+
+    def __init__(self, config: Mapping[str, Any], watch: Stopwatch) -> None:
+        super().__init__(cast(ClientApp, watch.around("the rest of a node", client.app.app)), config)
+        self._watch = watch
+        self.notes: list[dict[str, float]] = []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have messages answered."""
+        self.notes.append({**self._watch.seconds, "": time.process_time()})
+        return super().push_messages(messages)
+
+
+def write(folder: Path, size: Size) -> None:
+    """Write a federation of made-up rows for a network of about that many parameters."""
+    rng, clients = np.random.default_rng(0), size.clients + size.validation
+    shape: tuple[int, ...]
+    if size.network == "cnn":
+        name, shape, classes = "cnn", (28, 28), 62
+    elif size.parameters == HOSPITAL:
+        name, shape, classes = "mlp", (3,), 0
+    else:
+        name, shape, classes = f"mlp-64x{size.parameters // 75}x10", (64,), 10
+    features = rng.standard_normal((clients * size.rows, *shape), np.float32)
+    targets = rng.integers(classes, size=len(features)) if classes else features[:, 0]
+    split = {"train": size.clients, "validation": size.validation}
+    loss = "cross-entropy" if classes else "rmse"
+    manifest = Manifest(name="capacity", clients=clients, split=split, model=name, loss=loss)
+    write_federation(folder, manifest, features, targets, offsets_of([size.rows] * clients))
+
+
+def play(size: Size, rounds: int) -> Round:
+    """Do rounds of a size in this process; the first warms up, and of each part the quickest counts."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+        write(Path(scratch) / "data", size)
+        config = run_config(
+            "hospital",
+            federation=str(Path(scratch) / "data"),
+            rounds=rounds,
+            hypotheses=size.hypotheses,
+            clients_per_round=size.clients,
+            validation_clients_per_round=size.validation,
+            local_epochs=size.epochs,
+            batch_size=size.batch,
+            step_size=0.05,
+        )
+        before, watch = memory()["VmRSS"], Stopwatch(time.process_time)
+        grid = NotingGrid(config, watch)
+        go = in_process.prepare(config, grid)
+        with watch.watch(PLACES):
+            go()
+        above = memory()["VmHWM"] - before
+    notes = grid.notes[-rounds:]
+    took = [{part: now[part] - then[part] for part in now} for then, now in pairwise(notes)]
+    for one in took:
+        whole = one.pop("")
+        one["the rest of the server"] = whole - sum(one.values())
+    return Round({part: min(one[part] for one in took) for part in took[0]}, above)
