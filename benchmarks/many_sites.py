@@ -1,13 +1,14 @@
 """Join many sites to one SuperLink, as deployments do, until something breaks.
 
-    python -m benchmarks.many_sites [--nodes 10,50,100,200] [--real 5] [--rounds 3] [--parameters 2] [--database sqlite]
+    python -m benchmarks.many_sites [--nodes 10,50,100,200] [--real 5] [--rounds 6] [--parameters 2] [--database sqlite]
+        [--out FILE]
 
 For each number of nodes a SuperLink of its own (`deployment.superlink`) speaks TLS on loopback, knows each node by
 a key, and runs umbel's ServerApp in a process of its own; each round asks all nodes. Real nodes are
 `deployment.node`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
 which loads the SuperLink as much and this machine little. Joining is from the run's submission until all nodes
-have said what they host; the first round warms up. Beside a round's seconds stand those that the SuperLink and the
-ServerApp computed in it, and the most memory that they had.
+have said what they host; the first round warms up. Beside a round's seconds (median, lowest to highest) stand those
+that the SuperLink and the ServerApp computed in it, one plus the other, and the most memory that they had.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import ssl
 import statistics
 import subprocess
@@ -27,7 +27,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import httpx
 import numpy as np
@@ -43,11 +43,10 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from rich.table import Table
 
 from benchmarks.light_nodes import FAILED, ONLINE
-from benchmarks.measure import console, machine
+from benchmarks.measure import Out, benchmark, console, machine
 from deployment import certs
 from federation import Manifest, offsets_of, write_federation
 from privacy.ledger import Ledger
-from protocol.cli import errors_in_one_line
 from protocol.errors import LaunchError
 from protocol.flower import build_bundle
 from simulation import reaper
@@ -59,10 +58,8 @@ _HOST = "127.0.0.1"
 # Light nodes of one process; with more of them they wait for each other more than for the SuperLink.
 _TOGETHER = 50
 _START_S, _ROUND_S, _LOOK_S = 600.0, 300.0, 0.2
-HEADINGS = (
-    "nodes", "s to join", "s a round", "lowest to highest", "s of SuperLink", "s of ServerApp", "MiB SuperLink",
-    "MiB ServerApp", "MiB a node", "MiB database", "what failed",
-)  # fmt: skip
+HEADINGS = ("nodes", "s to join", "s a round", "s computed", "MiB at most", "MiB a node", "MiB database", "what failed")
+_PARTIES = ("SuperLink", "ServerApp")
 
 
 @dataclass
@@ -99,14 +96,13 @@ class Reading:
         times = self.rounds or [float("nan")]
         return (
             self.nodes,
-            f"{self.joined:.1f}",
-            f"{statistics.median(times):.2f}",
-            f"{min(times):.2f} to {max(times):.2f}",
-            *(f"{self.cpu.get(name, 0):.2f}" for name in ("SuperLink", "ServerApp")),
-            *(f"{self.memory.get(name, 0):.0f}" for name in ("SuperLink", "ServerApp")),
+            f"{self.joined:.0f}",
+            f"{statistics.median(times):.1f} ({min(times):.1f} to {max(times):.1f})",
+            " + ".join(f"{self.cpu.get(name, 0):.1f}" for name in _PARTIES),
+            " + ".join(f"{self.memory.get(name, 0):.0f}" for name in _PARTIES),
             f"{self.node:.1f}",
             f"{self.database:.1f}",
-            "; ".join(f"{number} x {what}" for what, number in self.failures.most_common(3)),
+            ", ".join(f"{number} x {what}" for what, number in self.failures.most_common(3)),
         )
 
 
@@ -118,28 +114,23 @@ def main(
     database: Annotated[str, typer.Option(help="Of the SuperLink: sqlite, as deployments have it, or memory.")] = (
         "sqlite"
     ),
+    out: Out = None,
 ) -> None:
     """Print a row a number of nodes."""
-    # So that what was started ends also then.
-    signal.signal(signal.SIGTERM, _end)
     if database not in ("sqlite", "memory"):
         raise typer.BadParameter(f"{database!r} is neither sqlite nor memory", param_hint="database")
     wanted = [(int(number), True) for number in real.split(",") if number]
     wanted += [(int(number), False) for number in nodes.split(",") if number]
     table = Table(*HEADINGS, title=f"Many sites, {parameters:,} parameters, database {database}", title_justify="left")
-    with errors_in_one_line():
+    with benchmark(out):
+        console.print(machine("httpx", "uvicorn", "sqlalchemy"), highlight=False)
         try:
             for number, is_real in wanted:
                 reading = measure(number, rounds, parameters, database == "sqlite", is_real)
                 table.add_row(*reading.cells)
-                console.print("  ".join(reading.cells))
+                print("  ".join(reading.cells), file=sys.stderr)  # the next takes minutes
         finally:
             console.print(table)
-    console.print(machine("httpx", "uvicorn", "sqlalchemy"))
-
-
-def _end(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
 from queue import Empty, SimpleQueue
-from threading import Thread
+from threading import Thread, current_thread
 
 import httpx
 from flwr.app import Message
@@ -19,8 +19,10 @@ from protocol.polling import pause
 
 # Messages without a reply, of rounds that are over.
 _REMEMBERED = 1000
-# Pulls that a look begins at a time, and the seconds that it waits for them.
-_LANES, _PATIENCE = 16, 1.0
+# Threads that pull replies of this round, and of others, and the seconds that a look waits for them.
+_LANES, _PATIENCE = (16, 2), 1.0
+# A thread whose reply takes so many times as long as others do, and longer than a look, is stuck: another takes over.
+_STUCK = 4
 # Messages sent at a time: those who look for theirs find its parts there, and need not ask for them again and again.
 _BATCH = 16
 # What goes wrong on the way to the SuperLink is no fault of the node whose reply was pulled.
@@ -61,68 +63,147 @@ class _Sent:
     kind: str
 
 
+@dataclass(frozen=True)
+class _Pulled:
+    """What a thread has to say: of a reply that it pulled or that is not there yet, or that it pulls no more."""
+
+    thread: Thread
+    message_id: str = ""
+    replies: Sequence[Message] = ()
+    error: Exception | None = None
+    last: bool = False
+
+
+class _Line:
+    """Messages whose replies are pulled, some at a time, by threads.
+
+    Parameters
+    ----------
+    lanes : int
+        Threads that pull at once, besides those that are stuck.
+    done : SimpleQueue of _Pulled
+        What they say.
+    pulling : set of str
+        Messages whose replies are pulled, in this line or another.
+    """
+
+    def __init__(self, lanes: int, done: SimpleQueue[_Pulled], pulling: set[str]) -> None:
+        self._lanes, self._done, self._pulling = lanes, done, pulling
+        self._next: SimpleQueue[str] = SimpleQueue()
+        self._looks = 0
+        self._last: dict[str, int] = {}  # in which look a message was asked for
+        self._since: dict[Thread, float] = {}  # when each thread began with what it pulls
+        self.usual = 0.0
+        """Seconds that a reply takes."""
+
+    def look(self, grid: Grid, message_ids: Sequence[str]) -> set[Thread]:
+        """Begin threads that ask for messages, those first that were not asked for longest; return the threads."""
+        while True:  # what the last look left over
+            try:
+                self._pulling.discard(self._next.get_nowait())
+            except Empty:
+                break
+        self._looks += 1
+        self._last = {one: self._last.get(one, 0) for one in message_ids}
+        for one in sorted(set(message_ids) - self._pulling, key=self._last.__getitem__):
+            self._pulling.add(one)
+            self._next.put(one)
+        now, long = time.monotonic(), max(_PATIENCE, _STUCK * self.usual)
+        busy = sum(now - since < long for since in list(self._since.values()))
+        number = max(0, min(self._lanes - busy, self._next.qsize()))
+        lanes = {Thread(target=self._pull, args=(grid,), daemon=True) for _ in range(number)}
+        for lane in lanes:
+            self._since[lane] = now
+            lane.start()
+        return lanes
+
+    def note(self, pulled: _Pulled) -> None:
+        """Note that a message was asked for."""
+        self._pulling.discard(pulled.message_id)
+        if pulled.message_id in self._last:
+            self._last[pulled.message_id] = self._looks
+
+    def _pull(self, grid: Grid) -> None:
+        """Pull one reply after the other until one is not there, or there are no more to pull."""
+        thread, there = current_thread(), True
+        while there:
+            try:
+                message_id = self._next.get_nowait()
+            except Empty:
+                break
+            self._since[thread] = began = time.monotonic()
+            try:
+                pulled = _Pulled(thread, message_id, list(grid.pull_messages([message_id])))
+                there = bool(pulled.replies)
+            except Exception as error:  # judged where it is waited for
+                pulled = _Pulled(thread, message_id, error=error)
+            if pulled.replies:
+                self.usual += (time.monotonic() - began - self.usual) / 8
+            self._done.put(pulled)
+        del self._since[thread]
+        self._done.put(_Pulled(thread, last=True))
+
+
 class _Mailbox:
     """Pulls each reply by itself, in threads.
 
     A node that cuts off the upload of its reply makes Flower's pull wait for the rest, minutes
     long, and one whose reply Flower cannot read makes it raise. Neither shall hold up a round, or
-    take the replies of others along.
+    take the replies of others along. So each is asked for by itself. While nodes compute, a look does not ask for all
+    of them: a thread ends with the first reply that is not there, and the next look goes on behind it.
     """
 
     def __init__(self) -> None:
-        self._pulling: set[str] = set()
-        self._next: SimpleQueue[str] = SimpleQueue()
-        self._done: SimpleQueue[tuple[str, list[Message] | Exception]] = SimpleQueue()
+        self._done: SimpleQueue[_Pulled] = SimpleQueue()
+        pulling: set[str] = set()
+        self._lines = [_Line(lanes, self._done, pulling) for lanes in _LANES]
 
-    def pull(self, grid: Grid, message_ids: Sequence[str], patience: float) -> tuple[list[Message], list[str]]:
-        """Return the replies that are there, and the messages whose replies cannot be read.
+    def pull(
+        self, grid: Grid, awaited: Sequence[str], overdue: Sequence[str], patience: float
+    ) -> tuple[list[Message], list[str]]:
+        """Return replies that are there, and the messages whose replies cannot be read.
 
         A pull that takes longer than `patience` seconds goes on, and its reply is among the next.
+
+        Parameters
+        ----------
+        grid : Grid
+        awaited : sequence of str
+            Messages of this round.
+        overdue : sequence of str
+            Of others; nobody waits for their replies, and they are in nobody's way.
+        patience : float
         """
         if getattr(grid, "in_process", False):
-            return list(grid.pull_messages(message_ids)), []
-        begun = {message_id for message_id in message_ids if message_id not in self._pulling}
-        self._pulling.update(begun)
-        for message_id in begun:
-            self._next.put(message_id)
-        # Threads of earlier looks may be stuck: these do not wait for them, and take what those have left.
-        for _ in range(min(_LANES, self._next.qsize())):
-            Thread(target=self._pull, args=(grid,), daemon=True).start()
-        until = time.monotonic() + patience
-        replies: list[tuple[str, list[Message]]] = []
+            return list(grid.pull_messages([*awaited, *overdue])), []
+        until, lanes = time.monotonic() + patience, set[Thread]()
+        for line, message_ids in zip(self._lines, (awaited, overdue), strict=True):
+            lanes |= line.look(grid, message_ids)
+        read: list[_Pulled] = []
         unreadable: list[str] = []
         lost: Exception | None = None
         while True:
             try:
-                message_id, pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if begun else 0.0)
+                pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if lanes else 0.0)
             except Empty:
                 break
-            begun.discard(message_id)
-            self._pulling.discard(message_id)
-            if isinstance(pulled, list):
-                replies.append((message_id, pulled))
-            elif isinstance(pulled, _TRANSPORT):
-                lost = pulled
+            if pulled.last:
+                lanes.discard(pulled.thread)
+                continue
+            for line in self._lines:
+                line.note(pulled)
+            if pulled.error is None:
+                read.append(pulled)
+            elif isinstance(pulled.error, _TRANSPORT):
+                lost = pulled.error
             else:
-                log(WARNING, "a reply cannot be read: %s", told(pulled))
-                unreadable.append(message_id)
+                log(WARNING, "a reply cannot be read: %s", told(pulled.error))
+                unreadable.append(pulled.message_id)
         if lost is not None:
-            for read in replies:  # nobody can pull them again
-                self._done.put(read)
+            for pulled in read:  # nobody can pull them again
+                self._done.put(pulled)
             raise lost
-        return [reply for _, pulled in replies for reply in pulled], unreadable
-
-    def _pull(self, grid: Grid) -> None:
-        """Pull one reply after the other until there are no more to pull."""
-        while True:
-            try:
-                message_id = self._next.get_nowait()
-            except Empty:
-                return
-            try:
-                self._done.put((message_id, list(grid.pull_messages([message_id]))))
-            except Exception as error:  # judged where it is waited for
-                self._done.put((message_id, error))
+        return [reply for pulled in read for reply in pulled.replies], unreadable
 
 
 class Exchange:
@@ -190,7 +271,7 @@ class Exchange:
         spoilt: list[_Sent] = []
         while True:
             left = max(0.0, began + timeout - time.monotonic())
-            replies, unreadable = self._mailbox.pull(grid, [*waiting, *self._overdue], min(_PATIENCE, left))
+            replies, unreadable = self._mailbox.pull(grid, [*waiting], [*self._overdue], min(_PATIENCE, left))
             for message_id in unreadable:
                 self._overdue.pop(message_id, None)
                 if message_id in waiting:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
+from queue import SimpleQueue
 from threading import Event
+from types import SimpleNamespace
 
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fleet.exchange import Answer, Exchange
+import fleet.exchange
+from fleet.exchange import Answer, Exchange, _Line
 from protocol.flower import ErrorCode
 
 
@@ -163,6 +167,61 @@ def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
     answers = Exchange().run(Dripping(), messages, timeout=600, enough=lambda got: len(got) == 10)
     assert nodes(answers) == list(range(41, 51))
     Dripping.rest.set()
+
+
+class Silent(Post):
+    """Nobody answers; it counts what it is asked for."""
+
+    in_process = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: Counter[str] = Counter()
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.asked.update(message_ids)
+        return []
+
+
+def test_a_look_asks_for_few_of_many_replies_while_none_is_there() -> None:
+    """Each costs a server a request: of two hundred nodes that compute, every look would keep it busy for seconds."""
+    grid = Silent()
+    Exchange().run(grid, [to(node) for node in range(200)], timeout=600, enough=lambda _: True)
+    assert 1 <= grid.asked.total() <= 16
+
+
+def test_the_next_look_asks_for_those_that_the_last_one_left_out() -> None:
+    grid = Silent()
+    Exchange().run(grid, [to(node) for node in range(100)], timeout=600, enough=lambda _: len(grid.asked) == 100)
+    assert max(grid.asked.values()) <= 2
+
+
+def test_replies_that_are_overdue_are_in_nobodys_way() -> None:
+    """Hundreds of nodes are gone; those that are there are asked for in the first look."""
+    grid, exchange = Silent(), Exchange()
+    exchange.run(grid, [to(node) for node in range(500)], timeout=600, enough=lambda _: True)
+    grid.asked.clear()
+    exchange.run(grid, [to(node) for node in range(10)], timeout=600, enough=lambda _: True)
+    assert {str(500 + node) for node in range(10)} <= set(grid.asked)
+
+
+def test_other_threads_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, rest = [0.0], Event()
+    grid = Silent()
+    grid.pull_messages = lambda _: [rest.wait()]  # type: ignore
+    monkeypatch.setattr(fleet.exchange, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    line, messages = _Line(3, SimpleQueue(), set()), [str(number) for number in range(20)]
+
+    def begun(second: float) -> int:
+        now[0] = second
+        return len(line.look(grid, messages))
+
+    assert [begun(second) for second in (0, 0.9, 1.1, 1.5)] == [3, 0, 3, 0]
+    line.usual = 10  # where the server is slow to hand out any
+    assert [begun(second) for second in (5, 39, 41.2)] == [0, 0, 3]
+    rest.set()
 
 
 def wait_until_dropped(exchange: Exchange, grid: Post) -> int:

@@ -1,0 +1,139 @@
+"""What share of the machine's peak a round of the CNN reaches, and where the rest goes.
+
+    python -m benchmarks.peak [--times N] [--out FILE]
+
+The peaks are measured, not looked up: PyTorch's matrix product, and its convolutions of the CNN's own shapes by
+themselves, again and again on the same numbers. The operations of a round are those that PyTorch calls, counted as they
+are called (`torch.utils.flop_counter`); one multiplication with its addition counts as two.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.table import Table
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import in_process
+from benchmarks.bare import ROUNDS
+from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.parts import PARTS, Stopwatch
+from benchmarks.peers.tasks import TASKS
+
+BATCH = 20
+"""Rows of a minibatch of the task, for which the convolutions are measured by themselves."""
+_COMPUTED = ("scoring, to choose and to evaluate", "training")
+_SECONDS = 0.3  # of a measurement, at least
+
+
+def main(
+    times: Annotated[int, typer.Option(min=1, help="Measurements of each, of which the best counts.")] = 5,
+    out: Out = None,
+) -> None:
+    """Print two tables."""
+    with benchmark(out):
+        torch.set_num_threads(1)
+        console.print(machine(), highlight=False)
+        peaks = {name: max(rate(step) for _ in range(times)) for name, step in steps().items()}
+        table = Table(title="What a core computes, one thing again and again", title_justify="left")
+        for heading in ("", "GFLOP/s"):
+            table.add_column(heading, justify="right" if heading else "left")
+        for name, peak in peaks.items():
+            table.add_row(name, f"{peak / 1e9:.0f}")
+        console.print(table)
+        show(max(peaks.values()))
+
+
+def steps() -> dict[str, Callable[[], Any]]:
+    """Return what is measured by itself: a large matrix product, and the CNN's layers forwards and backwards."""
+    large = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    found: dict[str, Callable[[], Any]] = {"matrix product, 1024 x 1024": lambda: large[0] @ large[1]}
+    for name, inputs, kernel in (("conv1", (1, 28, 28), (32, 1, 3, 3)), ("conv2", (32, 26, 26), (64, 32, 3, 3))):
+        rows, weight = (
+            torch.randn(shape).to(memory_format=torch.channels_last) for shape in ((BATCH, *inputs), kernel)
+        )
+        found[f"{name} forwards"] = _forwards(rows, weight)
+        found[f"{name} backwards"] = _backwards(rows, weight, needs_inputs=name != "conv1")
+    dense = torch.randn(BATCH, 9216), torch.randn(9216, 128)
+    return found | {"fc1 forwards": lambda: dense[0] @ dense[1]}
+
+
+def _forwards(rows: Tensor, weight: Tensor) -> Callable[[], Any]:
+    return lambda: torch.conv2d(rows, weight)
+
+
+def _backwards(rows: Tensor, weight: Tensor, needs_inputs: bool) -> Callable[[], Any]:
+    gradient = torch.randn_like(torch.conv2d(rows, weight))
+    wanted = [needs_inputs, True, False]
+    return lambda: torch.ops.aten.convolution_backward(
+        gradient, rows, weight, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted
+    )
+
+
+def rate(step: Callable[[], Any]) -> float:
+    """Return the operations a second of a step that is done again and again."""
+    with FlopCounterMode(display=False) as counter:
+        step()
+    steps, began = 0, time.perf_counter()
+    while (took := time.perf_counter() - began) < _SECONDS:
+        step()
+        steps += 1
+    return float(counter.get_total_flops()) * steps / took
+
+
+def show(peak: float) -> None:
+    """Print what the parts of a round of the CNN take, and how much of the peak each reaches."""
+    with tempfile.TemporaryDirectory() as scratch:
+        config = TASKS["cnn"](Path(scratch)) | {"rounds": ROUNDS["cnn"]}
+        operations = {part: count(part, config) for part in _COMPUTED}
+        go, watch = in_process.prepare(config), Stopwatch()
+        with watch.watch():
+            began = time.perf_counter()
+            go()
+            whole = time.perf_counter() - began
+    rounds = int(config["rounds"])
+    table = Table(title="A round of the CNN, by itself and as a share of the best above", title_justify="left")
+    for heading in ("", "GFLOP", "ms", "GFLOP/s", "% of peak"):
+        table.add_column(heading, justify="right" if heading else "left")
+    seconds = {part: watch.seconds[part] for part in _COMPUTED}
+    seconds["the rest: noise, messages, averages, policy"] = whole - sum(seconds.values())
+    for part, took in [*seconds.items(), ("all", whole)]:
+        flops = sum(operations.values()) if part == "all" else operations.get(part, 0.0)
+        cells = [f"{flops / rounds / 1e9:.1f}", f"{flops / took / 1e9:.0f}", f"{flops / took / peak:.0%}"]
+        gigas, speed, share = cells if flops else [""] * 3
+        table.add_row(part, gigas, f"{1e3 * took / rounds:.0f}", speed, share)
+    console.print(table)
+
+
+def count(part: str, config: dict[str, Any]) -> float:
+    """Return the operations of a part of all rounds."""
+    total = 0.0
+
+    class Counter(Stopwatch):
+        """Counts what is computed inside a part, in place of time."""
+
+        def around(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+            def counted(*args: Any, **kwargs: Any) -> Any:
+                nonlocal total
+                with FlopCounterMode(display=False) as counter:
+                    found = function(*args, **kwargs)
+                total += counter.get_total_flops()
+                return found
+
+            return counted
+
+    go = in_process.prepare(config)
+    with Counter().watch({part: PARTS[part]}):
+        go()
+    return total
+
+
+if __name__ == "__main__":
+    typer.run(main)
