@@ -139,8 +139,8 @@ def forecast(costs: Costs, size: Size, bandwidth: float = math.inf, wait: float 
     node, away = size.of_a_node, 1 - 1 / size.machines
     sent = 4 * (size.nodes * size.sent + size.releases)
     start, per_sent, *_ = costs["memory", size.network]
-    # All that was answered, the same in the order of clients where there are nodes, and a copy of the largest group.
-    held = 4 * size.releases * (2 + (size.nodes > 1))
+    # All that was answered, and of several nodes the same in the order of clients.
+    held = 4 * size.releases * (1 + (size.nodes > 1))
     return Forecast(
         clients=sum(cost(costs, part, node) for part in PARTS if part not in (*SERVER, "memory")),
         network=8e-9 * sent * away / bandwidth,

@@ -3,8 +3,8 @@
     python -m deployment.supernode --superlink HOST:PORT --isolation=process ...
 
 takes the options of Flower's ``flower-supernode``. That looks every three seconds, which is most of a round of a small
-model; this looks as seldom only where no message has come for a minute, or where the server is slow to answer: the
-looks of many sites that have nothing to do would hold up those that have.
+model; this looks as seldom only where no message has come for a minute. Where the server is slow to answer it looks
+more seldom still: the looks of many sites that have nothing to do would hold up those that have.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from protocol.polling import pause
 
 # The fewest seconds between looks for a message, and those between looks for its reply.
 _SHORTEST, _REPLY = 0.5, 0.1
-# How many times as long as a look took there is none; the server answers in some hundredths of a second if it has time.
-_RESTS = 20.0
+# How many times as long as a look took there is none, and the most seconds; the server answers in some hundredths of a
+# second if it has time.
+_RESTS, _LONGEST = 20.0, 10.0
 
 
 class Pace:
@@ -47,7 +48,7 @@ class Pace:
             self._last, self._woke = now, None
             return min(_REPLY, flowers_own)
         took = 0.0 if self._woke is None else now - self._woke
-        seconds = min(flowers_own, max(_RESTS * took, pause(now - self._last, _SHORTEST, flowers_own)))
+        seconds = max(min(_RESTS * took, _LONGEST), pause(now - self._last, _SHORTEST, flowers_own))
         self._woke = now + seconds
         return seconds
 

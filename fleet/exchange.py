@@ -117,6 +117,10 @@ class _Line:
             lane.start()
         return lanes
 
+    def learn(self, seconds: float) -> None:
+        """Note what a reply took; one that takes far longer than others, as some node may wish, counts little."""
+        self.usual += (min(seconds, 2 * self.usual + _PATIENCE / 10) - self.usual) / 8
+
     def note(self, pulled: _Pulled) -> None:
         """Note that a message was asked for."""
         self._pulling.discard(pulled.message_id)
@@ -138,7 +142,7 @@ class _Line:
             except Exception as error:  # judged where it is waited for
                 pulled = _Pulled(thread, message_id, error=error)
             if pulled.replies:
-                self.usual += (time.monotonic() - began - self.usual) / 8
+                self.learn(time.monotonic() - began)
             self._done.put(pulled)
         del self._since[thread]
         self._done.put(_Pulled(thread, last=True))

@@ -91,10 +91,10 @@ def test_memory_of_a_node_is_as_fitted_until_a_chunk_is_full() -> None:
     assert memory_of(costs, larger) == pytest.approx(5 + 10 * 2e6 + 3 * 4 * 2e9), "trained, released and packed"
 
 
-def test_the_server_holds_answers_a_group_and_of_nodes_an_order() -> None:
+def test_the_server_holds_answers_and_of_several_nodes_an_order() -> None:
     costs = costs_of(memory={"a round": 5.0, "sent": 10.0})
-    assert forecast(costs, HUNDRED).server_bytes == 5 + 10 * 2000 + 2 * 4e5
-    assert forecast(costs, replace(HUNDRED, machines=2)).server_bytes == 5 + 10 * 2000 + 3 * 4e5
+    assert forecast(costs, HUNDRED).server_bytes == 5 + 10 * 2000 + 4e5
+    assert forecast(costs, replace(HUNDRED, machines=2)).server_bytes == 5 + 10 * 2000 + 2 * 4e5
 
 
 def test_the_fit_finds_what_rounds_were_made_of() -> None:

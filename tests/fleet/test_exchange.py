@@ -224,6 +224,16 @@ def test_other_threads_take_over_from_those_that_are_stuck_and_not_from_slow_one
     rest.set()
 
 
+def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_hardly_change_it() -> None:
+    line = _Line(3, SimpleQueue(), set())
+    for _ in range(100):
+        line.learn(5.0)
+    assert line.usual == pytest.approx(5.0, rel=1e-3), "a server may be as slow as that"
+    for number in range(1000):
+        line.learn(60.0 if number % 5 == 0 else 0.5)
+    assert line.usual < 1
+
+
 def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     """Do rounds until one drops a reply; return how many it drops."""
     deadline = time.monotonic() + 600

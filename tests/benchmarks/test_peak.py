@@ -1,0 +1,54 @@
+"""What a round computes is counted as one would by hand, and speeds are operations by seconds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks import peak
+from federation import Manifest, offsets_of, write_federation
+from simulation.in_process import run_config
+
+CONV1 = 2 * peak.BATCH * (26 * 26 * 32) * (9 * 1)
+CONV2 = 2 * peak.BATCH * (24 * 24 * 64) * (9 * 32)
+OPERATIONS = {
+    "matrix product, 1024 x 1024": 2 * 1024**3,
+    "conv1 forwards": CONV1,
+    "conv1 backwards": CONV1,  # of the weights alone
+    "conv2 forwards": CONV2,
+    "conv2 backwards": 2 * CONV2,
+    "fc1 forwards": 2 * peak.BATCH * 9216 * 128,
+}
+
+
+def test_each_step_is_as_many_operations_as_by_hand() -> None:
+    counted = {}
+    for name, step in peak.steps().items():
+        with FlopCounterMode(display=False) as counter:
+            step()
+        counted[name] = counter.get_total_flops()
+    assert counted == OPERATIONS
+
+
+def test_a_rate_is_operations_by_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([10.0, 10.1, 10.2, 10.4])
+    monkeypatch.setattr(peak, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    step = peak.steps()["fc1 forwards"]
+    assert peak.rate(step) == pytest.approx(2 * OPERATIONS["fc1 forwards"] / 0.4)
+
+
+def test_the_operations_of_a_part_are_those_of_all_rounds(tmp_path: Path) -> None:
+    """The network 3 -> 2 -> 1 has 8 products, with an addition each, a row; each client has 3 rows."""
+    features = np.random.default_rng(0).uniform(-1, 1, (60, 3)).astype(np.float32)
+    manifest = Manifest(name="alike", clients=20, split={"train": 12, "validation": 8}, model="mlp", loss="rmse")
+    write_federation(tmp_path / "alike", manifest, features, features.sum(1), offsets_of([3] * 20))
+    config = run_config(
+        "hospital", federation=str(tmp_path / "alike"), hypotheses=4, restarts=1, clients_per_round=6,
+        validation_clients_per_round=5, patience=0, rounds=2,
+    )  # fmt: skip
+    chosen, evaluated = 2 * (6 * 3 * 4 * 16), 3 * (5 * 3 * 4 * 16)
+    assert peak.count("scoring, to choose and to evaluate", config) == chosen + evaluated
