@@ -52,6 +52,7 @@ PARTS: dict[str, list[Place]] = {
     "training": [(Learner, "train")],
     "ledger": [(MemoryLedger, "charge")],
     "noise": [(privacy.releases, "sanitise_in_place"), (privacy.releases, "round_to_grid")],
+    "updates and releases": [(privacy.releases.Sanitiser, "sanitised")],
     "arrays to records and back": [
         (module, name)
         for module in (

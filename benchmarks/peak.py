@@ -42,7 +42,7 @@ def main(
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
         peaks = {name: max(rate(step) for _ in range(times)) for name, step in steps().items()}
-        table = Table(title="What a core computes, one thing again and again", title_justify="left")
+        table = Table(title="One thing again and again", title_justify="left")
         for heading in ("", "GFLOP/s"):
             table.add_column(heading, justify="right" if heading else "left")
         for name, peak in peaks.items():

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 from rich.table import Table
 
-from benchmarks.measure import Out, benchmark, console
+from benchmarks.measure import Out, benchmark, console, machine
 from mechanisms.laplace import Laplace
 from strategies.group_privacy import seeded_kmeans
 
@@ -30,6 +30,7 @@ def main(out: Out = None) -> None:
         for distance in DISTANCES:
             table.add_row(f"{distance:g}", *(f"{100 * share:.0f}" for share in sketch(distance)))
         console.print(table)
+        console.print(machine(), highlight=False)
 
 
 def sketch(distance: float, n: int = 100_000, clients: int = 100, draws: int = 3) -> tuple[float, float, float]:

@@ -39,6 +39,7 @@ class Pace:
         self._longest, self._clock = longest, clock
         self._last = clock()
         self._woke: float | None = None  # when the look began that ends with the next wait
+        self._took = 0.0  # what the look before that took
 
     def seconds(self, flowers_own: float) -> float:
         """Return how long to wait where Flower would wait so many seconds."""
@@ -47,8 +48,10 @@ class Pace:
             # It waits for the reply to a message, which it then sends.
             self._last, self._woke = now, None
             return min(_REPLY, flowers_own)
-        took = 0.0 if self._woke is None else now - self._woke
-        seconds = max(min(_RESTS * took, _LONGEST), pause(now - self._last, _SHORTEST, flowers_own))
+        before, self._took = self._took, 0.0 if self._woke is None else now - self._woke
+        # One look alone may be slow for any reason.
+        rest = min(_RESTS * min(before, self._took), _LONGEST)
+        seconds = max(rest, pause(now - self._last, _SHORTEST, flowers_own))
         self._woke = now + seconds
         return seconds
 

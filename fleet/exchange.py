@@ -71,7 +71,7 @@ class _Pulled:
     message_id: str = ""
     replies: Sequence[Message] = ()
     error: Exception | None = None
-    last: bool = False
+    ended: bool = False
 
 
 class _Line:
@@ -91,13 +91,13 @@ class _Line:
         self._lanes, self._done, self._pulling = lanes, done, pulling
         self._next: SimpleQueue[str] = SimpleQueue()
         self._looks = 0
-        self._last: dict[str, int] = {}  # in which look a message was asked for
+        self._last: dict[str, int] = {}  # in which look the reply to a message was asked for
         self._since: dict[Thread, float] = {}  # when each thread began with what it pulls
         self.usual = 0.0
         """Seconds that a reply takes."""
 
     def look(self, grid: Grid, message_ids: Sequence[str]) -> set[Thread]:
-        """Begin threads that ask for messages, those first that were not asked for longest; return the threads."""
+        """Begin threads that ask for replies to messages, for those first that wait longest; return the threads."""
         while True:  # what the last look left over
             try:
                 self._pulling.discard(self._next.get_nowait())
@@ -105,7 +105,8 @@ class _Line:
                 break
         self._looks += 1
         self._last = {one: self._last.get(one, 0) for one in message_ids}
-        for one in sorted(set(message_ids) - self._pulling, key=self._last.__getitem__):
+        new = [one for one in message_ids if one not in self._pulling]
+        for one in sorted(new, key=self._last.__getitem__):
             self._pulling.add(one)
             self._next.put(one)
         now, long = time.monotonic(), max(_PATIENCE, _STUCK * self.usual)
@@ -122,7 +123,7 @@ class _Line:
         self.usual += (min(seconds, 2 * self.usual + _PATIENCE / 10) - self.usual) / 8
 
     def note(self, pulled: _Pulled) -> None:
-        """Note that a message was asked for."""
+        """Note that the reply to a message was asked for."""
         self._pulling.discard(pulled.message_id)
         if pulled.message_id in self._last:
             self._last[pulled.message_id] = self._looks
@@ -145,7 +146,7 @@ class _Line:
                 self.learn(time.monotonic() - began)
             self._done.put(pulled)
         del self._since[thread]
-        self._done.put(_Pulled(thread, last=True))
+        self._done.put(_Pulled(thread, ended=True))
 
 
 class _Mailbox:
@@ -191,7 +192,7 @@ class _Mailbox:
                 pulled = self._done.get(timeout=max(0.0, until - time.monotonic()) if lanes else 0.0)
             except Empty:
                 break
-            if pulled.last:
+            if pulled.ended:
                 lanes.discard(pulled.thread)
                 continue
             for line in self._lines:

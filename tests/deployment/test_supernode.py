@@ -28,11 +28,20 @@ def test_a_server_that_is_slow_to_answer_is_asked_more_seldom() -> None:
     now = [0.0]
     pace = Pace(clock=lambda: now[0])
     waited = []
-    for took in (0.01, 0.1, 9.0):
+    for took in (0.1, 0.15, 9.0, 8.0):
         waited.append(pace.seconds(3.0))
         now[0] += waited[-1] + took
-    assert waited == [0.5, 0.5, pytest.approx(2.0)], "20 times as long as the look before took"
+    assert waited == [0.5, 0.5, pytest.approx(2.0), pytest.approx(3.0)], "20 times as long as two looks took"
     assert pace.seconds(3.0) == 10.0, "but not for ever"
+
+
+def test_one_slow_look_is_not_a_slow_server() -> None:
+    now = [0.0]
+    pace = Pace(clock=lambda: now[0])
+    for took in (0.01, 5.0, 0.01, 0.01):
+        seconds = pace.seconds(3.0)
+        assert seconds < 1
+        now[0] += seconds + took
 
 
 def test_work_is_no_slow_answer() -> None:
