@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmarks import bare_cnn, bare_hospital, in_process
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.brief import Brief
-from benchmarks.peers.tasks import TASKS, brief_of
+from benchmarks.peers.tasks import TASKS, brief_of, named
 from client.cohort import LocalUpdate, Schedule
 from privacy.randomness import streams
 
@@ -46,7 +46,7 @@ def main(
     with benchmark(out):
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
-        for name in task.split(","):
+        for name in named(task):
             measure(name, times, rounds)
 
 
@@ -85,7 +85,8 @@ def compare(task: str, config: Mapping[str, Any], times: int) -> Ratio:
     title = f"{task}: {asked} clients train in each of {config['rounds']} rounds, k = {config['hypotheses']}"
     show(title, readings, next(iter(contestants)))
     apart = np.abs(np.array(history["umbel", 0.0]) - np.array(history["bare loop", 0.0]))
-    console.print(f"Without noise the losses of the first {SAME} rounds differ by {apart[:SAME].max():.1e} at most.")
+    first = apart[: min(SAME, int(config["rounds"]))]
+    console.print(f"Without noise the losses of the first {len(first)} rounds differ by {first.max():.1e} at most.")
     loop, umbel, *_ = readings.values()
     return Ratio.of(umbel, loop)
 

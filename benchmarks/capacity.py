@@ -194,6 +194,8 @@ def main(
     with benchmark(out):
         if not parameters and asked != _NOTHING:
             raise ConfigError("say how many --parameters the network has; without, a table of a few sizes is all")
+        if not bandwidth > 0:
+            raise ConfigError(f"--bandwidth must be above 0 Gbit/s, got {bandwidth:g}")
         sizes = [replace(size, cores=cores) for size in ([asked] if parameters else TYPICAL)]
         # Checked among the others, so that what else the machine does falls on both alike.
         order = [*FITTED[::2], *CHECKED, *FITTED[1::2]]
@@ -229,14 +231,14 @@ def one_thread() -> Iterator[None]:
 def predictions(costs: Costs, sizes: Sequence[Size], bandwidth: float, wait: float, price: float | None) -> Table:
     """Return the table of what sizes take."""
     title = f"A round with {bandwidth:g} Gbit/s to the server: seconds by parts, and what it holds and sends"
-    headings = ["clients", "M parameters", "k", "machines", "s, clients", "network", "server", "all"]
-    headings += ["GiB, node", "server", "sent", *([] if price is None else ["dollars"])]
+    headings = ["clients", "M parameters", "k", "machines", "s clients", "s network", "s server", "s all"]
+    headings += ["GiB a machine", "GiB server", "GiB sent", *([] if price is None else ["dollars a round"])]
     rows = []
     for size in sizes:
         one = forecast(costs, size, bandwidth, wait)
         row = [f"{size.clients:,}", short(size.parameters / 1e6), str(size.hypotheses)]
         row += [f"{size.machines} x {size.cores}", *map(short, (one.clients, one.network, one.server, one.seconds))]
-        row += [short(count / _GIB) for count in (one.node_bytes, one.server_bytes, one.sent_bytes)]
+        row += [short(count / _GIB) for count in (size.cores * one.node_bytes, one.server_bytes, one.sent_bytes)]
         rows.append([*row, *([] if price is None else [short(size.machines * price * one.seconds / 3600)])])
     return table_of(title, headings, rows)
 

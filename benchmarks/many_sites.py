@@ -119,8 +119,11 @@ def main(
     """Print a row a number of nodes."""
     if database not in ("sqlite", "memory"):
         raise typer.BadParameter(f"{database!r} is neither sqlite nor memory", param_hint="database")
-    wanted = [(int(number), True) for number in real.split(",") if number]
-    wanted += [(int(number), False) for number in nodes.split(",") if number]
+    wanted = [(number, True) for number in _numbers("real", real)]
+    wanted += [(number, False) for number in _numbers("nodes", nodes)]
+    if not wanted:
+        raise typer.BadParameter("no number of nodes is given", param_hint="nodes")
+    failed = False
     table = Table(*HEADINGS, title=f"Many sites, {parameters:,} parameters, database {database}", title_justify="left")
     with benchmark(out):
         console.print(machine("httpx", "uvicorn", "sqlalchemy"), highlight=False)
@@ -128,9 +131,20 @@ def main(
             for number, is_real in wanted:
                 reading = measure(number, rounds, parameters, database == "sqlite", is_real)
                 table.add_row(*reading.cells)
+                failed |= len(reading.rounds) < rounds - 1
                 print("  ".join(reading.cells), file=sys.stderr)  # the next takes minutes
         finally:
             console.print(table)
+    if failed:
+        raise typer.Exit(1)
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """Return numbers of nodes, separated by commas."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if wrong := [part for part in parts if not part.isdecimal() or int(part) < 1]:
+        raise typer.BadParameter(f"{wrong[0]!r} is no number of nodes", param_hint=name)
+    return [int(part) for part in parts]
 
 
 def measure(nodes: int, rounds: int, parameters: int, sqlite: bool = True, real: bool = False) -> Reading:
@@ -373,7 +387,7 @@ def _ended(control: ControlHttpClient, run: int) -> str:
     """Return how a run ended, with Flower's reason; empty while it goes on."""
     try:
         status = control.ListRuns(ListRunsRequest(run_id=run)).run_dict[run].status
-    except httpx.TransportError:  # it has no time to say so
+    except httpx.HTTPError:  # it has no time to say so
         return ""
     if status.status != "finished":
         return ""

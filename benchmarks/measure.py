@@ -41,10 +41,12 @@ def benchmark(out: Path | None) -> Iterator[None]:
         with errors_in_one_line():
             if out is not None and not out.parent.is_dir():
                 raise ConfigError(f"{out} cannot be written: its folder is missing; make it first")
+            if out is not None and out.is_dir():
+                raise ConfigError(f"{out} is a folder; name a file in it")
             yield
-        if out is not None:
-            command = " ".join(["python", *sys.orig_argv[1:]])
-            write_atomically(out, f"$ {command}\n\n{console.export_text()}".encode())
+            if out is not None:
+                command = " ".join(["python", *sys.orig_argv[1:]])
+                write_atomically(out, f"$ {command}\n\n{console.export_text()}".encode())
     finally:
         signal.signal(signal.SIGTERM, before)
         FLOWER_LOGGER.setLevel(level)

@@ -35,7 +35,7 @@ import strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
 from benchmarks.measure import Out, benchmark, console, machine
-from benchmarks.peers.tasks import TASKS
+from benchmarks.peers.tasks import TASKS, named
 from client.cohort import Cohort
 from client.learner import Learner
 from client.node import Node
@@ -134,7 +134,7 @@ def main(
     with benchmark(out):
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
-        for name in task.split(","):
+        for name in named(task):
             with tempfile.TemporaryDirectory() as scratch:
                 config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}
                 in_process.prepare(config)()  # to warm up

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from logging import WARNING
@@ -19,10 +20,17 @@ from protocol.polling import pause
 
 # Messages without a reply, of rounds that are over.
 _REMEMBERED = 1000
-# Threads that pull replies of this round, and of others, and the seconds that a look waits for them.
-_LANES, _PATIENCE = (16, 2), 1.0
-# A thread whose reply takes so many times as long as others do, and longer than a look, is stuck: another takes over.
-_STUCK = 4
+# Threads that pull replies of this round, of others that are of use, and of others that are not.
+_LANES = (16, 2, 2)
+# Seconds that a look waits for them, and a round's last look, for what it takes from the SuperLink nobody takes again.
+_PATIENCE, _LAST = 1.0, 0.2
+# A thread is stuck whose reply takes so many times as long as others do, longer than a look and, since nodes may wish
+# that others' seem slow, so many seconds at most. Another takes over.
+_STUCK, _LONGEST = 4, 10.0
+# Requests for a reply; for one that is not there, one.
+_REQUESTS = 10
+# How often a reply is asked for of which the SuperLink says that it failed: for want of time, or because of the reply.
+_TRIES = 5
 # Messages sent at a time: those who look for theirs find its parts there, and need not ask for them again and again.
 _BATCH = 16
 # What goes wrong on the way to the SuperLink is no fault of the node whose reply was pulled.
@@ -109,7 +117,7 @@ class _Line:
         for one in sorted(new, key=self._last.__getitem__):
             self._pulling.add(one)
             self._next.put(one)
-        now, long = time.monotonic(), max(_PATIENCE, _STUCK * self.usual)
+        now, long = time.monotonic(), min(max(_PATIENCE, _STUCK * self.usual), _LONGEST)
         busy = sum(now - since < long for since in list(self._since.values()))
         number = max(0, min(self._lanes - busy, self._next.qsize()))
         lanes = {Thread(target=self._pull, args=(grid,), daemon=True) for _ in range(number)}
@@ -142,8 +150,8 @@ class _Line:
                 there = bool(pulled.replies)
             except Exception as error:  # judged where it is waited for
                 pulled = _Pulled(thread, message_id, error=error)
-            if pulled.replies:
-                self.learn(time.monotonic() - began)
+            if pulled.error is None:
+                self.learn((time.monotonic() - began) * (1 if there else _REQUESTS))
             self._done.put(pulled)
         del self._since[thread]
         self._done.put(_Pulled(thread, ended=True))
@@ -160,11 +168,12 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self._done: SimpleQueue[_Pulled] = SimpleQueue()
+        self._failures: Counter[str] = Counter()
         pulling: set[str] = set()
         self._lines = [_Line(lanes, self._done, pulling) for lanes in _LANES]
 
     def pull(
-        self, grid: Grid, awaited: Sequence[str], overdue: Sequence[str], patience: float
+        self, grid: Grid, awaited: Sequence[str], wanted: Sequence[str], overdue: Sequence[str], patience: float
     ) -> tuple[list[Message], list[str]]:
         """Return replies that are there, and the messages whose replies cannot be read.
 
@@ -175,14 +184,14 @@ class _Mailbox:
         grid : Grid
         awaited : sequence of str
             Messages of this round.
-        overdue : sequence of str
-            Of others; nobody waits for their replies, and they are in nobody's way.
+        wanted, overdue : sequence of str
+            Of others, whose replies are of use, or are not; nobody waits for them, and they are in nobody's way.
         patience : float
         """
         if getattr(grid, "in_process", False):
-            return list(grid.pull_messages([*awaited, *overdue])), []
+            return list(grid.pull_messages([*awaited, *wanted, *overdue])), []
         until, lanes = time.monotonic() + patience, set[Thread]()
-        for line, message_ids in zip(self._lines, (awaited, overdue), strict=True):
+        for line, message_ids in zip(self._lines, (awaited, wanted, overdue), strict=True):
             lanes |= line.look(grid, message_ids)
         read: list[_Pulled] = []
         unreadable: list[str] = []
@@ -197,18 +206,37 @@ class _Mailbox:
                 continue
             for line in self._lines:
                 line.note(pulled)
-            if pulled.error is None:
-                read.append(pulled)
-            elif isinstance(pulled.error, _TRANSPORT):
+            if self._may_come(pulled):
+                continue
+            if isinstance(pulled.error, _TRANSPORT) and not _failed(pulled.error):
                 lost = pulled.error
-            else:
+            elif pulled.error is not None:
                 log(WARNING, "a reply cannot be read: %s", told(pulled.error))
                 unreadable.append(pulled.message_id)
+            elif any(reply.metadata.reply_to_message_id != pulled.message_id for reply in pulled.replies):
+                # It would be taken for that of the node whose message it names.
+                log(WARNING, "dropped a reply that says it is to another message than it came for")
+                unreadable.append(pulled.message_id)
+            else:
+                read.append(pulled)
         if lost is not None:
             for pulled in read:  # nobody can pull them again
                 self._done.put(pulled)
             raise lost
         return [reply for pulled in read for reply in pulled.replies], unreadable
+
+    def _may_come(self, pulled: _Pulled) -> bool:
+        """Return whether a reply is to be asked for again: the SuperLink failed, which is no word on the others."""
+        if pulled.error is None or not _failed(pulled.error):
+            self._failures.pop(pulled.message_id, None)
+            return False
+        self._failures[pulled.message_id] += 1
+        return self._failures[pulled.message_id] < _TRIES
+
+
+def _failed(error: Exception) -> bool:
+    """Return whether a SuperLink answered, and said that it failed."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.is_server_error
 
 
 class Exchange:
@@ -276,7 +304,10 @@ class Exchange:
         spoilt: list[_Sent] = []
         while True:
             left = max(0.0, began + timeout - time.monotonic())
-            replies, unreadable = self._mailbox.pull(grid, [*waiting], [*self._overdue], min(_PATIENCE, left))
+            wanted = [one for one, sent in self._overdue.items() if sent.kind in keep_late]
+            overdue = [one for one, sent in self._overdue.items() if sent.kind not in keep_late]
+            patience = min(_PATIENCE, max(left, _LAST))
+            replies, unreadable = self._mailbox.pull(grid, [*waiting], wanted, overdue, patience)
             for message_id in unreadable:
                 self._overdue.pop(message_id, None)
                 if message_id in waiting:

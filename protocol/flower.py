@@ -58,6 +58,10 @@ _EXPIRED_S = 1.0
 _LOCKED_S = 30.0
 """How long a request to a SuperLink waits for its turn to write to the database; Flower gives up after 5 seconds."""
 
+_OBJECTS = 10_000
+"""Parts of an answer, such as its records and arrays, and each 20 MiB of an array. The database is not free for others
+while they are noted, some thousand a second."""
+
 _IDLE_S = 1.0
 """The most by which an executor without a task looks later for the next one."""
 
@@ -285,9 +289,23 @@ def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:
         own = [(one.src_node_id, one.dst_node_id) == (request.node.node_id, server) for one in said]
         if own != [True] or not said[0].reply_to_message_id or len(request.message_object_trees) != 1:
             raise refusal(403, "a node sends its own answers to the server, and nothing else")
+        if not (math.isfinite(said[0].ttl) and math.isfinite(said[0].created_at)):
+            # The database has no such numbers: the server fails where it looks how old the answer is.
+            raise refusal(403, "an answer says when it was made, and for how long it is good")
+        if _more_than(_OBJECTS, request.message_object_trees[0]):
+            raise refusal(403, f"an answer has at most {_OBJECTS} parts")
         return push(request=request, state=state)
 
     return push_own
+
+
+def _more_than(most: int, tree: Any) -> bool:
+    """Return whether a tree of objects has more than so many."""
+    left, number = [tree], 0
+    while left and number <= most:
+        number += 1
+        left += left.pop().children
+    return number > most
 
 
 class _Executor:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 import client.app
 from benchmarks.peers.brief import Brief, Settings
 from federation import Manifest, offsets_of, write_federation
+from protocol.errors import ConfigError
 from protocol.messages import evaluation_in, training_in
 from protocol.records import to_array_record
 from server.rounds import initial_hypotheses
@@ -48,6 +49,14 @@ def cnn(scratch: Path) -> dict[str, Any]:
 
 
 TASKS: dict[str, Callable[[Path], dict[str, Any]]] = {"hospital": hospital, "cnn": cnn}
+
+
+def named(text: str) -> list[str]:
+    """Return the tasks that a text names, separated by commas."""
+    names = [name.strip() for name in text.split(",")]
+    if unknown := [name for name in names if name not in TASKS]:
+        raise ConfigError(f"--task: {unknown[0]!r} is none of {', '.join(TASKS)}")
+    return names
 
 
 def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: int = 0) -> None:

@@ -14,9 +14,10 @@ import torch
 import privacy.gate
 from benchmarks import bare, in_process
 from benchmarks.parts import PARTS, Stopwatch
-from benchmarks.peers.tasks import cnn
+from benchmarks.peers.tasks import cnn, named
 from client.learner import Learner
 from federation import Manifest, offsets_of, write_federation
+from protocol.errors import ConfigError
 from simulation.in_process import run_config
 
 
@@ -52,6 +53,12 @@ def hospital(tmp_path: Path) -> dict[str, Any]:
 def images(tmp_path: Path) -> dict[str, Any]:
     """Two rounds of made-up images."""
     return cnn(tmp_path) | {"clients-per-round": 2, "validation-clients-per-round": 2, "rounds": 2}
+
+
+def test_tasks_are_named_with_commas_and_a_wrong_one_is_refused_before_any_is_done() -> None:
+    assert named("cnn, hospital") == ["cnn", "hospital"]
+    with pytest.raises(ConfigError, match="'foo' is none of hospital, cnn"):
+        named("cnn,foo")
 
 
 @pytest.mark.parametrize("task", ["hospital", "images"])

@@ -58,6 +58,12 @@ def test_a_file_that_cannot_be_is_told_before_anything_is_measured(
     assert "its folder is missing; make it first" in capsys.readouterr().err
 
 
+def test_a_folder_is_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit), benchmark(tmp_path):
+        pytest.fail("it began")
+    assert "is a folder; name a file in it" in capsys.readouterr().err
+
+
 def test_a_signal_to_end_lets_what_was_started_be_ended() -> None:
     before, ended = signal.getsignal(signal.SIGTERM), []
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import math
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,35 @@ def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
         with nullcontext() if takes else pytest.raises(HTTPException, match="403: a node sends its own answers"):
             router.fleet_push_messages(sent, "state")
         assert len(taken) == takes
+
+
+@pytest.mark.parametrize(
+    ("changes", "tree", "reason"),
+    [
+        # The database keeps no such number as one, and the server fails with every look at how old the answer is.
+        ({"ttl": math.nan}, [], "when it was made"),
+        ({"created_at": math.nan}, [], "when it was made"),
+        ({"ttl": math.inf}, [], "when it was made"),
+        # While tens of thousands are noted, the database is closed to all others, for longer than they wait.
+        ({}, range(10_000), "at most 10000 parts"),
+        ({}, range(9_999), ""),
+    ],
+)
+def test_an_answer_that_would_stop_the_server_is_refused(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], tree: Sequence[int], reason: str
+) -> None:
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    monkeypatch.setattr(router.fleet_handlers, "push_messages", lambda request, state: PushMessagesResponse())
+    start()
+    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "ttl": 60.0, "created_at": 1.0}
+    parts = [ObjectTree(object_id=str(number)) for number in tree]
+    request = PushMessagesRequest(
+        node=Node(node_id=7),
+        messages_list=[ProtoMessage(metadata=Metadata(**said | changes))],
+        message_object_trees=[ObjectTree(object_id="answer", children=parts)],
+    )
+    with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
+        router.fleet_push_messages(request, "state")
 
 
 def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:

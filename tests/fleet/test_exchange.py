@@ -7,15 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
 from queue import SimpleQueue
-from threading import Event
+from threading import Event, current_thread
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
 import fleet.exchange
-from fleet.exchange import Answer, Exchange, _Line
+from fleet.exchange import Answer, Exchange, _Line, _Pulled
 from protocol.flower import ErrorCode
 
 
@@ -219,8 +220,10 @@ def test_other_threads_take_over_from_those_that_are_stuck_and_not_from_slow_one
         return len(line.look(grid, messages))
 
     assert [begun(second) for second in (0, 0.9, 1.1, 1.5)] == [3, 0, 3, 0]
-    line.usual = 10  # where the server is slow to hand out any
-    assert [begun(second) for second in (5, 39, 41.2)] == [0, 0, 3]
+    line.usual = 2  # where the server is slow to hand out any
+    assert [begun(second) for second in (5, 8.5, 9.2)] == [0, 0, 3]
+    line.usual = 1000  # but whatever others take, a thread that is stuck is not waited for long
+    assert [begun(second) for second in (19.1, 19.3)] == [0, 3]
     rest.set()
 
 
@@ -232,6 +235,78 @@ def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_
     for number in range(1000):
         line.learn(60.0 if number % 5 == 0 else 0.5)
     assert line.usual < 1
+
+
+def failure(code: int) -> httpx.HTTPStatusError:
+    return httpx.HTTPStatusError("", request=httpx.Request("POST", "http://superlink"), response=httpx.Response(code))
+
+
+class Failing(Answering):
+    """The SuperLink fails where it is asked for the reply of node 2, some times or always."""
+
+    in_process = False
+
+    def __init__(self, times: int, code: int = 500) -> None:
+        super().__init__()
+        self.times, self.code = times, code
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        wanted = [sent for sent in self.sent if sent.metadata.message_id in set(message_ids)]
+        if self.times and any(sent.metadata.dst_node_id == 2 for sent in wanted):
+            self.times -= 1
+            raise failure(self.code)
+        return super().pull_messages(message_ids)
+
+
+def test_a_superlink_that_fails_for_want_of_time_is_asked_again() -> None:
+    assert nodes(Exchange().run(Failing(times=3), [to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
+
+
+def test_a_superlink_that_fails_with_each_look_at_one_reply_costs_that_one() -> None:
+    """A site can make an answer that the SuperLink cannot handle; it is no reason to end the run."""
+    exchange = Exchange()
+    assert nodes(exchange.run(Failing(times=-1), [to(1), to(2), to(3)], timeout=600)) == [1, 3]
+    assert exchange.silent == {2}
+
+
+def test_a_superlink_that_says_no_ends_the_round() -> None:
+    with pytest.raises(httpx.HTTPStatusError):
+        Exchange().run(Failing(times=-1, code=403), [to(1), to(2)], timeout=600)
+
+
+def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> None:
+    class Forging(Answering):
+        in_process = False
+
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            replies = list(super().pull_messages(message_ids))
+            for reply in replies:
+                if reply.metadata.src_node_id == 1:
+                    own = next(sent for sent in self.sent if sent.metadata.dst_node_id == 2)
+                    reply.metadata.__dict__["_reply_to_message_id"] = own.metadata.message_id
+            return replies
+
+    exchange = Exchange()
+    assert nodes(exchange.run(Forging(), [to(1), to(2)], timeout=600)) == [2]
+    assert exchange.silent == {1}
+
+
+def test_answers_that_are_not_there_teach_how_slow_a_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No node can make them slow; a reply is ten requests."""
+    now = [0.0]
+    monkeypatch.setattr(fleet.exchange, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow(Silent):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            now[0] += 0.2
+            return super().pull_messages(message_ids)
+
+    line = _Line(1, SimpleQueue(), set())
+    for _ in range(100):
+        for thread in line.look(Slow(), ["0"]):
+            thread.join()
+        line.note(_Pulled(current_thread(), "0"))
+    assert line.usual == pytest.approx(2.0, rel=0.01)
 
 
 def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
