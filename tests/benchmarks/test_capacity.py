@@ -126,9 +126,9 @@ def test_nothing_is_fitted_to_what_is_checked() -> None:
 def test_dollars_are_shown_where_a_price_is_given() -> None:
     costs, size = costs_of(reading={"a round": 1800.0}), replace(HUNDRED, machines=4)
     without = capacity.predictions(costs, [size], 10.0, 0.0, None)
-    assert "dollars" not in [column.header for column in without.columns]
+    assert "dollars a round" not in [column.header for column in without.columns]
     table = capacity.predictions(costs, [size], math.inf, 0.0, 3.0)
-    assert table.columns[-1].header == "dollars"
+    assert table.columns[-1].header == "dollars a round"
     assert rows_of(table)[0][-1] == "6", "half an hour of four machines at 3 dollars"
 
 
@@ -197,3 +197,5 @@ def test_the_command_predicts_what_is_asked_and_compares(monkeypatch: pytest.Mon
     assert "dollars" in result.output
     assert CliRunner().invoke(app, ["--network", "lstm"]).exit_code == 2
     assert CliRunner().invoke(app, ["--machines", "3"]).exit_code == 1, "of how many parameters?"
+    for bandwidth in ("0", "-1", "nan"):
+        assert CliRunner().invoke(app, ["--parameters", "9", f"--bandwidth={bandwidth}"]).exit_code == 1
