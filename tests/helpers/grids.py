@@ -108,8 +108,11 @@ class PaperGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        due, later = [], []
+        due, later, asked = [], [], set(message_ids)
         for reply in self._replies:
+            if reply.metadata.reply_to_message_id not in asked:
+                later.append(reply)
+                continue
             node = reply.metadata.src_node_id
             self.slow[node] = left = self.slow.get(node, 0) - 1
             (due if left < 0 else later).append(reply)
