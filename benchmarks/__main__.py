@@ -20,7 +20,7 @@ import typer
 from rich.table import Table
 
 from benchmarks import bare, plain_flower, scale
-from benchmarks.measure import Out, Ratio, benchmark, console, machine
+from benchmarks.measure import Out, Ratio, benchmark, console, machine, table_of
 from federation import find_federation
 from protocol.home import write_atomically
 
@@ -71,9 +71,7 @@ def read(file: Path) -> dict[str, Ratio]:
 
 def compared(before: Mapping[str, Ratio], now: Mapping[str, Ratio]) -> Table:
     """Return the table of what was saved, and what is."""
-    table = Table(title="Ratios of times, turn by turn: median (lowest to highest)", title_justify="left")
-    for heading in ("", "saved", "now", "times"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = table_of("Ratios of times, turn by turn: median (lowest to highest)", ("", "saved", "now", "times"))
     for name, ratio in now.items():
         was = before.get(name)
         table.add_row(name, str(was or ""), str(ratio), f"{ratio.median / was.median:.2f}" if was else "")

@@ -26,7 +26,7 @@ import typer
 from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.scale import apart
 from benchmarks.sizes import CNN, HOSPITAL, Network, Round, Size, play
 from client.learner import CPU_CHUNK_BYTES
@@ -264,16 +264,6 @@ def matrices(costs: Costs) -> Table:
         seconds = [cost(costs, "k-means", size), sum(cost(costs, part, size) for part in SERVER)]
         rows.append([f"{clients:,} x {parameters:,}", short(4 * size.releases / _GIB), *map(short, seconds)])
     return table_of("The server's matrix, k = 2", ["releases", "GiB", "s, k-means", "s, the server"], rows)
-
-
-def table_of(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    """Return a table whose numbers stand to the right."""
-    table = Table(title=title, title_justify="left")
-    for heading in headings:
-        table.add_column(heading, justify="right" if heading else "left")
-    for row in rows:
-        table.add_row(*row)
-    return table
 
 
 def short(number: float) -> str:

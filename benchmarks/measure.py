@@ -8,7 +8,7 @@ import platform
 import signal
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -106,12 +106,19 @@ def interleave(contestants: Mapping[str, Callable[[], Reading]], times: int) -> 
     return readings
 
 
+def table_of(title: str, headings: Iterable[str], rows: Iterable[Sequence[str]] = ()) -> Table:
+    """Return a table whose numbers stand to the right; a column without a heading says whose they are."""
+    table = Table(title=title, title_justify="left")
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading else "left")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
 def show(title: str, readings: Mapping[str, list[Reading]], base: str) -> None:
     """Print medians, spread and losses, with ratios to `base` turn by turn: above 1 is slower."""
-    table = Table(title=title, title_justify="left")
-    table.add_column("")
-    for heading in ("ms a round", "lowest to highest", f"times {base}", "loss"):
-        table.add_column(heading, justify="right")
+    table = table_of(title, ("", "ms a round", "lowest to highest", f"times {base}", "loss"))
     for name, ones in readings.items():
         times = [one.seconds for one in ones]
         median = statistics.median(times)

@@ -21,7 +21,6 @@ import torch
 import typer
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.typeddict import TypedDict
-from rich.table import Table
 
 import client.app
 import fleet.fleet
@@ -34,7 +33,7 @@ import strategies.base
 import strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.peers.tasks import TASKS, named
 from client.cohort import Cohort
 from client.learner import Learner
@@ -149,9 +148,7 @@ def main(
 
 def show(task: str, seconds: dict[str, float], whole: float, rounds: int) -> None:
     """Print what the parts take of a round."""
-    table = Table(title=f"{task}: a round of {1e3 * whole / rounds:.2f} ms", title_justify="left")
-    for heading in ("", "ms", "%"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = table_of(f"{task}: a round of {1e3 * whole / rounds:.2f} ms", ("", "ms", "%"))
     rest = {"the code between: checks, policy, history": whole - sum(seconds.values())}
     for part, took in sorted((seconds | rest).items(), key=lambda item: -item[1]):
         table.add_row(part, f"{1e3 * took / rounds:.3f}", f"{100 * took / whole:.0f}")

@@ -17,13 +17,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.table import Table
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.parts import PARTS, Stopwatch
 from benchmarks.peers.tasks import TASKS
 
@@ -42,12 +41,8 @@ def main(
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
         peaks = {name: max(rate(step) for _ in range(times)) for name, step in steps().items()}
-        table = Table(title="One thing again and again", title_justify="left")
-        for heading in ("", "GFLOP/s"):
-            table.add_column(heading, justify="right" if heading else "left")
-        for name, peak in peaks.items():
-            table.add_row(name, f"{peak / 1e9:.0f}")
-        console.print(table)
+        rows = [(name, f"{peak / 1e9:.0f}") for name, peak in peaks.items()]
+        console.print(table_of("One thing again and again", ("", "GFLOP/s"), rows))
         show(max(peaks.values()))
 
 
@@ -99,9 +94,8 @@ def show(peak: float) -> None:
             go()
             whole = time.perf_counter() - began
     rounds = int(config["rounds"])
-    table = Table(title="A round of the CNN, by itself and as a share of the best above", title_justify="left")
-    for heading in ("", "GFLOP", "ms", "GFLOP/s", "% of peak"):
-        table.add_column(heading, justify="right" if heading else "left")
+    title = "A round of the CNN, by itself and as a share of the best above"
+    table = table_of(title, ("", "GFLOP", "ms", "GFLOP/s", "% of peak"))
     seconds = {part: watch.seconds[part] for part in _COMPUTED}
     seconds["the rest: noise, messages, averages, policy"] = whole - sum(seconds.values())
     for part, took in [*seconds.items(), ("all", whole)]:

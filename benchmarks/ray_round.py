@@ -21,10 +21,9 @@ from typing import Annotated, Any
 import torch
 import typer
 from flwr.app import Message
-from rich.table import Table
 
 from benchmarks import in_process
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.peers.tasks import hospital
 from federation import find_federation
 from protocol.home import write_atomically
@@ -120,9 +119,7 @@ def main(
 def show(rounds: list[list[float]], alone: float) -> None:
     """Print the parts of rounds, each a list of seconds, and what a round takes in one process."""
     whole = statistics.median(sum(parts) for parts in rounds)
-    table = Table(title=f"A round of the hospital in Ray: {1e3 * whole:.0f} ms", title_justify="left")
-    for heading in ("", "ms", "lowest to highest"):
-        table.add_column(heading, justify="right" if heading else "left")
+    table = table_of(f"A round of the hospital in Ray: {1e3 * whole:.0f} ms", ("", "ms", "lowest to highest"))
     for name, seconds in zip(PARTS, zip(*rounds, strict=True), strict=True):
         table.add_row(
             name,

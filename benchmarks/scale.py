@@ -38,7 +38,7 @@ from rich.table import Table
 
 import client.app
 import server.app
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, table_of
 from federation import Manifest, offsets_of, write_federation
 from simulation.grid import InProcessGrid
 from simulation.in_process import run_config
@@ -126,11 +126,9 @@ def measure(counts: Sequence[int], rounds: int, times: int) -> tuple[Ratio, Rati
             return Reading(statistics.median(run.rounds), run.loss)
 
         readings = interleave({str(count): partial(go, count) for count in counts}, times)
-    table = Table(title="A federation of so many clients, of which a round asks 300", title_justify="left")
     headings = ["clients", "s to open", "ms a round", f"times {counts[0]:,}", "ms of a core", f"times {counts[0]:,}"]
     headings += ["MiB at most", "of it mapped", "loss"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    table = table_of("A federation of so many clients, of which a round asks 300", headings)
     base = statistics.median(one.seconds for one in readings[str(counts[0])])
     base_cpu = cpu_of(runs[str(counts[0])][1:])
     for name, ones in readings.items():
@@ -158,9 +156,8 @@ def measure(counts: Sequence[int], rounds: int, times: int) -> tuple[Ratio, Rati
 
 def ends(runs: Mapping[int, Sequence[Run]]) -> Table:
     """Return the table of the first and the last tenth of the rounds, by numbers of clients."""
-    table = Table(title="The first and the last tenth of a run's rounds", title_justify="left")
-    for heading in ("clients", "ms at first", "ms at last", "times", "ms of a core at first", "at last", "times"):
-        table.add_column(heading, justify="right")
+    headings = ("clients", "ms at first", "ms at last", "times", "ms of a core at first", "at last", "times")
+    table = table_of("The first and the last tenth of a run's rounds", headings)
     for clients, ones in runs.items():
         row = []
         for both in ([tenths(run.rounds) for run in ones], [tenths(run.cpu) for run in ones]):

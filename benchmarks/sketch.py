@@ -11,9 +11,8 @@ import math
 
 import numpy as np
 import typer
-from rich.table import Table
 
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console, machine, table_of
 from mechanisms.laplace import Laplace
 from strategies.group_privacy import seeded_kmeans
 
@@ -24,12 +23,9 @@ def main(out: Out = None) -> None:
     """Print shares of labels by how far apart the hypotheses are."""
     with benchmark(out):
         title = "k-means on a random tenth of 100,000 columns: 100 clients of two kinds, nu = 3"
-        table = Table(title=title, title_justify="left")
-        for heading in ("distance / radius", "% labels the same", "% right, all columns", "% right, a tenth"):
-            table.add_column(heading, justify="right")
-        for distance in DISTANCES:
-            table.add_row(f"{distance:g}", *(f"{100 * share:.0f}" for share in sketch(distance)))
-        console.print(table)
+        headings = ("distance / radius", "% labels the same", "% right, all columns", "% right, a tenth")
+        rows = [(f"{one:g}", *(f"{100 * share:.0f}" for share in sketch(one))) for one in DISTANCES]
+        console.print(table_of(title, headings, rows))
         console.print(machine(), highlight=False)
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from rich.table import Table
 from typer import Typer
 from typer.testing import CliRunner
@@ -162,14 +159,9 @@ def test_the_quickest_of_turns_and_the_most_memory_count() -> None:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def here(monkeypatch: pytest.MonkeyPatch, left_as_it_was: None) -> None:
     """No processes apart, which import everything anew; this one is left as it was."""
     monkeypatch.setattr(capacity, "apart", lambda work, *args: work(*args))
-    logger, threads = logging.getLogger("flwr"), torch.get_num_threads()
-    level = logger.level
-    yield
-    logger.setLevel(level)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("here")

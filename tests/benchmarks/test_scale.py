@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import mmap
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer import Typer
 from typer.testing import CliRunner
 
@@ -68,14 +65,9 @@ def test_pages_count_as_mapped_when_they_were_read(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def here(monkeypatch: pytest.MonkeyPatch, left_as_it_was: None) -> None:
     """No processes apart, which import everything anew; this one is left as it was."""
     monkeypatch.setattr(scale, "apart", lambda work, *args: work(*args))
-    logger, threads = logging.getLogger("flwr"), torch.get_num_threads()
-    level = logger.level
-    yield
-    logger.setLevel(level)
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
