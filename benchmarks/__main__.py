@@ -21,8 +21,8 @@ from rich.table import Table
 
 from benchmarks import bare, plain_flower, scale
 from benchmarks.measure import Out, Ratio, benchmark, console, machine, table_of
-from federation import find_federation
-from protocol.home import write_atomically
+from umbel.data import find_federation
+from umbel.protocol.home import write_atomically
 
 SAVED = Path(__file__).with_name("ratios.json")
 _WORSE = 1.25  # times what was saved, which is more than machines differ in these ratios

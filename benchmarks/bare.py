@@ -26,8 +26,8 @@ from benchmarks import bare_cnn, bare_hospital, in_process
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.tasks import TASKS, brief_of, named
-from client.cohort import LocalUpdate, Schedule
-from privacy.randomness import streams
+from umbel.client.cohort import LocalUpdate, Schedule
+from umbel.privacy.gate.randomness import streams
 
 ROUNDS = {"hospital": 100, "cnn": 5}
 Prepare = Callable[[float], Callable[[], list[float]]]

@@ -29,8 +29,8 @@ from scipy.optimize import nnls
 from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.scale import apart
 from benchmarks.sizes import CNN, HOSPITAL, Network, Round, Size, play
-from client.learner import CPU_CHUNK_BYTES
-from protocol.errors import ConfigError
+from umbel.client.learner import CPU_CHUNK_BYTES
+from umbel.protocol.errors import ConfigError
 
 _KEPT = 32 << 20  # bytes, from which on an array that is freed goes back to the system (glibc's M_MMAP_THRESHOLD)
 _HELD = 3  # what a node holds of each client at the end: trained, released, and packed

@@ -23,15 +23,15 @@ from torch import nn
 from benchmarks import in_process
 from benchmarks.measure import Out, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.tasks import write_images
-from client.cohort import Cohort, LocalUpdate
-from client.learner import learner_for
-from federation import Manifest, offsets_of, open_federation, write_federation
-from models import load
-from models.model import Model
-from privacy.randomness import streams
-from protocol.arrays import Arrays
-from server.rounds import draw_hypotheses
-from simulation.in_process import run_config
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import learner_for
+from umbel.data import Manifest, offsets_of, open_federation, write_federation
+from umbel.models import load
+from umbel.models.model import Model
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays
+from umbel.server.rounds import draw_hypotheses
+from umbel.simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
 UPDATE = LocalUpdate(local_epochs=1, step_size=0.1, batch_size=20)

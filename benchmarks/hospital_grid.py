@@ -23,9 +23,9 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import bare_hospital
-from experiments import hospital
-from experiments.sweep import sweep
-from federation import find_federation, open_federation
+from umbel.data import find_federation, open_federation
+from umbel.research.experiments import hospital
+from umbel.research.experiments.sweep import sweep
 
 
 def main(

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-import client.app
-from protocol.errors import FleetError
-from server.history import State
-from server.rounds import Run, initial_hypotheses, run_rounds
-from server.setup import Setup
-from simulation.grid import InProcessGrid
+import umbel.client.app
+from umbel.protocol.errors import FleetError
+from umbel.server.history import State
+from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
 
 
 def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Callable[[], list[float]]:
@@ -21,7 +21,7 @@ def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Cal
     What comes before the first round is done when it returns: data are open, the node has said what it
     hosts. All rounds are done, whatever the config's patience. A `grid` of one's own sees the messages.
     """
-    setup, grid = Setup.parse(config), grid or InProcessGrid(client.app.app, config)
+    setup, grid = Setup.parse(config), grid or InProcessGrid(umbel.client.app.app, config)
     setup.strategy.fleet.roster(grid)
     start = initial_hypotheses(setup, grid)
     run = Run(setup, grid, State(hypotheses=start, best=start), setup.observers)

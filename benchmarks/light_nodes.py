@@ -3,7 +3,7 @@
     python -m benchmarks.light_nodes ADDRESS CA_FILE KEY_FILE...
 
 Each node has a key, a connection, a heartbeat and a thread of its own, and sends the SuperLink the requests that a
-`deployment.node` sends, as often as that looks for messages. It hosts a client that trains and one that validates.
+`umbel.deploy.node` sends, as often as that looks for messages. It hosts a client that trains and one that validates.
 What it answers is made up at once: a release beside the first hypothesis, and a loss.
 """
 
@@ -28,10 +28,10 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects, push_objects
 from flwr.supernode import fleet_http_connection
 
-from deployment.supernode import Pace
-from protocol.demands import Hosting
-from protocol.flower import keep_beating
-from protocol.messages import (
+from umbel.deploy.supernode import Pace
+from umbel.protocol.demands import Hosting
+from umbel.protocol.flower import keep_beating
+from umbel.protocol.messages import (
     asks,
     evaluation_in,
     evaluation_reply,

@@ -3,9 +3,9 @@
     python -m benchmarks.many_sites [--nodes 10,50,100,200] [--real 5] [--rounds 6] [--parameters 2] [--database sqlite]
         [--out FILE]
 
-For each number of nodes a SuperLink of its own (`deployment.superlink`) speaks TLS on loopback, knows each node by
+For each number of nodes a SuperLink of its own (`umbel.deploy.superlink`) speaks TLS on loopback, knows each node by
 a key, and runs umbel's ServerApp in a process of its own; each round asks all nodes. Real nodes are
-`deployment.node`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
+`umbel.deploy.node`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
 which loads the SuperLink as much and this machine little. Joining is from the run's submission until all nodes
 have said what they host; the first round warms up. Beside a round's seconds (median, lowest to highest) stand those
 that the SuperLink and the ServerApp computed in it, one plus the other, and the most memory that they had.
@@ -44,14 +44,14 @@ from rich.table import Table
 
 from benchmarks.light_nodes import FAILED, ONLINE
 from benchmarks.measure import Out, benchmark, console, machine
-from deployment import certs
-from federation import Manifest, offsets_of, write_federation
-from privacy.ledger import Ledger
-from protocol.errors import LaunchError
-from protocol.flower import build_bundle
-from simulation import reaper
-from simulation.launch import APP
-from simulation.superlink import free_port
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.deploy import certs
+from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.errors import LaunchError
+from umbel.protocol.flower import build_bundle
+from umbel.simulation import reaper
+from umbel.simulation.launch import APP
+from umbel.simulation.superlink import free_port
 
 _MIB = 1 << 20
 _HOST = "127.0.0.1"
@@ -205,7 +205,7 @@ def start_superlink(home: Path, sqlite: bool) -> psutil.Process:
     """Start the server as it is deployed, and wait for it."""
     port, keys = free_port(), home / "certs"
     (home / "address").write_text(f"{_HOST}:{port}", encoding="utf-8")
-    command = ["deployment.superlink", "--host", _HOST, "--port", str(port), "--enable-supernode-auth"]
+    command = ["umbel.deploy.superlink", "--host", _HOST, "--port", str(port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", f"{keys}/ca.crt", "--ssl-certfile", f"{keys}/server.crt"]
     command += ["--ssl-keyfile", f"{keys}/server.key", "--disable-runtime-dependency-installation"]
     process = start(home, "superlink", [*command, *(["--database", f"{home}/state.db"] if sqlite else [])])
@@ -252,7 +252,7 @@ def _site(home: Path, name: str) -> list[str]:
     config = f'data-path="{home}/site" ledger-path="{home}/{name}.sqlite" role="split" max-participations=1000'
     options = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
     return [
-        "deployment.node",
+        "umbel.deploy.node",
         "--superlink",
         _address(home),
         *options,

@@ -20,10 +20,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from protocol.cli import errors_in_one_line
-from protocol.errors import ConfigError
-from protocol.flower import FLOWER_LOGGER
-from protocol.home import write_atomically
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.flower import FLOWER_LOGGER
+from umbel.protocol.home import write_atomically
 
 console = Console(width=120, record=True)
 

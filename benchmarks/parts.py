@@ -22,25 +22,25 @@ import typer
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.typeddict import TypedDict
 
-import client.app
-import fleet.fleet
-import fleet.replies
-import privacy.gate
-import privacy.releases
-import protocol.messages
-import server.rounds
-import strategies.base
-import strategies.group_privacy
+import umbel.client.app
+import umbel.privacy.gate.gate
+import umbel.privacy.gate.releases
+import umbel.protocol.messages
+import umbel.server.nodes.fleet
+import umbel.server.nodes.replies
+import umbel.server.rounds
+import umbel.strategies.base
+import umbel.strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
 from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.peers.tasks import TASKS, named
-from client.cohort import Cohort
-from client.learner import Learner
-from client.node import Node
-from fleet.roster import Roster
-from privacy.memory_ledger import MemoryLedger
-from privacy.site import Site
+from umbel.client.cohort import Cohort
+from umbel.client.learner import Learner
+from umbel.client.node import Node
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.site import Site
+from umbel.server.nodes.roster import Roster
 
 Place = tuple[ModuleType | type, str]
 
@@ -50,19 +50,19 @@ PARTS: dict[str, list[Place]] = {
     "scoring, to choose and to evaluate": [(Learner, "score")],
     "training": [(Learner, "train")],
     "ledger": [(MemoryLedger, "charge")],
-    "noise": [(privacy.releases, "sanitise_in_place"), (privacy.releases, "round_to_grid")],
-    "updates and releases": [(privacy.releases.Sanitiser, "sanitised")],
+    "noise": [(umbel.privacy.gate.releases, "sanitise_in_place"), (umbel.privacy.gate.releases, "round_to_grid")],
+    "updates and releases": [(umbel.privacy.gate.releases.Sanitiser, "sanitised")],
     "arrays to records and back": [
         (module, name)
         for module in (
-            client.app,
-            privacy.gate,
-            privacy.releases,
-            protocol.messages,
-            fleet.fleet,
-            fleet.replies,
-            strategies.base,
-            server.rounds,
+            umbel.client.app,
+            umbel.privacy.gate.gate,
+            umbel.privacy.gate.releases,
+            umbel.protocol.messages,
+            umbel.server.nodes.fleet,
+            umbel.server.nodes.replies,
+            umbel.strategies.base,
+            umbel.server.rounds,
         )
         for name in ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
         if hasattr(module, name)
@@ -72,8 +72,8 @@ PARTS: dict[str, list[Place]] = {
         *((kind, "__init__") for kind in (Message, RecordDict, ArrayRecord, ConfigRecord, MetricRecord, Array)),
     ],
     "sampling clients": [(Roster, "draw")],
-    "k-means": [(strategies.group_privacy, "seeded_kmeans")],
-    "averages": [(strategies.base, "mean_of"), (strategies.base, "distances")],
+    "k-means": [(umbel.strategies.group_privacy, "seeded_kmeans")],
+    "averages": [(umbel.strategies.base, "mean_of"), (umbel.strategies.base, "distances")],
 }
 
 

@@ -23,9 +23,9 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
-from federation import find_federation, read_manifest
-from simulation.launch import APP, submit
-from simulation.superlink import superlink
+from umbel.data import find_federation, read_manifest
+from umbel.simulation.launch import APP, submit
+from umbel.simulation.superlink import superlink
 
 PLAIN = Path(__file__).parent / "plain"
 # What both apps call by the same name.

@@ -25,13 +25,13 @@ from flwr.app import Message
 from benchmarks import in_process
 from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.peers.tasks import hospital
-from federation import find_federation
-from protocol.home import write_atomically
-from server.observer import Observer
-from server.rounds import Run
-from simulation.launch import APP, submit
-from simulation.relay import Relay
-from simulation.superlink import superlink
+from umbel.data import find_federation
+from umbel.protocol.home import write_atomically
+from umbel.server.observer import Observer
+from umbel.server.rounds import Run
+from umbel.simulation.launch import APP, submit
+from umbel.simulation.relay import Relay
+from umbel.simulation.superlink import superlink
 
 _FILE = "clock.json"
 PARTS = (

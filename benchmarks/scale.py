@@ -3,7 +3,7 @@
     python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3] [--out FILE]
 
 Each federation is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
-process of its own (`simulation.grid`), and leaves the folder that any run leaves; a round's time is
+process of its own (`umbel.simulation.grid`), and leaves the folder that any run leaves; a round's time is
 from its messages to the next round's, so that writing to that folder is in it. What a core computes
 in that time is shown beside it: the rest is waiting, for the disk above all. A second table compares
 the first tenth of a run's rounds with the last, in means, since some things are written only now and
@@ -36,12 +36,12 @@ import typer
 from flwr.app import Context, Message, RecordDict
 from rich.table import Table
 
-import client.app
-import server.app
+import umbel.client.app
+import umbel.server.app
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, table_of
-from federation import Manifest, offsets_of, write_federation
-from simulation.grid import InProcessGrid
-from simulation.in_process import run_config
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run_config
 
 _MIB = 1 << 20
 T = TypeVar("T")
@@ -81,7 +81,7 @@ class WatchedGrid(InProcessGrid):
     answered = 0.0
 
     def __init__(self, config: dict[str, object]) -> None:
-        super().__init__(client.app.app, config)
+        super().__init__(umbel.client.app.app, config)
         self.sent: list[tuple[float, float]] = []
         self.memory: dict[str, float] = {}
 
@@ -212,7 +212,7 @@ def play(folder: Path, rounds: int) -> Run:
         before = memory()
         grid = WatchedGrid(config)
         began = time.perf_counter()
-        server.app.app(grid, Context(1, 0, {}, RecordDict(), config))
+        umbel.server.app.app(grid, Context(1, 0, {}, RecordDict(), config))
         (history,) = Path(home).glob("runs/*/history.jsonl")
         losses = [json.loads(line)["loss"] for line in history.open(encoding="utf-8")]
     # A query comes before the rounds; behind them come an evaluation and what the nodes are told.

@@ -17,19 +17,19 @@ import torch
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-import client.app
-import fleet.fleet
-import privacy.gate
-import strategies.group_privacy
+import umbel.client.app
+import umbel.privacy.gate.gate
+import umbel.server.nodes.fleet
+import umbel.strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.parts import Place, Stopwatch
 from benchmarks.scale import memory
-from client.learner import Learner
-from federation import Manifest, offsets_of, write_federation
-from privacy.releases import Sanitiser
-from simulation.grid import InProcessGrid
-from simulation.in_process import run_config
-from strategies.base import HypothesisStrategy
+from umbel.client.learner import Learner
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.privacy.gate.releases import Sanitiser
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run_config
+from umbel.strategies.base import HypothesisStrategy
 
 Network = Literal["mlp", "cnn"]
 CNN = 1_206_590
@@ -41,9 +41,9 @@ PLACES: dict[str, list[Place]] = {
     "scoring": [(Learner, "score")],
     "training": [(Learner, "train")],
     "noise": [(Sanitiser, "of"), (Sanitiser, "sanitised")],
-    "packing": [(privacy.gate, "training_reply")],
-    "reading": [(fleet.fleet, "read_releases")],
-    "k-means": [(strategies.group_privacy, "seeded_kmeans")],
+    "packing": [(umbel.privacy.gate.gate, "training_reply")],
+    "reading": [(umbel.server.nodes.fleet, "read_releases")],
+    "k-means": [(umbel.strategies.group_privacy, "seeded_kmeans")],
     "averages": [(HypothesisStrategy, "learn")],
 }
 
@@ -107,7 +107,7 @@ class NotingGrid(InProcessGrid):
     """Notes what a stopwatch says when messages are sent."""
 
     def __init__(self, config: Mapping[str, Any], watch: Stopwatch) -> None:
-        super().__init__(cast(ClientApp, watch.around("the rest of a node", client.app.app)), config)
+        super().__init__(cast(ClientApp, watch.around("the rest of a node", umbel.client.app.app)), config)
         self._watch = watch
         self.notes: list[dict[str, float]] = []
 

@@ -13,8 +13,8 @@ import numpy as np
 import typer
 
 from benchmarks.measure import Out, benchmark, console, machine, table_of
-from mechanisms.laplace import Laplace
-from strategies.group_privacy import seeded_kmeans
+from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.strategies.group_privacy import seeded_kmeans
 
 DISTANCES = (1.0, 0.3, 0.1, 0.03)
 

@@ -40,7 +40,7 @@ def umbel_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mon
 @pytest.fixture(autouse=True, scope="session")
 def flower_process() -> None:
     """Say who this process is, as Flower's own do: without that no Message can be made."""
-    from protocol.flower import TaskIdentity
+    from umbel.protocol.flower import TaskIdentity
 
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
@@ -56,6 +56,6 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def run_config() -> dict[str, Any]:
     """The defaults of the run config, as Flower hands them to the app."""
-    from protocol.run_config import RunConfig
+    from umbel.protocol.run_config import RunConfig
 
     return RunConfig().entries()

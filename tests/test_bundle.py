@@ -13,13 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from protocol.flower import build_bundle
-from simulation.launch import APP as CHECKOUT
-from tests.helpers.sources import APP, ROOT, files, imported, packages_imported
+from tests.helpers.sources import ROOT, files, imported, packages_imported
+from umbel.protocol.flower import build_bundle
+from umbel.simulation.launch import APP as CHECKOUT
 
-# What stays out: what attacks the app, measures it, draws its papers' figures, or tests it.
-OUTSIDE = ("attacks", "benchmarks", "experiments", "tests")
-INSIDE = tuple(package for package in APP if package not in OUTSIDE)
+OUTSIDE = {"benchmarks", "tests", "client", "server", "strategies", "privacy", "datasets", "."}
+"""What no module of umbel imports: what measures or tests it, and the links at the root of the checkout."""
 
 
 @pytest.fixture(scope="module")
@@ -31,45 +30,29 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_it_holds_the_app_and_the_small_federations_and_nothing_else(bundle: Path) -> None:
-    top = {path.name for path in bundle.iterdir()}
-    assert top == {
-        ".info", "pyproject.toml", "LICENSE", "README.md", "datasets", "deployment",
-        "client", "federation", "fleet", "mechanisms", "models", "privacy", "protocol", "server", "simulation",
-        "strategies",
-    }  # fmt: skip
-    assert {path.name for path in (bundle / "datasets").iterdir()} == {
-        "hospital.py", "preferences.json", "synthetic.json",
-    }  # fmt: skip
-    assert {path.name for path in (bundle / "deployment").iterdir()} == {
-        "__init__.py", "hospital.toml", "hospital_table.py",
-    }  # fmt: skip
+def test_it_holds_all_of_umbel_once_and_nothing_else(bundle: Path) -> None:
+    """A part of it would hide the rest that is installed: Flower puts the app's folder before installed packages."""
+    assert {path.name for path in bundle.iterdir()} == {".info", "pyproject.toml", "LICENSE", "README.md", "umbel"}
+    ours = {str(path.relative_to(ROOT)) for path in files()}
+    assert {str(path.relative_to(bundle)) for path in files(root=bundle)} == ours
+    assert (bundle / "umbel" / "datasets" / "synthetic.json").exists()
 
 
-@pytest.mark.parametrize("package", INSIDE)
-def test_every_module_of_the_app_is_in_it(package: str, bundle: Path) -> None:
-    ours = {str(path.relative_to(ROOT)) for path in files([package])}
-    assert {str(path.relative_to(bundle)) for path in files([package], bundle)} == ours
-
-
-def test_it_holds_no_code_that_attacks(bundle: Path) -> None:
-    for path in bundle.rglob("*"):
-        assert not {*path.relative_to(bundle).parts} & {*OUTSIDE}, path
+def test_no_module_imports_what_is_not_umbel(bundle: Path) -> None:
     for file in bundle.rglob("*.py"):
-        assert not packages_imported(file) & {*OUTSIDE, "datasets", "."}, file
-
-
-def test_it_needs_no_module_of_the_checkout_that_is_not_in_it(bundle: Path) -> None:
-    def there(root: Path, name: str) -> bool:
-        path = root.joinpath(*name.split("."))
-        return path.with_suffix(".py").exists() or (path / "__init__.py").exists()
-
-    own = {*INSIDE, "deployment"}
-    for file in bundle.rglob("*.py"):
-        # A recipe is a script, which finds the modules next to it in the checkout.
+        # A recipe is a script that finds the modules next to it; one of them reads Hugging Face's `datasets`.
         if file.parent.name != "datasets":
-            needed = {name for name in imported(file) if name.partition(".")[0] in own and there(ROOT, name)}
-            assert needed == {name for name in needed if there(bundle, name)}, file
+            assert not packages_imported(file) & OUTSIDE, file
+            ours = {name for name in imported(file) if name.startswith("umbel.")}
+            missing = {
+                name for name in ours if not _there(bundle, name) and not _there(bundle, name.rpartition(".")[0])
+            }
+            assert not missing, file
+
+
+def _there(root: Path, name: str) -> bool:
+    path = root.joinpath(*name.split("."))
+    return path.with_suffix(".py").exists() or path.is_dir()
 
 
 @pytest.mark.slow
@@ -82,33 +65,32 @@ import sys
 # As in a Flower process: the bundle comes before what is installed. Of the checkout nothing is there.
 rest = [path for path in sys.path if path not in ("", {str(ROOT)!r})]
 sys.path[:] = [{str(bundle)!r}, {str(library.parent)!r}, *rest]
-import server.app, client.app, deployment.hospital_table, datasets
+import umbel.server.app, umbel.client.app, umbel.deploy.hospital_table, umbel.research.attacks.leak_meter, datasets
 assert datasets.FAKE
-ours = {(*INSIDE, "deployment", *OUTSIDE)!r}
 for name, module in sys.modules.items():
-    if name.partition(".")[0] in ours:
+    if name.partition(".")[0] == "umbel" and getattr(module, "__file__", None):
         assert module.__file__.startswith({str(bundle)!r}), module
-print(server.app.__file__)
+print(umbel.server.app.__file__)
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str(bundle / "server" / "app.py")
+    assert done.stdout.strip() == str(bundle / "umbel" / "server" / "app.py")
 
 
 @pytest.mark.parametrize(
     ("package", "others"),
     [
         ("protocol", {"annotated_types", "flwr", "numpy", "pydantic", "typer"}),
-        ("federation", {"numpy", "pandas", "protocol", "pydantic"}),
-        ("mechanisms", {"dp_accounting", "numpy", "protocol", "scipy"}),
+        ("privacy/mechanisms", {"numpy", "scipy"}),
+        ("privacy/accounting", {"dp_accounting", "numpy", "scipy"}),
     ],
 )
 def test_what_both_sides_share_depends_on_little(package: str, others: set[str]) -> None:
-    outside = {name for file in files([package]) for name in packages_imported(file)} - sys.stdlib_module_names
-    assert outside == others | {package}, "a module of the app, or a new dependency"
+    outside = {name for file in files([f"umbel/{package}"]) for name in packages_imported(file)}
+    assert outside - sys.stdlib_module_names == others | {"umbel"}, "a new dependency"
 
 
-def test_an_editable_install_copies_nothing() -> None:
+def test_an_editable_install_copies_nothing_and_adds_one_name() -> None:
     """A copy would come before the checkout, and stay as it was when that is edited."""
     try:
         installed = distribution("umbel")
@@ -117,12 +99,13 @@ def test_an_editable_install_copies_nothing() -> None:
     origin = json.loads(installed.read_text("direct_url.json") or "{}")
     if not origin.get("dir_info", {}).get("editable"):
         pytest.skip("umbel is installed as a copy, and not from a checkout")
-    kinds = (".pth", "/bin/umbel", ".dist-info")
+    kinds = (".pth", "_editable_impl_umbel", "/bin/umbel", ".dist-info")
     copied = [str(file) for file in installed.files or () if not any(kind in str(file) for kind in kinds)]
     assert not copied
     site_packages = Path(sysconfig.get_path("purelib"))
-    for package in (*APP, "benchmarks", "deployment", "experiments"):
-        assert not (site_packages / package).exists()
-        assert not (site_packages / f"{package}.py").exists()
-    recipes = {path.name for path in (ROOT / "datasets").iterdir() if path.is_file()}
-    assert not [name for name in recipes if (site_packages / "datasets" / name).exists()]
+    code = "import umbel, importlib.util as u; print([n for n in %r if u.find_spec(n)])"
+    links = ("client", "server", "strategies", "privacy", "models", "protocol", "benchmarks", "tests")
+    done = subprocess.run(
+        [sys.executable, "-c", code % (links,)], cwd=site_packages, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"

@@ -6,9 +6,9 @@ import dataclasses
 import re
 from pathlib import Path
 
-import strategies
-from experiments.__main__ import app
-from privacy.policy import Policy
+from umbel import strategies
+from umbel.privacy.gate.policy import Policy
+from umbel.research.experiments.__main__ import app
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

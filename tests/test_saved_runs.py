@@ -22,10 +22,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import client.app
-from federation import Manifest, offsets_of, write_federation
-from simulation.grid import InProcessGrid
+import umbel.client.app
 from tests.helpers.runs import AppRun, run_app
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.simulation.grid import InProcessGrid
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -128,7 +128,7 @@ def test_a_run_gives_what_it_gave(
 ) -> None:
     make_data(umbel_home)
     config = run_config | COMMON | RUNS[name]
-    found, expected = summary(run_app(config, InProcessGrid(client.app.app, config, nodes=2))), saved[name]
+    found, expected = summary(run_app(config, InProcessGrid(umbel.client.app.app, config, nodes=2))), saved[name]
     assert found["ledger"] == expected["ledger"]
 
     assert len(found["history"]) == len(expected["history"])

@@ -22,7 +22,7 @@ from benchmarks.measure import Out, benchmark, console, machine
 from benchmarks.peers.contest import absent, compare
 from benchmarks.peers.rivals import PEERS, environment
 from benchmarks.peers.tasks import TASKS
-from protocol.errors import Absent, ConfigError
+from umbel.protocol.errors import Absent, ConfigError
 
 
 def main(

@@ -12,7 +12,7 @@ from benchmarks import in_process
 from benchmarks.measure import Ratio, Reading, console, interleave, show
 from benchmarks.peers.rivals import PEERS, Rival
 from benchmarks.peers.tasks import brief_of
-from protocol.errors import Absent
+from umbel.protocol.errors import Absent
 
 # umbel as it is, and with as much left out as each peer leaves out.
 OURS: dict[str, dict[str, Any]] = {

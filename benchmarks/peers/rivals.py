@@ -13,8 +13,8 @@ from pathlib import Path
 
 from benchmarks.measure import Reading
 from benchmarks.peers.brief import GO
-from protocol.errors import Absent
-from protocol.home import umbel_home, write_atomically
+from umbel.protocol.errors import Absent
+from umbel.protocol.home import umbel_home, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 

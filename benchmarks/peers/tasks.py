@@ -10,16 +10,16 @@ import numpy as np
 from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
-import client.app
+import umbel.client.app
 from benchmarks.peers.brief import Brief, Settings
-from federation import Manifest, offsets_of, write_federation
-from protocol.errors import ConfigError
-from protocol.messages import evaluation_in, training_in
-from protocol.records import to_array_record
-from server.rounds import initial_hypotheses
-from server.setup import Setup
-from simulation.grid import InProcessGrid
-from simulation.in_process import run_config
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.messages import evaluation_in, training_in
+from umbel.protocol.records import to_array_record
+from umbel.server.rounds import initial_hypotheses
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run_config
 
 CLASSES = 62
 
@@ -75,7 +75,7 @@ def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: i
 
 def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     """Return a run config's task as its peers get it: the clients that umbel draws, its initial hypotheses."""
-    setup, grid = Setup.parse(config), InProcessGrid(client.app.app, config)
+    setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config)
     run, strategy, federation = setup.config, setup.strategy, setup.open_federation()
     assert federation is not None
     hypotheses = initial_hypotheses(setup, grid)

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-import privacy.gate
+import umbel.privacy.gate.gate
 from benchmarks import bare, in_process
 from benchmarks.parts import PARTS, Stopwatch
 from benchmarks.peers.tasks import cnn, named
-from client.learner import Learner
-from federation import Manifest, offsets_of, write_federation
-from protocol.errors import ConfigError
-from simulation.in_process import run_config
+from umbel.client.learner import Learner
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.protocol.errors import ConfigError
+from umbel.simulation.in_process import run_config
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +88,7 @@ def test_a_part_does_not_count_the_parts_inside_it() -> None:
 
 
 def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict[str, Any]) -> None:
-    before = Learner.score, privacy.gate.sanitise
+    before = Learner.score, umbel.privacy.gate.gate.sanitise
     watch = Stopwatch()
     go = in_process.prepare(hospital)
     began = time.perf_counter()
@@ -96,4 +96,4 @@ def test_every_part_of_a_round_is_found_and_nothing_stays_changed(hospital: dict
         go()
     assert set(watch.seconds) == set(PARTS)
     assert sum(watch.seconds.values()) < time.perf_counter() - began
-    assert (Learner.score, privacy.gate.sanitise) == before
+    assert (Learner.score, umbel.privacy.gate.gate.sanitise) == before

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from benchmarks import capacity
 from benchmarks.capacity import NETWORKS, PARTS, QUANTITIES, Costs, cost, fit, forecast, memory_of
 from benchmarks.sizes import CNN, HOSPITAL, PLACES, Round, Size, play, write
-from client.learner import CPU_CHUNK_BYTES
-from federation import open_federation
-from models import load_for
-from protocol.run_config import RunConfig
+from umbel.client.learner import CPU_CHUNK_BYTES
+from umbel.data import open_federation
+from umbel.models import load_for
+from umbel.protocol.run_config import RunConfig
 
 HUNDRED = Size("mlp", 1000, 100, 0, 25)
 

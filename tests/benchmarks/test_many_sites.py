@@ -14,11 +14,11 @@ from typer.testing import CliRunner
 
 from benchmarks import many_sites
 from benchmarks.light_nodes import FAILED, answer
-from federation import open_federation
-from fleet.roster import admitted
-from protocol.demands import Evaluation, Training
-from protocol.messages import keep_request, query, released_in, round_request, scores_in
-from protocol.records import pack
+from umbel.data import open_federation
+from umbel.protocol.demands import Evaluation, Training
+from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
+from umbel.protocol.records import pack
+from umbel.server.nodes.roster import admitted
 
 HYPOTHESES = pack({"weight": np.ones((2, 1, 3), np.float32), "bias": np.zeros((2, 1), np.float32)})
 TRAINING = Training(round=1, clients=(0,), local_epochs=1, step_size=0.1, batch_size=0, noise_multiplier=5.0)

@@ -11,7 +11,7 @@ import typer
 
 import benchmarks.__main__ as bench
 from benchmarks.measure import Ratio, Reading, benchmark, console, interleave
-from protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError
 
 
 def test_contestants_take_turns_and_the_first_turn_is_not_counted() -> None:

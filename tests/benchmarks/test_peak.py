@@ -10,8 +10,8 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peak
-from federation import Manifest, offsets_of, write_federation
-from simulation.in_process import run_config
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.simulation.in_process import run_config
 
 CONV1 = 2 * peak.BATCH * (26 * 26 * 32) * (9 * 1)
 CONV2 = 2 * peak.BATCH * (24 * 24 * 64) * (9 * 32)

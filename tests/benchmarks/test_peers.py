@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-import models
 from benchmarks.peers import contest, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
-from federation import Manifest, offsets_of, write_federation
-from simulation.in_process import play, run_config
+from umbel import models
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.simulation.in_process import play, run_config
 
 
 @pytest.fixture

@@ -17,8 +17,8 @@ from benchmarks.plain.hospital import task
 from benchmarks.plain.hospital.client_app import app as client_app
 from benchmarks.plain.hospital.server_app import app as server_app
 from benchmarks.plain.hospital.server_app import kmeans
-from federation import Manifest, offsets_of, write_federation
-from simulation.grid import InProcessGrid
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.simulation.grid import InProcessGrid
 
 
 @pytest.fixture

@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, RecordDict
 
-import client.app
-import server.app
+import umbel.client.app
+import umbel.server.app
 from benchmarks import ray_round
 from benchmarks.measure import console
-from protocol.home import umbel_home
-from simulation.grid import InProcessGrid
+from umbel.protocol.home import umbel_home
+from umbel.simulation.grid import InProcessGrid
 
 
 def test_a_clock_notes_the_parts_of_each_round_that_trains(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 3, "patience": 0, "observers": "benchmarks.ray_round:Clock"}
-    server.app.app(InProcessGrid(client.app.app, config, 2), Context(1, 0, {}, RecordDict(), config))
+    umbel.server.app.app(InProcessGrid(umbel.client.app.app, config, 2), Context(1, 0, {}, RecordDict(), config))
     (folder,) = (umbel_home() / "runs").iterdir()
     rounds = np.array(json.loads((folder / "clock.json").read_text(encoding="utf-8")))
     assert rounds.shape == (3, len(ray_round.PARTS))

@@ -11,7 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import scale
-from federation import open_federation
+from umbel.data import open_federation
 
 
 @pytest.fixture

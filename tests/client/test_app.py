@@ -10,16 +10,16 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-import client.node
-from client.app import app
-from federation import BUNDLED, offsets_of, open_federation, write_federation
-from protocol.arrays import Arrays
-from protocol.demands import VERSION, Evaluation, Hosting, Training
-from protocol.messages import hosting_in, query
-from simulation.grid import InProcessGrid
+import umbel.client.node
 from tests.helpers.federations import manifest, save_plane
 from tests.helpers.messages import asked, demanded, refused, released, releases, scores
 from tests.helpers.nodes import ask
+from umbel.client.app import app
+from umbel.data import BUNDLED, offsets_of, open_federation, write_federation
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import VERSION, Evaluation, Hosting, Training
+from umbel.protocol.messages import hosting_in, query
+from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
 
@@ -348,7 +348,7 @@ def test_a_site_never_opens_what_a_server_names(
 ) -> None:
     other = save_plane(tmp_path / "other", 5, 5)
     looked: list[str] = []
-    monkeypatch.setattr(client.node, "find_federation", looked.append)
+    monkeypatch.setattr(umbel.client.node, "find_federation", looked.append)
     config = run_config | {"federation": str(other) if named == "another site" else named}
     grid = own_grid(config, site)
     assert hosting(grid) == Hosting(3, 2)
@@ -364,7 +364,7 @@ def test_in_simulation_the_federation_is_looked_up(run_config: Config, monkeypat
         looked.append(name)
         return BUNDLED / "synthetic.json"
 
-    monkeypatch.setattr(client.node, "find_federation", find)
+    monkeypatch.setattr(umbel.client.node, "find_federation", find)
     assert hosting(InProcessGrid(app, run_config)).train == 100
     assert looked == ["synthetic"]
 

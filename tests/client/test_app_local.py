@@ -11,28 +11,28 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-import client.app
-import models
-from client.app import app
-from client.cohort import Cohort
-from client.local import LocalParameters
-from client.noisy_messages import noisy_messages
-from federation import BUNDLED, Federation, open_federation, write_federation
-from models import Model
-from privacy.ledger import Ledger
-from privacy.policy import Policy
-from privacy.site import Site
-from protocol.arrays import Arrays
-from protocol.demands import Evaluation, Training
-from protocol.records import from_array_record, to_array_record
-from simulation.grid import InProcessGrid
-from simulation.in_process import play
+import umbel.client.app
 from tests.helpers.cohorts import CPU, learner_of
 from tests.helpers.federations import manifest, save_plane
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import asked, demanded, refused, releases, scores, wire
 from tests.helpers.models import ADAPTED, draw_hypotheses, write_module
 from tests.helpers.nodes import ask
+from umbel import models
+from umbel.client.app import app
+from umbel.client.cohort import Cohort
+from umbel.client.local import LocalParameters
+from umbel.client.noisy_messages import noisy_messages
+from umbel.data import BUNDLED, Federation, open_federation, write_federation
+from umbel.models import Model
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.site import Site
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Evaluation, Training
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
 
 Config = dict[str, Any]
 
@@ -190,7 +190,7 @@ def test_a_sites_own_data_get_message_noise_on_every_item(factors_config: Config
         return seen[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client.app, "noisy_messages", watch)
+        patch.setattr(umbel.client.app, "noisy_messages", watch)
         grid = InProcessGrid(app, factors_config | {"federation": ""}, node_configs=[site])
         train(grid, 3, message_noise=0.1, noise_multiplier=3.0)
     assert (seen[0]["items"][0] != ITEMS["items"]).any(axis=1).all()
@@ -254,13 +254,13 @@ def test_heads_differ_between_clients_and_are_not_handed_to_the_gate(
     headed_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handed: list[Arrays] = []
-    original = client.app.local_result
+    original = umbel.client.app.local_result
 
     def spy(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
         handed.append(trained)
         return original(trained, chosen)
 
-    monkeypatch.setattr(client.app, "local_result", spy)
+    monkeypatch.setattr(umbel.client.app, "local_result", spy)
     model, grid = model_in(headed_config), InProcessGrid(app, headed_config)
     fresh = kept(grid, [3, 4], model=model)
     reply = ask(grid, asked(draw_hypotheses(model, 2), step(3, 4, 7)))

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-import client.learner
-import models
-from client.batched import BatchedLearner, _dense_layers
-from client.cohort import Cohort
-from models import LOSSES, METRICS, Model
+import umbel.client.learner
 from tests.helpers.cohorts import CPU, cohort_of, linear, score
+from umbel import models
+from umbel.client.batched import BatchedLearner, _dense_layers
+from umbel.client.cohort import Cohort
+from umbel.models import LOSSES, METRICS, Model
 
 # --- dense layers
 
@@ -91,7 +91,7 @@ def test_scoring_goes_by_whole_clients_as_many_as_fit(monkeypatch: pytest.Monkey
         return original(self, stacked, part)
 
     monkeypatch.setattr(BatchedLearner, "_row_sums", spy)
-    monkeypatch.setattr(client.learner, "CPU_CHUNK_BYTES", 72)
+    monkeypatch.setattr(umbel.client.learner, "CPU_CHUNK_BYTES", 72)
     cohort = cohort_of(*[(np.ones((rows, 2)), np.full(rows, 3.0)) for rows in (2, 4, 1, 9, 3)])
     losses, _ = score(models.load("linear"), linear([1, 1]), cohort, "batched")
     assert parts == [[2, 4], [1], [9], [3]], "a client larger than a chunk is a chunk of its own"

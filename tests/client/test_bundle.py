@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from client import bundle as module
-from client.bundle import Bundle, reviewed
-from protocol.errors import SiteError
-from protocol.flower import build_bundle
 from tests.helpers.sources import ROOT
+from umbel.client import bundle as module
+from umbel.client.bundle import Bundle, reviewed
+from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import build_bundle
 
 OWN = build_bundle(ROOT)
 SHA256 = hashlib.sha256(OWN).hexdigest()

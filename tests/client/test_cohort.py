@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from client.cohort import Cohort, LocalUpdate, Schedule
-from federation import Federation, offsets_of, open_federation, write_federation
-from privacy.randomness import streams
 from tests.helpers.cohorts import CPU
 from tests.helpers.federations import manifest
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.data import Federation, offsets_of, open_federation, write_federation
+from umbel.privacy.gate.randomness import streams
 
 # --- reading a federation
 

@@ -1,4 +1,4 @@
-"""The executor, as far as it needs no Flower process beside it (`tests/deployment/test_executor.py` has those)."""
+"""The executor, as far as it needs no Flower process beside it (`tests/deploy/test_executor.py` has those)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
-from client import executor
-from client.executor import WarmProcess, load
-from privacy.site_log import SiteLog, beside
-from protocol.messages import hosting_in, query
-from protocol.run_config import RunConfig
 from tests.client.test_bundle import OWN
-from tests.deployment.conftest import write_site
+from tests.deploy.conftest import write_site
 from tests.helpers.sources import ROOT
+from umbel.client import executor
+from umbel.client.executor import WarmProcess, load
+from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.protocol.messages import hosting_in, query
+from umbel.protocol.run_config import RunConfig
 
 
 @pytest.fixture
@@ -137,7 +137,7 @@ def test_another_app_that_the_site_has_installed_answers_in_its_place(
 PROBE = """
 import json, os, sys
 from types import SimpleNamespace
-from client import executor
+from umbel.client import executor
 
 def run_task(*task):
     home = os.environ["FLWR_HOME"]

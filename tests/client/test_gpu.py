@@ -14,26 +14,26 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-import client.learner
-import models
-from client.batched import BatchedLearner
-from client.cohort import Cohort, LocalUpdate
-from client.learner import Learner
-from client.loop import LoopLearner
-from client.personal import personal
-from client.trial import try_out
-from federation import Federation, offsets_of
-from models import LOSSES, METRICS, Model
-from models.descent import OPTIMIZERS, Descent
-from privacy.policy import Personal
-from privacy.randomness import streams
-from simulation.in_process import play, run_config
+import umbel.client.learner
 from tests.helpers.cohorts import CLOSE, CPU, assert_close
 from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.federations import manifest
 from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
 from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
-from umbel.prediction import predictions
+from umbel import models
+from umbel.cli.prediction import predictions
+from umbel.client.batched import BatchedLearner
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import Learner
+from umbel.client.loop import LoopLearner
+from umbel.client.personal import personal
+from umbel.client.trial import try_out
+from umbel.data import Federation, offsets_of
+from umbel.models import LOSSES, METRICS, Model
+from umbel.models.descent import OPTIMIZERS, Descent
+from umbel.privacy.gate.policy import Personal
+from umbel.privacy.gate.randomness import streams
+from umbel.simulation.in_process import play, run_config
 
 CUDA = torch.device("cuda")
 LENGTHS = (4, 1, 5)
@@ -43,7 +43,7 @@ BOTH = (LoopLearner, BatchedLearner)
 @pytest.fixture(autouse=True)
 def few_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have newcomers fit what is local in two epochs: where tensors are does not hang on how many there are."""
-    monkeypatch.setattr(client.learner, "_NEWCOMER_EPOCHS", 2)
+    monkeypatch.setattr(umbel.client.learner, "_NEWCOMER_EPOCHS", 2)
 
 
 class Case(NamedTuple):
@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
                      models.load_metric("torch.nn.functional:l1_loss"))  # fmt: skip
     yield Case(models.load("linear"), rows(2), numbers)
     yield Case(models.load("mlp"), rows(3), numbers)
-    yield Case(models.load("models.softmax:softmax4x3", "cross-entropy"), rows(4), classes)
+    yield Case(models.load("umbel.models.softmax:softmax4x3", "cross-entropy"), rows(4), classes)
     yield Case(classifier("convolutions", tiny_cnn), rows(1, 6, 6), classes)
     yield Case(classifier("layer-normalisation", layered_mlp), rows(6), classes)
     yield Case(classifier("batch-normalisation-and-dropout", normalised_mlp), rows(6), classes, (LoopLearner,))

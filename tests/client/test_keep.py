@@ -11,23 +11,23 @@ import safetensors.numpy
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-import models
-from client.app import app
-from client.keep import keep as keep_models
-from client.local import LocalParameters
-from client.node import Node
-from federation import offsets_of, write_federation
-from privacy.runs import beside
-from privacy.site import in_process
-from protocol.arrays import Arrays
-from protocol.demands import Evaluation
-from protocol.messages import keep_request
-from protocol.records import pack
-from protocol.run_config import RunConfig
-from simulation.grid import InProcessGrid
 from tests.helpers.federations import manifest
 from tests.helpers.messages import asked, demanded, refused
 from tests.helpers.nodes import ask
+from umbel import models
+from umbel.client.app import app
+from umbel.client.keep import keep as keep_models
+from umbel.client.local import LocalParameters
+from umbel.client.node import Node
+from umbel.data import offsets_of, write_federation
+from umbel.privacy.gate.runs import beside
+from umbel.privacy.gate.site import in_process
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Evaluation
+from umbel.protocol.messages import keep_request
+from umbel.protocol.records import pack
+from umbel.protocol.run_config import RunConfig
+from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
 
@@ -122,7 +122,7 @@ def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
     def fail(*_: object) -> None:
         raise fault
 
-    monkeypatch.setattr("client.app.keep", fail)
+    monkeypatch.setattr("umbel.client.app.keep", fail)
     assert keep(run_config, site).content == RecordDict()
     assert str(fault) in caplog.text
 

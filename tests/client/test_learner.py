@@ -15,17 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import nn
 
-import client.learner
-import models
-from client.batched import BatchedLearner
-from client.cohort import Cohort, LocalUpdate
-from client.learner import Learner, best_hypothesis, learner_for
-from client.loop import LoopLearner
-from models import LOSSES, METRICS, Loss, Model
-from models.losses import squared_error
-from privacy.randomness import streams
-from protocol.arrays import Arrays, flatten
-from protocol.errors import ConfigError, ModelError
+import umbel.client.learner
 from tests.helpers.cohorts import (
     CLOSE,
     CPU,
@@ -44,6 +34,16 @@ from tests.helpers.cohorts import (
     train,
 )
 from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
+from umbel import models
+from umbel.client.batched import BatchedLearner
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import Learner, best_hypothesis, learner_for
+from umbel.client.loop import LoopLearner
+from umbel.models import LOSSES, METRICS, Loss, Model
+from umbel.models.losses import squared_error
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import ConfigError, ModelError
 
 # --- by hand
 
@@ -441,7 +441,7 @@ def test_chunks_do_not_change_the_numbers(
         return original(self, start, part, *rest)
 
     monkeypatch.setattr(kind, "_descend", spy)
-    monkeypatch.setattr(client.learner, "CPU_CHUNK_BYTES", chunk_bytes)
+    monkeypatch.setattr(umbel.client.learner, "CPU_CHUNK_BYTES", chunk_bytes)
     assert_close(train(model, hypotheses, chosen, cohort, update, generators(5), engine), whole)
     assert (len(parts), sum(parts)) == (chunks, 5)
     for ours, theirs in zip(score(model, hypotheses, cohort, engine), whole_scores, strict=True):

@@ -17,12 +17,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import models
-from client.cohort import Cohort, LocalUpdate, Schedule
-from federation import BUNDLED, open_federation
-from models import Model
-from models.factors import SLOPES
-from protocol.arrays import Arrays
 from tests.helpers.cohorts import (
     CPU,
     ENGINES,
@@ -37,6 +31,12 @@ from tests.helpers.cohorts import (
     sgd,
 )
 from tests.helpers.models import ADAPTED, draw_hypotheses, headed, write_module
+from umbel import models
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.data import BUNDLED, open_federation
+from umbel.models import Model
+from umbel.models.factors import SLOPES
+from umbel.protocol.arrays import Arrays
 
 Matrix = NDArray[Any]
 

@@ -10,13 +10,13 @@ import safetensors.numpy
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-import models
-from client.local import LocalParameters
-from models import Model
-from privacy.policy import Policy
-from privacy.site import Site
-from protocol.arrays import Arrays
 from tests.helpers.models import headed
+from umbel import models
+from umbel.client.local import LocalParameters
+from umbel.models import Model
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.site import Site
+from umbel.protocol.arrays import Arrays
 
 FACTORS = models.load("factors-9x2")
 SIMULATED = Site(Policy(), None)

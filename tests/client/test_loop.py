@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from client.cohort import Cohort, LocalUpdate
-from models import LOSSES, METRICS
-from privacy.randomness import streams
 from tests.helpers.cohorts import CLOSE, score, train
 from tests.helpers.models import model_of, tiny_cnn
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.models import LOSSES, METRICS
+from umbel.privacy.gate.randomness import streams
 
 
 class Viewing(nn.Module):

@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-import client.node
-from client.learner import learner_for
-from client.node import Node
-from federation import BUNDLED, offsets_of, write_federation, write_leaf
-from privacy.site import in_process
-from protocol.arrays import Arrays
-from protocol.demands import Hosting
-from protocol.errors import ConfigError, FederationError, ProtocolError, SiteError
+import umbel.client.node
 from tests.helpers.federations import manifest, save_plane
 from tests.helpers.models import write_module
+from umbel.client.learner import learner_for
+from umbel.client.node import Node
+from umbel.data import BUNDLED, offsets_of, write_federation, write_leaf
+from umbel.privacy.gate.site import in_process
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Hosting
+from umbel.protocol.errors import ConfigError, FederationError, ProtocolError, SiteError
 
 Config = dict[str, Any]
 
@@ -36,7 +36,7 @@ def simulation() -> Iterator[None]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The paths that nodes look up by name, or open."""
     paths: list[Path] = []
-    find, read = client.node.find_federation, client.node.open_federation
+    find, read = umbel.client.node.find_federation, umbel.client.node.open_federation
 
     def spy_on_find(name: str) -> Path:
         paths.append(Path(name))
@@ -46,9 +46,9 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(path)
         return read(path, part)
 
-    monkeypatch.setattr(client.node, "find_federation", spy_on_find)
-    monkeypatch.setattr(client.node, "open_federation", spy_on_open)
-    client.node._open.cache_clear()
+    monkeypatch.setattr(umbel.client.node, "find_federation", spy_on_find)
+    monkeypatch.setattr(umbel.client.node, "open_federation", spy_on_open)
+    umbel.client.node._open.cache_clear()
     return paths
 
 
@@ -122,7 +122,7 @@ def test_the_run_chooses_the_model_before_the_federation(
     model: str, loss: str, chosen: tuple[str, str], run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The data have one feature too few.
-    monkeypatch.setattr("client.node._try_out", lambda _source, model, *_: learner_for(model))
+    monkeypatch.setattr("umbel.client.node._try_out", lambda _source, model, *_: learner_for(model))
     node = part(0, 1, run_config | {"model": model, "loss": loss})
     assert (node.model.name, node.model.loss.name) == chosen
 
@@ -169,7 +169,7 @@ def test_data_that_stay_the_same_are_read_once(run_config: Config, opened: list[
 def test_a_node_that_is_no_simulation_needs_data_of_its_own(
     run_config: Config, monkeypatch: pytest.MonkeyPatch, opened: list[Path]
 ) -> None:
-    monkeypatch.setattr("privacy.site.runs_in_simulation", lambda: False)
+    monkeypatch.setattr("umbel.privacy.gate.site.runs_in_simulation", lambda: False)
     with pytest.raises(SiteError, match="this node serves no data: start it with --node-config"):
         part(0, 1, run_config)
     assert not opened
@@ -182,7 +182,7 @@ def test_a_node_that_is_no_simulation_needs_data_of_its_own(
 def test_a_site_serves_all_clients_of_its_own_data(
     simulated: bool, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("privacy.site.runs_in_simulation", lambda: simulated)
+    monkeypatch.setattr("umbel.privacy.gate.site.runs_in_simulation", lambda: simulated)
     path = save(tmp_path / "own", train=3, validation=2)
     # Flower may give real nodes a partition as well; it plays no part.
     node = Node.of({"data-path": str(path), "role": "split", "partition-id": 1, "num-partitions": 2}, run_config)
@@ -301,7 +301,7 @@ def test_hypotheses_of_another_model_are_refused(hypotheses: dict[str, Any], run
 def of_four_arrays(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple[Node, Arrays]:
     """Return a node, and two hypotheses of its model."""
     # The data have one feature too few.
-    monkeypatch.setattr("client.node._try_out", lambda _source, model, *_: learner_for(model))
+    monkeypatch.setattr("umbel.client.node._try_out", lambda _source, model, *_: learner_for(model))
     node = part(0, 1, run_config | {"model": "mlp"})
     return node, {name: np.zeros((2, *shape), np.float32) for name, shape in node.model.shapes.items()}
 

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
-from client.noisy_messages import noisy_messages
 from tests.helpers.cohorts import generators
+from umbel.client.noisy_messages import noisy_messages
 
 FALSE_ALARM = 1e-6
 

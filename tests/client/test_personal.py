@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-import models
-from client.cohort import Cohort, LocalUpdate
-from client.learner import learner_for
-from client.personal import SHARES, best_shares, personal
-from privacy.policy import Personal
-from privacy.randomness import streams
-from protocol.arrays import Arrays
+from umbel import models
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import learner_for
+from umbel.client.personal import SHARES, best_shares, personal
+from umbel.privacy.gate.policy import Personal
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.arrays import Arrays
 
 LEARNER = learner_for(models.load("linear", loss="mse"))
 # y = 1 x and y = -1 x.

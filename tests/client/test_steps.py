@@ -10,12 +10,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import models
-from client.cohort import LocalUpdate
-from models.descent import OPTIMIZERS, Descent
-from protocol.arrays import Arrays
-from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
 from tests.helpers.cohorts import (
     InOrder,
     Rows,
@@ -29,6 +23,12 @@ from tests.helpers.cohorts import (
     train,
 )
 from tests.helpers.models import draw_hypotheses
+from umbel import models
+from umbel.client.cohort import LocalUpdate
+from umbel.models.descent import OPTIMIZERS, Descent
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
 
 Make = Callable[[Iterable[Tensor]], torch.optim.Optimizer]
 MODEL = models.load("mlp")

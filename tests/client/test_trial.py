@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-import models
-from client.batched import BatchedLearner
-from client.cohort import LocalUpdate
-from client.learner import Learner
-from client.loop import LoopLearner
-from client.trial import try_out
-from federation import Federation, offsets_of
-from models import LOSSES, METRICS, Model
-from models.losses import Loss
-from protocol.errors import ModelError
 from tests.helpers.cohorts import assert_close, cohort_of, generators
 from tests.helpers.federations import manifest
 from tests.helpers.models import TINY_CNN, draw_hypotheses
+from umbel import models
+from umbel.client.batched import BatchedLearner
+from umbel.client.cohort import LocalUpdate
+from umbel.client.learner import Learner
+from umbel.client.loop import LoopLearner
+from umbel.client.trial import try_out
+from umbel.data import Federation, offsets_of
+from umbel.models import LOSSES, METRICS, Model
+from umbel.models.losses import Loss
+from umbel.protocol.errors import ModelError
 
 Network = Callable[[], nn.Module]
 

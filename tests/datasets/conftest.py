@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 from typer.testing import CliRunner, Result
 
-from federation import Federation, open_federation
+from umbel.data import Federation, open_federation
 
 RECIPES = Path(__file__).parents[2] / "datasets"
 

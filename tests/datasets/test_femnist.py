@@ -16,9 +16,9 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from federation import Federation, Manifest, open_federation, write_federation
-from server.setup import Setup
 from tests.datasets.conftest import Recipe, assert_same_rows
+from umbel.data import Federation, Manifest, open_federation, write_federation
+from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).parents[2]
 

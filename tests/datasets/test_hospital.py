@@ -12,9 +12,9 @@ import pandas as pd
 import pgeocode
 import pytest
 
-from federation import Federation, Manifest, open_federation, write_federation
-from protocol.errors import FederationError
 from tests.datasets.conftest import Recipe
+from umbel.data import Federation, Manifest, open_federation, write_federation
+from umbel.protocol.errors import FederationError
 
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"

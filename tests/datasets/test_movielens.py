@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from federation import Federation, open_federation
 from tests.datasets.conftest import Recipe, assert_same, assert_same_rows
+from umbel.data import Federation, open_federation
 
 recipe = Recipe("movielens")
 movielens, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from federation import find_federation, open_federation
-from protocol.errors import FederationError
 from tests.datasets.conftest import RECIPES, Recipe, assert_same
+from umbel.data import find_federation, open_federation
+from umbel.protocol.errors import FederationError
 
 recipe = Recipe("preferences")
 draw, run, made, assert_refused = recipe.module.draw, recipe.run, recipe.made, recipe.assert_refused

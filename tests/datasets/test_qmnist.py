@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import models
-from federation import Federation, Manifest, write_federation
-from server.setup import Setup
 from tests.datasets.conftest import Recipe, assert_same
+from umbel import models
+from umbel.data import Federation, Manifest, write_federation
+from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"

@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from federation import open_federation
 from tests.datasets.conftest import RECIPES, Recipe
+from umbel.data import open_federation
 
 COMMITTED = RECIPES / "synthetic.json"
 

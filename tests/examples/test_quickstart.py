@@ -13,12 +13,12 @@ from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import ServerApp
 
-from mechanisms.guarantee import guarantee
-from privacy.memory_ledger import MemoryLedger
-from protocol.release import Kind, RadiusMode, Release
-from simulation.grid import InProcessGrid
-from simulation.launch import run
 from tests.helpers.sources import ROOT
+from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.launch import run
 
 EXAMPLE = ROOT / "examples" / "quickstart"
 CLIENTS = 100

@@ -20,10 +20,10 @@ from typing import Any
 import psutil
 from flwr.app import Message
 
-from federation import open_federation, shard, write_federation
-from simulation.cluster import Machine
-from simulation.hosts import Host, Line, Lost, without_arrays
-from simulation.places import Place, look, places
+from umbel.data import open_federation, shard, write_federation
+from umbel.simulation.cluster import Machine
+from umbel.simulation.hosts import Host, Line, Lost, without_arrays
+from umbel.simulation.places import Place, look, places
 
 # A dead machine, at which nobody listens, is found soon; one that is only slow to answer is not taken for dead.
 _FAST = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "300000"}

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from client.cohort import Cohort, LocalUpdate
-from client.learner import Learner, Scores, learner_for
-from models import Model
-from protocol.arrays import Arrays
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.learner import Learner, Scores, learner_for
+from umbel.models import Model
+from umbel.protocol.arrays import Arrays
 
 CPU = torch.device("cpu")
 ENGINES = ("loop", "batched")

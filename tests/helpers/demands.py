@@ -7,9 +7,9 @@ from typing import Any
 from flwr.app import RecordDict
 from hypothesis import strategies as st
 
-from protocol.demands import Evaluation, Training
-from protocol.messages import round_request
-from protocol.records import pack
+from umbel.protocol.demands import Evaluation, Training
+from umbel.protocol.messages import round_request
+from umbel.protocol.records import pack
 
 from .records import STACKED
 

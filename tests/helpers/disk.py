@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from server import run_folder
+from umbel.server import run_folder
 
 
 class Killed(BaseException):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from markupsafe import Markup
 
-import server.report.figures
+import umbel.server.report.figures
 
 
 def leave_blank(patch: pytest.MonkeyPatch) -> None:
@@ -14,4 +14,4 @@ def leave_blank(patch: pytest.MonkeyPatch) -> None:
     def blank(name: str, alt: str, *_: object, **__: object) -> Markup:
         return Markup('<svg role="img" aria-label="{}"></svg>').format(alt)
 
-    patch.setattr(server.report.figures, "svg", blank)
+    patch.setattr(umbel.server.report.figures, "svg", blank)

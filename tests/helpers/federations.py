@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from federation import Federation, Manifest, offsets_of, write_federation
+from umbel.data import Federation, Manifest, offsets_of, write_federation
 
 # Three clients with 2, 1 and 3 rows; two of them train.
 MANIFEST = Manifest(name="small", clients=3, split={"train": 2, "validation": 1})

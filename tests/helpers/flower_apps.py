@@ -12,12 +12,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricR
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-from privacy.ledger import Ledger
-from privacy.memory_ledger import MemoryLedger
-from privacy.mod import Gate
-from protocol.release import Release
-from simulation.grid import InProcessGrid
 from tests.helpers.messages import arrived
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.mod import Gate
+from umbel.protocol.release import Release
+from umbel.simulation.grid import InProcessGrid
 
 Change = Callable[[NDArray[Any]], Any]
 """What a client makes of each array."""

@@ -17,7 +17,7 @@ from pathlib import Path
 def forks() -> ForkServerContext:
     """Return what makes processes out of one that has imported the app and Flower's command."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["client.app", "simulation.grid", "flwr.cli.app", __name__])
+    context.set_forkserver_preload(["umbel.client.app", "umbel.simulation.grid", "flwr.cli.app", __name__])
     return context
 
 

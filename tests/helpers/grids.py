@@ -12,12 +12,12 @@ from flwr.app import Context, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-import client.app
-from protocol.arrays import Arrays
-from protocol.demands import Hosting
-from protocol.flower import ErrorCode, Run
-from protocol.messages import asks, evaluation_in, evaluation_reply, hosting_reply, training_in, training_reply
-from simulation.grid import InProcessGrid
+import umbel.client.app
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Hosting
+from umbel.protocol.flower import ErrorCode, Run
+from umbel.protocol.messages import asks, evaluation_in, evaluation_reply, hosting_reply, training_in, training_reply
+from umbel.simulation.grid import InProcessGrid
 
 SUPERLINK = 1  # the node id that Flower's own error replies come from
 
@@ -237,7 +237,7 @@ def failing(partitions: Collection[int], parts: Collection[str] = ("training", "
     app : ClientApp, optional
         Another than umbel's.
     """
-    whole = app or client.app.app
+    whole = app or umbel.client.app.app
 
     def fails(message: Message, context: Context) -> Message:
         if context.node_config["partition-id"] in partitions:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from server.history import Round
+from umbel.server.history import Round
 
 
 def a_round(number: int, **changes: Any) -> Round:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from privacy.charges import paper_spent
-from privacy.ledger import Ledger
-from privacy.memory_ledger import MemoryLedger
+from umbel.privacy.gate.charges import paper_spent
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.memory_ledger import MemoryLedger
 
 
 def spent(ledger: Ledger | MemoryLedger, client: int) -> Fraction | float:

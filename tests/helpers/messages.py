@@ -12,12 +12,12 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
-from privacy.gate import Check, Gate
-from privacy.site import in_process
-from protocol.arrays import Arrays
-from protocol.demands import Evaluation, Training
-from protocol.messages import round_request
-from protocol.records import pack, record_in, times_step, to_array_record, unpack
+from umbel.privacy.gate.gate import Check, Gate
+from umbel.privacy.gate.site import in_process
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Evaluation, Training
+from umbel.protocol.messages import round_request
+from umbel.protocol.records import pack, record_in, times_step, to_array_record, unpack
 
 Layout = Mapping[str, tuple[int, ...]]
 Handler = Callable[[Message, Context], Message]

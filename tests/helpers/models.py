@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from models import LOSSES, METRICS, Loss, Model, Score
-from protocol.arrays import Arrays
+from umbel.models import LOSSES, METRICS, Loss, Model, Score
+from umbel.protocol.arrays import Arrays
 
 _numbers = itertools.count()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flwr.app import Message, RecordDict
 
-from simulation.grid import InProcessGrid
+from umbel.simulation.grid import InProcessGrid
 
 
 def ask(grid: InProcessGrid, content: RecordDict, kind: str = "train", node: int = 0) -> Message:

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from mechanisms import Laplace
-from mechanisms.base import Matrix, NoiseSource
-from privacy import releases
-from protocol.release import RadiusMode
+from umbel.privacy.gate import releases
+from umbel.privacy.mechanisms import Laplace
+from umbel.privacy.mechanisms.base import Matrix, NoiseSource
+from umbel.protocol.release import RadiusMode
 
 
 def sanitise(

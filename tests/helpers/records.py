@@ -9,7 +9,7 @@ from flwr.proto.recorddict_pb2 import RecordDict as ProtoRecordDict
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protocol.arrays import Arrays
+from umbel.protocol.arrays import Arrays
 
 # Two models of 2 x 2 + 1 parameters, as they are stacked in a message.
 STACKED: Arrays = {

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import models
-from federation import Manifest
-from mechanisms.guarantee import site_release
-from protocol.release import Kind, RadiusMode, Release
-from server.history import Round, State
-from server.observer import Section
-from server.report import HeldOut, Measured, View, figures, render
-from server.snapshots import Snapshot, Snapshots
-from server.summary import Summary
 from tests.helpers.drawing import leave_blank
 from tests.helpers.history import a_round, a_validation
+from umbel import models
+from umbel.data import Manifest
+from umbel.privacy.accounting.guarantee import site_release
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.server.history import Round, State
+from umbel.server.observer import Section
+from umbel.server.report import HeldOut, Measured, View, figures, render
+from umbel.server.snapshots import Snapshot, Snapshots
+from umbel.server.summary import Summary
 
 SYNTHETIC = Manifest(name="synthetic", clients=7, split={"train": 4, "validation": 3}, truth=[[5.0, 6.0], [4.0, -4.5]])
 HOSPITAL = Manifest(

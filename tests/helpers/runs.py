@@ -13,9 +13,9 @@ import safetensors.numpy
 from flwr.app import Context, RecordDict
 from numpy.typing import NDArray
 
-import server.app
-from protocol.home import umbel_home
-from simulation.grid import InProcessGrid
+import umbel.server.app
+from umbel.protocol.home import umbel_home
+from umbel.simulation.grid import InProcessGrid
 
 _run_ids = count(1)
 
@@ -59,6 +59,6 @@ def run_app(config: Mapping[str, Any], grid: InProcessGrid) -> AppRun:
     """Run the app on the nodes of a grid."""
     runs = umbel_home() / "runs"
     before = set(runs.glob("*"))
-    server.app.app(grid, Context(next(_run_ids), 1, {}, RecordDict(), dict(config)))
+    umbel.server.app.app(grid, Context(next(_run_ids), 1, {}, RecordDict(), dict(config)))
     (folder,) = set(runs.glob("*")) - before or {runs / config["resume"]}
     return AppRun(folder, grid)

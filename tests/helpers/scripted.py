@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-import models
-from fleet.fleet import Fleet
-from fleet.replies import Scores
-from protocol.arrays import Arrays
-from protocol.records import from_array_record
-from protocol.run_config import RunConfig
-from server.history import State
-from server.observer import Observer
-from server.observers import Patience
-from server.rounds import Run
-from server.setup import Setup
-from simulation.grid import InProcessGrid
-from strategies.base import HypothesisStrategy, Outcome
+from umbel import models
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.records import from_array_record
+from umbel.protocol.run_config import RunConfig
+from umbel.server.history import State
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.nodes.replies import Scores
+from umbel.server.observer import Observer
+from umbel.server.observers import Patience
+from umbel.server.rounds import Run
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.strategies.base import HypothesisStrategy, Outcome
 
 LINEAR = models.load("linear")
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from privacy.policy import Policy
-from privacy.site import Site, in_process
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.site import Site, in_process
 
 PARTITION = {"partition-id": 1, "num-partitions": 4}
 OWN = {"data-path": "/data/hospital"}

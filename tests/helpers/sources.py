@@ -8,19 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-APP = (
-    "attacks",
-    "client",
-    "federation",
-    "fleet",
-    "mechanisms",
-    "models",
-    "privacy",
-    "protocol",
-    "server",
-    "simulation",
-    "strategies",
-)
+APP = ("umbel",)
 """The packages of the app."""
 
 

@@ -10,12 +10,12 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
-import models
-from federation import Manifest
-from models import LOSSES
-from models.factors import INITIAL_SCALE, SLOPES, BiasedFactors, Factors
-from protocol.errors import ModelError
-from protocol.run_config import RunConfig
+from umbel import models
+from umbel.data import Manifest
+from umbel.models import LOSSES
+from umbel.models.factors import INITIAL_SCALE, SLOPES, BiasedFactors, Factors
+from umbel.protocol.errors import ModelError
+from umbel.protocol.run_config import RunConfig
 
 FALSE_ALARM = 1e-6
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-import models
-from federation import Federation, offsets_of
-from models import LOSSES, METRICS, Model
-from models.fit import misfit
 from tests.helpers.federations import manifest
+from umbel import models
+from umbel.data import Federation, offsets_of
+from umbel.models import LOSSES, METRICS, Model
+from umbel.models.fit import misfit
 
 
 def federation(features: Any, targets: Any, lengths: Any = (2, 1), **entries: Any) -> Federation:

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-import models
-from protocol.errors import ConfigError, ModelError
+from umbel import models
+from umbel.protocol.errors import ConfigError, ModelError
 
 
 @pytest.fixture

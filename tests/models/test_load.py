@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-import models
-from federation import Manifest
-from protocol.errors import ConfigError, ModelError
-from protocol.run_config import RunConfig
 from tests.helpers.models import write_module
+from umbel import models
+from umbel.data import Manifest
+from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.run_config import RunConfig
 
 Write = Callable[[str], str]
 

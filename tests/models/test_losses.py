@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor
 from torch.nn import functional
 
-from models.losses import LOSSES, METRICS, SLOPES, Score, load_loss, load_metric
-from protocol.errors import ModelError
 from tests.helpers.models import write_module
+from umbel.models.losses import LOSSES, METRICS, SLOPES, Score, load_loss, load_metric
+from umbel.protocol.errors import ModelError
 
 # --- by hand
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-import models
-from models import LOSSES, METRICS, Model
-from models.model import Kind, check
-from protocol.errors import ModelError
 from tests.helpers.models import ADAPTED, Headed, headed, write_module
+from umbel import models
+from umbel.models import LOSSES, METRICS, Model
+from umbel.models.model import Kind, check
+from umbel.protocol.errors import ModelError
 
 HEAD = {"head.weight": (1, 3), "head.bias": (1,)}
 BODY = {"body.weight": (3, 2), "body.bias": (3,)}

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy import stats
 
-import models
-from models import LOSSES, METRICS
-from models.networks import CNN, LeNet, Linear
+from umbel import models
+from umbel.models import LOSSES, METRICS
+from umbel.models.networks import CNN, LeNet, Linear
 
 
 @pytest.mark.parametrize(

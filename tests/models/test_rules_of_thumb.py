@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from federation import Federation, Manifest, held_out, offsets_of
-from models.rules_of_thumb import SHRINKAGE, rules_of_thumb
+from umbel.data import Federation, Manifest, held_out, offsets_of
+from umbel.models.rules_of_thumb import SHRINKAGE, rules_of_thumb
 
 
 def federation_of(*clients: dict[int, int], train: int) -> Federation:

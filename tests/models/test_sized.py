@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from models import load
-from protocol.errors import ModelError
 from tests.helpers.models import write_module
+from umbel.models import load
+from umbel.protocol.errors import ModelError
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-import models
-from models.softmax import Softmax
-from protocol.errors import ConfigError
+from umbel import models
+from umbel.models.softmax import Softmax
+from umbel.protocol.errors import ConfigError
 
 
 def test_the_name_says_the_size() -> None:
-    model = models.load("models.softmax:softmax20x10", "cross-entropy")
+    model = models.load("umbel.models.softmax:softmax20x10", "cross-entropy")
     assert model.shapes == {"linear.weight": (10, 20)}
     assert model.num_parameters == 200
     assert (model.loss.name, model.metric.name) == ("cross-entropy", "accuracy")
@@ -21,18 +21,18 @@ def test_the_name_says_the_size() -> None:
 @pytest.mark.parametrize("name", ["softmax", "softmax0x10", "softmax20x", "softmax20x10x3", "linear"])
 def test_a_name_without_a_size_is_no_model(name: str) -> None:
     with pytest.raises(ConfigError, match=f"has no '{name}'"):
-        models.load(f"models.softmax:{name}", "cross-entropy")
+        models.load(f"umbel.models.softmax:{name}", "cross-entropy")
 
 
 def test_logits_are_linear_without_intercept() -> None:
-    model = models.load("models.softmax:softmax2x3", "cross-entropy")
+    model = models.load("umbel.models.softmax:softmax2x3", "cross-entropy")
     weight = torch.tensor([[1.0, 2.0], [0.0, -1.0], [3.0, 0.0]])
     outputs = model.apply({"linear.weight": weight}, torch.tensor([[0.0, 0.0], [1.0, -2.0]]))
     assert outputs.tolist() == [[0, 0, 0], [-3, 2, 3]]
 
 
 def test_it_starts_near_zero_and_each_hypothesis_elsewhere() -> None:
-    model = models.load("models.softmax:softmax100x100", "cross-entropy")
+    model = models.load("umbel.models.softmax:softmax100x100", "cross-entropy")
     one, other = (model.initial(seed)["linear.weight"] for seed in (0, 1))
     assert not np.array_equal(one, other)
     # 10,000 draws with standard deviation .01: their own is within 1 % of it, give or take.

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import models
 import tests.helpers.torchvision_ops  # noqa: F401
-from client.batched import BatchedLearner
-from client.loop import LoopLearner
-from client.trial import try_out
-from federation import offsets_of, open_federation, write_federation
-from protocol.errors import ModelError
-from simulation.in_process import play, run_config
 from tests.helpers.federations import manifest
+from umbel import models
+from umbel.client.batched import BatchedLearner
+from umbel.client.loop import LoopLearner
+from umbel.client.trial import try_out
+from umbel.data import offsets_of, open_federation, write_federation
+from umbel.protocol.errors import ModelError
+from umbel.simulation.in_process import play, run_config
 
 pytestmark = pytest.mark.slow
 

@@ -14,12 +14,12 @@ import safetensors.torch
 import torch
 from torch import nn
 
-import models
-from models import LOSSES, METRICS, Model
-from models.model import check
-from models.weights import find_weights, read_weights
-from protocol.errors import ModelError
 from tests.helpers.models import Headed
+from umbel import models
+from umbel.models import LOSSES, METRICS, Model
+from umbel.models.model import check
+from umbel.models.weights import find_weights, read_weights
+from umbel.protocol.errors import ModelError
 
 
 def of(pretrained: Path | str, **kinds: tuple[str, ...]) -> Model:

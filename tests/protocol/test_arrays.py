@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from protocol.arrays import Arrays, all_finite, flatten, unflatten
 from tests.helpers.records import STACKED, assert_same_arrays, stacked
+from umbel.protocol.arrays import Arrays, all_finite, flatten, unflatten
 
 
 def test_flat_rows_hold_the_arrays_one_after_the_other() -> None:

@@ -9,8 +9,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from protocol.cli import command_line, errors_in_one_line, fail
-from protocol.errors import FederationError, UmbelError
+from umbel.protocol.cli import command_line, errors_in_one_line, fail
+from umbel.protocol.errors import FederationError, UmbelError
 
 
 @pytest.mark.parametrize("error", [UmbelError("too small"), FederationError("too small"), OSError("too small")])
@@ -41,7 +41,7 @@ def test_a_command_may_fail_by_itself(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 SCRIPT = """
-from protocol.cli import command_line
+from umbel.protocol.cli import command_line
 
 def main() -> None:
     secret = "-".join(["sword", "fish"])

@@ -9,18 +9,18 @@ from flwr.app import ConfigRecord, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.demands import VERSION, Evaluation, Hosting, Training
-from protocol.errors import ProtocolError
-from protocol.messages import (
+from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
+from tests.helpers.messages import demanded
+from tests.helpers.records import over_the_wire
+from umbel.protocol.demands import VERSION, Evaluation, Hosting, Training
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.messages import (
     evaluation_in,
     hosting_in,
     hosting_reply,
     training_in,
 )
-from protocol.release import NoisePer, RadiusMode
-from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
-from tests.helpers.messages import demanded
-from tests.helpers.records import over_the_wire
+from umbel.protocol.release import NoisePer, RadiusMode
 
 Asked = Training | Evaluation
 

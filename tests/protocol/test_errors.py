@@ -9,8 +9,8 @@ import re
 
 import pytest
 
-from protocol import errors
 from tests.helpers.sources import APP, ROOT, files
+from umbel.protocol import errors
 
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
 PACKAGES = (*APP, "deployment", "experiments")
@@ -28,7 +28,7 @@ def test_every_exception_of_the_app_is_in_the_tree() -> None:
     elsewhere = {
         f"{file.relative_to(ROOT)}: {node.name}"
         for file in files(PACKAGES)
-        if file != ROOT / "protocol" / "errors.py"
+        if file != ROOT / "umbel" / "protocol" / "errors.py"
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
         and any(is_exception(ast.unparse(base).rpartition(".")[2]) for base in node.bases)

@@ -20,7 +20,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.sources import APP, ROOT, files, imported
 
-DOOR = ROOT / "protocol" / "flower.py"
+DOOR = ROOT / "umbel" / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
 IMPORTED = [
     (node.module, alias.name)
@@ -49,7 +49,7 @@ def test_what_is_imported_there_is_there(module: str, name: str) -> None:
 
 
 def test_all_of_it_is_handed_on() -> None:
-    door = importlib.import_module("protocol.flower")
+    door = importlib.import_module("umbel.protocol.flower")
     handed = {name for module, name in IMPORTED if private({module})}
     made = {name for name in door.__all__ if name not in handed}
     assert handed <= {*door.__all__}
@@ -64,7 +64,7 @@ def test_all_of_it_is_handed_on() -> None:
 )
 def test_a_bundle_is_what_flower_makes_whatever_is_ignored(ignored: str, tmp_path: Path) -> None:
     write_app(tmp_path, ignored)
-    assert importlib.import_module("protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
+    assert importlib.import_module("umbel.protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
 
 
 def test_a_link_to_rules_is_no_rule(tmp_path: Path) -> None:
@@ -72,11 +72,11 @@ def test_a_link_to_rules_is_no_rule(tmp_path: Path) -> None:
     (tmp_path / ".gitignore").rename(tmp_path / "rules")
     (tmp_path / "rules").write_text("*.py\n")
     (tmp_path / ".gitignore").symlink_to(tmp_path / "rules")
-    assert importlib.import_module("protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
+    assert importlib.import_module("umbel.protocol.flower").build_bundle(tmp_path) == build_fab_from_disk(tmp_path)
 
 
 def test_a_bundle_is_what_flower_makes_to_the_byte_without_a_look_at_what_is_ignored(tmp_path: Path) -> None:
-    door = importlib.import_module("protocol.flower")
+    door = importlib.import_module("umbel.protocol.flower")
     write_app(tmp_path, IGNORED)
     (tmp_path / "linked.py").symlink_to(tmp_path / "app.py")
     (tmp_path / "folder").symlink_to(tmp_path / "inner")
@@ -88,7 +88,7 @@ def test_a_bundle_is_what_flower_makes_to_the_byte_without_a_look_at_what_is_ign
 
 def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
     """Else it would do what it does by itself: install the bundle and run it."""
-    door = importlib.import_module("protocol.flower")
+    door = importlib.import_module("umbel.protocol.flower")
     module = ModuleType("module")
     exec("def work():\n    return part()", vars(module))
     with pytest.raises(RuntimeError, match="Flower's work no longer uses another"):
@@ -98,7 +98,7 @@ def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
 
 
 def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    door, grid = (importlib.import_module(name) for name in ("protocol.flower", "flwr.superlink.grid.http_grid"))
+    door, grid = (importlib.import_module(name) for name in ("umbel.protocol.flower", "flwr.superlink.grid.http_grid"))
     for pull in (pull_objects, pull_and_inflate_object_from_tree):
         assert signature(pull).parameters["initial_backoff"].default == 1, "a second, if nobody says otherwise"
     monkeypatch.setattr(grid, "pull_objects", pull_objects)
@@ -120,7 +120,7 @@ def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_re
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is asked for the state of a run in almost every request; to look, it writes to its database."""
-    door = importlib.import_module("protocol.flower")
+    door = importlib.import_module("umbel.protocol.flower")
     state = importlib.import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
     linkstate = importlib.import_module("flwr.server.superlink.linkstate.sql_linkstate").SqlLinkState
     assert linkstate._cleanup_expired_task_tokens is state._cleanup_expired_task_tokens
@@ -136,7 +136,7 @@ def test_a_superlink_looks_for_dead_processes_once_a_second_and_not_with_each_re
 @pytest.mark.parametrize(("status", "goes_on"), [(500, True), (503, True), (403, False)])
 def test_a_node_goes_on_saying_that_it_is_there_when_the_superlink_had_no_time(status: int, goes_on: bool) -> None:
     """Flower's heartbeat ends with the first answer of this kind, and the node would be gone for good."""
-    door = importlib.import_module("protocol.flower")
+    door = importlib.import_module("umbel.protocol.flower")
     answer = httpx.Response(status, request=httpx.Request("POST", "https://superlink"))
 
     def beat() -> bool:
@@ -152,7 +152,7 @@ def test_a_node_goes_on_saying_that_it_is_there_when_the_superlink_had_no_time(s
 
 
 def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
-    door = importlib.import_module("protocol.flower")
+    door = importlib.import_module("umbel.protocol.flower")
     now, waited = [0.0], list[float]()
     monkeypatch.setattr(door, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=waited.append))
     executor = door._Executor(lambda _: None)
@@ -164,7 +164,7 @@ def test_an_executor_without_a_task_looks_more_seldom(monkeypatch: pytest.Monkey
 
 
 def test_what_the_app_reads_of_it_is_there() -> None:
-    from protocol.flower import ErrorCode, Run, SType, TaskIdentity, log
+    from umbel.protocol.flower import ErrorCode, Run, SType, TaskIdentity, log
 
     assert {ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.NODE_UNAVAILABLE} <= set(vars(ErrorCode).values())
     assert SType.NUMPY == "numpy.ndarray"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from protocol.errors import ConfigError
-from protocol.home import append, write_atomically
-from protocol.home import umbel_home as home_of
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import append, write_atomically
+from umbel.protocol.home import umbel_home as home_of
 
 
 def test_home_is_where_umbel_home_says(umbel_home: Path) -> None:

@@ -10,9 +10,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.demands import VERSION, Evaluation, Training
-from protocol.errors import ProtocolError
-from protocol.messages import (
+from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
+from tests.helpers.records import STACKED, assert_same_arrays, over_the_wire
+from umbel.protocol.demands import VERSION, Evaluation, Training
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.messages import (
     answers_training,
     asks,
     assigned_in,
@@ -31,9 +33,7 @@ from protocol.messages import (
     training_reply,
     version_in,
 )
-from protocol.records import Held, pack
-from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
-from tests.helpers.records import STACKED, assert_same_arrays, over_the_wire
+from umbel.protocol.records import Held, pack
 
 
 @given(st.one_of(st.none(), trainings), st.one_of(st.none(), evaluations))

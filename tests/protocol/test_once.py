@@ -6,7 +6,7 @@ import gc
 
 import pytest
 
-from protocol.once import once, one_message
+from umbel.protocol.once import once, one_message
 
 looks: list[object] = []
 

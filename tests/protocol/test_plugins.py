@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from protocol.demands import Training
-from protocol.errors import ConfigError
-from protocol.plugins import import_by_name, parse_options, parse_pairs
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
 
 # --- by name
 
 
 def test_an_object_is_found_by_its_name() -> None:
-    assert import_by_name("protocol.demands:Training") is Training
+    assert import_by_name("umbel.protocol.demands:Training") is Training
     assert import_by_name("os.path:join").__name__ == "join"
 
 
@@ -27,7 +27,7 @@ def test_an_object_is_found_by_its_name() -> None:
     [
         ("garden.roses:Factory", "cannot import 'garden.roses' of 'garden.roses:Factory': No module named 'garden'"),
         ("os.roses:Factory", "cannot import 'os.roses' of 'os.roses:Factory': No module named 'os.roses'"),
-        ("protocol:Roses", r"'protocol' has no 'Roses' \(asked for 'protocol:Roses'\)"),
+        ("umbel.protocol:Roses", r"'protocol' has no 'Roses' \(asked for 'umbel.protocol:Roses'\)"),
         ("protocol:", r"'protocol' has no '' \(asked for 'protocol:'\)"),
         ("protocol", r"'protocol' has no '' \(asked for 'protocol'\)"),
     ],

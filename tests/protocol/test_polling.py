@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.polling import pause
+from umbel.protocol.polling import pause
 
 
 @pytest.mark.parametrize(("waited", "seconds"), [(0.0, 0.01), (0.1, 0.01), (2.0, 0.1), (10.0, 0.5), (3600.0, 0.5)])

@@ -11,10 +11,10 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.arrays import Arrays
-from protocol.errors import ProtocolError
-from protocol.records import from_array_record, in_steps, pack, record_in, times_step, to_array_record, unpack
 from tests.helpers.records import assert_same_arrays, over_the_wire, stacked
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.records import from_array_record, in_steps, pack, record_in, times_step, to_array_record, unpack
 
 
 @given(stacked(smallest=0))

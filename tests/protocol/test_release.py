@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release, ReleaseBy, exact, quotient
+from umbel.protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release, ReleaseBy, exact, quotient
 
 
 def release(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE) -> Release:

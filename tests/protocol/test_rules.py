@@ -9,9 +9,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.errors import ConfigError, SiteError, UmbelError
-from protocol.release import NoisePer
-from protocol.rules import Settings, rule, shown
+from umbel.protocol.errors import ConfigError, SiteError, UmbelError
+from umbel.protocol.release import NoisePer
+from umbel.protocol.rules import Settings, rule, shown
 
 
 class Garden(Settings):

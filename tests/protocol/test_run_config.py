@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigError
-from protocol.release import NoisePer, RadiusMode, RadiusSchedule
-from protocol.rules import shown
-from protocol.run_config import RunConfig
 from tests.helpers.sources import ROOT
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import NoisePer, RadiusMode, RadiusSchedule
+from umbel.protocol.rules import shown
+from umbel.protocol.run_config import RunConfig
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 

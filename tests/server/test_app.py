@@ -22,21 +22,8 @@ from flwr.app import Context, Message
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-import client.app
-import server.app
-from federation import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
-from privacy.ledger import Ledger
-from privacy.memory_ledger import MemoryLedger
-from privacy.runs import beside
-from protocol.arrays import flatten
-from protocol.demands import Evaluation
-from protocol.errors import ConfigError, FleetError
-from protocol.messages import asks, keep_request, round_request
-from protocol.records import pack, unpack
-from protocol.run_config import RunConfig
-from server.rounds import Run, draw_hypotheses
-from server.setup import Setup
-from simulation.grid import InProcessGrid
+import umbel.client.app
+import umbel.server.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.drawing import leave_blank
 from tests.helpers.grids import ListeningGrid, failing
@@ -44,6 +31,19 @@ from tests.helpers.ledgers import participations, spent
 from tests.helpers.messages import scores
 from tests.helpers.models import write_module
 from tests.helpers.runs import AppRun, run_app
+from umbel.data import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.runs import beside
+from umbel.protocol.arrays import flatten
+from umbel.protocol.demands import Evaluation
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.messages import asks, keep_request, round_request
+from umbel.protocol.records import pack, unpack
+from umbel.protocol.run_config import RunConfig
+from umbel.server.rounds import Run, draw_hypotheses
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
 
 # What is drawn `tests/server/report` looks at.
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -67,7 +67,7 @@ SHORT = {"rounds": 6, "restarts": 2}
 Play = Callable[..., AppRun]
 
 
-def play_app(app: Any = client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
+def play_app(app: Any = umbel.client.app.app, nodes: int = 1, sites: Any = None, **changes: Any) -> AppRun:
     config = RunConfig().entries() | SHORT | {key.replace("_", "-"): value for key, value in changes.items()}
     return run_app(config, ListeningGrid(app, config, nodes, sites))
 
@@ -122,7 +122,7 @@ def test_a_run_leaves_its_files_and_says_last_where(play: Play, caplog: pytest.L
 
 
 def test_the_folder_is_named_by_time_data_strategy_and_run(play: Play, umbel_home: Path) -> None:
-    run = play(strategy="strategies.fedavg:FedAvg", rounds=1)
+    run = play(strategy="umbel.strategies.fedavg:FedAvg", rounds=1)
     assert run.folder.parent == umbel_home / "runs"
     assert re.fullmatch(r"\d{8}-\d{6}-synthetic-strategies\.fedavg-FedAvg-\d{6}", run.folder.name)
 
@@ -232,13 +232,13 @@ def test_a_run_that_is_killed_leaves_its_last_round(run_config: dict[str, Any], 
     def pull_the_plug(message: Message, context: Context) -> Message:
         if message.metadata.group_id == "3":
             raise KeyboardInterrupt
-        return client.app.app(message, context)
+        return umbel.client.app.app(message, context)
 
     config = run_config | {"rounds": 5}
     with pytest.raises(KeyboardInterrupt):
         run_app(config, InProcessGrid(pull_the_plug, config))
     (folder,) = (umbel_home / "runs").iterdir()
-    run = AppRun(folder, InProcessGrid(client.app.app, config))
+    run = AppRun(folder, InProcessGrid(umbel.client.app.app, config))
     assert [entry["number"] for entry in run.history] == [1, 2]
     assert sum(times for times, _ in run.ledger.values()) == 14
     assert run.arrays("latest")["weight"].shape == (2, 1, 2)
@@ -627,16 +627,16 @@ def test_a_run_is_done_by_one_process(
 ) -> None:
     """Two on one folder would leave the rounds of the one and the hypotheses of the other."""
     changes = {"resume": interrupted(3, "latest.safetensors")} if resumed else {}
-    rounds = server.app.run_rounds
+    rounds = umbel.server.app.run_rounds
 
     def meanwhile(run: Run) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(server.app, "run_rounds", rounds)
+            patched.setattr(umbel.server.app, "run_rounds", rounds)
             with pytest.raises(ConfigError, match=f"another process does the run in .*{run.name}; wait for it, or"):
                 play(resume=run.name)
         rounds(run)
 
-    monkeypatch.setattr(server.app, "run_rounds", meanwhile)
+    monkeypatch.setattr(umbel.server.app, "run_rounds", meanwhile)
     assert [entry["number"] for entry in play(**changes).history] == [1, 2, 3, 4, 5, 6, LAST]
 
 
@@ -911,7 +911,7 @@ def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(pla
     found = pack(run.arrays("hypotheses"))
     for wanted in (False, True):
         entries = {"keep_model": str(tmp_path / "own")} if wanted else {}
-        grid = InProcessGrid(client.app.app, tomllib.loads((run.folder / "config.toml").read_text())["config"],
+        grid = InProcessGrid(umbel.client.app.app, tomllib.loads((run.folder / "config.toml").read_text())["config"],
                              node_configs=sites(tmp_path, 1, **entries))  # fmt: skip
         (node,) = grid.get_node_ids()
         (early, _, reply, late) = [

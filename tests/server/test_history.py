@@ -9,8 +9,8 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 
-from server.history import Round, State, collapsed, middle_ratio
 from tests.helpers.history import a_round
+from umbel.server.history import Round, State, collapsed, middle_ratio
 
 ROUND = Round(
     number=3, loss=0.1, metric=None, asked=7, releases=6, lost_nodes=1, groups=[4, 2], nearest=[0.5, 1e-30],

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
-import strategies
-from fleet.fleet import Fleet
-from protocol.messages import training_reply
-from protocol.records import to_array_record
-from strategies.base import HypothesisStrategy
 from tests.helpers.grids import PaperGrid
+from umbel import strategies
+from umbel.protocol.messages import training_reply
+from umbel.protocol.records import to_array_record
+from umbel.server.nodes.fleet import Fleet
+from umbel.strategies.base import HypothesisStrategy
 
 # A reply is so long that its memory is the system's again as soon as it is let go.
 N, CLIENTS = 400_000, 100

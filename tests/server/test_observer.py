@@ -10,16 +10,16 @@ from typing import Annotated, Any, ClassVar
 import pytest
 from pydantic import Field
 
-import client.app
-from protocol.errors import ConfigError
-from protocol.plugins import NoOptions
-from server.observer import Observer, Section, load_observers
-from server.rounds import Run
-from server.run_folder import RunFolder
-from server.setup import Setup
-from simulation.grid import InProcessGrid
-from simulation.in_process import play
+import umbel.client.app
 from tests.helpers.runs import run_app
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import NoOptions
+from umbel.server.observer import Observer, Section, load_observers
+from umbel.server.rounds import Run
+from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -104,10 +104,13 @@ def test_observers_are_named_one_after_the_other_each_with_its_options() -> None
     ("text", "reason"),
     [
         ("nowhere:Mine", "cannot import 'nowhere' of 'nowhere:Mine'"),
-        ("server.observer:Missing", "'server.observer' has no 'Missing'"),
+        ("umbel.server.observer:Missing", "'umbel.server.observer' has no 'Missing'"),
         ("Teller", "cannot import 'Teller' of 'Teller'"),
-        ("server.history:Round", "observers: 'server.history:Round' is no class built on server.observer.Observer"),
-        ("server.observer:load_observers", "is no class built on server.observer.Observer"),
+        (
+            "umbel.server.history:Round",
+            "observers: 'umbel.server.history:Round' is no class built on umbel.server.observer.Observer",
+        ),
+        ("umbel.server.observer:load_observers", "is no class built on umbel.server.observer.Observer"),
         (f"{QUIET} x=1", f"observers, {QUIET}: there is no option x; there are none"),
         (f"{TELLER} nam=x", f"observers, {TELLER}: there is no option nam; did you mean name"),
         (f"{TELLER} stop-after=-1", f"observers, {TELLER}: stop_after must be at least 0, got '-1'"),
@@ -143,7 +146,7 @@ def test_without_validation_nothing_comes_after_the_last_round(run_config: dict[
 
 def test_one_that_stops_the_run_ends_it_after_that_round_with_its_reason(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 9, "restarts": 1, "observers": f"{TELLER} name=first stop-after=2; {TELLER}"}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert len(run.history) == 2
     assert run.stopped == "first has seen enough"
     assert [call for call in told if call[1] == "end"] == [
@@ -165,7 +168,7 @@ def test_one_that_does_not_fit_says_so_before_the_first_round(run_config: dict[s
 
 def test_what_it_adds_stands_in_the_report_as_text(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 1, "restarts": 1, "observers": f"{TELLER} name=<b>; {QUIET}"}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     page = (run.folder / "report.html").read_text()
     assert "What &lt;b&gt; saw</h2>" in page
     assert "<p>&lt;script&gt;5&lt;/script&gt; &amp; more</p>" in page
@@ -175,7 +178,7 @@ def test_what_it_adds_stands_in_the_report_as_text(run_config: dict[str, Any]) -
 
 def test_a_run_without_observers_has_no_sections(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 1, "restarts": 1, "observers": QUIET}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert not (run.folder / "sections.json").exists()
     assert "added-1" not in (run.folder / "report.html").read_text()
 
@@ -187,24 +190,24 @@ def test_after_a_crash_it_is_told_of_the_rounds_that_are_left(run_config: dict[s
     """A round that was not saved comes again, and its end is told once."""
     config = run_config | {"rounds": 4, "restarts": 1, "observers": f"{FRAGILE}; {TELLER}"}
     with pytest.raises(RuntimeError, match="the power went"):
-        run_app(config, InProcessGrid(client.app.app, config))
+        run_app(config, InProcessGrid(umbel.client.app.app, config))
     (folder,) = (umbel_home / "runs").iterdir()
     assert told[-1] == ("teller", "before", 3, 2)
     told.clear()
     config |= {"resume": folder.name}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert told[:3] == [("teller", "begin", 2), ("teller", "before", 3, 2), ("teller", "after", 3, 7)]
     assert [call[1:3] for call in told if call[1] == "after"] == [("after", 3), ("after", 4), ("after", 5)]
     assert [entry["number"] for entry in run.history] == [1, 2, 3, 4, 5]
     whole = run_config | {"rounds": 4, "restarts": 1}
-    expected = run_app(whole, InProcessGrid(client.app.app, whole)).arrays("latest")["weight"]
+    expected = run_app(whole, InProcessGrid(umbel.client.app.app, whole)).arrays("latest")["weight"]
     assert run.arrays("latest")["weight"].tobytes() == expected.tobytes(), "who watches changes nothing"
     assert "What teller saw" in (run.folder / "report.html").read_text()
 
 
 def test_a_run_may_go_on_with_other_observers(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 2, "restarts": 1}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     longer = config | {"rounds": 3, "resume": run.folder.name, "observers": TELLER}
-    run_app(longer, InProcessGrid(client.app.app, longer))
+    run_app(longer, InProcessGrid(umbel.client.app.app, longer))
     assert told[0] == ("teller", "begin", 2)

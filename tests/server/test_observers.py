@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from server.history import State
-from server.observer import Observer
-from server.observers import Checkpoints, Log, Patience, in_time
-from server.rounds import Run, run_rounds
-from server.run_folder import RunFolder
-from server.setup import Setup
-from server.snapshots import Snapshots
-from server.summary import Summary
-from simulation.in_process import play
 from tests.helpers.scripted import Scripted, run_of, theta
+from umbel.server.history import State
+from umbel.server.observer import Observer
+from umbel.server.observers import Checkpoints, Log, Patience, in_time
+from umbel.server.rounds import Run, run_rounds
+from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
+from umbel.server.snapshots import Snapshots
+from umbel.server.summary import Summary
+from umbel.simulation.in_process import play
 
 
 def scripted(losses: list[float | None], *observers: Observer, **changes: Any) -> State:

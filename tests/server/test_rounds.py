@@ -12,16 +12,16 @@ import pytest
 from flwr.app import Context, Message, MetricRecord
 from flwr.clientapp import ClientApp
 
-from protocol.arrays import flatten
-from protocol.demands import Hosting
-from protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
-from protocol.records import to_array_record
-from server.history import Round, State
-from server.observer import Observer
-from server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
-from simulation import in_process
-from strategies import GroupPrivacy
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
+from umbel.protocol.arrays import flatten
+from umbel.protocol.demands import Hosting
+from umbel.protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
+from umbel.protocol.records import to_array_record
+from umbel.server.history import Round, State
+from umbel.server.observer import Observer
+from umbel.server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
+from umbel.simulation import in_process
+from umbel.strategies import GroupPrivacy
 
 
 def play(strategy: Scripted, *observers: Observer, **changes: Any) -> tuple[State, SpyGrid]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from federation import BUNDLED, open_federation
-from models.rules_of_thumb import rules_of_thumb
-from server.rules_of_thumb import RulesOfThumb
-from simulation.in_process import play
+from umbel.data import BUNDLED, open_federation
+from umbel.models.rules_of_thumb import rules_of_thumb
+from umbel.server.rules_of_thumb import RulesOfThumb
+from umbel.simulation.in_process import play
 
 RECOMMENDER = {
     "strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,

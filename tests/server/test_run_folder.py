@@ -19,15 +19,15 @@ import pytest
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from protocol.demands import Hosting
-from protocol.home import write_atomically
-from protocol.release import Kind, RadiusMode, Release
-from server import run_folder
-from server.history import Round, State
-from server.observer import Section
-from server.run_folder import RunFolder
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.history import a_round
+from umbel.protocol.demands import Hosting
+from umbel.protocol.home import write_atomically
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.server import run_folder
+from umbel.server.history import Round, State
+from umbel.server.observer import Section
+from umbel.server.run_folder import RunFolder
 
 LATEST = {"fc.weight": np.arange(4, dtype=np.float32).reshape(2, 1, 2), "fc.bias": np.zeros((2, 1), np.float32)}
 BEST = {name: value + 10 for name, value in LATEST.items()}

@@ -13,13 +13,13 @@ import pytest
 import safetensors.numpy
 from safetensors import safe_open
 
-from protocol.arrays import Arrays
-from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
-from server.saved import Saved
-from server.setup import Setup
-from simulation import in_process
 from tests.helpers.drawing import leave_blank
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.saved import Saved
+from umbel.server.setup import Setup
+from umbel.simulation import in_process
 
 CONFIG = RunConfig().entries() | {"rounds": 4, "restarts": 1, "strategy-options": "respawn=3"}
 

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-import strategies
-from federation import Manifest, write_federation, write_leaf
-from protocol.demands import Training
-from protocol.errors import ConfigError
-from protocol.release import Kind, RadiusMode, Release
-from protocol.run_config import RunConfig
-from server.observer import Observer
-from server.setup import Setup
-from strategies import IFCA, FedAvg, GroupPrivacy
-from strategies.base import RadiusSchedule
+from umbel import strategies
+from umbel.data import Manifest, write_federation, write_leaf
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.run_config import RunConfig
+from umbel.server.observer import Observer
+from umbel.server.setup import Setup
+from umbel.strategies import IFCA, FedAvg, GroupPrivacy
+from umbel.strategies.base import RadiusSchedule
 
 NAN, INF = math.nan, math.inf
 
@@ -186,7 +186,7 @@ def test_what_every_message_has_in_common_is_a_part_of_a_demand(run_config: dict
         ("group-privacy", GroupPrivacy, 2),
         ("fedavg", FedAvg, 1),
         ("ifca", IFCA, 2),
-        ("strategies.fedavg:FedAvg", FedAvg, 1),
+        ("umbel.strategies.fedavg:FedAvg", FedAvg, 1),
     ],
 )
 def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, strategy: type, hypotheses: int) -> None:
@@ -227,7 +227,7 @@ def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
         """Both at once."""
 
     monkeypatch.setitem(strategies.STRATEGIES, "watching", Watching)
-    setup = Setup.parse(run_config | {"strategy": "watching", "observers": "server.observer:Observer"})
+    setup = Setup.parse(run_config | {"strategy": "watching", "observers": "umbel.server.observer:Observer"})
     assert [type(observer) for observer in setup.observers] == [Observer, Watching]
     assert setup.observers[-1] is setup.strategy
 
@@ -377,7 +377,10 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ),
         ({"strategy": ""}, "unknown strategy ''; choose from"),
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
-        ({"strategy": "protocol.demands:Training"}, "strategy 'protocol.demands:Training' is no class built on"),
+        (
+            {"strategy": "umbel.protocol.demands:Training"},
+            "strategy 'umbel.protocol.demands:Training' is no class built on",
+        ),
         ({"strategy-options": "x=1"}, "strategy-options: there is no option x; the options are respawn"),
         ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         ({"track": "mlflo"}, "track must be one of mlflow, tensorboard, wandb, got 'mlflo'; did you mean mlflow"),

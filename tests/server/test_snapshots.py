@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from server.history import Round, State
-from server.snapshots import Snapshot, Snapshots
-from strategies.base import Outcome
+from umbel.server.history import Round, State
+from umbel.server.snapshots import Snapshot, Snapshots
+from umbel.strategies.base import Outcome
 
 
 def entry(number: int, best_round: int) -> Round:

@@ -11,15 +11,15 @@ import psutil
 import pytest
 from flwr.app import Error, Message
 
-import client.app
-from privacy.memory_ledger import MemoryLedger
-from protocol.flower import ErrorCode
-from server.history import State
-from server.rounds import Run, initial_hypotheses, run_rounds
-from server.setup import Setup
-from simulation.grid import InProcessGrid
+import umbel.client.app
 from tests.helpers.ledgers import participations
 from tests.helpers.scripted import After
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.flower import ErrorCode
+from umbel.server.history import State
+from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
 
 ROUNDS = 120
 NODES = 5
@@ -29,7 +29,7 @@ class FaultyGrid(InProcessGrid):
     """Nodes whose replies get lost, come late, come twice, or turn out to be errors."""
 
     def __init__(self, run_config: dict[str, Any], seed: int) -> None:
-        super().__init__(client.app.app, run_config, NODES)
+        super().__init__(umbel.client.app.app, run_config, NODES)
         self._rng = np.random.default_rng(seed)
         self._due: dict[str, int] = {}
         self._clock = 0

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-import models
-from federation import Manifest
-from protocol.arrays import Arrays
-from protocol.release import Kind, RadiusMode, Release
-from server.history import Round, State
-from server.summary import Summary
 from tests.helpers.history import a_round, a_validation
+from umbel import models
+from umbel.data import Manifest
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.server.history import Round, State
+from umbel.server.summary import Summary
 
 HOSPITAL = Manifest(
     name="hospital",

@@ -13,9 +13,9 @@ import pytest
 import ray
 from typer.testing import CliRunner
 
-from protocol.errors import ClusterError
-from simulation.cluster import address, check_versions, joined, probe, versions
-from umbel.__main__ import app
+from umbel.cli.main import app
+from umbel.protocol.errors import ClusterError
+from umbel.simulation.cluster import address, check_versions, joined, probe, versions
 
 
 @pytest.fixture

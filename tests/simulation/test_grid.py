@@ -10,9 +10,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 
-from privacy.site import runs_in_simulation
-from protocol.flower import ErrorCode, Run, TaskIdentity
-from simulation.grid import InProcessGrid
+from umbel.privacy.gate.site import runs_in_simulation
+from umbel.protocol.flower import ErrorCode, Run, TaskIdentity
+from umbel.simulation.grid import InProcessGrid
 
 
 def counting_app() -> ClientApp:

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-import client.app
-from protocol.errors import ConfigError, FleetError
-from protocol.run_config import RunConfig
-from server.observer import Observer
-from server.rounds import Run
-from simulation.grid import InProcessGrid
-from simulation.in_process import ROOT, play, run_config
+import umbel.client.app
 from tests.helpers.runs import run_app
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.observer import Observer
+from umbel.server.rounds import Run
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import ROOT, play, run_config
 
 
 class Counting(Observer):
@@ -67,7 +67,7 @@ def test_a_run_is_returned_as_it_ended_and_leaves_nothing(umbel_home: Path) -> N
 
 def test_it_is_what_the_app_does(umbel_home: Path) -> None:
     config = run_config("synthetic", rounds=3, restarts=2)
-    by_app = run_app(config, InProcessGrid(client.app.app, config))
+    by_app = run_app(config, InProcessGrid(umbel.client.app.app, config))
     run = play(config, nodes=3)
     np.testing.assert_array_equal(run.state.hypotheses["weight"], by_app.arrays("latest")["weight"])
 

@@ -12,14 +12,14 @@ import psutil
 import pytest
 import safetensors.numpy
 
-from client.app import app as client_app
-from protocol.errors import LaunchError
-from protocol.flower import build_bundle
-from simulation.grid import InProcessGrid
-from simulation.launch import APP, federation_config, submit, unpacked
-from simulation.superlink import superlink
 from tests.helpers.apps import PROJECT, write_app
 from tests.helpers.runs import run_app
+from umbel.client.app import app as client_app
+from umbel.protocol.errors import LaunchError
+from umbel.protocol.flower import build_bundle
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.launch import APP, federation_config, submit, unpacked
+from umbel.simulation.superlink import superlink
 
 SHORT = {"rounds": 4, "restarts": 2, "seed": 3}
 
@@ -37,8 +37,8 @@ def in_process(run_config: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
 OWN = APP / "tests" / "helpers" / "own"
 """A folder of the user's, with a strategy in a package of its own in it."""
 PICKY = """
-from protocol.errors import ConfigError
-from server.observer import Observer
+from umbel.protocol.errors import ConfigError
+from umbel.server.observer import Observer
 
 
 class Picky(Observer):
@@ -136,5 +136,5 @@ def test_a_key_that_the_app_does_not_have_is_not_submitted(simulation: dict[str,
 )
 def test_nodes_share_out_the_machine(monkeypatch: pytest.MonkeyPatch, cpus: int, gpus: int, expected: str) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(cpus)), raising=False)
-    monkeypatch.setattr("simulation.launch._gpus", lambda: gpus)
+    monkeypatch.setattr("umbel.simulation.launch._gpus", lambda: gpus)
     assert federation_config() == expected

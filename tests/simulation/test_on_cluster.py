@@ -10,17 +10,17 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from server.run_folder import RunFolder
-from simulation.in_process import ROOT
 from tests.helpers.clusters import cluster
-from umbel.__main__ import app
+from umbel.cli.main import app
+from umbel.server.run_folder import RunFolder
+from umbel.simulation.in_process import ROOT
 
 DOCS = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 
 # A model of the user's own goes along to the machines, and an observer stays here.
 MINE = """
 import torch
-from server.observer import Observer
+from umbel.server.observer import Observer
 
 kill = None
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from federation import BUNDLED
-from protocol.errors import ClusterError
-from simulation.cluster import Machine
-from simulation.places import Holding, Place, deal, look, places
 from tests.helpers.clusters import write_part
 from tests.helpers.federations import save_manifest, save_plane
+from umbel.data import BUNDLED
+from umbel.protocol.errors import ClusterError
+from umbel.simulation.cluster import Machine
+from umbel.simulation.places import Holding, Place, deal, look, places
 
 WHOLE = (0, 1)
 

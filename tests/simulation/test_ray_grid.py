@@ -14,18 +14,18 @@ import safetensors.numpy
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-import client.app
-from protocol.errors import FleetError
-from protocol.messages import query
-from protocol.run_config import RunConfig
-from server.app import conduct
-from server.observer import Observer
-from server.rounds import Run
-from server.run_folder import RunFolder
-from simulation.grid import InProcessGrid
-from simulation.ray_grid import Losses, RayGrid
+import umbel.client.app
 from tests.helpers.clusters import FakeHosts, write_part
 from tests.helpers.federations import save_plane
+from umbel.protocol.errors import FleetError
+from umbel.protocol.messages import query
+from umbel.protocol.run_config import RunConfig
+from umbel.server.app import conduct
+from umbel.server.observer import Observer
+from umbel.server.rounds import Run
+from umbel.server.run_folder import RunFolder
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.ray_grid import Losses, RayGrid
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -77,7 +77,7 @@ def test_a_part_on_each_machine_gives_what_one_process_gives(
     nodes: int, config: dict[str, Any], parts: dict[str, Path]
 ) -> None:
     hosts = FakeHosts(config, parts)
-    expected, _ = learnt(config, InProcessGrid(client.app.app, config))
+    expected, _ = learnt(config, InProcessGrid(umbel.client.app.app, config))
     assert learnt(config, RayGrid(hosts, nodes))[0] == expected
     assert set(hosts.asked) == {"one", "two"}
     assert hosts.started == ["one", "two"], "one host a machine, however many nodes it hosts"
@@ -86,12 +86,12 @@ def test_a_part_on_each_machine_gives_what_one_process_gives(
 def test_so_do_machines_that_share_the_whole(config: dict[str, Any], whole: Path) -> None:
     grid = RayGrid(FakeHosts(config, {"one": whole, "two": whole, "three": whole}))
     assert list(grid.get_node_ids()) == [100, 101, 102]
-    assert learnt(config, grid)[0] == learnt(config, InProcessGrid(client.app.app, config))[0]
+    assert learnt(config, grid)[0] == learnt(config, InProcessGrid(umbel.client.app.app, config))[0]
 
 
 def test_so_does_a_driver_that_has_a_part_alone(config: dict[str, Any], parts: dict[str, Path]) -> None:
     mine = config | {"federation": str(parts["one"])}
-    expected, _ = learnt(config, InProcessGrid(client.app.app, config))
+    expected, _ = learnt(config, InProcessGrid(umbel.client.app.app, config))
     assert learnt(mine, RayGrid(FakeHosts(mine, parts)))[0] == expected
 
 
@@ -100,7 +100,7 @@ def test_a_part_alone_is_not_taken_for_the_whole(
 ) -> None:
     mine = config | {"federation": str(parts["one"])}
     with pytest.raises(FleetError, match="1 of the simulated nodes refused"):
-        learnt(mine, InProcessGrid(client.app.app, mine, nodes=2))
+        learnt(mine, InProcessGrid(umbel.client.app.app, mine, nodes=2))
     assert "holds part 0/2 of the clients, and this node is to host those of part 1/2" in caplog.text
 
 

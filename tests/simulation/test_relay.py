@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from simulation.relay import Relay
+from umbel.simulation.relay import Relay
 
 LOG = """\
 Using SuperLink: simulation (127.0.0.1:42009)
@@ -25,7 +25,7 @@ REFUSED = """\
 FAILED = """\
 \x1b[91mERROR \x1b[0m:     Simulation raised an exception
 Traceback (most recent call last):
-  File "server/app.py", line 47, in main
+  File "umbel/server/app.py", line 47, in main
 {error}
 \x1b[91mERROR \x1b[0m:     Exit Code: 700
 An unhandled exception occurred when running the simulation.
@@ -68,11 +68,11 @@ def test_a_refusal_is_told_once_with_its_traceback_however_many_nodes_refuse() -
 
 
 def test_of_an_error_that_says_itself_there_is_no_traceback() -> None:
-    assert relayed(FAILED.format(error="protocol.errors.FleetError: the nodes refuse"))[0] == []
+    assert relayed(FAILED.format(error="umbel.protocol.errors.FleetError: the nodes refuse"))[0] == []
     assert relayed(FAILED.format(error="ValueError: of the code"))[0] == [
         "Simulation raised an exception",
         "Traceback (most recent call last):",
-        '  File "server/app.py", line 47, in main',
+        '  File "umbel/server/app.py", line 47, in main',
         "ValueError: of the code",
     ]
 

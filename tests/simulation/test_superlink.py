@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from simulation import reaper
-from simulation.launch import APP
-from tests.deployment.processes import wait_until
+from tests.deploy.processes import wait_until
+from umbel.simulation import reaper
+from umbel.simulation.launch import APP
 
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from simulation.superlink import superlink
+from umbel.simulation.superlink import superlink
 
 with superlink(Path(sys.argv[1])):
     print("up", flush=True)

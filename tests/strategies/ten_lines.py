@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from strategies.fedavg import FedAvg
+from umbel.strategies.fedavg import FedAvg
 
 
 @dataclass(frozen=True)

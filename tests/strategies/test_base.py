@@ -16,27 +16,26 @@ from flwr.app import ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
-import client.app
-import models
-import strategies
-from fleet.fleet import Fleet
-from fleet.replies import Releases
-from protocol.arrays import flatten
-from protocol.demands import Training
-from protocol.errors import ConfigError
-from protocol.messages import hypotheses_in, training_in
-from protocol.plugins import NoOptions
-from protocol.records import from_array_record, to_array_record
-from protocol.release import RadiusMode, RadiusSchedule
-from protocol.run_config import RunConfig
-from server.rounds import draw_hypotheses
-from server.setup import Setup
-from simulation.grid import InProcessGrid
-from strategies import GroupPrivacy
-from strategies.base import HypothesisStrategy
+import umbel.client.app
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.messages import releases as releases_of
 from tests.helpers.runs import run_app
+from umbel import models, strategies
+from umbel.protocol.arrays import flatten
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.messages import hypotheses_in, training_in
+from umbel.protocol.plugins import NoOptions
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.release import RadiusMode, RadiusSchedule
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.nodes.replies import Releases
+from umbel.server.rounds import draw_hypotheses
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.strategies import GroupPrivacy
+from umbel.strategies.base import HypothesisStrategy
 
 COMMON: dict[str, Any] = {
     "local_epochs": 3,
@@ -245,7 +244,7 @@ def test_participations_count_even_where_the_hypotheses_stay() -> None:
     assert rehearsal.strategy.fleet.participations.tolist() == [1, 0, 1, 0]
 
 
-# --- replies that are of no use, of which `tests/fleet/test_replies.py` knows more
+# --- replies that are of no use, of which `tests/server/nodes/test_replies.py` knows more
 
 
 @pytest.mark.parametrize("lost", [1, 2])
@@ -405,7 +404,7 @@ NEWCOMER = '''
 """The median of each cluster, which a few bad releases cannot move."""
 import numpy as np
 
-from strategies.group_privacy import GroupPrivacy
+from umbel.strategies.group_privacy import GroupPrivacy
 
 
 class Median(GroupPrivacy):
@@ -425,7 +424,7 @@ def newcomer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 def test_a_newcomers_strategy_runs_from_its_import_path(newcomer: str, run_config: dict[str, Any]) -> None:
     run_config |= {"strategy": newcomer, "hypotheses": 1, "rounds": 1, "clients-per-round": 5}
-    grid = ListeningGrid(client.app.app, run_config, nodes=2)
+    grid = ListeningGrid(umbel.client.app.app, run_config, nodes=2)
     run = run_app(run_config, grid)
     releases = np.concatenate([flatten(releases_of(r)) for _, r in grid.exchanged("1") if "arrays" in r.content])
     assert releases.shape == (5, 2)
@@ -434,11 +433,11 @@ def test_a_newcomers_strategy_runs_from_its_import_path(newcomer: str, run_confi
 
 def test_flowers_own_start_runs_a_strategy(newcomer: str, run_config: dict[str, Any]) -> None:
     run_config |= {"strategy": newcomer, "rounds": 3, "restarts": 1, "seed": 4}
-    by_umbel = run_app(run_config, InProcessGrid(client.app.app, run_config, nodes=2)).arrays("latest")
+    by_umbel = run_app(run_config, InProcessGrid(umbel.client.app.app, run_config, nodes=2)).arrays("latest")
 
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, setup.strategy.hypotheses, seed=4, restart=0))
-    grid = InProcessGrid(client.app.app, run_config, nodes=2)
+    grid = InProcessGrid(umbel.client.app.app, run_config, nodes=2)
     config = ConfigRecord(setup.demand())
     result = setup.strategy.start(grid, start, num_rounds=3, train_config=config, evaluate_config=config)
     np.testing.assert_array_equal(from_array_record(result.arrays)["weight"], by_umbel["weight"])
@@ -470,6 +469,6 @@ def test_start_runs_a_strategy_with_state_to_the_end(run_config: dict[str, Any])
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     strategy = Counting()
     strategy.start(
-        InProcessGrid(client.app.app, run_config), start, num_rounds=4, train_config=ConfigRecord(setup.demand())
+        InProcessGrid(umbel.client.app.app, run_config), start, num_rounds=4, train_config=ConfigRecord(setup.demand())
     )
     assert strategy.state["times"].max() == 4

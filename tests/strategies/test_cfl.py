@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import strategies
-from fleet.replies import Releases
-from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
-from server.setup import Setup
-from simulation.in_process import play
-from strategies import ClusteredFL
-from strategies.cfl import SplitOptions, bipartition
 from tests.strategies.test_how_many import GROUPS, federation
+from umbel import strategies
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.replies import Releases
+from umbel.server.setup import Setup
+from umbel.simulation.in_process import play
+from umbel.strategies import ClusteredFL
+from umbel.strategies.cfl import SplitOptions, bipartition
 
 EAST, WEST = [(1.0, 0.1), (1.0, -0.1), (0.9, 0.0)], [(-1.0, 0.1), (-1.0, 0.0), (-1.0, -0.1)]
 

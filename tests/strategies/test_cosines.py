@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from strategies.cosines import cosines
+from umbel.strategies.cosines import cosines
 
 
 def test_lengths_do_not_count_and_who_did_not_move_agrees_with_nobody() -> None:

@@ -11,10 +11,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleet.fleet import Fleet
-from protocol.records import from_array_record, to_array_record
-from strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
 from tests.helpers.grids import PaperGrid, stack, vectors
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.server.nodes.fleet import Fleet
+from umbel.strategies.group_privacy import GroupPrivacy, nearest, seeded_kmeans
 
 TRAIN_CONFIG = ConfigRecord(
     {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}

@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-import client.app
-import strategies
-from federation import Manifest, write_leaf
-from protocol.errors import ConfigError
-from protocol.release import RadiusMode
-from protocol.run_config import RunConfig
-from server.setup import Setup
-from simulation.grid import InProcessGrid
-from simulation.in_process import play
-from strategies.how_many import HowMany, merged
+import umbel.client.app
 from tests.helpers.runs import run_app
+from umbel import strategies
+from umbel.data import Manifest, write_leaf
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import RadiusMode
+from umbel.protocol.run_config import RunConfig
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
+from umbel.strategies.how_many import HowMany, merged
 
 # --- by hand
 
@@ -142,7 +142,7 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
     tmp_path: Path, config: dict[str, Any], blank_figures: None
 ) -> None:
     config |= {"federation": federation(tmp_path, 2, 0), "rounds": 9, "validate-every": 1, "strategy": "fedavgm"}
-    whole = run_app(config, InProcessGrid(client.app.app, config))
+    whole = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert [len(entry["groups"]) for entry in whole.trained] == [8, 8, 8] + [len(whole.arrays("latest")["weight"])] * 6
 
     assert "diverged" not in (whole.folder / "report.html").read_text(), "there were no such hypotheses then"
@@ -151,7 +151,7 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
         pass
 
     for last in (2, 3, 5):
-        grid = InProcessGrid(client.app.app, config)
+        grid = InProcessGrid(umbel.client.app.app, config)
         push = grid.push_messages
 
         def until(messages: Any, last: int = last, push: Any = push) -> Any:
@@ -166,7 +166,7 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
             run_app(config, grid)
         (stopped,) = set(whole.folder.parent.iterdir()) - before
         again = config | {"resume": stopped.name}
-        resumed = run_app(again, InProcessGrid(client.app.app, again))
+        resumed = run_app(again, InProcessGrid(umbel.client.app.app, again))
         for file in ("latest", "hypotheses"):
             for name, value in whole.arrays(file).items():
                 assert resumed.arrays(file)[name].tobytes() == value.tobytes(), (last, file, name)
@@ -178,7 +178,7 @@ def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
 ) -> None:
     config |= {"federation": federation(tmp_path, 2, 0), "strategy": strategy, "hypotheses": k, "rounds": rounds}
     config |= {"noise-multiplier": 0.0, "validate-every": 1}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     numbers = [len(entry["groups"]) for entry in run.trained]
     assert numbers[0] == (8 if k == "auto" else 1)
     assert len(set(numbers)) > 1

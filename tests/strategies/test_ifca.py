@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from fleet.fleet import Fleet
-from protocol.messages import training_in
-from protocol.records import from_array_record, to_array_record
-from strategies.ifca import IFCA
 from tests.helpers.grids import PaperGrid, stack, vectors
+from umbel.protocol.messages import training_in
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.server.nodes.fleet import Fleet
+from umbel.strategies.ifca import IFCA
 
 TRAIN_CONFIG = ConfigRecord(
     {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0, "noise_per": "vector"}

@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-import strategies
-from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
-from strategies.cfl import ClusteredFL
-from strategies.fedavg import FedAvg
-from strategies.group_privacy import GroupPrivacy
-from strategies.ifca import IFCA
-from strategies.recommender import Recommender
-from strategies.robust import GeometricMedian, TrimmedMean
-from strategies.site_average import SiteAverage
+from umbel import strategies
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.strategies.cfl import ClusteredFL
+from umbel.strategies.fedavg import FedAvg
+from umbel.strategies.group_privacy import GroupPrivacy
+from umbel.strategies.ifca import IFCA
+from umbel.strategies.recommender import Recommender
+from umbel.strategies.robust import GeometricMedian, TrimmedMean
+from umbel.strategies.site_average import SiteAverage
 
 NOT_STRATEGIES = """
 from flwr.serverapp.strategy import FedAvg
-from strategies import GroupPrivacy
+from umbel.strategies import GroupPrivacy
 
 instance = GroupPrivacy()
 """
@@ -43,7 +43,7 @@ def test_the_built_in_strategies_have_names(name: str, strategy: type) -> None:
 
 
 def test_any_other_is_given_as_module_and_class() -> None:
-    assert strategies.load("strategies.ifca:IFCA") is IFCA
+    assert strategies.load("umbel.strategies.ifca:IFCA") is IFCA
 
 
 def test_an_unknown_name_lists_what_there_is() -> None:
@@ -62,7 +62,7 @@ def test_a_term_in_training_is_no_strategy() -> None:
     ("name", "reason"),
     [
         ("nowhere.to.be:Found", "cannot import 'nowhere.to.be' of 'nowhere.to.be:Found'"),
-        ("strategies:Missing", "'strategies' has no 'Missing'"),
+        ("umbel.strategies:Missing", "'strategies' has no 'Missing'"),
         ("strategies:", "'strategies' has no ''"),
         (":IFCA", "cannot import '' of ':IFCA': give the module's full name"),
         (".ifca:IFCA", "cannot import '.ifca'"),
@@ -79,7 +79,7 @@ def test_a_strategy_of_flowers_own_or_an_instance_is_refused(
 ) -> None:
     (tmp_path / "umbel_test_not_strategies.py").write_text(NOT_STRATEGIES)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ConfigError, match=f"{name}' is no class built on strategies.base.HypothesisStrategy"):
+    with pytest.raises(ConfigError, match=f"{name}' is no class built on umbel.strategies.base.HypothesisStrategy"):
         strategies.load(f"umbel_test_not_strategies:{name}")
 
 

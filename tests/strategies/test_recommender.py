@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import models
-from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
-from server.setup import Setup
-from simulation.in_process import play
-from strategies.recommender import Recommender
+from umbel import models
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.setup import Setup
+from umbel.simulation.in_process import play
+from umbel.strategies.recommender import Recommender
 
 Config = dict[str, Any]
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import strategies
-from protocol.errors import ConfigError
-from protocol.plugins import parse_options
-from protocol.run_config import RunConfig
-from server.setup import Setup
-from simulation.in_process import play
-from strategies.group_privacy import GroupOptions, GroupPrivacy
-from strategies.respawn import by_chance, halves, respawned
+from umbel import strategies
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import parse_options
+from umbel.protocol.run_config import RunConfig
+from umbel.server.setup import Setup
+from umbel.simulation.in_process import play
+from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy
+from umbel.strategies.respawn import by_chance, halves, respawned
 
 # Twelve clients, each with a direction of its own; those of even numbers also go one way, and the others another.
 OWN, FIRST, SECOND, FAR = np.eye(15)[:12], *np.eye(15)[12:]

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-import models
-import strategies
-from protocol.errors import ConfigError
-from protocol.release import RadiusMode
-from protocol.run_config import RunConfig
-from strategies import GeometricMedian, GroupPrivacy, TrimmedMean
-from strategies.robust import HostileOptions, Robust
 from tests.helpers.noise import sanitise
+from umbel import models, strategies
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import RadiusMode
+from umbel.protocol.run_config import RunConfig
+from umbel.strategies import GeometricMedian, GroupPrivacy, TrimmedMean
+from umbel.strategies.robust import HostileOptions, Robust
 
 Points = NDArray[np.float64]
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-import strategies
-from protocol.errors import ConfigError
-from protocol.run_config import RunConfig
-from strategies import FedAdagrad, FedAdam, FedAvgM, FedYogi
-from strategies.server_step import AdagradOptions, AdaptiveOptions, MomentumOptions, ServerStep
+from umbel import strategies
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.strategies import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from umbel.strategies.server_step import AdagradOptions, AdaptiveOptions, MomentumOptions, ServerStep
 
 NAMES = {"fedavgm": FedAvgM, "fedadam": FedAdam, "fedyogi": FedYogi, "fedadagrad": FedAdagrad}
 # Two clients whose mean is 4 away, and two whose mean is 2 away the other way.

@@ -11,22 +11,21 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
-import client.app
-import models
-import strategies
-from fleet.fleet import Fleet
-from protocol.arrays import flatten
-from protocol.errors import ConfigError
-from protocol.messages import site_reply, training_in
-from protocol.records import from_array_record, to_array_record
-from protocol.release import Kind, RadiusMode, RadiusSchedule, ReleaseBy
-from protocol.run_config import RunConfig
-from server.rounds import Run
-from simulation.grid import InProcessGrid
-from simulation.in_process import ROOT, play, run_config
-from strategies.site_average import SiteAverage
+import umbel.client.app
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
+from umbel import models, strategies
+from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.messages import site_reply, training_in
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.release import Kind, RadiusMode, RadiusSchedule, ReleaseBy
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.rounds import Run
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import ROOT, play, run_config
+from umbel.strategies.site_average import SiteAverage
 
 SENT = [(0, 0, 0), (10, 10, 10)]
 COMMON: dict[str, Any] = {
@@ -307,7 +306,7 @@ def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
 
 def test_what_a_run_leaves_behind_tells_of_sums(umbel_home: Path) -> None:
     config = run_config("synthetic", **CONFIG | NOISE["gaussian"] | {"rounds": 3, "restarts": 1})
-    left = run_app(config, InProcessGrid(client.app.app, config, 4))
+    left = run_app(config, InProcessGrid(umbel.client.app.app, config, 4))
     assert [entry["releases"] for entry in left.trained] == [80] * 3
     assert all(sum(entry["groups"]) == 80 for entry in left.trained)
     assert sum(times for times, _ in left.ledger.values()) == 240, "whoever took part is on the server's record"

@@ -11,12 +11,12 @@ import pytest
 from numpy.typing import NDArray
 from pydantic import Field
 
-import client.app
-import strategies
-from simulation.grid import InProcessGrid
-from strategies import GroupPrivacy
+import umbel.client.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
+from umbel import strategies
+from umbel.simulation.grid import InProcessGrid
+from umbel.strategies import GroupPrivacy
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -75,7 +75,7 @@ class Disk:
 
 
 def play(config: dict[str, Any]) -> AppRun:
-    return run_app(config, InProcessGrid(client.app.app, config))
+    return run_app(config, InProcessGrid(umbel.client.app.app, config))
 
 
 def left(run: AppRun) -> dict[str, tuple[str, tuple[int, ...], bytes]]:

@@ -14,20 +14,19 @@ from flwr.app import ConfigRecord
 from flwr.serverapp import strategy as flower
 from numpy.typing import NDArray
 
-import client.app
-import models
-import strategies
-from fleet.fleet import Fleet
-from protocol.errors import ConfigError
-from protocol.records import from_array_record, to_array_record
-from protocol.run_config import RunConfig
-from server.setup import Setup
-from simulation.grid import InProcessGrid
-from simulation.in_process import play
-from strategies import Stock
-from strategies.stock import adapted
+import umbel.client.app
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
+from umbel import models, strategies
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
+from umbel.strategies import Stock
+from umbel.strategies.stock import adapted
 
 TRAIN_CONFIG = ConfigRecord(
     {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0, "noise_per": "vector"}
@@ -246,11 +245,11 @@ def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, na
 def test_a_run_that_was_stopped_goes_on_bit_for_bit(strategy: str, options: str, run_config: dict[str, Any]) -> None:
     run_config |= {"strategy": strategy, "strategy-options": options, "rounds": 4, "restarts": 1, "hypotheses": 1}
     run_config |= {"validation-clients-per-round": 5, "noise-multiplier": 1.0}
-    whole = run_app(run_config, InProcessGrid(client.app.app, run_config))
+    whole = run_app(run_config, InProcessGrid(umbel.client.app.app, run_config))
     short = run_config | {"rounds": 2}
-    stopped = run_app(short, InProcessGrid(client.app.app, short))
+    stopped = run_app(short, InProcessGrid(umbel.client.app.app, short))
     resume = run_config | {"resume": stopped.folder.name}
-    resumed = run_app(resume, InProcessGrid(client.app.app, resume))
+    resumed = run_app(resume, InProcessGrid(umbel.client.app.app, resume))
     for name, value in whole.arrays("latest").items():
         assert resumed.arrays("latest")[name].tobytes() == value.tobytes(), name
     assert whole.history[-1]["loss"] < whole.history[0]["loss"]

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-import client.app
-import strategies
-from protocol.errors import ConfigError
-from simulation.grid import InProcessGrid
+import umbel.client.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
+from umbel import strategies
+from umbel.protocol.errors import ConfigError
+from umbel.simulation.grid import InProcessGrid
 
 FILE = Path(__file__).with_name("ten_lines.py")
 PACKAGE = Path(__file__).parents[1] / "helpers" / "own" / "momentum"
@@ -43,7 +43,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def play(config: dict[str, Any]) -> AppRun:
-    return run_app(config, InProcessGrid(client.app.app, config))
+    return run_app(config, InProcessGrid(umbel.client.app.app, config))
 
 
 # --- ten lines

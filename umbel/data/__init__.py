@@ -1,23 +1,52 @@
-"""Data in: from a DataFrame, a Hugging Face data set, arrays or a folder of images to a federation.
+"""A federation: a data set already split into clients.
 
-Each function returns a `ClientData`, whose ``write("mine")`` makes what ``federation = "mine"`` finds.
+A federation is either a LEAF JSON file (``users``, ``num_samples``, ``user_data``), for small
+data, or a folder::
+
+    manifest.json   what the data are: see `Manifest`
+    features.npy    (rows, *feature shape), the rows of a client together
+    targets.npy     (rows,) or (rows, outputs)
+    offsets.npy     (clients + 1,): client i owns rows offsets[i] to offsets[i + 1]
+    clients.json    what each client is called, where that is known; no message holds it
+    test/           clients that take part in no run, as a federation of its own, if there are any
+
+Folders are memory-mapped, so that cost grows with the clients that are read, not with the
+clients that there are. Training clients come first, validation clients after them.
 """
 
-from umbel.data.arrays import from_arrays
-from umbel.data.client_data import ClientData
-from umbel.data.frames import from_dataframe
-from umbel.data.hub import from_datasets
-from umbel.data.images import from_image_folder
-from umbel.data.partition import Dirichlet, Partitioner, Quantity, Uniform
+from umbel.data.data import Federation, check, held_out, offsets_of
+from umbel.data.find import (
+    BUNDLED,
+    digest_of,
+    digest_of_rows,
+    find_federation,
+    find_typed,
+    open_federation,
+    read_manifest,
+)
+from umbel.data.folder import check_out, write_federation
+from umbel.data.leaf import write_leaf
+from umbel.data.manifest import Manifest
+from umbel.data.schema import Column, Schema
+from umbel.data.shards import shard
 
 __all__ = [
-    "ClientData",
-    "Dirichlet",
-    "Partitioner",
-    "Quantity",
-    "Uniform",
-    "from_arrays",
-    "from_dataframe",
-    "from_datasets",
-    "from_image_folder",
+    "BUNDLED",
+    "Column",
+    "Federation",
+    "Manifest",
+    "Schema",
+    "check",
+    "check_out",
+    "digest_of",
+    "digest_of_rows",
+    "find_federation",
+    "find_typed",
+    "held_out",
+    "offsets_of",
+    "open_federation",
+    "read_manifest",
+    "shard",
+    "write_federation",
+    "write_leaf",
 ]

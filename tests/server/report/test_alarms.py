@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from server.history import Round, last_rounds
-from server.report.alarms import alarms, drifted, name_hypotheses
 from tests.helpers.history import a_round
+from umbel.server.history import Round, last_rounds
+from umbel.server.report.alarms import alarms, drifted, name_hypotheses
 
 
 def history(rounds: int = 20, final: bool = True, **changes: Any) -> list[Round]:

@@ -21,10 +21,10 @@ import pytest
 from PIL import Image
 from PIL.ImageStat import Stat
 
-from server.report import HeldOut, Measured
-from server.snapshots import Snapshot
 from tests.helpers.reports import CONFIG, entry, report, snapshots, state, view, watched
 from tests.helpers.sources import ROOT
+from umbel.server.report import HeldOut, Measured
+from umbel.server.snapshots import Snapshot
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None)
 AXE = ROOT / "node_modules" / "axe-core" / "axe.min.js"

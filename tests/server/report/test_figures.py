@@ -11,9 +11,9 @@ import matplotlib
 import numpy as np
 import pytest
 
-from server.report import figures
-from server.report.figures import Bar, Line, number, tally
-from server.snapshots import Snapshot
+from umbel.server.report import figures
+from umbel.server.report.figures import Bar, Line, number, tally
+from umbel.server.snapshots import Snapshot
 
 SHOWN = [0, 1]
 SQUARE = ((-1.0, 1.0), (-1.0, 1.0))

@@ -11,12 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from federation import Manifest
-from protocol.errors import ConfigError
-from server.history import State
-from server.observer import Section
-from server.report import HeldOut, Measured, check
-from server.snapshots import Snapshot
 from tests.helpers.reports import (
     CONFIG,
     HOSPITAL,
@@ -30,6 +24,12 @@ from tests.helpers.reports import (
     state,
     view,
 )
+from umbel.data import Manifest
+from umbel.protocol.errors import ConfigError
+from umbel.server.history import State
+from umbel.server.observer import Section
+from umbel.server.report import HeldOut, Measured, check
+from umbel.server.snapshots import Snapshot
 
 # --- what it says
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-import client.app
-from protocol.errors import ConfigError
-from simulation.grid import InProcessGrid
-from simulation.in_process import play
+import umbel.client.app
 from tests.helpers.runs import run_app
+from umbel.protocol.errors import ConfigError
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
 
 pytest.importorskip("mlflow", reason="MLflow is not installed")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("blank_figures")]
@@ -27,9 +27,9 @@ def test_a_run_and_what_is_added_to_it_is_one_run_on_the_server(run_config: dict
     from mlflow import MlflowClient
 
     config = run_config | {"rounds": 2, "restarts": 1, "track": "mlflow", "track-options": "experiment=umbel-tests"}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     longer = config | {"rounds": 4, "resume": run.folder.name}
-    run = run_app(longer, InProcessGrid(client.app.app, longer))
+    run = run_app(longer, InProcessGrid(umbel.client.app.app, longer))
 
     server = MlflowClient(URI)
     experiment = server.get_experiment_by_name("umbel-tests")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import client.app
-from protocol.errors import ConfigError
-from simulation.grid import InProcessGrid
-from simulation.in_process import play
+import umbel.client.app
 from tests.helpers.runs import run_app
+from umbel.protocol.errors import ConfigError
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
@@ -25,9 +25,9 @@ def read(folder: Path) -> EventAccumulator:
 
 def test_a_run_and_what_is_added_to_it_is_read_back(run_config: dict[str, Any]) -> None:
     config = run_config | {"rounds": 2, "restarts": 1, "track": "tensorboard"}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     longer = config | {"rounds": 4, "resume": run.folder.name}
-    run = run_app(longer, InProcessGrid(client.app.app, longer))
+    run = run_app(longer, InProcessGrid(umbel.client.app.app, longer))
     events = read(run.folder / "tensorboard")
     losses = [(one.step, one.value) for one in events.Scalars("validation_loss")]
     assert losses == [(entry["number"], pytest.approx(entry["loss"])) for entry in run.history]

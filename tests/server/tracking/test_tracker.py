@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from protocol.errors import ConfigError
-from server.rounds import Run
-from server.setup import Setup
-from server.tracking import TRACKERS, Tracker, load_tracker
-from simulation.in_process import play
+from umbel.protocol.errors import ConfigError
+from umbel.server.rounds import Run
+from umbel.server.setup import Setup
+from umbel.server.tracking import TRACKERS, Tracker, load_tracker
+from umbel.simulation.in_process import play
 
 
 class Diary(Tracker):
@@ -144,6 +144,6 @@ def test_what_cannot_track_is_named(name: str, options: str, reason: str) -> Non
 
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_library_that_is_missing_is_named_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("server.tracking.find_spec", lambda name: None)
+    monkeypatch.setattr("umbel.server.tracking.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"track = '{name}' needs a library .*pip install 'umbel\[{name}\]'"):
         Setup.parse({"track": name})

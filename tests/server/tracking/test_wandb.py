@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import client.app
-from simulation.grid import InProcessGrid
+import umbel.client.app
 from tests.helpers.runs import run_app
+from umbel.simulation.grid import InProcessGrid
 
 pytest.importorskip("wandb", reason="wandb is not installed")
 
@@ -38,7 +38,7 @@ def test_a_run_is_kept_in_its_folder(run_config: dict[str, Any], monkeypatch: py
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     config = run_config | {"rounds": 2, "restarts": 1, "track": "wandb"}
-    run = run_app(config, InProcessGrid(client.app.app, config))
+    run = run_app(config, InProcessGrid(umbel.client.app.app, config))
 
     (file,) = run.folder.glob("wandb/offline-run-*/*.wandb")
     losses, told = {}, {}

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from strategies import GroupPrivacy
+from umbel.strategies import GroupPrivacy
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,272 @@
+"""A site that wants to be asked answers no run before its people have looked at it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message
+from typer.testing import CliRunner
+
+from tests.helpers.federations import manifest
+from tests.helpers.ledgers import spent
+from tests.helpers.messages import asked, refused
+from tests.helpers.nodes import ask
+from tests.helpers.runs import run_app
+from umbel.cli.main import app as command
+from umbel.client.app import app
+from umbel.data import offsets_of, write_federation
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import SHOWN, Runs, Status, beside
+from umbel.protocol.demands import Evaluation, Training
+from umbel.protocol.errors import FleetError, LedgerError
+from umbel.protocol.messages import keep_request, query
+from umbel.protocol.records import pack
+from umbel.simulation.grid import InProcessGrid
+
+THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
+# What the run config says.
+AS_SAID = Training(
+    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.01
+)
+
+
+class Site:
+    """A site of two training clients and a validation client."""
+
+    def __init__(self, folder: Path, run_config: dict[str, Any], **policy: Any) -> None:
+        features = np.random.default_rng(0).uniform(-1, 1, (9, 2)).astype(np.float32)
+        targets = features @ np.array([1, 2], np.float32)
+        write_federation(folder / "own", manifest(2, 1, model="linear"), features, targets, offsets_of([3] * 3))
+        self.ledger = folder / "ledger.sqlite"
+        config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger), "role": "split", "approve": "ask"}
+        self.grid = InProcessGrid(app, run_config, node_configs=[config | policy])
+
+    def query(self) -> Message:
+        return ask(self.grid, query(), "query")
+
+    def train(self, **changes: Any) -> Message:
+        return ask(self.grid, asked(THETA, replace(AS_SAID, **changes)))
+
+    def evaluate(self, **changes: Any) -> Message:
+        return ask(self.grid, asked(THETA, None, replace(Evaluation(1, (2,), 0.1), **changes)), "evaluate")
+
+    def keep(self) -> Message:
+        return ask(self.grid, keep_request(pack(THETA)), "query.keep")
+
+    def run(self, *words: str) -> str:
+        """Do what a person at the site types."""
+        done = CliRunner(env={"COLUMNS": "160"}).invoke(command, ["approvals", *words, "--ledger", str(self.ledger)])
+        assert done.exit_code == 0, done.output
+        return str(done.output)
+
+    @property
+    def waiting(self) -> list[str]:
+        return [one.digest for one in Runs(beside(self.ledger)).requests() if one.status is Status.WAITING]
+
+
+@pytest.fixture
+def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
+    return Site(tmp_path, run_config)
+
+
+def test_a_site_that_does_not_ask_answers_what_its_policy_allows(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, approve="policy")
+    assert not any(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
+
+
+def test_nothing_is_answered_before_it_is_approved(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    assert all(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
+    assert not site.ledger.exists()
+    [digest] = site.waiting
+    told = f"request {digest[:SHOWN]} of run 1 waits for approval: umbel approvals list"
+    assert caplog.text.count(told) >= 4
+
+    assert f"{digest[:SHOWN]} is approved" in site.run("approve", digest[:SHOWN])
+    assert not any(refused(one) for one in (site.query(), site.train(), site.evaluate(), site.keep()))
+    assert [spent(Ledger(site.ledger), client) for client in range(2)] == [Fraction(2, 5)] * 2
+
+
+def test_a_request_that_was_refused_stays_refused(site: Site) -> None:
+    site.query()
+    site.run("refuse", site.waiting[0])
+    assert refused(site.query())
+    assert refused(site.train())
+    assert site.waiting == []
+    assert "nothing waits" in site.run("list")
+    assert "refused" in site.run("list", "--all")
+
+
+def test_an_approval_can_be_taken_back(site: Site) -> None:
+    site.query()
+    [digest] = site.waiting
+    site.run("approve", digest)
+    assert not refused(site.train())
+    site.run("refuse", digest)
+    assert refused(site.train())
+
+
+def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
+    site: Site, run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    site.query()
+    site.run("approve", site.waiting[0])
+    [context] = site.grid.contexts.values()
+    context.run_id = 2
+    assert not refused(site.query())
+    context.run_config = run_config | {"rounds": 101}
+    assert refused(site.query())
+    assert len(site.waiting) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"local_epochs": 2},
+        {"local_steps": 1},
+        {"step_size": 0.2},
+        {"batch_size": 0},
+        {"noise_multiplier": 1e9},
+        {"radius": 0.02},
+        {"radius_mode": "public"},
+        {"noise_per": "layer"},
+        {"round": 101},
+    ],
+)
+def test_a_demand_that_differs_from_what_was_approved_waits_again(site: Site, changes: dict[str, Any]) -> None:
+    site.query()
+    site.run("approve", site.waiting[0])
+    assert refused(site.train(**changes))
+    assert not refused(site.train(round=100, clients=(1,), run="another name"))
+    [digest] = site.waiting
+    [(name, value)] = changes.items()
+    assert re.search(rf"otherwise: {name.replace('_', '-')} +│ {value}", site.run("list"))
+    site.run("approve", digest)
+    assert not refused(site.train(**changes))
+
+
+def test_more_hypotheses_and_other_evaluations_than_were_approved_wait_again(site: Site) -> None:
+    site.query()
+    site.run("approve", site.waiting[0])
+    assert refused(ask(site.grid, asked({"weight": np.ones((3, 1, 2), np.float32)}, AS_SAID)))
+    assert refused(site.evaluate(step_size=0.5))
+    assert refused(site.evaluate(round=102))
+    assert len(site.waiting) == 3
+    assert not refused(site.evaluate(round=0))
+    assert not refused(site.evaluate(round=101)), "after the last round"
+
+
+def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
+    site.query()
+    listed = site.run("list")
+    for line in (
+        "epsilon between any two data sets: none; at delta 1e-05: none; paper's budget, heuristic: 0.4",
+        "paper's budget, heuristic: 40",
+        "group-privacy",
+        "local-epochs",
+        "noise-multiplier",
+        "by run 1",
+    ):
+        assert line in listed
+    assert "round-timeout" not in listed
+    assert "round-timeout" in site.run("list", "--whole")
+
+
+def test_what_a_server_wrote_does_nothing_to_a_terminal(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config | {"strategy": "\x1b[2J[red]approved[/red]"})
+    site.query()
+    listed = site.run("list")
+    assert "?[2J[red]approved[/red]" in listed
+    assert "\x1b" not in listed
+
+
+def test_how_clients_train_is_listed(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    asks = {"optimizer": "adam", "optimizer-options": "beta1=0.5", "clip-gradient": 2.5, "proximal": 0.125}
+    site = Site(tmp_path, run_config | asks | {"metric": "rmse"})
+    site.query()
+    listed = site.run("list")
+    for name, value in (asks | {"metric": "rmse"}).items():
+        assert re.search(rf"{name} +│ {value}", listed)
+
+
+def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what it names hide other requests."""
+    (tmp_path / "servers_own.py").write_text("raise SystemExit('it ran')")
+    monkeypatch.syspath_prepend(tmp_path)
+    site = Site(tmp_path, run_config | {"mechanism": "servers_own:Class", "radius": "public"})
+    site.query()
+    site.grid.contexts[site.grid.get_node_ids()[0]].run_config = run_config
+    site.query()
+    listed = site.run("list")
+    assert "not told: mechanism 'servers_own:Class'" in listed
+    assert all(digest[:SHOWN] in listed for digest in site.waiting)
+    assert len(site.waiting) == 2
+
+
+def test_a_request_takes_little_of_a_sites_disk(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config | {"strategy-options": "x" * 1_000_000})
+    assert refused(site.query())
+    assert site.waiting == []
+
+
+def test_a_name_must_be_one_requests(site: Site, run_config: dict[str, Any]) -> None:
+    site.query()
+    # Of eight digits a server finds another request with the same ones in minutes.
+    for beginning in ("", site.waiting[0][:8], site.waiting[0][: SHOWN - 1]):
+        done = CliRunner().invoke(command, ["approvals", "approve", beginning, "--ledger", str(site.ledger)])
+        assert done.exit_code == 1
+        assert "is short; give a request's 32 digits, as the list shows them" in done.output.replace("\n", " ")
+    with pytest.raises(LedgerError, match=r"0 requests begin with 'z{32}'; name one"):
+        Runs(beside(site.ledger)).decide("z" * SHOWN, Status.APPROVED)
+
+
+def test_more_clients_than_the_run_config_says_wait_by_themselves(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    few = {"clients-per-round": 1, "validation-clients-per-round": 0, "min-releases": 1}
+    site = Site(tmp_path, run_config | few)
+    site.query()
+    site.run("approve", site.waiting[0])
+    assert not refused(site.train(clients=(1,)))
+    assert not refused(site.evaluate()), "0 stands for all"
+    assert refused(site.train(clients=(0, 1)))
+    assert "otherwise: clients-per-round" in site.run("list")
+    assert spent(Ledger(site.ledger), 0) == 0
+
+
+def test_a_request_whose_price_is_no_machine_number_hides_no_other(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config | {"noise-multiplier": 5e-324})
+    site.query()
+    assert "price of a participation" in site.run("list")
+
+
+def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:
+    done = CliRunner().invoke(command, ["approvals", "list", "--ledger", str(tmp_path / "ledger.sqlite")])
+    assert done.exit_code == 1
+    assert "no run has asked this site for anything" in done.output.replace("\n", " ")
+    assert list(tmp_path.glob("*.sqlite*")) == []
+
+
+@pytest.mark.usefixtures("blank_figures")
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"radius": "public", "radius-start": 1.5, "radius-decay": 0.9}, {"strategy": "fedavg", "local-steps": 2}],
+)
+def test_a_whole_run_asks_for_no_more_than_its_run_config_says(
+    tmp_path: Path, run_config: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """Nothing that umbel's own server sends waits again."""
+    config = run_config | {"rounds": 3, "clients-per-round": 2, "node-wait": 0.1} | changes
+    site = Site(tmp_path, config, **{"keep-model": str(tmp_path / "models")})
+    with pytest.raises(FleetError, match="refused"):
+        run_app(config, site.grid)
+    site.run("approve", site.waiting[0])
+    run = run_app(config, site.grid)
+    assert [entry["releases"] for entry in run.history] == [2, 2, 2, 0]
+    assert site.waiting == []
+    assert len(list((tmp_path / "models").iterdir())) == 3

@@ -1,0 +1,291 @@
+"""`umbel data`: from a table with a column of clients to a run, without Python."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from tests.helpers.federations import save_plane
+from umbel.cli.main import app
+from umbel.client.node import Node
+from umbel.data import find_federation, open_federation, read_manifest
+from umbel.protocol.run_config import RunConfig
+from umbel.simulation import in_process
+from umbel.simulation.in_process import play
+
+
+def umbel(*words: Any) -> tuple[int, str]:
+    told = CliRunner().invoke(app, list(map(str, words)), prog_name="umbel")
+    return told.exit_code, told.output
+
+
+def said(*words: Any) -> str:
+    code, output = umbel(*words)
+    assert code == 0, output
+    return re.sub(r"[ \t]+", " ", output)
+
+
+def refused(*words: Any) -> str:
+    code, output = umbel(*words)
+    assert code == 1
+    assert output.startswith("Error: ")
+    assert output.count("\n") == 1, "one line"
+    return output
+
+
+@pytest.fixture
+def stays(tmp_path: Path) -> Path:
+    """200 stays at ten hospitals: half of the hospitals charge for age, half for youth."""
+    draw = np.random.default_rng(0)
+    hospital, age = np.arange(200) % 10, draw.integers(20, 90, 200)
+    smoker = draw.random(200) < 0.3
+    cost = 10_000 + np.where(hospital % 2, 100, -100) * (age - 50) + 2_000 * smoker
+    frame = pd.DataFrame(
+        {
+            "hospital": [f"h{number}" for number in hospital],
+            "age": age,
+            "ward": draw.choice(["A", "B"], 200),
+            "smoker": np.where(smoker, "yes", "no"),
+            "cost": cost,
+        }
+    )
+    frame.to_csv(tmp_path / "stays.csv", index=False)
+    return tmp_path / "stays.csv"
+
+
+SCALES = ("--set", "cost.scale=10000", "--set", "cost.unit=dollars", "--set", "age.scale=20", "--set", "age.offset=50")
+
+
+def test_a_table_becomes_a_federation_that_a_run_learns_from(stays: Path) -> None:
+    told = said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
+    for line in (
+        "clients 8 training, 2 validation",
+        "rows 200; 20 a client",
+        "target cost; dollars; float32",
+        "model linear-4x1",
+        "loss mse",
+        "hospital client text nothing",
+        "age feature number (age - 50) / 20",
+        "ward feature category A, B 2 numbers, 0 or 1",
+        "smoker feature boolean 0 or 1",
+        "cost target number dollars cost / 10000",
+        "The categories of ward were found in the rows",
+    ):
+        assert line in told
+    assert told.splitlines()[-1] == "Next: umbel run federation=stays"
+    key, _, name = told.splitlines()[-1].removeprefix("Next: umbel run ").partition("=")
+    asked = {key: name, "noise-multiplier": 0.0, "rounds": 30, "restarts": 2, "device": "cpu"}
+    run = play(RunConfig().entries() | asked)
+    first, last = run.state.history[0].loss, run.state.history[-1].loss
+    # In units of 10,000 dollars: what is left is noise of one model, not the difference of two.
+    assert last < 0.05 < first
+
+
+@pytest.mark.parametrize(("target", "categories"), [("smoker", {"false", "true"}), ("ward", {"A", "B"})])
+def test_what_is_predicted_goes_by_its_name(stays: Path, tmp_path: Path, target: str, categories: set[str]) -> None:
+    said("data", "import", stays, "--client", "hospital", "--target", target, "--features", "age,cost", *SCALES[4:])
+    run = in_process.run(RunConfig().entries() | {"federation": "stays", "rounds": 1, "restarts": 1, "device": "cpu"})
+    said("predict", run, "stays", "--out", tmp_path / "out.csv")
+    made = pd.read_csv(tmp_path / "out.csv", dtype=str)
+    assert set(made["prediction"]) <= categories == set(made["target"])
+    # A client's rows are those of the table, in its order.
+    frame, first = pd.read_csv(stays, dtype=str), open_federation(find_federation("stays")).names[0]
+    told = frame.loc[frame["hospital"] == first, target].replace({"yes": "true", "no": "false"}).tolist()
+    assert made.loc[made["client"] == "0", "target"].tolist() == told
+
+
+def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) -> None:
+    said(
+        "data",
+        "import",
+        stays,
+        "--client",
+        "hospital",
+        "--target",
+        "smoker",
+        "--features",
+        "age,ward",
+        "--test",
+        "h1,h2",
+    )
+    (umbel_home / "data" / "broken").mkdir()
+    (umbel_home / "data" / "broken" / "manifest.json").write_text("{}")
+    listed = said("data", "list")
+    assert "stays 6 2 smoker linear-3x1 log" in listed
+    assert "synthetic 100 100 linear" in listed
+    assert "broken/manifest.json: the manifest lacks name" in listed
+    described = said("data", "describe", "stays")
+    assert "clients 6 training, 2 validation" in described
+    assert "smoker target boolean -1 or 1" in described
+    assert described.splitlines()[-1] == str(umbel_home / "data" / "stays")
+    assert "clients 0 training, 2 validation" in said("data", "describe", "stays/test")
+
+
+def test_a_federation_without_a_table_is_described_as_well(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 2, 1, provenance="made here")
+    told = said("data", "describe", tmp_path / "plane")
+    assert "rows 6; 1 to 3, median 2 a client" in told
+    assert "made here" in told
+    assert "was not made from a table, and has no schema" in refused("data", "describe", tmp_path / "plane", "--schema")
+
+
+def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) -> None:
+    said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
+    schema = tmp_path / "schema.toml"
+    schema.write_text(said("data", "describe", "stays", "--schema"))
+    own = tmp_path / "own.csv"
+    own.write_text("hospital,age,ward,smoker,cost\nours,70,B,yes,12000\n")
+    assert f"{own} fits {schema}; clients: 1, rows: 1" in said("data", "check", own, "--schema", schema)
+    config = {
+        "data-path": str(own),
+        "reader": "umbel.data.table:read",
+        "reader-options": f"schema={schema}",
+        "ledger-path": str(tmp_path / "ledger.sqlite"),
+    }
+    node = Node.of(config, RunConfig(federation="", device="cpu").entries())
+    assert (node.model.name, node.model.loss.name) == ("linear-4x1", "mse")
+    np.testing.assert_array_equal(node.federation.features, [[1, 0, 1, 1]])
+    own.write_text("hospital,age,ward,smoker,cost\nours,70,C,yes,12000\n")
+    assert "ward in data row 1 is 'C', none of its categories A, B" in refused("data", "check", own, "--schema", schema)
+
+
+def test_a_schema_makes_a_federation_of_another_table(stays: Path, tmp_path: Path) -> None:
+    said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
+    (tmp_path / "schema.toml").write_text(said("data", "describe", "stays", "--schema"))
+    said("data", "import", stays, "--schema", tmp_path / "schema.toml", "--name", "again")
+    first, again = (
+        open_federation(Path(said("data", "describe", name).splitlines()[-1])) for name in ("stays", "again")
+    )
+    np.testing.assert_array_equal(first.features, again.features)
+
+
+def test_what_to_type_next_is_quoted_for_a_shell(stays: Path) -> None:
+    told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--name", "two words")
+    assert "Next: umbel run 'federation=two words'" in told
+
+
+def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "ragged.csv").write_text("h,a,cost\nx,1,2\ny,1,2,3,4\n")
+    words = ("--client", "h", "--target", "cost")
+    assert "ragged.csv cannot be read as CSV" in refused("data", "import", tmp_path / "ragged.csv", *words)
+    assert f"{tmp_path} is not a file" in refused("data", "import", tmp_path, *words)
+
+
+def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
+    told = said("data", "import", stays, "--clients", 4, "--target", "cost", "--drop", "hospital", "--standardise")
+    assert told.splitlines()[-1] == "Next: umbel run federation=stays clients-per-round=3"
+    assert "3 training, 1 validation" in said("data", "describe", "stays")
+    assert "Test clients: 2, as federation skewed/test." in said(
+        *("data", "import", stays, "--clients", 6, "--alpha", 0.5, "--target", "ward", "--drop", "hospital"),
+        *("--name", "skewed", "--test", 0.3),
+    )
+
+
+def test_large_numbers_are_told_and_so_is_what_to_do(stays: Path) -> None:
+    told = said("data", "import", stays, "--client", "hospital", "--target", "cost")
+    assert (
+        "age reaches 89, and models learn best from numbers near 1: give a constant, as --set 'age'.scale=100" in told
+    )
+    assert "--set 'cost'.scale=10000" in told
+    told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--standardise", "--replace")
+    assert "reaches" not in told
+    assert "fine in simulation, a leak at real sites" in told
+
+
+def test_missing_values_are_refused_until_it_is_said_what_to_do(stays: Path, umbel_home: Path) -> None:
+    lines = stays.read_text().splitlines()
+    lines[3] = ",".join(["h2", "", *lines[3].split(",")[2:]])
+    stays.write_text("\n".join(lines))
+    words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
+    assert "age in data row 3 is missing; fill it in" in refused(*words)
+    assert not umbel_home.exists(), "nothing is written"
+    assert "Rows left out: 1, because age is missing." in said(*words, "--missing", "drop")
+    assert "rows 200" in said(*words, "--set", "age.fill=50", "--replace")
+
+
+def test_categories_are_those_found_or_given(stays: Path) -> None:
+    words = ("data", "import", stays, "--client", "hospital", "--target", "ward", "--features", "age")
+    assert "ward target category A, B, C classes 0 to 2" in said(*words, "--categories", "ward=A,B,C")
+    found = said(
+        "data", "import", stays, "--client", "hospital", "--target", "age", "--categories", "age", "--name", "ages"
+    )
+    assert read_manifest(Path(found.splitlines()[-2])).loss == "cross-entropy"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ((), "give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE"),
+        (("--client", "hospital"), "name the column to predict, as --target 'cost'"),
+        (
+            ("--client", "hospita", "--target", "cost"),
+            "has no column 'hospita'; it has hospital, age, ward, smoker, cost",
+        ),
+        (("--client", "hospital", "--target", "cost", "--drop", "x"), "there is no column 'x'; the table has hospital"),
+        (("--client", "hospital", "--target", "cost", "--set", "scale=3"), "--set takes COLUMN.ENTRY=VALUE"),
+        (("--client", "hospital", "--target", "cost", "--set", "age.minimum=30"), "not from 30 to inf"),
+        (("--client", "hospital", "--target", "cost", "--validation", "h77"), "validation names the client 'h77'"),
+        (("--client", "hospital", "--target", "cost", "--missing", "guess"), "missing must be one of refuse, drop"),
+        (("--clients", "300", "--target", "cost"), "200 rows make 1 to 200 clients, not 300"),
+        (("--client", "hospital", "--target", "cost", "--alpha", "1"), "--alpha is of --clients NUMBER"),
+        (("--schema", "own.toml", "--target", "cost"), "a schema says what the columns are"),
+        (("--client", "hospital", "--target", "cost", "--model", "mlp-9x2x1"), "'mlp-9x2x1' does not take features of"),
+        (("--client", "hospital", "--target", "smoker", "--loss", "cross-entropy"), "needs classes, whole numbers"),
+        (("--client", "hospital", "--target", "cost", "--model", "rose"), "unknown model 'rose'"),
+    ],
+)
+def test_what_cannot_be_imported_is_told_in_one_line(stays: Path, umbel_home: Path, words: Any, reason: str) -> None:
+    assert reason in refused("data", "import", stays, *words)
+    assert not umbel_home.exists()
+
+
+def test_what_is_there_is_kept(stays: Path) -> None:
+    words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
+    said(*words)
+    assert "stays is there already; give another --name, or --replace" in refused(*words)
+    assert "not a file; give a CSV or parquet file" in refused(*words[:2], "nowhere.csv", *words[3:])
+
+
+# --- parts, for the machines of a cluster
+
+
+def test_a_federation_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save_plane(tmp_path / "plane", 5, 2)
+    told = said("data", "shard", "plane", 2)
+    assert "plane-shards/part-1/data/plane: the rows of 3 clients" in told
+    monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "plane-shards" / "part-1"))
+    assert read_manifest(find_federation("plane")).part == "1/2"
+    told = said("data", "describe", find_federation("plane"))
+    assert "part 1/2, with the rows of 3 clients" in told
+    assert "clients 5 training, 2 validation" in told, "of the whole"
+
+
+def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 5, 2)
+    said("data", "shard", tmp_path / "plane", 3, "--only", 2, "--out", tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
+    assert "there is no part 3 of 3: they are numbered 0 to 2" in refused(
+        "data", "shard", tmp_path / "plane", 3, "--only", 3
+    )
+
+
+def test_no_parts_are_refused(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 5, 2)
+    told = CliRunner().invoke(app, ["data", "shard", str(tmp_path / "plane"), "0"])
+    assert told.exit_code != 0
+    assert "0 is not in the range x>=1" in told.output
+
+
+def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
+    save_plane(tmp_path / "plane", 5, 2)
+    said("data", "shard", tmp_path / "plane", 2, "--out", tmp_path / "out")
+    part = tmp_path / "out" / "part-0" / "data" / "plane"
+    told = refused("run", f"federation={part}", "clients-per-round=2", "--in-process")
+    assert "holds the rows of part 0/2 of its clients alone" in told

@@ -1,0 +1,204 @@
+"""The site commands of `umbel` as a user types them: plan, ledger, log."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from umbel.cli.main import app
+from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import Entry, SiteLog, beside
+from umbel.protocol.release import Kind, RadiusMode, Release
+
+PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
+
+BACKWARDS = (
+    "plan --parameters 11 --hypotheses 5 --clients 2062 --clients-per-round 100 --target-epsilon 8 --participations 4"
+)
+
+
+def run(command: str, *more: str) -> tuple[int, str]:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, [*command.split(), *more])
+    return done.exit_code, done.output
+
+
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.sqlite"
+    Ledger.create(path)
+    for _ in range(11):
+        Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.5)), [0])
+    Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE)), [1])
+    return path
+
+
+def test_plan_says_that_an_open_choice_has_no_guarantee() -> None:
+    code, output = run(PLAN)
+    assert code == 0
+    for line in ("median 5, most 14", "median none, most none", "the choice among 5 hypotheses is open", "heuristic"):
+        assert line in output
+
+
+def test_plan_prints_the_guarantee_between_any_two_data_sets() -> None:
+    """One participation costs 2 * 11/3 + 1 = 8.333, five of them 41.67."""
+    code, output = run(PLAN + " --choice-epsilon 1")
+    assert code == 0
+    for line in ("median 41.67, most 116.7", "between any two data sets of a client", "step size x curvature"):
+        assert line in output
+
+
+def test_plan_works_out_the_noise_for_a_guarantee() -> None:
+    code, output = run(BACKWARDS)
+    assert code == 0
+    for line in ("median 4, most 4", "epsilon at delta 1e-05", "choice-epsilon", "With half the parameters"):
+        assert line in output
+
+
+@pytest.mark.parametrize("command", [PLAN + " --target-epsilon 8 --participations 4", BACKWARDS.split(" --target")[0]])
+def test_plan_goes_one_way(command: str) -> None:
+    code, output = run(command)
+    assert code == 1
+    assert re.search("give .*noise-multiplier and .*rounds", output)
+
+
+def test_plan_warns_in_words_for_a_large_model() -> None:
+    code, output = run(PLAN.replace("--parameters 11", "--parameters 1206590") + " --choice-epsilon 1")
+    assert code == 0
+    assert "proves nothing" in output
+
+
+def test_plan_names_a_figure_that_cannot_be() -> None:
+    code, output = run(PLAN.replace("--noise-multiplier 3", "--noise-multiplier 0"))
+    assert code == 1
+    assert "Error: noise-multiplier must be a finite number above 0" in output
+
+
+def test_show_tells_the_guarantee_and_none_where_there_is_none(tmp_path: Path) -> None:
+    """Client 0 has eleven participations with a public radius and one hypothesis, client 1 one without."""
+    code, output = run("ledger show", str(ledger(tmp_path)))
+    assert code == 0
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
+    assert rows[0][:3] == ["0", "11", "80.67"], "2 * 11/3 each"
+    assert 40 < float(rows[0][3]) < 60, "two radii apart"
+    assert rows[0][4] == "40.33"
+    assert rows[1] == ["1", "1", "none", "none", "3.667"]
+
+
+def test_export_writes_every_charge_as_csv(tmp_path: Path) -> None:
+    code, output = run("ledger export", str(ledger(tmp_path)))
+    assert code == 0
+    rows = list(csv.DictReader(io.StringIO(output)))
+    assert len(rows) == 12
+    assert [rows[0][key] for key in ("n", "noise_multiplier", "radius")] == ["11", "3.0", "0.5"]
+    assert rows[-1]["radius"] == ""
+
+
+def test_check_says_whether_the_file_is_whole(tmp_path: Path) -> None:
+    path = ledger(tmp_path)
+    assert run("ledger check", str(path)) == (0, f"{path} is a whole ledger with 12 charges\n")
+    path.write_bytes(b"not a ledger")
+    code, output = run("ledger check", str(path))
+    assert code == 1
+    assert "is not umbel's ledger" in output
+
+
+def test_create_makes_an_empty_ledger_once(tmp_path: Path) -> None:
+    path = tmp_path / "new.sqlite"
+    assert run("ledger create", str(path)) == (0, f"{path} is a new, empty ledger\n")
+    assert run("ledger check", str(path)) == (0, f"{path} is a whole ledger with 0 charges\n")
+    code, output = run("ledger create", str(path))
+    assert code == 1
+    assert "is there already" in output
+
+
+def test_a_ledger_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    code, output = run("ledger check", str(tmp_path / "none.sqlite"))
+    assert code == 1
+    assert f"there is no ledger {tmp_path / 'none.sqlite'}" in output
+    assert list(tmp_path.iterdir()) == [] or not (tmp_path / "none.sqlite").exists()
+
+
+# --- the site's log
+
+
+def logged(tmp_path: Path) -> SiteLog:
+    """A log of three messages: two charges, a refusal, and a part."""
+    log = SiteLog(beside(ledger(tmp_path)))
+    asked = {"training": {"round": 4, "clients": 2, "noise_multiplier": 3.0, "run": ""}}
+    log.answered(Entry("7", "train", asked, paid=2), True)
+    log.answered(Entry("7", "train", asked, reasons=["train: \x1b[31mtoo little noise"]), False)
+    log.answered(Entry("7", "train", asked, paid=1, reasons=["train: 1 of 2 clients cannot pay any more"]), True)
+    return log
+
+
+def test_log_show_prints_what_was_asked_decided_and_why(tmp_path: Path) -> None:
+    code, output = run("log show", str(logged(tmp_path).path))
+    assert code == 0
+    for text in ("round 4", "clients 2", "answered", "refused", "partly", "cannot pay any more"):
+        assert text in output
+    assert "\x1b" not in output, "what a server wrote does nothing to a terminal"
+
+
+def test_log_show_takes_the_ledger_for_its_log_and_leaves_out_what_was_answered(tmp_path: Path) -> None:
+    logged(tmp_path)
+    code, output = run("log show --refused", str(tmp_path / "ledger.sqlite"))
+    assert code == 0
+    assert "answered" not in output
+    assert "refused" in output
+    assert "partly" in output
+
+
+def test_log_show_begins_when_it_is_told_to(tmp_path: Path) -> None:
+    path = str(logged(tmp_path).path)
+    assert "round 4" in run("log show --since 2020-01-01", path)[1]
+    assert "round 4" not in run("log show --since 2999-01-01", path)[1]
+
+
+def test_the_log_is_by_default_that_of_the_default_ledger(umbel_home: Path) -> None:
+    umbel_home.mkdir()
+    logged(umbel_home)
+    assert run("log check")[0] == 0
+
+
+def test_log_check_compares_it_with_the_ledger(tmp_path: Path) -> None:
+    log = logged(tmp_path)
+    code, output = run("log check", str(log.path))
+    last = [line["hash"] for line in log.lines()][-1]
+    assert (code, output.splitlines()) == (
+        0,
+        [
+            f"{log.path} is a whole log of 3 lines; the last hash is {last}",
+            "3 charges are on record, of 12 in the ledger",
+        ],
+    )
+    log.answered(Entry(paid=10), True)
+    code, output = run("log check", str(log.path))
+    assert code == 1
+    assert "tells of 13 charges, and the ledger" in output
+
+
+def test_a_damaged_log_is_shown_as_far_as_it_goes_and_can_be_set_aside(tmp_path: Path) -> None:
+    log = logged(tmp_path)
+    log.path.write_bytes(log.path.read_bytes()[:-9] + b"\n")
+    code, output = run("log show", str(log.path))
+    assert code == 1
+    assert "too little noise" in output
+    assert "is damaged" in output
+    assert run("log check", str(log.path))[0] == 1
+    code, output = run("log set-aside", str(log.path))
+    assert code == 0
+    assert "the one before is" in output
+    assert run("log check", str(log.path))[0] == 0
+
+
+def test_a_log_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+    for command in ("show", "check", "set-aside"):
+        code, output = run(f"log {command}", str(tmp_path / "ledger.sqlite"))
+        assert code == 1
+        assert "there is no log" in output
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,155 @@
+"""A newcomer picks the hypothesis that fits its rows and predicts with it."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from umbel.cli.main import app
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.server.history import State
+from umbel.server.run_folder import RunFolder
+
+CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "federation": ""}
+RELEASE = Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that learnt y = x1 and y = x2."""
+    best = {"weight": np.array([[[1, 0]], [[0, 1]]], np.float32)}
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config(CONFIG)
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    return folder.path
+
+
+@pytest.fixture
+def newcomers(tmp_path: Path) -> Path:
+    """Two clients: of the first y = x2, of the second y = x1; numbers are in thousands of dollars."""
+    x = np.array([[1, 2], [3, 4], [5, 6]], np.float32)
+    y = np.array([2, 4, 5], np.float32)
+    units = {"target": {"name": "cost", "unit": "dollars", "scale": 1000.0}}
+    manifest = Manifest(
+        name="new", clients=2, split={"train": 2, "validation": 0}, model="linear", loss="mse", units=units
+    )
+    write_federation(tmp_path / "new", manifest, x, y, offsets_of([2, 1]))
+    return tmp_path / "new"
+
+
+def predict(*arguments: object) -> Any:
+    return CliRunner().invoke(app, ["predict", *map(str, arguments)])
+
+
+def test_each_client_predicts_with_the_hypothesis_that_fits_it_in_the_units_of_the_world(
+    run: Path, newcomers: Path
+) -> None:
+    done = predict(run, newcomers)
+    assert done.exit_code == 0, done.output
+    assert list(csv.reader(io.StringIO(done.stdout))) == [
+        ["client", "row", "hypothesis", "prediction", "target"],
+        ["0", "0", "1", "2000", "2000"],
+        ["0", "1", "1", "4000", "4000"],
+        ["1", "0", "0", "5000", "5000"],
+    ]
+    assert "2 clients, mean rmse on their labelled rows: 0 dollars" in done.stderr
+
+
+def test_rows_without_labels_are_predicted_by_what_the_labelled_ones_chose(
+    run: Path, newcomers: Path, tmp_path: Path
+) -> None:
+    np.save(tmp_path / "rows.npy", np.array([[7, 8]]))
+    done = predict(run, newcomers, "--client", 0, "--features", tmp_path / "rows.npy", "--out", tmp_path / "out.csv")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "out.csv").read_text() == "client,row,hypothesis,prediction\n0,0,1,8000\n"
+
+
+def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
+    from umbel import models
+
+    model = models.load("cnn10")
+    best = {name: np.stack([value] * 2) for name, value in model.initial(0).items()}
+    for value in best.values():
+        value[...] = 0
+    # Whatever the image, hypothesis 0 says 3 and hypothesis 1 says 7.
+    best["fc2.bias"][0, 3] = best["fc2.bias"][1, 7] = 1
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config({"model": "cnn10", "loss": "", "federation": ""})
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    manifest = Manifest(
+        name="digits", clients=1, split={"train": 1, "validation": 0}, model="cnn10", feature_scale=1 / 255
+    )
+    images = np.zeros((2, 28, 28), np.uint8)
+    write_federation(tmp_path / "digits", manifest, images, np.array([7, 7]), offsets_of([2]))
+    done = predict(tmp_path / "run", tmp_path / "digits")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[1:] == ["0,0,1,7,7", "0,1,1,7,7"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{run}/nothing", "{new}"], "there is no run"),
+        (["{run}", "{new}-gone"], "gone"),
+        (["{run}", "{new}", "--client", "2"], "clients 0 to 1, not 2"),
+        (["{run}", "{new}", "--features", "{run}/rows.npy"], "rows of shape (3,)"),
+        (["{run}", "{new}", "--features", "{run}/gone.npy"], "gone.npy"),
+        (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "its folder is missing"),
+    ],
+)
+def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], message: str) -> None:
+    np.save(run / "rows.npy", np.zeros((2, 3)))
+    done = predict(*(argument.format(run=run, new=newcomers) for argument in arguments))
+    assert done.exit_code == 1
+    assert message in done.stderr
+
+
+def test_a_newcomer_need_not_have_the_federation_of_the_run(run: Path, newcomers: Path) -> None:
+    RunFolder(run).write_config({"model": "", "loss": "", "federation": "hospitals-of-others"})
+    assert predict(run, newcomers).exit_code == 0
+
+
+def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:
+    manifest = Manifest(name="wide", clients=1, split={"train": 1, "validation": 0}, model="linear", loss="mse")
+    write_federation(
+        tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1])
+    )
+    done = predict(run, tmp_path / "wide")
+    assert done.exit_code == 1
+    assert "wide: model 'linear' does not take features of shape (5,)" in done.stderr
+
+
+def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_path: Path) -> None:
+    best = {"items": np.ones((1, 3, 2), np.float32)}
+    folder = RunFolder(run)
+    folder.write_config({"model": "factors-3x2", "loss": "", "federation": ""})
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    manifest = Manifest(name="likes", clients=1, split={"train": 1, "validation": 0}, model="factors-3x2")
+    items, likes = np.arange(3, dtype=np.float32)[:, None], np.array([1, -1, 1], np.float32)
+    write_federation(tmp_path / "likes", manifest, items, likes, offsets_of([3]))
+    done = predict(run, tmp_path / "likes")
+    assert done.exit_code == 1
+    assert "parameters user of model 'factors-3x2' are each client's own" in done.stderr
+
+
+def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None:
+    """Two rows that are normalised are at -1 and 1, once the running statistics have come near to theirs."""
+    best = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros((1, 2), np.float32)}
+    folder = RunFolder(tmp_path / "run")
+    folder.write_config({"model": "torch.nn:BatchNorm1d num_features=2", "loss": "mse", "federation": ""})
+    folder.write_round(State(best, best), np.array([1]), RELEASE, {})
+    x = np.array([[1, 20], [3, 40], [1, 20], [3, 40], [1, 20], [3, 40]], np.float32)
+    manifest = Manifest(name="new", clients=1, split={"train": 1, "validation": 0}, model="", loss="mse")
+    write_federation(tmp_path / "new", manifest, x, np.zeros((6, 2), np.float32), offsets_of([6]))
+    done = predict(folder.path, tmp_path / "new")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.reader(io.StringIO(done.stdout)))[1:]
+    made = np.array([[float(number) for number in row[3].split()] for row in rows])
+    np.testing.assert_allclose(made, np.where(x > [2, 30], 1, -1), atol=0.12)

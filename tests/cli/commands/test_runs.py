@@ -1,0 +1,116 @@
+"""`umbel runs`, `export`, `report`, `keys`: what is there, by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from umbel.cli.main import app
+from umbel.protocol.run_config import RunConfig
+
+
+@pytest.fixture
+def runs(umbel_home: Path, kept: Path) -> list[str]:
+    """Two runs, of which one was interrupted before it had finished a round."""
+    for name in ("20260101-100000-one", "20260102-100000-two"):
+        shutil.copytree(kept, umbel_home / "runs" / name)
+    begun = umbel_home / "runs" / "20260103-100000-begun"
+    begun.mkdir()
+    shutil.copy(kept / "config.toml", begun)
+    return sorted(path.name for path in (umbel_home / "runs").iterdir())
+
+
+def umbel(*words: str, code: int = 0) -> str:
+    told = CliRunner(env={"COLUMNS": "120"}).invoke(app, list(words), prog_name="umbel")
+    assert told.exit_code == code, told.output
+    return told.output
+
+
+def test_they_are_listed_by_when_they_began(runs: list[str]) -> None:
+    lines = umbel("runs", "list").splitlines()
+    places = [next(i for i, line in enumerate(lines) if name in line) for name in runs]
+    assert places == sorted(places)
+    assert "all 3 rounds done" in lines[places[0]]
+    assert "interrupted" in " ".join(lines[places[2] :])
+
+
+def test_the_loss_listed_is_that_of_the_hypotheses_that_are_kept(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[0] / "history.jsonl"
+    entries = [json.loads(line) for line in file.read_text().splitlines()]
+    entries[0] |= {"loss": 0.0625, "groups": [4, 8, 8], "nearest": [1.0, 1.0, 1.0]}  # of more hypotheses
+    file.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    best = f"{entries[entries[-1]['best_round'] - 1]['loss']:.6g}"
+    listed = umbel("runs", "list")
+    assert best in listed
+    assert "0.0625" not in listed
+
+
+def test_a_line_that_a_killed_run_left_half_is_no_round(runs: list[str], umbel_home: Path) -> None:
+    shown = umbel("runs", "show", runs[0])
+    with (umbel_home / "runs" / runs[0] / "history.jsonl").open("a") as file:
+        file.write('{"number": 5, "lo')
+    assert umbel("runs", "show", runs[0]) == shown
+
+
+def test_redirected_tables_are_not_cut_at_a_terminals_width(runs: list[str]) -> None:
+    told = CliRunner(env={"COLUMNS": "60"}).invoke(app, ["runs", "list"], prog_name="umbel").output
+    assert "\u2026" not in told
+    assert "all 3 rounds done" in told
+
+
+def test_one_is_shown_with_what_it_was_asked_and_what_it_cost(runs: list[str]) -> None:
+    told = umbel("runs", "show", "20260101")
+    for text in (runs[0], "all 3 rounds done", "clients-per-round", "20", "Guaranteed to a client: nothing"):
+        assert text in told
+    assert "interrupted" in umbel("runs", "show", "last"), "of which nothing else is known"
+
+
+def test_two_are_compared_where_they_differ(runs: list[str], umbel_home: Path) -> None:
+    file = umbel_home / "runs" / runs[1] / "config.toml"
+    file.write_text(file.read_text().replace("seed = 3", "seed = 4"))
+    told = umbel("runs", "compare", *runs[:2])
+    assert "seed" in told
+    assert "step-size" not in told
+    assert "name two runs or more" in umbel("runs", "compare", runs[0], code=1)
+
+
+def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) -> None:
+    told = CliRunner().invoke(app, ["runs", "remove", runs[0]], input="n\n")
+    assert told.exit_code == 0
+    assert (umbel_home / "runs" / runs[0]).exists()
+    umbel("runs", "remove", runs[0], "--yes")
+    assert sorted(path.name for path in (umbel_home / "runs").iterdir()) == runs[1:]
+    assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=1)
+
+
+def test_commands_take_a_runs_name_its_beginning_and_its_path(
+    runs: list[str], umbel_home: Path, tmp_path: Path
+) -> None:
+    for name in (runs[0], "20260101", str(umbel_home / "runs" / runs[0])):
+        assert umbel("report", name).endswith(f"{runs[0]}/report.html\n")
+        assert umbel("export", name, str(tmp_path)).splitlines()[0] == str(tmp_path / "hypothesis-0.safetensors")
+        assert umbel("predict", name, "synthetic", "--client", "0").startswith(
+            "client,name,row,hypothesis,prediction,target"
+        )
+    assert "2 runs begin with '2026010'" not in umbel("report", "2026010", code=1)
+    assert "3 runs begin with '2026010'" in umbel("report", "2026010", code=1)
+    assert "holds no run that finished a round" in umbel("report", "last", code=1)
+
+
+def test_without_runs_it_says_so(umbel_home: Path) -> None:
+    assert umbel("runs", "list") == f"there are no runs in {umbel_home / 'runs'}\n"
+
+
+def test_keys_are_all_there_and_found_by_a_word() -> None:
+    told = umbel("keys")
+    assert all(name in told for name in RunConfig.names())
+    found = umbel("keys", "patience")
+    assert "stop after this many validations" in found
+    assert "a whole number of at least 0" in found
+    assert "step-size" not in found
+    assert "did you mean patience?" in umbel("keys", "patiance", code=1)
+    assert "min-noise-multiplier" in umbel("keys", "--site")

@@ -1,0 +1,63 @@
+"""`umbel site check`: a site looks at itself before it goes online."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.helpers.federations import manifest
+from umbel.cli.main import app
+from umbel.data import offsets_of, write_federation
+from umbel.privacy.gate.ledger import Ledger
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    own = manifest(3, 1, model="linear", loss="mse")
+    write_federation(tmp_path / "data", own, np.ones((8, 2), np.float32), np.ones(8, np.float32), offsets_of([2] * 4))
+    return tmp_path / "data"
+
+
+def check(node_config: str, *options: str) -> tuple[int, str]:
+    command = ["site", "check", node_config, *options]
+    told = CliRunner(env={"COLUMNS": "400"}).invoke(app, command, prog_name="umbel")
+    return told.exit_code, told.output
+
+
+def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Path) -> None:
+    Ledger.create(tmp_path / "ledger.sqlite")
+    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" budget=8.0 radius-mode="public"'
+    code, told = check(config)
+    assert code == 0, told
+    for text in (
+        "4 clients, 8 rows", "4 train, 0 report", "linear, n = 2, loss mse", "a whole ledger",
+        "budget = 8.0", "the largest epsilon between any two data sets", "The site can go online",
+    ):  # fmt: skip
+        assert text in told
+    assert "min-clients" not in told, "is as it always is"
+
+
+@pytest.mark.parametrize(
+    ("node_config", "options", "reason"),
+    [
+        ("", [], "data-path"),
+        ('data-path="{data}" bugdet=3.0', [], "did you mean budget?"),
+        ('data-path="{data}" delta=0.1', [], "delta is of a budget, and there is none"),
+        ('data-path="{data}" min-clients=3', [], 'min-clients is for sums over clients: set release = "site"'),
+        ('data-path="{data}-gone"', [], "gone"),
+        ('data-path="{data}"', ["--model", "mlp"], "this site's data are for 'linear'"),
+        ('data-path="{data}" ledger-path="{data}/manifest.json" budget=1.0', [], "manifest.json"),
+        ("nonsense", [], "NODE_CONFIG must be name=value pairs"),
+    ],
+)
+def test_what_would_fail_later_is_told_now_in_one_line(
+    data: Path, node_config: str, options: list[str], reason: str
+) -> None:
+    code, told = check(node_config.format(data=data), *options)
+    assert code == 1
+    assert told.startswith("Error: ")
+    assert reason in told
+    assert "Traceback" not in told

@@ -1,0 +1,95 @@
+"""A run's hypotheses as files that other programs read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import safetensors.torch
+import torch
+
+import umbel
+from umbel.protocol.errors import ConfigError, ModelError
+
+ROWS = torch.tensor([[1.0, 2.0], [-3.0, 0.5]])
+
+
+def outputs(network: torch.nn.Module) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    with torch.inference_mode():
+        return np.asarray(network(ROWS))
+
+
+@pytest.mark.parametrize("form", ["state-dict", "safetensors"])
+def test_weights_are_those_of_the_run(kept: Path, tmp_path: Path, form: str) -> None:
+    run = umbel.load(kept)
+    files = umbel.export(run, tmp_path / "new", form)
+    assert [file.stem for file in files] == ["hypothesis-0", "hypothesis-1"]
+    for file, network in zip(files, run.hypotheses, strict=True):
+        fresh = torch.nn.Linear(2, 1, bias=False)
+        read = safetensors.torch.load_file(file) if form == "safetensors" else torch.load(file, weights_only=True)
+        fresh.load_state_dict(read)
+        np.testing.assert_array_equal(outputs(fresh), outputs(network))
+
+
+def test_a_network_is_the_same_without_pytorch(kept: Path, tmp_path: Path) -> None:
+    run = umbel.load(kept)
+    for file, network in zip(umbel.export(run, tmp_path, "onnx"), run.hypotheses, strict=True):
+        (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": ROWS.numpy()})
+        np.testing.assert_allclose(found, outputs(network), rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_onnx_takes_rows_as_the_model_sees_them(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
+    """Images lie in a federation as bytes, tokens in any whole numbers."""
+    draw, owners = np.random.default_rng(1), np.arange(12) % 6
+    if tokens:
+        rows, model = draw.integers(0, 9, (12, 4)).astype(np.int16), "tests.cli.test_exports:Words"
+        umbel.from_arrays(rows, None, client=owners, tokens=9).write("small")
+        seen = torch.tensor(rows[:, :-1].astype(np.int64))
+    else:
+        images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear-9x2"
+        umbel.from_arrays(images, owners % 2, client=owners).write("small")
+        seen = torch.tensor(images.astype(np.float32) / 255)
+    config = {"federation": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
+    run = umbel.run(config, clients_per_round=2, hypotheses=1)
+    (file,) = umbel.export(run, tmp_path, "onnx")
+    (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": seen.numpy()})
+    with torch.inference_mode():
+        np.testing.assert_allclose(found, run.hypotheses[0](seen), atol=1e-5)
+
+
+class Words(torch.nn.Module):
+    """Says the next of nine words from the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.leave = torch.nn.Embedding(9, 3), torch.nn.Linear(3, 9)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.leave(self.enter(tokens))
+
+
+def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(content: bytes) -> dict[str, torch.Tensor]:
+        return {name: value + 1 for name, value in whole(content).items()}
+
+    whole = safetensors.torch.load
+    monkeypatch.setattr("safetensors.torch.load", damaged)
+    with pytest.raises(ModelError, match=r"\['weight'\] is not what is read again; nothing was written"):
+        umbel.export(umbel.load(kept), tmp_path / "new", "safetensors")
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_another_form_is_named(kept: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no form 'pickle'; choose from state-dict, safetensors, onnx"):
+        umbel.export(umbel.load(kept), tmp_path, "pickle")
+
+
+def test_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "taken").touch()
+    with pytest.raises(ConfigError, match="taken cannot be made a folder: File exists; name another"):
+        umbel.export(umbel.load(kept), tmp_path / "taken")

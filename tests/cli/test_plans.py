@@ -1,0 +1,42 @@
+"""Plans from Python; `accounting/test_plan.py` checks the figures, `commands/test_plan.py` the command."""
+
+from __future__ import annotations
+
+import pytest
+
+import umbel
+from umbel.protocol.errors import ConfigError
+
+NUMBERS = {"parameters": 11, "hypotheses": 5, "clients": 2062, "clients_per_round": 100}
+
+
+def test_a_wanted_guarantee_gives_the_noise() -> None:
+    """n = 11 and one participation: 2 * 11/nu + 1 = 4 at nu = 22/3."""
+    planned = umbel.plan(**NUMBERS, target_epsilon=4, delta=0.0)
+    assert planned.figures.release.noise_multiplier == pytest.approx(22 / 3, rel=0.01)
+    assert planned.figures.release.choice_epsilon == 1
+    assert planned.ways
+    assert planned.radius is None
+
+
+def test_a_configuration_gives_its_own_numbers() -> None:
+    planned = umbel.plan("synthetic")
+    assert planned.figures.release.n == 2
+    assert planned.figures.release.noise_multiplier == 5
+    assert planned.figures.maximum is None, "its choice is open"
+    assert planned.radius is not None
+    assert planned.radius > 0
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        ({**NUMBERS, "target_epsilon": 4, "rounds": 10}, "not both"),
+        ({**NUMBERS, "rounds": 10}, "give noise-multiplier and rounds"),
+        ({"parameters": 11}, "name a configuration, or give parameters"),
+        ({"config": "synthetic", "parameters": 11}, "leave them out"),
+    ],
+)
+def test_what_is_missing_or_given_twice_is_named(asked: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        umbel.plan(**asked)  # type: ignore[arg-type]

@@ -1,0 +1,103 @@
+"""`import umbel`: runs from Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+import umbel
+from tests.cli.conftest import SMALL
+from umbel.protocol.errors import ConfigError
+
+
+def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
+    own = {key.replace("-", "_"): value for key, value in SMALL.items()}
+    run = umbel.run("synthetic", **own)
+    assert run.path.parent == umbel_home / "runs"
+    assert run.outcome == "all 3 rounds done"
+    for found in (umbel.load(), umbel.load(run.name), umbel.load(run.path)):
+        assert found.path == run.path
+    one, other = (safetensors.numpy.load_file(path / "latest.safetensors") for path in (run.path, kept))
+    assert {name: value.tobytes() for name, value in one.items()} == {name: v.tobytes() for name, v in other.items()}
+
+
+def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no ronds; did you mean rounds\?"):
+        umbel.run(ronds=3)
+    with pytest.raises(ConfigError, match="rounds must be a whole number"):
+        umbel.run({"rounds": 0.5})
+    with pytest.raises(ConfigError, match="draws in training"):
+        umbel.run(model="tests.cli.test_runs:drops", loss="mse", engine="batched", node_wait=1.0)
+    assert not (umbel_home / "runs").exists()
+
+
+def drops() -> torch.nn.Module:
+    """What each client must be computed with by itself."""
+    return torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Dropout(0.1))
+
+
+def test_history_is_a_table_in_the_datas_units(kept: Path) -> None:
+    run = umbel.load(kept)
+    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+    assert list(run.history.index) == [1, 2, 3, 4]
+    assert run.history["loss"].tolist() == pytest.approx([entry["loss"] for entry in entries])
+    assert run.loss == pytest.approx(min(entry["loss"] for entry in entries))
+    assert run.unit == "", "made-up numbers have none"
+    assert "Paper's budget" in run.privacy[-1]
+
+
+def test_the_loss_is_that_of_the_hypotheses_that_are_kept(kept: Path, tmp_path: Path) -> None:
+    # Where their number was chosen or split, an earlier round of more of them may have scored better.
+    entries = [json.loads(line) for line in (kept / "history.jsonl").read_text().splitlines()]
+    best = entries[-1]["best_round"]
+    assert best > 1
+    shutil.copytree(kept, tmp_path / "run")
+    entries[0] |= {"loss": entries[best - 1]["loss"] / 2, "groups": [4, 8, 8], "nearest": [1.0, 1.0, 1.0]}
+    (tmp_path / "run" / "history.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert umbel.load(tmp_path / "run").loss == pytest.approx(entries[best - 1]["loss"])
+
+
+def test_hypotheses_are_networks_that_compute_what_is_saved(kept: Path) -> None:
+    run = umbel.load(kept)
+    rows = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    weights = safetensors.numpy.load_file(kept / "hypotheses.safetensors")["weight"]
+    assert len(run.hypotheses) == 2
+    for network, weight in zip(run.hypotheses, weights, strict=True):
+        np.testing.assert_array_equal(network(rows).detach().numpy()[:, 0], weight[0])
+
+
+def test_clients_predict_with_their_best_hypothesis(kept: Path) -> None:
+    run = umbel.load(kept)
+    made = run.predict("synthetic", clients=[0, 5])
+    assert list(made.columns) == ["client", "name", "row", "hypothesis", "prediction", "target"]
+    assert set(zip(made["client"], made["name"], strict=True)) == {(0, "train-0"), (5, "train-5")}
+    federation = run.federation
+    assert federation is not None
+    x, y = federation.client(5)
+    own = made[made["client"] == 5]
+    errors = [float(((network(torch.tensor(x)).detach().numpy()[:, 0] - y) ** 2).mean()) for network in run.hypotheses]
+    assert set(own["hypothesis"]) == {int(np.argmin(errors))}
+    np.testing.assert_allclose(own["target"], y)
+
+
+def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"there is no run 'last'"):
+        umbel.load()
+    with pytest.raises(ConfigError, match=r"holds no run: config.toml is missing"):
+        umbel.load(tmp_path)
+
+
+def test_a_file_of_the_users_that_hides_a_package_of_umbels_is_named(tmp_path: Path) -> None:
+    (tmp_path / "models.py").write_text("mine = 1")
+    command = [sys.executable, "-c", "import umbel; umbel.run(rounds=1)"]
+    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert f"{tmp_path}/models.py stands before a package of umbel's that has its name; rename it" in told.stderr

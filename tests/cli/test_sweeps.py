@@ -1,0 +1,42 @@
+"""Many runs from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import umbel
+from umbel.protocol.errors import ConfigError
+
+
+@pytest.mark.slow
+def test_every_combination_is_run_once_and_the_same_call_goes_on(
+    umbel_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = {"rounds": 2, "restarts": 1, "step_size": [0.05, 0.1], "seed": [0, 1]}
+    found = umbel.sweep("synthetic", name="steps", **asked)
+    assert list(found.columns[:3]) == ["step-size", "seed", "error"]
+    assert found[["step-size", "seed"]].to_numpy().tolist() == [[0.05, 0], [0.05, 1], [0.1, 0], [0.1, 1]]
+    assert (found["rounds"] == 2).all()
+    assert (found["error"] == "").all()
+    assert found["best.mean"].nunique() == 4
+    monkeypatch.setattr("umbel.research.experiments.sweep._each", lambda *_: pytest.fail("it is done already"))
+    again = umbel.sweep("synthetic", name="steps", **asked)
+    assert again["best.mean"].tolist() == found["best.mean"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"seed": 1}, "a sweep varies something"),
+        ({"seed": []}, "a sweep varies something"),
+        ({"sed": [1, 2]}, "did you mean seed"),
+        ({"step_size": [0.1, 0.0]}, "step-size must be a finite number above 0"),
+        ({"federation": ["synthetic", "nowhere"]}, "no federation 'nowhere'"),
+    ],
+)
+def test_what_cannot_be_run_is_named_before_any_work(umbel_home: Path, values: dict[str, object], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        umbel.sweep("synthetic", name="steps", **values)
+    assert not (umbel_home / "sweeps").exists()

@@ -1,0 +1,161 @@
+"""Arrays become federations: numbers, classes, booleans, images and tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import umbel
+from tests.helpers.models import write_module
+from umbel.data.importers import ClientData
+from umbel.models import load
+from umbel.models.fit import misfit
+from umbel.protocol.errors import FederationError
+from umbel.protocol.run_config import RunConfig
+from umbel.server.rounds import Run
+from umbel.simulation.in_process import play
+
+WHO = np.repeat(["a", "b", "c"], 2)
+X = np.arange(12.0).reshape(6, 2)
+TOKENS = np.array([[0, 4, 2], [1, 1, 1], [3, 2, 0], [0, 0, 0], [4, 4, 4], [1, 2, 3]])
+
+
+def made(features: Any, targets: Any, **options: Any) -> ClientData:
+    return umbel.from_arrays(features, targets, client=WHO, **{"validation": 0} | options)
+
+
+def fits(data: ClientData) -> bool:
+    manifest = data.manifest
+    return not misfit(load(manifest.model, manifest.loss), data.federation)
+
+
+@pytest.mark.parametrize(
+    ("targets", "dtype", "loss", "model", "categories"),
+    [
+        (X[:, 0], np.float32, "mse", "linear-2x1", None),
+        (X, np.float32, "mse", "linear-2x2", None),
+        ([0, 1, 2, 0, 1, 2], np.int64, "cross-entropy", "linear-2x3", None),
+        (["n", "y", "n", "y", "n", "y"], np.int64, "cross-entropy", "linear-2x2", ["n", "y"]),
+        (X[:, 0] > 4, np.int8, "log", "linear-2x1", ["false", "true"]),
+    ],
+)
+def test_the_target_says_model_and_loss(
+    targets: Any, dtype: Any, loss: str, model: str, categories: list[str] | None
+) -> None:
+    data = made(X, targets)
+    assert data.federation.targets.dtype == dtype
+    assert (data.manifest.loss, data.manifest.model) == (loss, model)
+    assert data.manifest.units["target"].get("categories") == categories
+    assert fits(data)
+
+
+def test_booleans_are_labels_of_a_margin() -> None:
+    data = made(X, X[:, 0] > 4, seed=0)
+    who = {name: data.federation.client(index)[1].tolist() for index, name in enumerate(data.federation.names)}
+    assert who == {"a": [-1, -1], "b": [-1, 1], "c": [1, 1]}
+
+
+def test_names_of_classes_may_be_given() -> None:
+    data = made(X, [0, 1, 0, 1, 0, 1], classes=["no", "yes", "perhaps"])
+    assert data.manifest.units["target"]["categories"] == ["no", "yes", "perhaps"]
+    assert data.manifest.model == "linear-2x3"
+
+
+def test_bytes_are_images() -> None:
+    images = np.full((6, 28, 28), 255, np.uint8)
+    data = made(images, [0, 1, 2, 0, 1, 9])
+    assert data.federation.features.dtype == np.uint8
+    assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "cnn10")
+    assert made(images[:, :5], [0, 1, 2, 0, 1, 9]).manifest.model == "linear-140x10"
+
+
+def test_tokens_stay_integers() -> None:
+    data = made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=True)
+    assert data.federation.features.dtype.kind == "i"
+    assert (data.manifest.tokens, data.manifest.model) == (5, "")
+    assert data.notes == ("The vocabulary of 5 tokens was measured over all clients' rows.",)
+    assert made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=50).manifest.tokens == 50
+
+
+BAG = """
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 2)
+    def forward(self, tokens):
+        return self.head(self.words(tokens).mean(1))
+class Next(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(5, 4), nn.Linear(4, 5)
+    def forward(self, tokens):
+        return self.head(self.words(tokens))
+"""
+
+
+def learnt(data: ClientData, engine: str) -> Run:
+    """Return a run without noise of one hypothesis, on the five training clients."""
+    data.write("words")
+    asked = {"federation": "words", "noise-multiplier": 0.0, "hypotheses": 1, "restarts": 1, "rounds": 40}
+    asked |= {"step-size": 1.0, "clients-per-round": 5, "device": "cpu", "engine": engine}
+    return play(RunConfig().entries() | asked)
+
+
+def test_tokens_are_learnt_from_in_both_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = write_module(tmp_path, monkeypatch, BAG)
+    tokens = np.random.default_rng(0).integers(0, 5, (60, 3))
+    # The word 4 says it all.
+    labels = (tokens == 4).any(axis=1).astype(int)
+    data = umbel.from_arrays(tokens, labels, client=np.arange(60) % 6, tokens=5, model=f"{module}:Bag")
+    runs = [learnt(data, engine) for engine in ("loop", "batched")]
+    for run in runs:
+        assert run.state.history[-1].loss < 0.3 < 0.5 < run.state.history[0].loss
+    for name, value in runs[0].state.hypotheses.items():
+        np.testing.assert_allclose(value, runs[1].state.hypotheses[name], atol=1e-4)
+
+
+def test_the_next_token_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = write_module(tmp_path, monkeypatch, BAG)
+    # Everybody counts: after a word comes the next one.
+    tokens = (np.arange(60)[:, None] + np.arange(4)) % 5
+    data = umbel.from_arrays(tokens, None, client=np.arange(60) % 6, tokens=5, model=f"{module}:Next")
+    history = learnt(data, "auto").state.history
+    assert history[-1].loss < 0.2 < 1 < history[0].loss
+
+
+def test_without_targets_the_next_token_is_the_target() -> None:
+    data = made(TOKENS, None, tokens=5)
+    np.testing.assert_array_equal(data.federation.features[:, 1], data.federation.targets[:, 0])
+    assert data.federation.targets.shape == (6, 2)
+    assert data.manifest.loss == "cross-entropy"
+
+
+def test_rows_are_dealt_by_a_partitioner() -> None:
+    data = umbel.from_arrays(X, X[:, 0], client=umbel.Uniform(3))
+    assert sorted(data.federation.names) == ["client-0", "client-1", "client-2"]
+
+
+@pytest.mark.parametrize(
+    ("features", "targets", "options", "reason"),
+    [
+        (TOKENS, X[:, 0], {}, "features are whole numbers: say tokens=SIZE OF THE VOCABULARY .* or tokens=False"),
+        (X, X[:, 0], {"tokens": 5}, "tokens must be whole numbers, got features of float64"),
+        (X, None, {}, "without targets, the features must be sequences"),
+        (X.astype(str), X[:, 0], {}, "features must be numbers, got <U32; for texts see umbel.from_dataframe"),
+        (X[:, 0], X[:, 0], {}, r"features must be rows of numbers, got an array of shape \(6,\)"),
+        (X, [-1, 1, -1, 1, -1, 1], {}, "-1 is no class, .* labels of -1 and 1 as booleans"),
+        (X, [0, 1, 2, 0, 1, 2], {"classes": ["a", "b"]}, "2 is no class, which are whole numbers from 0 to 1"),
+        (X, list("abcabc"), {"classes": ["a", "b"]}, "'c' is none of the classes a, b; add it, or repair it"),
+        (X[:5], X[:5, 0], {}, "must be equally many"),
+    ],
+)
+def test_what_does_not_fit_is_refused(features: Any, targets: Any, options: Any, reason: str) -> None:
+    with pytest.raises(FederationError, match=reason):
+        made(features, targets, **options)
+
+
+def test_numbers_that_are_whole_are_numbers_when_that_is_said() -> None:
+    assert made(TOKENS, X[:, 0], tokens=False).federation.features.dtype == np.float32

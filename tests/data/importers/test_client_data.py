@@ -1,0 +1,90 @@
+"""Rows split into clients: who trains, who validates, who is kept for a test, and where they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umbel.data import find_federation, open_federation
+from umbel.data.importers.client_data import folder_of, split_into_clients
+from umbel.protocol.errors import FederationError
+
+# Client c of ten has the rows c and 10 + c.
+OWNERS = [f"c{row % 10}" for row in range(20)]
+ROWS = np.arange(20, dtype=np.float32)
+
+
+def data(**options: Any) -> Any:
+    return split_into_clients(ROWS[:, None], ROWS, OWNERS, **options)
+
+
+def test_each_client_keeps_its_rows_in_order() -> None:
+    made = data(validation=0.3, test=0.2)
+    assert made.manifest.split == {"train": 5, "validation": 3}
+    assert made.test.manifest.split == {"train": 0, "validation": 2}
+    assert {*made.federation.names, *made.test.names} == set(OWNERS)
+    for part in (made.federation, made.test):
+        for index, name in enumerate(part.names):
+            first = int(name[1:])
+            np.testing.assert_array_equal(part.client(index)[1], [first, first + 10])
+
+
+def test_the_split_comes_from_the_seed() -> None:
+    assert list(data(seed=1).federation.names) == list(data(seed=1).federation.names)
+    assert list(data(seed=1).federation.names) != list(data(seed=2).federation.names)
+
+
+def test_clients_are_split_by_name() -> None:
+    made = data(validation=["c3", "c1"], test=["c7"])
+    assert list(made.federation.names)[-2:] == ["c3", "c1"]
+    assert list(made.test.names) == ["c7"]
+
+
+def test_a_share_that_is_not_0_is_one_client_at_least() -> None:
+    assert data(validation=0.001).manifest.split == {"train": 9, "validation": 1}
+    assert data(validation=0).manifest.split == {"train": 10, "validation": 0}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"validation": 1.0}, r"validation must be a share from 0 to below 1, or a list of clients, got 1\.0"),
+        ({"validation": 0.96}, "of 10 clients 10 validate and 0 test, and none is left to train"),
+        ({"validation": ["c11"]}, "validation names the client 'c11'; there is none, but 'c0', .* and 5 more"),
+        ({"validation": ["c1"], "test": ["c1"]}, "client 'c1' is asked to validate and to test; choose one"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(FederationError, match=reason):
+        data(**options)
+
+
+def test_rows_and_clients_must_be_equally_many() -> None:
+    with pytest.raises(FederationError, match="and 3 clients of rows must be equally many"):
+        split_into_clients(ROWS[:, None], ROWS, ["a", "b", "c"])
+
+
+def test_a_name_is_found_by_a_run_and_so_are_its_test_clients() -> None:
+    folder = data(test=0.2).write("mine")
+    assert find_federation("mine") == folder
+    assert open_federation(folder).manifest.name == "mine"
+    assert open_federation(find_federation("mine/test")).manifest.name == "mine-test"
+
+
+def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for given in (tmp_path / "a", str(tmp_path / "b"), Path("c"), "./d"):
+        folder = data(name="own").write(given)
+        assert folder.parent == tmp_path
+        assert open_federation(folder).manifest.name == "own"
+    with pytest.raises(FederationError, match="'' is no name of a federation"):
+        folder_of("")
+
+
+def test_it_says_what_it_is() -> None:
+    assert repr(data(test=0.1)).startswith(
+        "<ClientData 'data': 7 training, 2 validation, 1 test clients; features float32"
+    )

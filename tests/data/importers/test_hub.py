@@ -1,0 +1,144 @@
+"""Hugging Face data sets become federations.
+
+The library is large: a stand-in with the few methods that are used takes its place, and the library's where it is
+installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import umbel
+from umbel.protocol.errors import FederationError
+
+
+@dataclass
+class StandIn:
+    """A `datasets.Dataset` of columns."""
+
+    columns: dict[str, Any]
+    features: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.columns)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def select_columns(self, names: list[str]) -> StandIn:
+        return StandIn({name: self.columns[name] for name in names}, self.features)
+
+    def select(self, rows: list[int]) -> StandIn:
+        return StandIn({name: [values[row] for row in rows] for name, values in self.columns.items()}, self.features)
+
+    def with_format(self, name: str) -> StandIn:
+        assert name == "numpy"
+        return self
+
+    def __getitem__(self, rows: slice) -> dict[str, Any]:
+        return {name: self._array(values[rows]) for name, values in self.columns.items()}
+
+    @staticmethod
+    def _array(values: list[Any]) -> Any:
+        if len({np.shape(value) for value in values}) == 1:
+            return np.array(values)
+        ragged = np.empty(len(values), object)
+        ragged[:] = [np.array(value) for value in values]
+        return ragged
+
+
+COLUMNS = {
+    "ids": [[1, 2, 3], [4, 0, 1], [2, 2, 2], [3, 1, 0]],
+    "label": [0, 1, 1, 0],
+    "who": ["a", "b", "a", "b"],
+    "x": [1.0, 2.0, 3.0, 4.0],
+}
+
+
+def stand_in(columns: dict[str, Any]) -> Any:
+    return StandIn(columns, {"label": SimpleNamespace(names=["no", "yes"])})
+
+
+def real(columns: dict[str, Any]) -> Any:
+    from datasets import ClassLabel, Dataset, Features, List, Value
+
+    kinds = {"ids": List(Value("int32")), "label": ClassLabel(names=["no", "yes"])}
+    kinds |= {"who": Value("string"), "x": Value("float32")}
+    return Dataset.from_dict(columns, features=Features(kinds))
+
+
+@pytest.fixture(params=[stand_in, real])
+def dataset(request: pytest.FixtureRequest) -> Any:
+    if request.param is real and find_spec("datasets.arrow_dataset" if find_spec("datasets") else "datasets") is None:
+        pytest.skip("the library datasets is not installed")
+    return request.param
+
+
+class ByParity:
+    """A partitioner as those of Flower Datasets."""
+
+    num_partitions = 2
+    dataset: Any
+
+    def load_partition(self, partition_id: int) -> Any:
+        return self.dataset.select(list(range(partition_id, len(self.dataset), 2)))
+
+
+def rows(data: Any, name: str) -> Any:
+    return data.federation.client(list(data.federation.names).index(name))
+
+
+def test_sequences_of_tokens(dataset: Any) -> None:
+    data = umbel.from_datasets(dataset(COLUMNS), client="who", features="ids", target="label", tokens=5)
+    features, targets = rows(data, "a")
+    assert (features.tolist(), targets.tolist()) == ([[1, 2, 3], [2, 2, 2]], [0, 1])
+    assert features.dtype.kind == "i"
+    assert data.manifest.units["target"]["categories"] == ["no", "yes"]
+
+
+def test_the_next_token(dataset: Any) -> None:
+    data = umbel.from_datasets(dataset(COLUMNS), client="who", features="ids", target=None, tokens=True)
+    features, targets = rows(data, "b")
+    assert (features.tolist(), targets.tolist()) == ([[4, 0], [3, 1]], [[0, 1], [1, 0]])
+
+
+def test_numbers_and_labels(dataset: Any) -> None:
+    data = umbel.from_datasets(dataset(COLUMNS), client="who", features=["x"], target="label")
+    features, targets = rows(data, "b")
+    assert (features.tolist(), targets.tolist()) == ([[2], [4]], [1, 0])
+    assert (data.manifest.model, data.manifest.loss) == ("linear-1x2", "cross-entropy")
+    layout = data.manifest.layout
+    assert layout is not None
+    assert layout.target.categories == ["no", "yes"]
+
+
+@pytest.mark.parametrize(("features", "options"), [("ids", {"tokens": 5}), ("x", {})])
+def test_a_partitioner_of_flower_datasets(dataset: Any, features: str, options: Any) -> None:
+    data = umbel.from_datasets(dataset(COLUMNS), client=ByParity(), features=features, target="label", **options)
+    first = rows(data, "client-0")
+    assert first[0].tolist() == ([[1, 2, 3], [2, 2, 2]] if features == "ids" else [[1], [3]])
+    assert first[1].tolist() == [0, 1]
+
+
+def test_our_own_partitioner(dataset: Any) -> None:
+    data = umbel.from_datasets(dataset(COLUMNS), client=umbel.Uniform(2), features="ids", target="label", tokens=5)
+    assert sorted(data.federation.names) == ["client-0", "client-1"]
+
+
+def test_what_does_not_fit_is_refused(dataset: Any) -> None:
+    ragged = COLUMNS | {"ids": [[1], [2, 3], [1], [2]]}
+    for columns, options, reason in [
+        (COLUMNS, {"target": "y"}, "the data set has no column 'y'; it has ids, label, who, x"),
+        (ragged, {"target": "label", "tokens": 5}, "rows of ids differ in shape, .* pad or cut them to one"),
+    ]:
+        with pytest.raises(FederationError, match=reason):
+            umbel.from_datasets(dataset(columns), client="who", features="ids", **options)
+    with pytest.raises(FederationError, match=r"give one of them, as dataset\['train'\]"):
+        umbel.from_datasets({"train": dataset(COLUMNS)}, client="who", target="label")

@@ -1,0 +1,70 @@
+"""Partitioners deal the rows of a central data set to clients, from a seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umbel.data.importers import Dirichlet, Quantity, Uniform
+from umbel.protocol.errors import FederationError
+
+LABELS = np.repeat(np.arange(4), 50)
+
+
+@pytest.mark.parametrize("partitioner", [Uniform(7), Dirichlet(7, 0.5), Quantity(7, 0.5)])
+def test_every_row_goes_to_a_client_and_every_client_has_a_row(partitioner: Any) -> None:
+    dealt = partitioner.deal(200, LABELS)
+    assert sorted(set(dealt)) == list(range(7))
+    np.testing.assert_array_equal(dealt, partitioner.deal(200, LABELS))
+    other = type(partitioner)(**(vars(partitioner) | {"seed": 1})).deal(200, LABELS)
+    assert (dealt != other).any()
+
+
+def test_uniform_is_even() -> None:
+    assert sorted(np.bincount(Uniform(3).deal(10, LABELS[:10]))) == [3, 3, 4]
+
+
+def test_a_small_alpha_leaves_a_client_few_classes() -> None:
+    def classes(alpha: float) -> float:
+        dealt = Dirichlet(4, alpha).deal(200, LABELS)
+        return float(np.mean([len(np.unique(LABELS[dealt == client])) for client in range(4)]))
+
+    assert classes(0.05) < 3 < classes(100) == 4
+
+
+def test_shares_of_a_class_are_those_drawn() -> None:
+    # One class alone: its 50 rows go by the first draw of Dir(1, 1, 1), after that of their order.
+    generator = np.random.default_rng(0)
+    generator.permutation(50)
+    borders = np.rint(np.cumsum(generator.dirichlet(np.ones(3))) * 50)
+    dealt = Dirichlet(3, 1.0).deal(50, np.zeros(50, np.int64))
+    assert np.bincount(dealt).tolist() == np.diff(borders, prepend=0).tolist()
+
+
+def test_quantity_is_uneven_by_alpha() -> None:
+    def spread(alpha: float) -> int:
+        return int(np.ptp(np.bincount(Quantity(5, alpha).deal(200, LABELS))))
+
+    assert spread(0.1) > 50 > 10 > spread(1000)
+
+
+@pytest.mark.parametrize(
+    ("partitioner", "labels", "reason"),
+    [
+        (Uniform(0), LABELS, "200 rows make 1 to 200 clients, not 0"),
+        (Uniform(201), LABELS, "not 201"),
+        (Quantity(3, 0.0), LABELS, r"alpha must be above 0, got 0\.0"),
+        (Dirichlet(3, -1), LABELS, "alpha must be above 0"),
+        (Dirichlet(3, 1), LABELS / 2, "Dirichlet deals classes"),
+        (
+            Dirichlet(190, 0.01),
+            LABELS,
+            "left a client without a row; ask for fewer than 190 clients, or for an alpha above",
+        ),
+    ],
+)
+def test_what_cannot_be_dealt_is_refused(partitioner: Any, labels: Any, reason: str) -> None:
+    with pytest.raises(FederationError, match=reason):
+        partitioner.deal(len(labels), labels)

@@ -1,0 +1,145 @@
+"""A schema says what a table's columns are, and is checked before any table is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS
+from umbel.data import Column, Manifest, Schema, read_manifest, write_federation
+from umbel.protocol.errors import FederationError
+
+ENTRIES: dict[str, Any] = {
+    "client": {"name": "hospital", "type": "text"},
+    "target": {"name": "cost", "type": "number", "unit": "dollars", "scale": 10_000},
+    "features": [
+        {"name": "age", "type": "number", "unit": "years", "minimum": 0, "maximum": 120, "scale": 20, "offset": 50},
+        {"name": "ward", "type": "category", "categories": ["A", "B"], "other": "category"},
+        {"name": "smoker", "type": "boolean"},
+    ],
+}
+SCHEMA = Schema.parse(ENTRIES)
+TOML = """
+[client]
+name = "hospital"
+type = "text"
+
+[target]
+name = "cost"
+type = "number"
+unit = "dollars"
+scale = 10_000
+
+[[features]]
+name = "age"
+type = "number"
+unit = "years"
+minimum = 0
+maximum = 120
+scale = 20
+offset = 50
+
+[[features]]
+name = "ward"
+type = "category"
+categories = ["A", "B"]
+other = "category"
+
+[[features]]
+name = "smoker"
+type = "boolean"
+"""
+
+
+def test_it_is_read_from_toml_from_json_and_from_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(TOML)
+    (tmp_path / "own.json").write_text(json.dumps(SCHEMA.entries()))
+    made = MANIFEST.model_copy(update={"layout": SCHEMA})
+    write_federation(tmp_path / "made", made, FEATURES, TARGETS, OFFSETS)
+    for file in ("own.toml", "own.json", "made/manifest.json"):
+        assert Schema.read(tmp_path / file) == SCHEMA
+    assert read_manifest(tmp_path / "made") == made
+
+
+def test_units_name_each_number_that_a_model_sees() -> None:
+    assert SCHEMA.units["target"] == {"name": "cost", "unit": "dollars", "scale": 10_000}
+    assert [one["name"] for one in SCHEMA.units["features"]] == [
+        "age",
+        "ward = A",
+        "ward = B",
+        "ward = other",
+        "smoker",
+    ]
+    assert SCHEMA.units["features"][0] == {"name": "age", "unit": "years", "scale": 20, "offset": 50}
+    # They stand in a manifest, which checks them.
+    assert (
+        Manifest(name="own", clients=1, split={"train": 1, "validation": 0}, units=SCHEMA.units).units == SCHEMA.units
+    )
+
+
+def test_the_classes_of_a_target_have_names() -> None:
+    target = Column(name="died", type="boolean")
+    assert SCHEMA.model_copy(update={"target": target}).units["target"]["categories"] == ["false", "true"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"target": {"name": "cost", "type": "money"}}, "must be one of number, integer, boolean, category"),
+        ({"target": {"name": "cost"}}, "lacks type"),
+        ({"target": {"name": "cost", "type": "number", "offset": 1}}, "'cost' can have a scale and no offset"),
+        ({"target": {"name": "cost", "type": "number", "scale": 0}}, "column 'cost': scale must not be 0"),
+        ({"target": {"name": "cost", "type": "number", "scael": 2}}, "there is no scael; did you mean scale?"),
+        ({"target": {"name": "age", "type": "number"}}, "has the column 'age' twice"),
+        ({"target": {"name": "t", "type": "category", "categories": ["a"]}}, "has one category, and nothing to"),
+        ({"target": {"name": "t", "type": "text"}}, "the type text is for the client's column"),
+        ({"client": {"name": "hospital", "type": "number"}}, "'hospital' must be of type text or integer"),
+        ({"features": []}, "features"),
+        ({"features": [{"name": "a", "type": "category"}]}, "'a' is of type category and lists none; set categories"),
+        ({"features": [{"name": "a", "type": "category", "categories": ["x", "x"]}]}, "lists the category 'x' twice"),
+        (
+            {"features": [{"name": "a", "type": "category", "categories": ["other"], "other": "category"}]},
+            "lists the category 'other' twice",
+        ),
+        ({"features": [{"name": "a", "type": "number", "categories": ["x"]}]}, "are for the type category, not number"),
+        ({"features": [{"name": "a", "type": "boolean", "scale": 2}]}, "only numbers have a scale and an offset"),
+        ({"features": [{"name": "a", "type": "boolean", "minimum": 2}]}, "only numbers have a minimum and a maximum"),
+        ({"features": [{"name": "a", "type": "number", "minimum": 2, "maximum": 1}]}, "minimum 2 is above maximum 1"),
+        (
+            {"features": [{"name": "a", "type": "category", "categories": ["x"], "pattern": "("}]},
+            "is no regular expression",
+        ),
+        (
+            {"features": [{"name": "a", "type": "category", "categories": ["x"], "pattern": "x"}]},
+            "needs a group, in parentheses",
+        ),
+        ({"missing": "impute"}, "missing must be one of refuse, drop, got 'impute'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(ENTRIES | changes))
+    with pytest.raises(FederationError) as raised:
+        Schema.read(file)
+    assert str(raised.value).startswith(f"{file}: ")
+    assert reason in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("own.toml", "client = ", "cannot be read as a schema"),
+        ("own.json", "[1]", "holds no schema: it needs target, features"),
+        ("manifest.json", '{"name": "x", "clients": 3}', "holds no schema"),
+        ("own.toml", "", "lacks target"),
+    ],
+)
+def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(FederationError, match=reason):
+        Schema.read(tmp_path / name)
+    with pytest.raises(FederationError, match="is missing; give the file of a schema"):
+        Schema.read(tmp_path / "nowhere.toml")

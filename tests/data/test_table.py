@@ -1,0 +1,224 @@
+"""A table is checked against its schema: the error names the column, the row and the fix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.data.test_schema import ENTRIES, SCHEMA, TOML
+from umbel.data import Schema
+from umbel.data.table import encode, read, read_table
+from umbel.protocol.errors import FederationError, SiteError
+
+CSV = """\
+hospital,age,ward,smoker,cost
+north,70,A,yes,"$12,000.00"
+south,30,Z,no,5000
+north,50,B,no,20000
+"""
+
+
+def table(text: str, tmp_path: Path, name: str = "stays.csv") -> pd.DataFrame:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    return read_table(tmp_path / name)
+
+
+def schema(**changes: Any) -> Schema:
+    return Schema.parse(ENTRIES | changes)
+
+
+def with_feature(**entries: Any) -> Schema:
+    return schema(features=[{"name": "age", "type": "number"} | entries])
+
+
+def test_rows_become_numbers(tmp_path: Path) -> None:
+    rows = encode(table(CSV, tmp_path), SCHEMA, "stays")
+    # By hand: (age - 50) / 20; ward A, B and any other; smoker. Dollars / 10,000.
+    np.testing.assert_array_equal(rows.features, [[1, 1, 0, 0, 1], [-1, 0, 0, 1, 0], [0, 0, 1, 0, 0]])
+    np.testing.assert_array_equal(rows.targets, np.array([1.2, 0.5, 2], np.float32))
+    assert (rows.features.dtype, rows.targets.dtype) == (np.float32, np.float32)
+    assert rows.clients == ["north", "south", "north"]
+
+
+def test_a_parquet_file_is_read_as_a_csv_is(tmp_path: Path) -> None:
+    typed = pd.DataFrame(
+        {"hospital": ["north"], "age": [70], "ward": ["A"], "smoker": [True], "cost": [12_000.0], "unused": [None]}
+    )
+    typed.to_parquet(tmp_path / "stays.parquet")
+    rows = encode(read_table(tmp_path / "stays.parquet"), SCHEMA, "stays")
+    np.testing.assert_array_equal(rows.features, [[1, 1, 0, 0, 1]])
+    np.testing.assert_array_equal(rows.targets, np.array([1.2], np.float32))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tmp_path: Path, separator: str) -> None:
+    text = "\ufeffHospital_,Age,ward,SMOKER,cost,,\nnorth,70,A,1,12000,,,\nnorth,70,A,1,12000,,\n"
+    rows = encode(table(text.replace(",", separator), tmp_path), SCHEMA, "stays")
+    np.testing.assert_array_equal(rows.features, [[1, 1, 0, 0, 1]] * 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (CSV.replace("70,A", "70,A,7"), "data row 1 has a value in a column without a name; name the column"),
+        (CSV.replace("ward", "age"), "two columns are called 'age'; rename one"),
+        ("", "cannot be read as CSV"),
+    ],
+)
+def test_a_csv_that_is_none_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(FederationError, match=reason):
+        table(text, tmp_path)
+
+
+def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="cannot be read as parquet"):
+        table("no", tmp_path, "stays.parquet")
+    with pytest.raises(FederationError, match=r"nowhere\.csv is not a file; give a CSV or parquet file"):
+        read_table(tmp_path / "nowhere.csv")
+    (tmp_path / "stays.json").write_text('[{"age": 30}]')
+    with pytest.raises(FederationError, match=r"stays\.json is neither CSV nor parquet; save it as one of these"):
+        read_table(tmp_path / "stays.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("ward", "room", "stays lacks the columns ['ward']; found ['hospital', 'age', 'room', 'smoker', 'cost']"),
+        ("30", "thirty", "age in data row 2 is 'thirty', not a number; repair or remove that row"),
+        ("30", "1,5", "age in data row 2 is '1,5', not a number"),
+        ("30", "130", "age in data row 2 is '130', not from 0 to 120; is it in another unit? Repair"),
+        ("30", "", 'age in data row 2 is missing; fill it in, or set missing = "drop", or a fill'),
+        ("30", " NA ", "age in data row 2 is missing"),
+        ("no", "maybe", "smoker in data row 2 is 'maybe', not true or false (and in 1 more rows); repair"),
+        ("south", "", "hospital in data row 2 is missing; name the client, or remove that row"),
+        ("5000", "1e999", "cost in data row 2 is '1e999', not a number"),
+    ],
+)  # fmt: skip
+def test_the_first_bad_row_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    changed = CSV.replace(old, f'"{new}"' if "," in new else new)
+    with pytest.raises(FederationError) as raised:
+        encode(table(changed, tmp_path), SCHEMA, "stays")
+    assert reason in str(raised.value)
+
+
+def test_a_whole_number_is_one(tmp_path: Path) -> None:
+    whole = with_feature(type="integer")
+    assert encode(table(CSV.replace("30", "30.0"), tmp_path), whole, "stays").features[1] == 30
+    with pytest.raises(FederationError, match=r"age in data row 2 is '30\.5', not a whole number"):
+        encode(table(CSV.replace("30", "30.5"), tmp_path), whole, "stays")
+
+
+@pytest.mark.parametrize("number", ["1,234,567.5", "$1,234,567.5", "1234567.5", " 1234567.5", "+1.2345675e6"])
+def test_numbers_as_people_write_them(tmp_path: Path, number: str) -> None:
+    rows = encode(table(CSV.replace("30", f'"{number}"'), tmp_path), with_feature(), "stays")
+    assert rows.features[1] == 1_234_567.5
+
+
+@pytest.mark.parametrize("text", ["12,34", "1,2345", "1.2.3", "12 %", "0x10", "$", ".", "--1", "1_000"])
+def test_what_may_be_another_number_is_none(tmp_path: Path, text: str) -> None:
+    with pytest.raises(FederationError, match="not a number"):
+        encode(table(CSV.replace("30", f'"{text}"'), tmp_path), with_feature(), "stays")
+
+
+def test_an_unknown_category_is_refused_counted_as_another_or_left_out(tmp_path: Path) -> None:
+    frame = table(CSV, tmp_path)
+    ward = {"name": "ward", "type": "category", "categories": ["A", "B"]}
+    with pytest.raises(
+        FederationError, match="ward in data row 2 is 'Z', none of its categories A, B; repair that row, add"
+    ):
+        encode(frame, schema(features=[ward]), "stays")
+    assert encode(frame, schema(features=[ward | {"other": "category"}]), "stays").features.argmax(1).tolist() == [
+        0,
+        2,
+        1,
+    ]
+    rows = encode(frame, schema(features=[ward | {"other": "drop"}]), "stays")
+    assert rows.clients == ["north", "north"]
+    assert rows.places.tolist() == [0, 2]
+    assert rows.left_out == {"ward is none of its categories": 1}
+
+
+def test_a_category_in_a_longer_text_and_by_its_place(tmp_path: Path) -> None:
+    text = CSV.replace("A,yes", "194 - LUNG,yes").replace("Z", "039 - NECK").replace("B,no", "292 - HEART,no")
+    drg = {"name": "ward", "type": "category", "categories": ["194", "292"], "pattern": r"^0*(\d+)", "other": "drop"}
+    rows = encode(table(text, tmp_path), schema(features=[drg | {"encode": "index", "scale": 2}]), "stays")
+    assert rows.features.tolist() == [[0], [0.5]]
+
+
+def test_a_missing_value_is_left_out_or_filled_in(tmp_path: Path) -> None:
+    frame = table(CSV.replace("30", "").replace("B", "n/a"), tmp_path)
+    rows = encode(frame, schema(missing="drop"), "stays")
+    assert rows.clients == ["north"]
+    assert rows.left_out == {"age is missing": 1, "ward is missing": 1}
+    for fill in ("40", 40, 40.0, 0):
+        filled = encode(frame, with_feature(fill=fill), "stays")
+        assert filled.features.tolist() == [[70], [float(fill)], [50]]
+
+
+def test_the_classes_of_a_target(tmp_path: Path) -> None:
+    frame = table(CSV, tmp_path)
+    age = [ENTRIES["features"][0]]
+    ward = encode(frame, schema(features=age, target=ENTRIES["features"][1]), "stays")
+    assert (ward.targets.tolist(), ward.targets.dtype) == ([0, 2, 1], np.int64)
+    # As the losses of a margin take them.
+    smoker = encode(frame, schema(features=age, target=ENTRIES["features"][2]), "stays")
+    assert (smoker.targets.tolist(), smoker.targets.dtype) == ([1, -1, -1], np.int8)
+
+
+# --- at a site
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> dict[str, Path]:
+    """A site's table and schema, and the register of its clients."""
+    paths = {"path": tmp_path / "stays.csv", "register": tmp_path / "clients.json", "schema": tmp_path / "schema.toml"}
+    paths["path"].write_text(CSV)
+    paths["schema"].write_text(TOML)
+    return paths
+
+
+def served(site: dict[str, Path]) -> Any:
+    return read(site["path"], site["register"], str(site["schema"]))
+
+
+def test_a_table_is_served_by_client_whatever_the_order_of_its_rows(site: dict[str, Path]) -> None:
+    one = served(site)
+    assert (list(one.names), one.offsets.tolist()) == (["north", "south"], [0, 2, 3])
+    assert one.manifest.split == {"train": 2, "validation": 0}
+    head, *rows = CSV.splitlines()
+    site["path"].write_text("\n".join([head, *reversed(rows)]))
+    other = served(site)
+    np.testing.assert_array_equal(one.features, other.features)
+    np.testing.assert_array_equal(one.targets, other.targets)
+
+
+def test_a_client_keeps_its_number(site: dict[str, Path]) -> None:
+    """The ledger charges by number: nobody may get another's budget."""
+    served(site)
+    site["path"].write_text(f"{CSV}mid,30,A,no,1000\n")
+    assert list(served(site).names) == ["north", "south", "mid"]
+    assert json.loads(site["register"].read_text()) == ["north", "south", "mid"]
+    site["path"].write_text(CSV)
+    with pytest.raises(FederationError, match=r"clients \['mid'\] have taken part and are not there any more"):
+        served(site)
+
+
+def test_a_table_without_a_client_column_is_one_client(site: dict[str, Path]) -> None:
+    head, _, rest = TOML.partition("[target]")
+    assert "client" in head
+    site["schema"].write_text(f'name = "ours"\n[target]{rest}')
+    assert list(served(site).names) == ["ours"]
+
+
+def test_a_site_says_which_schema(site: dict[str, Path]) -> None:
+    with pytest.raises(SiteError, match=r'set reader-options to "schema=/path/to/schema\.toml"'):
+        read(site["path"], site["register"])
+    site["path"].write_text(CSV.splitlines()[0] + "\n")
+    with pytest.raises(FederationError, match="no row is left"):
+        served(site)
+    assert not site["register"].exists()

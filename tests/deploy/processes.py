@@ -1,0 +1,566 @@
+"""A deployment on this machine: a SuperLink and SuperNodes as processes of their own, over TLS.
+
+::
+
+    with Deployment(folder) as deployment:
+        deployment.start_node("hospital", **{"data-path": "/data/hospital"})
+        run = deployment.submit(rounds=2)
+        assert deployment.wait(run) == "finished:completed"
+
+Everything lies in `folder`. When the block is left no process of the deployment remains, and no site's ledger
+knows of less than the server has used (`tests.deploy.audit`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import psutil
+import safetensors
+import safetensors.numpy
+import tomli_w
+from numpy.typing import NDArray
+
+from tests.deploy.audit import audit
+from tests.helpers.forks import flwr
+from umbel.deploy import certs
+from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.flower import keep_secret
+from umbel.protocol.home import write_atomically
+from umbel.server.run_folder import RunFolder
+from umbel.simulation.launch import unpacked
+
+APP = Path(__file__).resolve().parent.parent.parent
+CONNECTION = "deployment"
+SERVER = [sys.executable, "-m", "umbel.deploy.superlink"]
+NODE = [sys.executable, "-m", "umbel.deploy.node"]
+TAMPERED = Path(__file__).resolve().parent / "tampered"
+"""What a tampered node has on its PYTHONPATH."""
+START_S, RUN_S, RETURN_S, STOP_S = 900.0, 1500.0, 900.0, 300.0
+"""How long something may take before it counts as hung: a busy machine is ten times slower than an idle one."""
+LOOK_S = 60.0
+
+T = TypeVar("T")
+
+
+def wait_until(what: str, condition: Callable[[], T], seconds: float, pause: float = 0.1) -> T:
+    """Return the first true value of `condition`; fail when there is none after so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"after {seconds:.0f} s still no {what}"
+        time.sleep(pause)
+    return value
+
+
+@dataclass
+class Member:
+    """A SuperLink or a SuperNode: a process, the leader of a group, and its files.
+
+    Attributes
+    ----------
+    name : str
+    process : Popen
+    folder : Path
+        Of its own; nobody else's home or ledger is there.
+    command : sequence of str
+        What started it.
+    environment : mapping from str to str
+        What it has in its environment besides what all have.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    folder: Path
+    command: Sequence[str]
+    environment: Mapping[str, str]
+
+    @property
+    def log(self) -> str:
+        """What it has said so far, and the processes that it started."""
+        return (self.folder / "log").read_text(encoding="utf-8", errors="replace")
+
+    @property
+    def node_ids(self) -> list[str]:
+        """The numbers by which the SuperLink called it, one each time that it was let in."""
+        return re.findall(r"SuperNode ID: (\d+)", self.log)
+
+    @property
+    def node_id(self) -> str:
+        """Its number at the SuperLink; empty before it has one."""
+        return next(iter(self.node_ids), "")
+
+    @property
+    def ledger(self) -> Path:
+        """Where the site keeps its charges."""
+        return self.folder / "ledger.sqlite"
+
+    @property
+    def charges(self) -> list[dict[str, object]]:
+        """Every row of the site's ledger, oldest first; empty where there is none yet."""
+        return list(Ledger(self.ledger).rows()) if self.ledger.exists() else []
+
+    @property
+    def client_apps(self) -> list[psutil.Process]:
+        """The processes that answer a message right now: children of the executor's warm process."""
+        executors = self._running("umbel.client.executor")
+        mine = {one.pid: one.ppid() for one in executors}
+        return [one for one in executors if mine.get(mine[one.pid]) in mine]
+
+    @property
+    def server_apps(self) -> list[psutil.Process]:
+        """The processes that lead a run right now."""
+        return self._running("flwr-serverapp")
+
+    def rounds_paid(self, run: Run) -> list[int]:
+        """Return the rounds of a run that it has charged somebody for."""
+        return sorted({int(str(row["round"])) for row in self.charges if row["run"] in run.ids})
+
+    def tamper(self, plan: Mapping[int, str]) -> None:
+        """Say what a tampered node does in which round from now on (`tests/deployment/tampered`)."""
+        write_atomically(self.folder / "tampering.json", json.dumps(plan).encode())
+
+    def has_heard_of(self, round: int | str, run: Run) -> bool:
+        """Whether a message of a run's round has come in."""
+        return f"[RUN {run.id}, ROUND {round}]" in self.log
+
+    def kill(self) -> None:
+        """End it, and all that it started, as a power cut does."""
+        _kill([psutil.Process(self.process.pid), *self._descendants()])
+        self.process.wait(STOP_S)
+
+    def _running(self, program: str) -> list[psutil.Process]:
+        return [one for one in self._descendants() if any(program in word for word in _command_line(one))]
+
+    def _descendants(self) -> list[psutil.Process]:
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+
+@dataclass
+class Run:
+    """A submitted run, as the folder that it leaves shows it.
+
+    Attributes
+    ----------
+    runs : Path
+        Where the server keeps its runs.
+    ids : list of str
+        Flower's number of the run, and its numbers each time that it went on after an interruption.
+    """
+
+    runs: Path
+    ids: list[str] = field(default_factory=list)
+
+    @property
+    def id(self) -> str:
+        """Flower's number of the run now."""
+        return self.ids[-1]
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, named after the end of its first number."""
+        [folder] = self.runs.glob(f"*-{int(self.ids[0]) % 10**6:06d}")
+        return folder
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """The finished rounds; none before the first."""
+        try:
+            lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+        except (FileNotFoundError, ValueError):
+            return []
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    @property
+    def rounds(self) -> int:
+        """After how many rounds it could go on."""
+        try:
+            with safetensors.safe_open(self.folder / "latest.safetensors", "numpy") as latest:
+                return int(latest.metadata()["rounds"])
+        except (FileNotFoundError, ValueError):
+            return 0
+
+    @property
+    def participations(self) -> dict[int, int]:
+        """How often each client released, as the server counts them."""
+        return RunFolder(self.folder).read_participations()
+
+    @property
+    def releases(self) -> int:
+        """How many releases the server has used."""
+        return sum(self.participations.values())
+
+    def hypotheses(self, name: str = "latest") -> dict[str, NDArray[Any]]:
+        """Return the arrays of a file of hypotheses."""
+        return safetensors.numpy.load_file(self.folder / f"{name}.safetensors")
+
+
+class Deployment:
+    """A SuperLink with TLS and node authentication, the SuperNodes that are started on it, and its runs.
+
+    Parameters
+    ----------
+    folder : Path
+        An empty folder that it may fill.
+    host : str
+        The address of this machine at which the SuperLink listens.
+    server_path : Path, optional
+        A folder from which the ServerApp can import.
+    secret : bool
+        Whether runs and registration are for whoever has a secret, as `flwr` here does; else for this machine.
+    database : bool
+        Whether the SuperLink keeps what it knows in a file, which takes longer, so that it can be started again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        host: str = "127.0.0.1",
+        server_path: Path | None = None,
+        secret: bool = True,
+        database: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.nodes: dict[str, Member] = {}
+        self.runs: list[Run] = []
+        self._home = folder / "user"
+        self._certs = folder / "certs"
+        self._app: Path | None = None
+        self._secret = self._certs / "control.secret" if secret else None
+        self._host, self._port = host, free_port()
+        self._database = database
+        self._server_environment = {"PYTHONPATH": str(server_path)} if server_path else {}
+        self._superlink: Member | None = None
+
+    def __enter__(self) -> Self:
+        certs.make(self._certs, [self._host], [], os.getuid())
+        self._write_user(self._home)
+        if self._secret:
+            keep_secret(self._home, self.address, self._secret.read_text(encoding="utf-8"))
+        try:
+            self.start_superlink()
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._stop()
+        for run in self.runs:
+            audit(run, self.nodes.values())
+
+    @property
+    def ca(self) -> Path:
+        """The certificate by which the SuperLink is known."""
+        return self._certs / "ca.crt"
+
+    @property
+    def app(self) -> Path:
+        """A folder with the app's files alone, among which Flower finds them at once."""
+        if self._app is None:
+            self._app = unpacked(APP, self._home)
+        return self._app
+
+    @property
+    def superlink(self) -> Member:
+        """The SuperLink; its log holds the ServerApp's as well."""
+        assert self._superlink
+        return self._superlink
+
+    def start_superlink(self) -> None:
+        """Start the SuperLink, or start it again with the database that it left, if it has one."""
+        folder = self.folder / "superlink"
+        # What lies in its working directory would be imported ahead of the app.
+        (folder / "empty").mkdir(parents=True, exist_ok=True)
+        command = [*SERVER, "--host", self._host, "--port", str(self._port)]
+        command += ["--control-secret", str(self._secret)] if self._secret else []
+        command += ["--database", str(folder / "state.db")] if self._database else []
+        command += ["--enable-supernode-auth"]
+        command += ["--ssl-ca-certfile", str(self.ca)]
+        command += ["--ssl-certfile", str(self._certs / "server.crt"), "--ssl-keyfile", str(self._certs / "server.key")]
+        self._superlink = self._start("superlink", command, self._server_environment)
+        trusted = ssl.create_default_context(cafile=self.ca)
+
+        def healthy() -> bool:
+            assert self.superlink.process.poll() is None, self.superlink.log
+            try:
+                return httpx.get(f"https://{self.address}/health", verify=trusted, timeout=30).is_success
+            except httpx.HTTPError:
+                return False
+
+        wait_until("SuperLink", healthy, START_S)
+
+    def start_node(
+        self,
+        name: str,
+        tampered: bool = False,
+        within: Sequence[str] = (),
+        flowers_own: bool = False,
+        **node_config: Any,
+    ) -> Member:
+        """Start a SuperNode with a key of its own that the SuperLink knows; its ledger lies in its folder.
+
+        Parameters
+        ----------
+        name : str
+        tampered : bool
+            Whether its client processes do as `Member.tamper` says, and as the app says only where that says nothing.
+        within : sequence of str
+            A command that runs the command behind it somewhere else.
+        flowers_own : bool
+            Whether Flower's own executor runs the server's code there.
+        **node_config
+            The site's configuration.
+        """
+        key = self.write_key(name)
+        self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
+        options = ["--auth-supernode-private-key", str(key), *self._tls]
+        environment = {"PYTHONPATH": str(TAMPERED)} if tampered else {}
+        program = [_tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else NODE
+        self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
+        self.nodes[name].tamper({})
+        return self.nodes[name]
+
+    def restart_node(self, name: str) -> None:
+        """Start a SuperNode that was killed again, with its key and as often as it is refused, until it is let in."""
+        before = self.nodes[name]
+        known = len(before.node_ids)
+
+        def back() -> bool:
+            if self.nodes[name].process.poll() is not None:
+                self.nodes[name] = self._start(name, before.command, before.environment)
+            return len(self.nodes[name].node_ids) > known
+
+        # Each try takes a share of the machine from the run.
+        wait_until(f"return of {name}", back, RETURN_S, pause=4.0)
+
+    def start_stranger(self, name: str, key: Path | None = None, tls: bool = True) -> Member:
+        """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
+        options = self._tls if tls else ["--insecure"]
+        options += ["--auth-supernode-private-key", str(key)] if key else []
+        return self._start_node(name, [*options, "--max-retries", "3"], {}, NODE)
+
+    def write_key(self, name: str) -> Path:
+        """Make a key that the SuperLink does not know yet."""
+        certs.make(self._certs, [self._host], [name], os.getuid())
+        return self._certs / name
+
+    def wait_until_online(self, *names: str) -> None:
+        """Wait until these nodes, or else all that were started, are there."""
+        nodes = [self.nodes[name] for name in names or self.nodes]
+        for node in nodes:
+            wait_until(f"connection of {node.name}", lambda node=node: node.node_id, START_S)  # type: ignore[misc]
+        wanted = {node.node_id for node in nodes}
+
+        def online() -> bool:
+            listed = json.loads(self.flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
+            return wanted <= {node["node-id"] for node in listed if node["status"] == "online"}
+
+        wait_until("nodes online", online, START_S)
+
+    def submit(self, app: Path | None = None, **run_config: Any) -> Run:
+        """Submit a run of the app, or of another one; a key is a run-config key with underscores."""
+        run = Run(self.folder / "superlink" / "umbel" / "runs", [self._submit(run_config, app)])
+        self.runs.append(run)
+        return run
+
+    def resume(self, run: Run, **run_config: Any) -> None:
+        """Have a run that was interrupted go on, with all else in its config as it was."""
+        run.ids.append(self._submit(run_config | {"resume": run.folder.name}))
+
+    def _submit(self, run_config: Mapping[str, Any], app: Path | None = None) -> str:
+        values = {key.replace("_", "-"): value for key, value in run_config.items()}
+        override = self._home / "run-config.toml"
+        override.write_text(tomli_w.dumps(values), encoding="utf-8")
+        answer = self.flwr("run", str(app or self.app), CONNECTION, "--run-config", str(override), "--format", "json")
+        return str(json.loads(answer)["run-id"])
+
+    def status(self, run: Run) -> str:
+        """Return what Flower says of a run."""
+        answer = self.flwr("list", CONNECTION, "--run-id", run.id, "--format", "json")
+        return str(json.loads(answer)["runs"][0]["status"])
+
+    def server_log(self, run: Run) -> str:
+        """Return what the ServerApp of a run has logged."""
+        return self.flwr("log", run.id, CONNECTION, "--show")
+
+    def wait(self, run: Run, seconds: float = RUN_S) -> str:
+        """Return the status with which a run ends."""
+        looked = time.monotonic()
+
+        def finished() -> str:
+            nonlocal looked
+            # Each look starts a process, which takes a share of the machine from the run itself. That a run has ended
+            # stands in the SuperLink's log, but for one whose ServerApp died.
+            ended = re.search(rf"Finished task \d+ of run {run.id}\b", self.superlink.log)
+            if not ended and time.monotonic() < looked + LOOK_S:
+                return ""
+            looked = time.monotonic()
+            status = self.status(run)
+            return status if status.startswith("finished") else ""
+
+        return wait_until(f"end of run {run.id}", finished, seconds, pause=0.5)
+
+    def flwr(self, *arguments: str) -> str:
+        """Return what a command of Flower prints."""
+        done = flwr(arguments, self._environment(self._home), self._home, START_S)
+        assert done.returncode == 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def flwr_of_somebody(self, *arguments: str, path: Path | None = None) -> str:
+        """Return what a command of Flower says as it fails for somebody who has ``ca.crt`` and no secret.
+
+        Parameters
+        ----------
+        *arguments : str
+        path : Path, optional
+            A folder from which the command can import.
+        """
+        home = self.folder / "somebody"
+        if not home.exists():
+            self._write_user(home)
+        environment = self._environment(home)
+        if path is None:
+            done = flwr(arguments, environment, home, START_S)
+        else:
+            done = subprocess.run(
+                [_tool("flwr"), *arguments],
+                env=environment | {"PYTHONPATH": str(path)},
+                cwd=home,
+                capture_output=True,
+                text=True,
+                timeout=START_S,
+                check=False,
+            )
+        assert done.returncode != 0, f"flwr {' '.join(arguments)}:\n{done.stdout}{done.stderr}"
+        return done.stdout + done.stderr
+
+    def _write_user(self, home: Path) -> None:
+        """Write where `flwr` of a user finds the SuperLink."""
+        home.mkdir()
+        connection = {"address": self.address, "root-certificates": str(self.ca)}
+        (home / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": CONNECTION, CONNECTION: connection}}), encoding="utf-8"
+        )
+
+    def tails(self, lines: int = 40) -> str:
+        """Return the ends of all logs, for whoever reads why a test failed."""
+        logs = sorted(self.folder.glob("*/log"))
+        ends = {log.parent.name: log.read_text(encoding="utf-8", errors="replace").splitlines() for log in logs}
+        return "\n".join(f"--- {name}\n" + "\n".join(text[-lines:]) for name, text in ends.items())
+
+    def processes(self) -> list[psutil.Process]:
+        """Return all living processes of the deployment, whoever started them: Flower's own homes tell them."""
+        mine = []
+        for process in psutil.process_iter():
+            try:
+                home = process.environ().get("FLWR_HOME", "")
+                dead = process.status() == psutil.STATUS_ZOMBIE
+            except psutil.Error:
+                continue
+            if not dead and Path(home).is_relative_to(self.folder):
+                mine.append(process)
+        return mine
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens."""
+        return f"{self._host}:{self._port}"
+
+    @property
+    def _tls(self) -> list[str]:
+        return ["--root-certificates", str(self.ca)]
+
+    def _start_node(
+        self,
+        name: str,
+        options: Sequence[str],
+        node_config: dict[str, Any],
+        program: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+    ) -> Member:
+        node_config = {"ledger-path": str(self.folder / name / "ledger.sqlite")} | node_config
+        pairs = " ".join(line.replace(" = ", "=", 1) for line in tomli_w.dumps(node_config).splitlines())
+        command = [*program, "--superlink", self.address, *options]
+        return self._start(name, [*command, "--node-config", pairs, "--port", str(free_port())], environment or {})
+
+    def _start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> Member:
+        folder = self.folder / name
+        (folder / "empty").mkdir(parents=True, exist_ok=True)
+        # A home of its own: bundles are not installed in one step, and two nodes could load half of one.
+        with (folder / "log").open("ab") as log:
+            process = subprocess.Popen(
+                command,
+                cwd=folder / "empty",
+                env=self._environment(folder) | environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        return Member(name, process, folder, command, environment)
+
+    def _environment(self, home: Path) -> dict[str, str]:
+        # Whatever else is called UMBEL_ would be read as the site's policy.
+        inherited = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))}
+        return inherited | {
+            "FLWR_HOME": str(home),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "UMBEL_HOME": str(home / "umbel"),
+            "OMP_NUM_THREADS": "1",
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        }
+
+    def _stop(self) -> None:
+        """End all processes, politely first, and make sure that none is left."""
+        for process in self.processes():
+            process.terminate()
+        _, stubborn = psutil.wait_procs(self.processes(), STOP_S)
+        _kill(stubborn)
+        _kill(self.processes())
+        assert not self.processes(), "a process outlives its deployment"
+
+
+def free_port() -> int:
+    """Return a port that nobody uses now."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def _kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    psutil.wait_procs(processes, STOP_S)
+
+
+def _command_line(process: psutil.Process) -> list[str]:
+    try:
+        return list(process.cmdline())
+    except psutil.Error:
+        return []
+
+
+def _tool(name: str) -> str:
+    """Return a command of this Python environment."""
+    return str(Path(sys.executable).parent / name)

@@ -1,0 +1,164 @@
+"""Certificates that Flower and TLS accept, private files that nobody else reads, and nothing overwritten."""
+
+from __future__ import annotations
+
+import ssl
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+from flwr.cli.supernode.register import try_load_public_key
+from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+from typer.testing import CliRunner
+
+from umbel.deploy import certs
+from umbel.deploy.certs import make
+from umbel.protocol.errors import CertificateError
+
+PUBLIC = {"ca.crt", "server.crt", "site-1.pub"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = make(tmp_path / "certs", ["umbel.example.org", "203.0.113.7"], ["site-1"])
+    assert {file.name for file in made} == {file.name for file in (tmp_path / "certs").iterdir()}
+    return tmp_path / "certs"
+
+
+def certificate(file: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(file.read_bytes())
+
+
+def shake_hands(folder: Path, name: str) -> None:
+    """Do a TLS handshake in memory between a client that trusts the CA and the server."""
+    server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server.load_cert_chain(folder / "server.crt", folder / "server.key")
+    client = ssl.create_default_context(cafile=str(folder / "ca.crt"))
+    client.verify_flags |= ssl.VERIFY_X509_STRICT
+    up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [client.wrap_bio(down, up, server_hostname=name), server.wrap_bio(up, down, server_side=True)]
+    for _ in range(4):
+        for end in ends:
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+
+
+@pytest.mark.parametrize("name", ["umbel.example.org", "203.0.113.7", "localhost", "superlink"])
+def test_a_client_that_trusts_the_ca_accepts_every_name_of_the_server(folder: Path, name: str) -> None:
+    shake_hands(folder, name)
+
+
+def test_it_does_not_accept_another_name_or_another_ca(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ssl.SSLCertVerificationError, match="not valid for"):
+        shake_hands(folder, "other.example.org")
+    make(tmp_path / "other", [], [])
+    (tmp_path / "other" / "ca.crt").replace(folder / "ca.crt")
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shake_hands(folder, "localhost")
+
+
+def test_extensions_are_what_tls_asks_for(folder: Path) -> None:
+    constraints = certificate(folder / "ca.crt").extensions.get_extension_for_class(x509.BasicConstraints)
+    assert constraints.critical
+    assert constraints.value.ca
+    usage = certificate(folder / "server.crt").extensions.get_extension_for_class(x509.ExtendedKeyUsage)
+    assert list(usage.value) == [x509.ExtendedKeyUsageOID.SERVER_AUTH]
+
+
+def test_keys_are_as_flower_loads_them(folder: Path) -> None:
+    private = load_ssh_private_key((folder / "site-1").read_bytes(), password=None)
+    assert isinstance(private, ec.EllipticCurvePrivateKey)
+    assert private.curve.name == "secp384r1"
+    assert try_load_public_key(folder / "site-1.pub") == public_key_to_bytes(private.public_key())
+
+
+def test_what_is_private_is_its_owner_s_alone(folder: Path) -> None:
+    for file in folder.iterdir():
+        assert file.stat().st_mode & 0o777 == (0o644 if file.name in PUBLIC else 0o600), file.name
+
+
+def test_root_gives_the_image_s_user_what_it_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, int] = {}
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("os.chown", lambda file, uid, _: given.update({file.name.split(".", 2)[1]: uid}))
+    make(tmp_path, [], ["site-1"], owner=1234)
+    assert set(given) == {"server", "superexec", "control", "site-1"}
+    assert set(given.values()) == {1234}
+
+
+def test_what_is_there_is_kept(folder: Path) -> None:
+    before = {file: file.read_bytes() for file in folder.iterdir()}
+    assert make(folder, ["umbel.example.org"], ["site-1"]) == []
+    assert [file.name for file in make(folder, [], ["site-2"])] == ["site-2", "site-2.pub"]
+    assert all(file.read_bytes() == content for file, content in before.items())
+
+
+def test_another_name_makes_another_server_certificate_of_the_same_ca(folder: Path) -> None:
+    ca = (folder / "ca.crt").read_bytes()
+    assert [file.name for file in make(folder, ["new.example.org"], [])] == ["server.key", "server.crt"]
+    assert (folder / "ca.crt").read_bytes() == ca
+    shake_hands(folder, "new.example.org")
+
+
+def test_a_certificate_about_to_expire_is_made_anew(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(certs, "RENEW_DAYS", certs.SERVER_DAYS + 1)
+    assert [file.name for file in make(folder, [], [])] == ["server.key", "server.crt"]
+    left = certificate(folder / "server.crt").not_valid_after_utc - datetime.now(UTC)
+    assert left > timedelta(days=certs.SERVER_DAYS - 1)
+
+
+def test_a_key_and_a_certificate_that_do_not_belong_together_are_made_anew(folder: Path, tmp_path: Path) -> None:
+    make(tmp_path / "other", [], [])
+    (tmp_path / "other" / "server.key").replace(folder / "server.key")
+    make(folder, [], [])
+    shake_hands(folder, "localhost")
+
+
+@pytest.mark.parametrize(
+    ("names", "nodes", "reason"),
+    [
+        (["https://umbel.example.org"], [], "without https"),
+        (["umbel.example.org:8000"], [], "without a port"),
+        ([], ["../site"], "letters, digits and hyphens"),
+    ],
+)
+def test_names_that_nothing_can_be_made_from(tmp_path: Path, names: list[str], nodes: list[str], reason: str) -> None:
+    with pytest.raises(CertificateError, match=reason):
+        make(tmp_path / "certs", names, nodes)
+    assert not (tmp_path / "certs").exists()
+
+
+def test_a_key_that_is_at_the_site_is_not_made_again(folder: Path) -> None:
+    (folder / "site-1").unlink()
+    with pytest.raises(CertificateError, match=r"site-1\.pub alone"):
+        make(folder, [], ["site-1"])
+
+
+@pytest.mark.parametrize(("file", "reason"), [("ca.key", "one of ca.key and ca.crt"), ("ca.crt", "restore the other")])
+def test_half_a_ca_is_not_replaced(folder: Path, file: str, reason: str) -> None:
+    (folder / file).unlink()
+    with pytest.raises(CertificateError, match=reason):
+        make(folder, [], [])
+
+
+@pytest.mark.parametrize("file", ["ca.key", "ca.crt", "server.crt"])
+def test_a_damaged_file_is_named(folder: Path, file: str) -> None:
+    (folder / file).write_bytes(b"damaged")
+    with pytest.raises(CertificateError, match=file):
+        make(folder, [], [])
+
+
+def test_the_command_line(tmp_path: Path) -> None:
+    app = certs.typer.Typer()
+    app.command()(certs.main)
+    options = ["--server", "a.example.org, 203.0.113.7", "--node", "site-1", "--node", "site-2", "--out", str(tmp_path)]
+    made = CliRunner().invoke(app, options)
+    assert made.exit_code == 0
+    assert f"made {tmp_path / 'site-2.pub'}" in made.output
+    assert "has it all" in CliRunner().invoke(app, options).output
+    assert CliRunner().invoke(app, ["--node", "a b", "--out", str(tmp_path)]).exit_code == 1

@@ -1,0 +1,104 @@
+"""The containers of the Compose file, against a server that ships code of its own; an honest run follows.
+
+They take a container engine: without one, these tests are skipped. `tests/deploy/test_executor.py` shows what the
+same code does to a site with Flower's own executor.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.deploy.conftest import SHORT, TRAIN, write_site
+from tests.deploy.processes import RUN_S, wait_until
+from tests.deploy.test_executor import write_thief
+from umbel.client.bundle import Bundle
+from umbel.deploy import certs, demo
+from umbel.protocol.errors import DemoError
+from umbel.protocol.flower import build_bundle
+
+pytestmark = [pytest.mark.slow, pytest.mark.faults, pytest.mark.timeout(5400)]
+
+CHARGES = f"""
+from pathlib import Path
+from umbel.privacy.gate.ledger import Ledger
+print(len(list(Ledger(Path("{demo.LEDGER}")).rows())))
+"""
+
+
+class Stack(NamedTuple):
+    """A server and three sites in containers, with the two commands that reach them."""
+
+    compose: demo.Run
+    flwr: demo.Run
+
+    def run(self, app: Path, **run_config: Any) -> None:
+        """Run an app until it has completed."""
+        pairs = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in run_config.items())
+        self.flwr("run", str(app), "demo", "--run-config", pairs)
+
+        def ended() -> dict[str, Any] | None:
+            newest: dict[str, Any] = json.loads(self.flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
+            return newest if newest["status"].startswith("finished") else None
+
+        run = wait_until("end of the run", ended, RUN_S, pause=1.0)
+        if run["status"] != "finished:completed":
+            self.compose("logs", "--tail", "60")
+            pytest.fail(f"{run['status']}: {run.get('status-details')}")
+
+    def charges(self) -> list[int]:
+        """Return how many releases each site has charged."""
+        execute = ["exec", "-T"]
+        return [
+            int(self.compose(*execute, f"{site}-app", "python", "-c", CHARGES, capture=True)) for site in demo.SITES
+        ]
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    home = tmp_path_factory.mktemp("containers")
+    # The image's user reads them.
+    home.chmod(0o755)
+    compose = demo.composer(home, project="umbel-test")
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+        pytest.skip("there is no container engine")
+    for slope, site in enumerate(demo.SITES, 1):
+        write_site(home / site, float(slope))
+    keys = home / "certs"
+    certs.make(keys, [], list(demo.SITES), owner=int(os.environ.get("IMAGE_UID", "1000")))
+    compose("build", "image")
+    try:
+        with demo.started(compose, keys) as flwr:
+            yield Stack(compose, flwr)
+    except DemoError:
+        compose("logs", "--tail", "40")
+        raise
+    finally:
+        compose("down", "--volumes")
+
+
+def test_a_gateless_bundle_is_refused_and_takes_nothing(stack: Stack, tmp_path: Path) -> None:
+    thief, own = write_thief(tmp_path / "umbel"), Bundle.installed()
+    assert own
+    nodes = json.loads(stack.flwr("supernode", "list", "demo", "--format", "json", capture=True))["nodes"]
+    names = " ".join(node["node-id"] for node in nodes if node["status"] == "online")
+    stack.run(thief, out="/umbel/loot.json", nodes=names)
+    loot = json.loads(stack.compose("exec", "-T", "serverapp", "cat", "/umbel/loot.json", capture=True))
+    sent = hashlib.sha256(build_bundle(thief)).hexdigest()
+    reason = f"this site runs {own}; it has not reviewed bundle {sent}, which the server sent"
+    assert loot == {node: reason for node in names.split()}
+    assert stack.charges() == [0, 0, 0]
+
+
+def test_an_honest_run_completes_right_after(stack: Stack) -> None:
+    # What the sites of the demonstration accept.
+    accepted = SHORT | {"noise_multiplier": 10.0, "radius": "public", "choice_epsilon": 1.0}
+    stack.run(demo.ROOT, **accepted, rounds=1, clients_per_round=3 * TRAIN)
+    assert stack.charges() == [TRAIN] * 3

@@ -1,0 +1,80 @@
+"""The demo's own decisions; that it works is seen with an engine: ``make compose-demo``."""
+
+from __future__ import annotations
+
+import base64
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+from typer.testing import CliRunner
+
+from umbel.deploy import certs, demo
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(demo.main)
+    return app
+
+
+def test_without_data_it_says_how_to_get_them(app: typer.Typer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "composer", lambda _: pytest.fail("nothing must be started"))
+    done = CliRunner().invoke(app, [])
+    assert done.exit_code == 1
+    assert "make compose-demo CSV=IPPS_FY2011.csv.gz" in done.output
+
+
+def test_it_keeps_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(demo, "_tool", lambda name: name)
+    monkeypatch.setattr(demo, "_call", lambda command, environment, capture: seen.update(environment) or "")
+    monkeypatch.setenv("SERVER", "somebody.example.org:8000")
+    demo.composer(tmp_path)("up")
+    # Not a site's project, keys, policy or server, which may be on this machine as well.
+    assert seen["COMPOSE_PROJECT_NAME"] == "umbel-demo"
+    assert seen["LISTEN"] == "127.0.0.1:"
+    assert seen["SERVER"] == "superlink:8000"
+    assert Path(seen["CERTS"]).parent == tmp_path
+
+
+def test_it_has_the_operators_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    certs.make(tmp_path, [], [])
+
+    def register(_: Path, environment: dict[str, str]) -> None:
+        kept = yaml.safe_load((Path(environment["FLWR_HOME"]) / "credentials.yaml").read_text(encoding="utf-8"))
+        [token] = [value for name, value in kept.items() if "localhost:49153" in name and "access" in name]
+        assert base64.b64decode(token) == (tmp_path / "control.secret").read_bytes()
+        raise demo.DemoError("far enough")
+
+    monkeypatch.setattr(demo, "_register", register)
+    with pytest.raises(demo.DemoError, match="far enough"):
+        demo._run(lambda *_, **__: "127.0.0.1:49153\n", tmp_path)
+
+
+def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(demo.DemoError, match="`false up` failed"):
+        demo._call(["false", "up"], {})
+    assert demo._call(["echo", "out"], {}, capture=True) == "out\n"
+    with pytest.raises(demo.DemoError, match="not installed"):
+        demo._tool("no-such-tool")
+
+
+@pytest.mark.parametrize(
+    ("code", "answer", "refused"),
+    [(0, "registered", False), (1, "[code: 23] Public key already in use.", False), (1, "no server", True)],
+)
+def test_a_key_that_is_known_is_no_error(
+    monkeypatch: pytest.MonkeyPatch, code: int, answer: str, refused: bool
+) -> None:
+    monkeypatch.setattr(demo, "_tool", lambda name: name)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, "", answer))
+    if refused:
+        with pytest.raises(demo.DemoError, match="site-1 could not be registered: no server"):
+            demo._register(Path("site-1.pub"), {})
+    else:
+        demo._register(Path("site-1.pub"), {})

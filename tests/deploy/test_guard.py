@@ -1,0 +1,374 @@
+"""The guard in front of Flower's server: what passes, from where and with what, over real sockets as well."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from umbel.deploy.guard import REFUSAL, Guard, Rules, look_up, parse_networks, read_secret
+from umbel.protocol.errors import GuardError
+
+SECRET = b"0123456789abcdef" * 4
+START, ACQUIRE, PULL = "/v1/control/start-run", "/v1/runtime/acquire-task", "/v1/fleet/pull-messages"
+SERVER, SITE, OPERATOR = "192.0.2.1", "192.0.2.7", "198.51.100.4"
+
+
+def scope(
+    path: str,
+    client: str | None = SITE,
+    method: str = "POST",
+    server: str | None = SERVER,
+    headers: tuple[tuple[bytes, bytes], ...] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """Return a request as uvicorn describes it."""
+    ends = {"client": client and (client, 5000), "server": server and (server, 8000)}
+    return {
+        "type": "http",
+        "method": method,
+        "path": path,
+        "raw_path": path.encode(),
+        "root_path": "",
+        "headers": list(headers),
+        **ends,
+        **more,
+    }
+
+
+def bearer(secret: bytes) -> tuple[bytes, bytes]:
+    return b"authorization", b"Bearer " + secret
+
+
+ALONE = Rules()
+GUARDED = Rules(secret=SECRET)
+
+
+@pytest.mark.parametrize("rules", [ALONE, GUARDED, Rules(control_from=parse_networks("10.0.0.0/8"))])
+def test_a_site_gets_to_the_fleet_alone(rules: Rules) -> None:
+    assert rules.let(scope(PULL))
+    assert rules.let(scope("/health", method="GET"))
+    assert not rules.let(scope(START))
+    assert not rules.let(scope(ACQUIRE))
+
+
+def test_where_there_is_no_secret_this_machine_alone_controls() -> None:
+    assert ALONE.let(scope(START, client=SERVER))
+    assert ALONE.let(scope(START, client="127.0.0.1", server="127.0.0.1"))
+    assert ALONE.let(scope(START, client="::1", server="::1"))
+    assert not ALONE.let(scope(START, client="127.0.0.1"))
+    assert not ALONE.let(scope(START, client=SITE))
+
+
+def test_with_a_secret_whoever_has_it_controls_and_this_machine_does_not() -> None:
+    for client in (SITE, OPERATOR, SERVER):
+        assert GUARDED.let(scope(START, client=client, headers=(bearer(SECRET),)))
+        assert not GUARDED.let(scope(START, client=client))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (bearer(SECRET[:-1]),),
+        (bearer(SECRET + b" "),),
+        (bearer(b""),),
+        (bearer(SECRET.upper()),),
+        ((b"authorization", SECRET),),
+        ((b"authorization", b"Basic " + SECRET),),
+        (bearer(SECRET), bearer(SECRET)),
+        (bearer(b"x"), bearer(SECRET)),
+        ((b"cookie", b"Bearer " + SECRET),),
+        ((b"authorization", b"Bearer \xff\xff"),),
+    ],
+)
+def test_what_is_not_the_secret(headers: tuple[tuple[bytes, bytes], ...]) -> None:
+    assert not GUARDED.let(scope(START, headers=headers))
+
+
+def test_the_secret_opens_control_and_nothing_else() -> None:
+    assert not GUARDED.let(scope(ACQUIRE, headers=(bearer(SECRET),)))
+    assert not GUARDED.let(scope("/docs", method="GET", headers=(bearer(SECRET),)))
+
+
+@pytest.mark.parametrize(
+    ("client", "passes"),
+    [
+        ("198.51.100.4", True),
+        ("198.51.100.5", False),
+        ("10.8.0.9", True),
+        ("10.9.0.9", False),
+        ("::ffff:10.8.0.9", True),
+        ("::ffff:10.9.0.9", False),
+        ("2001:db8::7", True),
+        ("2001:db9::7", False),
+        (SERVER, False),
+        ("testclient", False),
+        (None, False),
+    ],
+)
+def test_addresses_that_the_operator_names_control_in_place_of_this_machine(client: str | None, passes: bool) -> None:
+    networks = parse_networks("198.51.100.4, 10.8.0.0/24 2001:db8::/32")
+    assert Rules(control_from=networks).let(scope(START, client=client)) is passes
+    assert Rules(control_from=networks, secret=SECRET).let(scope(START, client=client)) is passes
+    assert Rules(control_from=networks, secret=SECRET).let(scope(START, client=client, headers=(bearer(SECRET),)))
+    assert not Rules(control_from=networks).let(scope(ACQUIRE, client=client)) or client == SERVER
+
+
+def test_the_executor_is_on_this_machine_or_calls_where_others_cannot() -> None:
+    assert GUARDED.let(scope(ACQUIRE, client=SERVER))
+    inside = Rules(runtime_at=frozenset({ip_address("172.18.0.2")}))
+    assert inside.let(scope(ACQUIRE, client="172.18.0.3", server="172.18.0.2"))
+    assert inside.let(scope(ACQUIRE, client="172.18.0.3", server="::ffff:172.18.0.2"))
+    # Not even this machine where the executor has an address of its own to call.
+    assert not inside.let(scope(ACQUIRE, client=SERVER))
+    assert not inside.let(scope(START, client="172.18.0.3", server="172.18.0.2"))
+
+
+def test_who_has_no_address_is_nobody() -> None:
+    for rules in (ALONE, Rules(runtime_at=frozenset({ip_address(SERVER)}))):
+        for path in (START, ACQUIRE):
+            assert not rules.let(scope(path, client=None, server=None))
+            assert not rules.let(scope(path, client="", server=""))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/docs",
+        "/openapi.json",
+        "/v1",
+        "/v1/fleet",
+        "/v1/fleet/",
+        "/v1/fleet/pull-messages/",
+        "//v1/fleet/pull-messages",
+        "/v1//fleet/pull-messages",
+        "/v1/fleet//pull-messages",
+        "/v1/fleet/../control/start-run",
+        "/v1/fleet/./pull-messages",
+        "/v1/fleet/pull-messages;/v1/control/start-run",
+        "/v1/fleet/pull-messages?",
+        "/v1/fleet/pull-messages\n",
+        "/v1/fleet/pull messages",
+        "/V1/fleet/pull-messages",
+        "/v1/Fleet/pull-messages",
+        "/v1/fleet/PULL-MESSAGES",
+        "/v1/fleet\\pull-messages",
+        "/v2/fleet/pull-messages",
+        "/v1/fleet/pull-messages/v1/control/start-run",
+        "/v1/fleetcontrol/start-run",
+        "/v1/control",
+        "/v1/control/",
+        "//v1/control/start-run",
+        "/v1/control/start-run/",
+        "/health/",
+        "//health",
+        "/v1/fleet/pull-messag\u00e9s",
+        "/v1/\u0455leet/pull-messages",
+    ],
+)
+def test_what_is_not_known_is_refused_even_to_the_operator(path: str) -> None:
+    everybody = Rules(control_from=parse_networks("0.0.0.0/0 ::/0"), runtime_at=frozenset({ip_address(SERVER)}))
+    for method in ("GET", "POST"):
+        assert not everybody.let(scope(path, method=method))
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "OPTIONS", "CONNECT", "post", ""])
+def test_methods_that_flower_does_not_use_are_refused(method: str) -> None:
+    assert not ALONE.let(scope(PULL, method=method))
+    assert not ALONE.let(scope(START, method=method, client=SERVER))
+
+
+def test_a_path_is_what_was_sent() -> None:
+    assert not ALONE.let(scope(PULL, raw_path=b"/v1/%66leet/pull-messages"))
+    assert not ALONE.let(scope(PULL, raw_path=START.encode()))
+    assert not ALONE.let(scope(PULL, raw_path=None))
+    assert not ALONE.let(scope(PULL, root_path="/v1"))
+
+
+class Listener:
+    """An application behind the guard that notes what reaches it."""
+
+    def __init__(self) -> None:
+        self.reached: list[str] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.reached.append(scope.get("path", scope["type"]))
+        if scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 204, "headers": []})
+            await send({"type": "http.response.body"})
+
+
+def ask(rules: Rules, request: dict[str, Any]) -> tuple[list[str], list[Any]]:
+    """Return what reached the application of a connection, and what was sent back."""
+    listener, sent = Listener(), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        raise AssertionError("a request that is refused is not read")
+
+    asyncio.run(Guard(listener, rules)(request, receive, send))
+    return listener.reached, sent
+
+
+def test_lifespan_passes_and_a_websocket_does_not() -> None:
+    assert ask(ALONE, {"type": "lifespan"}) == (["lifespan"], [])
+    reached, sent = ask(ALONE, {"type": "websocket", "path": PULL, "client": (SERVER, 1), "server": (SERVER, 2)})
+    assert (reached, [message["type"] for message in sent]) == ([], ["websocket.close"])
+    assert ask(ALONE, {"type": "what comes next"}) == ([], [])
+
+
+def test_a_refusal_says_so_and_reads_nothing() -> None:
+    reached, sent = ask(ALONE, scope(START))
+    assert reached == []
+    assert sent[0]["status"] == 403
+    assert REFUSAL.encode() in sent[1]["body"]
+    assert ask(ALONE, scope(PULL))[0] == [PULL]
+
+
+@pytest.mark.parametrize(("chunks", "status"), [(64, 204), (65, 413), (10**9, 413)])
+def test_no_more_of_a_request_is_read_than_a_site_may_send(chunks: int, status: int) -> None:
+    """Also of who has no key: Flower looks at that when it has read all."""
+    sent: list[Any] = []
+    read = 0
+
+    async def reader(_: Any, receive: Any, send: Any) -> None:
+        while (message := await receive())["type"] == "http.request" and message["more_body"]:
+            pass
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def receive() -> Any:
+        nonlocal read
+        read += 1
+        return {"type": "http.request", "body": bytes(1 << 20), "more_body": read < chunks}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Guard(reader, ALONE)(scope(PULL), receive, send))
+    assert [message.get("status") for message in sent] == [status, None]
+    assert read <= 65
+
+
+@contextmanager
+def served(rules: Rules, implementation: str) -> Iterator[tuple[int, Listener]]:
+    """Serve the guard on a port of this machine, as `umbel.protocol.flower.run_superlink` does."""
+    listener = Listener()
+    listening = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(
+        Guard(listener, rules), http=implementation, lifespan="off", proxy_headers=False, log_level="error"
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield listening.getsockname()[1], listener
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def send_line(port: int, line: str, *headers: str, source: str = "127.0.0.1") -> int:
+    """Return the status that a request has whose first line is this one, to the letter."""
+    with socket.create_connection(("127.0.0.1", port), source_address=(source, 0)) as sock:
+        lines = [f"{line} HTTP/1.1", "Host: localhost", "Connection: close", "Content-Length: 0", *headers, "", ""]
+        sock.sendall("\r\n".join(lines).encode("latin-1"))
+        answer = http.client.HTTPResponse(sock)
+        answer.begin()
+        return answer.status
+
+
+TRICKS = [
+    "POST //v1/control/start-run",
+    "POST /v1/fleet/../control/start-run",
+    "POST /v1/fleet/%2e%2e/control/start-run",
+    "POST /v1/%63ontrol/start-run",
+    "POST /v1/control%2Fstart-run",
+    "POST /v1/fleet/%2F..%2Fcontrol/start-run",
+    "POST /v1/fleet/pull-messages%00",
+    "POST /v1/fleet/pull%2Dmessages",
+    "POST /V1/CONTROL/start-run",
+    "POST /v1/control/start-run/",
+    "POST /v1/control/start-run?/v1/fleet/pull-messages",
+    "POST http://localhost/v1/control/start-run",
+    "POST https://localhost/v1/fleet/../control/start-run",
+    "POST /v1/control/start-run#/v1/fleet/pull-messages",
+    "GET /docs",
+    "GET /openapi.json",
+]
+
+
+@pytest.mark.parametrize("implementation", ["httptools", "h11"])
+def test_tricks_over_a_socket(implementation: str) -> None:
+    """Whichever of its parsers uvicorn takes."""
+    with served(ALONE, implementation) as (port, listener):
+        for trick in TRICKS:
+            assert send_line(port, trick, source="127.0.0.2") in (400, 403), trick
+        told = ["X-Forwarded-For: 127.0.0.1", "Forwarded: for=127.0.0.1", "X-Real-IP: 127.0.0.1"]
+        assert send_line(port, f"POST {START}", *told, source="127.0.0.2") == 403
+        upgrade = ["Upgrade: websocket", "Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: MDEyMzQ1Njc4OWFiY2RlZg=="]
+        assert send_line(port, f"GET {PULL}", *upgrade, "Connection: Upgrade", source="127.0.0.2") in (400, 403)
+        rewritten = ["X-Original-URL: /v1/control/start-run", "X-HTTP-Method-Override: POST"]
+        assert send_line(port, "GET /health", *rewritten, source="127.0.0.2") == 204
+        assert listener.reached == ["/health"]
+
+
+@pytest.mark.parametrize("implementation", ["httptools", "h11"])
+def test_a_site_elsewhere_and_this_machine_over_a_socket(implementation: str) -> None:
+    with served(ALONE, implementation) as (port, listener):
+        for path, status in ((PULL, 204), (START, 403), (ACQUIRE, 403)):
+            assert send_line(port, f"POST {path}", source="127.0.0.2") == status
+            assert send_line(port, f"POST {path}") == 204
+        assert listener.reached == [PULL, PULL, START, ACQUIRE]
+
+
+def test_the_second_request_of_a_connection_is_looked_at_as_well() -> None:
+    with served(GUARDED, "httptools") as (port, listener):
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        for path, status in ((PULL, 204), (START, 403), (PULL, 204)):
+            connection.request("POST", path, body=b"x" * 300_000)
+            answer = connection.getresponse()
+            assert (answer.status, bool(answer.read())) == (status, status == 403)
+        connection.request("POST", START, headers={"Authorization": f"Bearer {SECRET.decode()}"})
+        assert connection.getresponse().status == 204
+        connection.close()
+    assert listener.reached == [PULL, PULL, START]
+
+
+def test_a_secret_is_read_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "control.secret"
+    file.write_bytes(SECRET + b"\n")
+    assert read_secret(file) == SECRET
+    for content in (b"", b"\n", SECRET[:31], SECRET + b" " + SECRET, SECRET + "\u00e9".encode(), bytes(64)):
+        file.write_bytes(content)
+        with pytest.raises(GuardError, match=r"control\.secret holds no secret"):
+            read_secret(file)
+
+
+def test_networks_and_names() -> None:
+    assert parse_networks("") == ()
+    assert [str(one) for one in parse_networks(" 192.0.2.7,10.0.0.0/8  ::1 ")] == [
+        "192.0.2.7/32",
+        "10.0.0.0/8",
+        "::1/128",
+    ]
+    for text in ("umbel.example.org", "10.0.0.1/8", "10.0.0.0/33", "*"):
+        with pytest.raises(GuardError, match="give addresses or networks"):
+            parse_networks(text)
+    assert ip_address("127.0.0.1") in look_up("localhost")
+    assert look_up("192.0.2.1") == {ip_address("192.0.2.1")}
+    with pytest.raises(GuardError, match="no name of this machine"):
+        look_up("nothing.invalid")

@@ -1,0 +1,38 @@
+"""One command for a site's SuperNode and its executor; that it works, `test_processes.py` sees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+import pytest
+
+from umbel.deploy import node
+from umbel.protocol.errors import SiteError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "port"),
+    [([], "9094"), (["--port", "7"], "7"), (["--port=8", "--host", "0.0.0.0"], "8"), (["--port"], "9094")],
+)
+def test_it_reads_where_the_supernode_waits(arguments: list[str], port: str) -> None:
+    assert node._option(arguments, "--port", "9094") == port
+
+
+@pytest.mark.parametrize("option", ["--isolation=subprocess", "--superexec-auth-secret-file"])
+def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> None:
+    with pytest.raises(SiteError, match=f"{option.split('=')[0]} is set by this command; leave it out"):
+        node.start([option])
+
+
+def test_the_executor_ends_once_the_supernode_is_gone_whoever_takes_leave_of_it() -> None:
+    executor = subprocess.Popen(["sleep", "infinity"])
+    node._wait(executor, parent=os.getppid() + 1)
+    assert executor.returncode == -signal.SIGTERM
+
+
+def test_an_executor_that_ends_by_itself_is_waited_for() -> None:
+    executor = subprocess.Popen(["true"])
+    node._wait(executor, parent=os.getppid())
+    assert executor.returncode == 0

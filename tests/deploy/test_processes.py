@@ -1,0 +1,232 @@
+"""Three sites and a SuperLink, each a process of its own, over TLS and with node authentication.
+
+A start of processes is dear, so that all looks at one run, in which one of the sites refuses to train.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import ssl
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import safetensors.numpy
+from flwr.app import Context, RecordDict
+
+from tests.deploy.conftest import CLIENTS, SHORT, TRAIN, write_site
+from tests.deploy.processes import CONNECTION, Deployment, Member, Run
+from umbel.client.app import app as client_app
+from umbel.privacy.gate.site_log import beside
+from umbel.server.app import app as server_app
+from umbel.simulation.grid import InProcessGrid
+
+pytestmark = pytest.mark.slow
+
+MIN = 7.5
+"""The lowest noise multiplier that the west accepts; the others accept what the run asks for."""
+RELEASES = TRAIN + CLIENTS
+"""Clients of a round that release: those of the north but for the one that reports, and those of the south."""
+REFUSED_S = 900.0
+OWN = Path(__file__).parents[1] / "helpers" / "own"
+"""Where a strategy of one's own lies, in a package that umbel does not know."""
+CONFIG: dict[str, Any] = SHORT | {
+    "rounds": 2,
+    "clients_per_round": RELEASES + CLIENTS,
+    "seed": 3,
+    "strategy": "momentum:Momentum",
+    "strategy_options": "momentum=0.5 rate=0.8",
+}
+
+
+def node_config(folder: Path, name: str) -> dict[str, Any]:
+    """Return what a site is configured as, but for its ledger."""
+    slope, entries = {
+        "north": (3.0, {"role": "split"}),
+        "south": (2.0, {"role": "train"}),
+        "west": (-3.0, {"role": "train", "min-noise-multiplier": MIN}),
+    }[name]
+    return {"data-path": write_site(folder / "data" / name, slope), "insecure-seed": True, **entries}
+
+
+@pytest.fixture(scope="module")
+def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    """Three hospitals; only the north lets a client report."""
+    folder = tmp_path_factory.mktemp("deployment")
+    with Deployment(folder, server_path=OWN) as deployment:
+        for name in ("north", "south", "west"):
+            deployment.start_node(name, **node_config(folder, name))
+        deployment.wait_until_online()
+        yield deployment
+
+
+@dataclass
+class Episode:
+    """A run of two rounds, and who tried to get in while it went on."""
+
+    run: Run
+    status: str
+    strangers: dict[str, Member]
+    answers: dict[str, str]
+    """What a site reads that tries what is the operator's."""
+
+
+@pytest.fixture(scope="module")
+def episode(deployment: Deployment) -> Episode:
+    run = deployment.submit(**CONFIG)
+    strangers = {
+        "unregistered": deployment.start_stranger("unregistered", deployment.write_key("unregistered")),
+        "without key": deployment.start_stranger("keyless"),
+        "without TLS": deployment.start_stranger("plain", tls=False),
+    }
+    key = deployment.write_key("another")
+    answers = {
+        " ".join(words[:2]): deployment.flwr_of_somebody(*words)
+        for words in (
+            ("run", str(deployment.app), CONNECTION),
+            ("supernode", "register", f"{key}.pub", CONNECTION),
+            ("supernode", "unregister", deployment.nodes["north"].node_id, CONNECTION),
+            ("supernode", "list", CONNECTION),
+            ("list", CONNECTION),
+            ("stop", run.id, CONNECTION),
+        )
+    }
+    return Episode(run, deployment.wait(run), strangers, answers)
+
+
+def test_sites_learn_together_though_one_refuses(episode: Episode) -> None:
+    assert episode.status == "finished:completed"
+    first, second, last = episode.run.history
+    assert [(one["releases"], one["lost_nodes"]) for one in episode.run.history] == [(RELEASES, 1)] * 2 + [(0, 0)]
+    assert first["moved"]
+    assert second["moved"]
+    assert first["loss"] != second["loss"] != last["loss"], "validation scores hypotheses that moved"
+    assert all(np.isfinite(value).all() for value in episode.run.hypotheses().values())
+
+
+def test_sites_that_share_the_runs_seed_learn_bit_for_bit_what_they_learn_in_one_process(
+    deployment: Deployment,
+    episode: Episode,
+    tmp_path: Path,
+    run_config: dict[str, Any],
+    umbel_home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """And that is what a simulation learns (`tests/server/test_app.py`), with a strategy of one's own as well."""
+    monkeypatch.syspath_prepend(OWN)
+    config = run_config | {key.replace("_", "-"): value for key, value in CONFIG.items()}
+    # Clients are numbered in the order of their nodes' ids.
+    names = sorted(deployment.nodes, key=lambda name: int(deployment.nodes[name].node_id))
+    own = [node_config(tmp_path, name) | {"ledger-path": str(tmp_path / name)} for name in names]
+    server_app(InProcessGrid(client_app, config, node_configs=own), Context(1, 0, {}, RecordDict(), config))
+    [folder] = (umbel_home / "runs").iterdir()
+    expected = safetensors.numpy.load_file(folder / "latest.safetensors")
+    assert {name: value.tobytes() for name, value in episode.run.hypotheses().items()} == {
+        name: value.tobytes() for name, value in expected.items()
+    }
+
+
+def test_the_run_folder_is_whole(episode: Episode) -> None:
+    folder = episode.run.folder
+    assert {path.name for path in folder.iterdir()} >= {
+        "config.toml",
+        "history.jsonl",
+        "hypotheses.safetensors",
+        "latest.safetensors",
+        "ledger.csv",
+        "outcome.json",
+        "participations.jsonl",
+        "report.html",
+    }
+    saved = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+    assert saved["config"]["noise-multiplier"] == SHORT["noise_multiplier"]
+    assert folder.name in (folder / "report.html").read_text(encoding="utf-8")
+
+
+def test_each_ledger_holds_what_its_clients_released_and_nothing_else(deployment: Deployment, episode: Episode) -> None:
+    charged = []
+    # In the order in which the server numbers their clients.
+    for name in sorted(deployment.nodes, key=lambda name: int(deployment.nodes[name].node_id)):
+        rows = [row for row in deployment.nodes[name].charges if row["run"] == episode.run.id]
+        if name == "west":
+            assert not rows
+            continue
+        trains = TRAIN if name == "north" else CLIENTS
+        assert {row["kind"] for row in rows} == {"train"}
+        assert {row["noise_multiplier"] for row in rows} == {SHORT["noise_multiplier"]}
+        assert sorted((row["round"], row["client"]) for row in rows) == [
+            (round, client) for round in (1, 2) for client in range(trains)
+        ]
+        charged += [sum(row["client"] == client for row in rows) for client in range(trains)]
+    assert charged == list(episode.run.participations.values())
+
+
+@pytest.mark.parametrize(
+    ("who", "reason"),
+    [
+        ("unregistered", r"\[code: 2004\] Failed to activate SuperNode."),
+        (
+            "without key",
+            r"\[code: 2001\] SuperNode authentication is enabled. All SuperNodes must be registered via the CLI.",
+        ),
+        # Whichever of the two comes first.
+        ("without TLS", r"(Server disconnected without sending a response.|\[Errno 104\] Connection reset by peer)"),
+    ],
+)
+def test_a_stranger_is_refused_and_the_run_goes_on_undisturbed(episode: Episode, who: str, reason: str) -> None:
+    stranger = episode.strangers[who]
+    assert stranger.process.wait(REFUSED_S) == 1
+    assert re.search(
+        rf"Exit Code: 305\nFailed to initialize the connection to the SuperLink.\n{reason}\n", stranger.log
+    )
+    assert not stranger.charges
+    assert [entry["lost_nodes"] for entry in episode.run.history] == [1, 1, 0], "the west, as it says itself"
+
+
+def test_only_a_site_that_refuses_knows_why(deployment: Deployment, episode: Episode) -> None:
+    west = deployment.nodes["west"]
+    log = deployment.server_log(episode.run)
+    for round in (1, 2):
+        assert log.count(f"node {west.node_id} did not answer the message of round {round}: refused") == 1
+    reason = f"this site accepts no less than {MIN}".encode()
+    knows = {path for path in deployment.folder.rglob("*") if path.is_file() and reason in path.read_bytes()}
+    assert knows == {west.folder / "log", beside(west.ledger)}
+    assert reason.decode() not in log
+
+
+def test_a_site_starts_no_run_and_registers_nothing(deployment: Deployment, episode: Episode) -> None:
+    """With the server's certificate and keys of its own, from where others are let in."""
+    for command, answer in episode.answers.items():
+        assert "forbidden by this server's guard" in answer, f"{command}: {answer}"
+    asked = ("start-run", "register-node", "unregister-node", "list-nodes", "list-runs", "stop-run")
+    for path in asked:
+        assert f'"POST /v1/control/{path} HTTP/1.1" 403' in deployment.superlink.log
+    runs = json.loads(deployment.flwr("list", CONNECTION, "--format", "json"))["runs"]
+    assert [run["run-id"] for run in runs] == [episode.run.id]
+    nodes = json.loads(deployment.flwr("supernode", "list", CONNECTION, "--format", "json"))["nodes"]
+    assert {node["node-id"]: node["status"] for node in nodes} == {
+        node.node_id: "online" for node in deployment.nodes.values()
+    }
+
+
+def test_a_site_elsewhere_takes_no_task_of_the_servers(deployment: Deployment, episode: Episode) -> None:
+    trusted = ssl.create_default_context(cafile=deployment.ca)
+    status = {}
+    for source in ("127.0.0.1", "127.0.0.2"):
+        with httpx.Client(transport=httpx.HTTPTransport(verify=trusted, local_address=source)) as caller:
+            for path in ("runtime/acquire-task", "runtime/push-messages", "fleet/pull-messages", "control/start-run"):
+                answer = caller.post(f"https://{deployment.address}/v1/{path}")
+                status[source, path] = answer.status_code == 403
+    # This machine may call what its own executor calls; Flower itself wants a task's token there.
+    assert [path for (source, path), forbidden in status.items() if forbidden and source == "127.0.0.1"] == [
+        "control/start-run"
+    ]
+    assert [path for (source, path), forbidden in status.items() if not forbidden and source == "127.0.0.2"] == [
+        "fleet/pull-messages"
+    ]

@@ -1,0 +1,237 @@
+"""The server as it is started: Flower's own application behind the guard, and the secret that `flwr` sends to it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import math
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import typer
+import uvicorn
+from fastapi import HTTPException
+from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
+from flwr.proto.message_pb2 import Message as ProtoMessage
+from flwr.proto.message_pb2 import Metadata, ObjectTree
+from flwr.proto.node_pb2 import Node
+from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
+from typer.testing import CliRunner
+
+from tests.deploy.processes import CONNECTION, Deployment
+from umbel.deploy import login, superlink
+from umbel.protocol.flower import keep_secret
+
+SECRET = "0123456789abcdef" * 4
+ELSEWHERE = Path(__file__).parent / "elsewhere"
+FORBIDDEN = "forbidden by this server's guard"
+DOORS = ("FLWR_INTERNAL_GRPC_CONTROL_API", "FLWR_INTERNAL_GRPC_FLEET_API")
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    file = tmp_path / "control.secret"
+    file.write_text(SECRET, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What uvicorn is asked to serve."""
+    command = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(uvicorn, "run", lambda **options: asked.update(options))
+    monkeypatch.setattr(command, "uvicorn", uvicorn)
+    monkeypatch.setattr(sys, "argv", ["pytest"])
+    monkeypatch.setattr(command, "event", lambda *_: None)
+    monkeypatch.setenv("FLWR_DISABLE_UPDATE_CHECK", "1")
+    return asked
+
+
+def start(*options: str) -> Any:
+    return CliRunner().invoke(superlink.app, [*options, "--insecure", "--host", "127.0.0.1", "--port", "21999"])
+
+
+def ask(app: Any, method: str, path: str, client: str, token: str = "") -> int:
+    """Return the status of a request from an address."""
+
+    async def send() -> int:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False, client=(client, 5000))
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        async with httpx.AsyncClient(transport=transport, base_url="http://192.0.2.1:8000") as asking:
+            return (await asking.request(method, path, headers=headers)).status_code
+
+    return asyncio.run(send())
+
+
+def test_of_all_that_flower_serves_a_site_gets_to_the_fleet_alone(
+    served: dict[str, Any], secret: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    for door in DOORS:
+        monkeypatch.setenv(door, "1")
+    done = start("--control-secret", str(secret))
+    assert done.exit_code == 0, done.output
+    assert (served["host"], served["port"], served["proxy_headers"]) == ("127.0.0.1", 21999, False)
+    assert os.environ["PATH"].startswith(str(Path(sys.executable).parent)), "there its executor is found"
+    # Flower would serve the same on other ports.
+    assert not any(door in os.environ for door in DOORS)
+
+    app, site, own = served["app"], "192.0.2.7", "192.0.2.1"
+    kinds = {"fleet": 0, "control": 0, "runtime": 0}
+    for method, path in PROTOBUF_REQUEST_TYPES:
+        kind = path.split("/")[2]
+        kinds[kind] += 1
+        # Flower finds nothing that it could read in an empty request, and says so in its own way.
+        assert (ask(app, method, path, site) == 403) is (kind != "fleet"), path
+        assert (ask(app, method, path, site, SECRET) == 403) is (kind == "runtime"), path
+        assert (ask(app, method, path, own) == 403) is (kind == "control"), path
+    assert min(kinds.values()) > 5
+    for path in ("/docs", "/openapi.json", "/v1/runtime/responses", "/"):
+        assert ask(app, "GET", path, site) == 403
+        assert ask(app, "POST", path, site) == 403
+    assert ask(app, "GET", "/health", site) == 200
+
+
+@pytest.mark.parametrize(
+    ("changes", "passes"),
+    [
+        ({}, True),
+        # An order to another site, and one to the server itself, which would be taken for the answer of another.
+        ({"src_node_id": 1, "dst_node_id": 9, "reply_to_message_id": ""}, False),
+        ({"src_node_id": 1, "dst_node_id": 1, "reply_to_message_id": ""}, False),
+        ({"src_node_id": 1}, False),
+        ({"src_node_id": 9}, False),
+        ({"dst_node_id": 9}, False),
+        ({"reply_to_message_id": ""}, False),
+    ],
+)
+def test_a_site_sends_its_own_answers_to_the_server_and_nothing_else(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], passes: bool
+) -> None:
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    handlers, taken = router.fleet_handlers, []
+    monkeypatch.setattr(router, "fleet_handlers", handlers)
+    monkeypatch.setattr(
+        handlers, "push_messages", lambda request, state: taken.append(request) or PushMessagesResponse()
+    )
+    start()
+    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order"} | changes
+    request = PushMessagesRequest(
+        node=Node(node_id=7),
+        messages_list=[ProtoMessage(metadata=Metadata(**said))],
+        message_object_trees=[ObjectTree(object_id="answer")],
+    )
+    two = PushMessagesRequest()
+    two.CopyFrom(request)
+    two.messages_list.append(two.messages_list[0])
+    for sent, takes in ((request, passes), (two, False), (PushMessagesRequest(node=Node(node_id=7)), False)):
+        taken.clear()
+        with nullcontext() if takes else pytest.raises(HTTPException, match="403: a node sends its own answers"):
+            router.fleet_push_messages(sent, "state")
+        assert len(taken) == takes
+
+
+@pytest.mark.parametrize(
+    ("changes", "tree", "reason"),
+    [
+        # The database keeps no such number as one, and the server fails with every look at how old the answer is.
+        ({"ttl": math.nan}, [], "when it was made"),
+        ({"created_at": math.nan}, [], "when it was made"),
+        ({"ttl": math.inf}, [], "when it was made"),
+        # While tens of thousands are noted, the database is closed to all others, for longer than they wait.
+        ({}, range(10_000), "at most 10000 parts"),
+        ({}, range(9_999), ""),
+    ],
+)
+def test_an_answer_that_would_stop_the_server_is_refused(
+    served: dict[str, Any], monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], tree: Sequence[int], reason: str
+) -> None:
+    router = importlib.import_module("flwr.superlink.routers.fleet.router")
+    monkeypatch.setattr(router.fleet_handlers, "push_messages", lambda request, state: PushMessagesResponse())
+    start()
+    said = {"src_node_id": 7, "dst_node_id": 1, "reply_to_message_id": "order", "ttl": 60.0, "created_at": 1.0}
+    parts = [ObjectTree(object_id=str(number)) for number in tree]
+    request = PushMessagesRequest(
+        node=Node(node_id=7),
+        messages_list=[ProtoMessage(metadata=Metadata(**said | changes))],
+        message_object_trees=[ObjectTree(object_id="answer", children=parts)],
+    )
+    with pytest.raises(HTTPException, match=reason) if reason else nullcontext():
+        router.fleet_push_messages(request, "state")
+
+
+def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(served: dict[str, Any]) -> None:
+    path = "/v1/control/list-nodes"
+    start()
+    assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [False, True]
+    start("--control-from", "192.0.2.7 10.0.0.0/8")
+    assert [ask(served["app"], "POST", path, client) == 403 for client in ("192.0.2.1", "192.0.2.7")] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--control-secret", "nowhere"], "nowhere"),
+        (["--control-from", "everybody"], "give addresses or networks"),
+        (["--runtime-at", "nothing.invalid"], "no name of this machine"),
+    ],
+)
+def test_a_guard_that_cannot_be_set_up_is_no_server(served: dict[str, Any], options: list[str], reason: str) -> None:
+    done = start(*options)
+    assert done.exit_code == 1
+    assert done.output.startswith("Error: ")
+    assert reason in done.output
+    assert not served
+
+
+@pytest.fixture
+def log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Call the command for a user with one connection."""
+    (tmp_path / "config.toml").write_text('[superlink.umbel]\naddress = "umbel.example.org:8000"\n', encoding="utf-8")
+    monkeypatch.setenv("FLWR_HOME", str(tmp_path))
+    app = typer.Typer()
+    app.command()(login.main)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_flwr_sends_the_secret_to_the_server_and_to_no_other(log_in: Any, secret: Path, tmp_path: Path) -> None:
+    done = log_in("umbel", secret)
+    assert (done.exit_code, SECRET in done.output) == (0, False), done.output
+    assert (tmp_path / "credentials.yaml").stat().st_mode & 0o077 == 0
+    plugins = importlib.import_module("flwr.cli.auth_plugin")
+    store = importlib.import_module("flwr.supercore.credential_store")
+    for address, sends in (("umbel.example.org:8000", True), ("other.example.org:8000", False)):
+        plugin = plugins.OidcCliPlugin(address)
+        plugin.store = store.FileCredentialStore(tmp_path / "credentials.yaml")
+        plugin.load_tokens()
+        assert (plugin.access_token == SECRET) is sends
+
+
+def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Path) -> None:
+    assert "has no connection 'other'" in log_in("other", secret).output
+    assert log_in("umbel", tmp_path / "nothing").exit_code == 1
+    secret.write_text("short", encoding="utf-8")
+    assert "holds no secret" in log_in("umbel", secret).output
+    (tmp_path / "config.toml").write_text("superlink = 1", encoding="utf-8")
+    assert "write it first" in log_in("umbel", secret).output
+    assert not (tmp_path / "credentials.yaml").exists()
+
+
+@pytest.mark.slow
+def test_over_processes_this_machine_controls_where_there_is_no_secret_and_others_do_not(tmp_path: Path) -> None:
+    with Deployment(tmp_path, secret=False) as deployment:
+        listing = ("supernode", "list", CONNECTION)
+        assert "Listing all nodes" in deployment.flwr(*listing)
+        assert FORBIDDEN in deployment.flwr_of_somebody(*listing, path=ELSEWHERE)
+        assert "127.0.0.2:" in deployment.superlink.log, "it did call from elsewhere"
+        # A secret that was not asked for opens nothing.
+        keep_secret(deployment.folder / "somebody", deployment.address, SECRET)
+        assert FORBIDDEN in deployment.flwr_of_somebody(*listing, path=ELSEWHERE)

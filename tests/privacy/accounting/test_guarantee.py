@@ -1,0 +1,197 @@
+"""What releases guarantee together between any two data sets of a client, by hand where hands suffice."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.accounting.guarantee import amount, gap, guarantee, in_words, pure_cost, pure_spent, within_budget
+from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.protocol.release import Kind, RadiusMode, Release
+
+
+def private(n: int = 11, nu: float = 10.0, **changes: Any) -> Release:
+    """Return a release with a public radius, among five hypotheses and with choice-epsilon 1."""
+    values: dict[str, Any] = {"hypotheses": 5, "choice_epsilon": 1.0} | changes
+    return Release(Kind.TRAIN, n, nu, RadiusMode.PUBLIC, **values)
+
+
+OPEN = private(choice_epsilon=0.0)
+HEURISTIC = replace(private(), radius_mode=RadiusMode.UPDATE)
+BARE = private(nu=0.0)
+
+
+def test_a_participation_costs_twice_n_over_nu_and_the_choice() -> None:
+    """Clipped updates lie within two radii: 2 * 11/10 + 1."""
+    assert pure_cost(private()) == Fraction(32, 10)
+    assert pure_cost(private(hypotheses=1, choice_epsilon=0.0)) == Fraction(22, 10)
+
+
+def test_a_report_costs_n_over_nu_since_the_radius_is_the_diagonal_of_all_reports() -> None:
+    assert pure_cost(Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)) == Fraction(1, 2)
+
+
+def test_releases_of_all_kinds_add_up() -> None:
+    report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
+    assert pure_spent({private(): 3, report: 2}) == Fraction(96, 10) + 1
+    found = guarantee({private(): 3, report: 2})
+    assert found is not None
+    assert found.pure == pytest.approx(10.6)
+    assert found.epsilon <= found.pure
+
+
+@pytest.mark.parametrize(
+    ("release", "why"),
+    [
+        (OPEN, "the choice among 5 hypotheses is open"),
+        (replace(OPEN, hypotheses=0), "the choice among several hypotheses is open"),
+        (HEURISTIC, "the radius is the norm of the client's own update"),
+        (BARE, "there is no noise"),
+    ],
+)
+def test_one_release_without_a_guarantee_leaves_none_at_all(release: Release, why: str) -> None:
+    """And none is never 0."""
+    assert gap(release) == why
+    assert guarantee({release: 1}) is None
+    assert guarantee({private(): 1, release: 1}) is None
+    assert pure_spent({private(): 1, release: 1}) == math.inf
+    assert in_words(guarantee({release: 1})) == ("none", "none")
+
+
+def test_who_released_nothing_has_spent_nothing() -> None:
+    for releases in ({}, {private(): 0}, {OPEN: 0}):
+        found = guarantee(releases)
+        assert found is not None
+        assert (found.pure, found.epsilon) == (0.0, 0.0)
+
+
+def test_at_delta_noise_and_choice_are_composed_as_two_losses() -> None:
+    found = guarantee({private(): 4}, 1e-5)
+    assert found is not None
+    losses = {Laplace(10.0).loss(11, 2): 4, RandomisedResponse(1.0, 5): 4}
+    assert found.epsilon == compose(losses, 1e-5)
+    assert found.epsilon < found.pure
+
+
+def test_the_figures_of_planning() -> None:
+    """nu = 10 without the choice: 2.2 a participation, and at delta 1e-5 1.93, 3.32, 5.41, 8.61 for 1, 2, 4, 8."""
+    release = private(hypotheses=1, choice_epsilon=0.0)
+    for times, epsilon in ((1, 1.93), (2, 3.32), (4, 5.41), (8, 8.61)):
+        found = guarantee({release: times}, 1e-5)
+        assert found is not None
+        assert found.epsilon == pytest.approx(epsilon, abs=0.01)
+
+
+def test_gaussian_noise_has_no_pure_epsilon_and_composes_exactly() -> None:
+    """Four releases of nu = 4 two radii apart are one of mu = 2 * 2/4 = 1."""
+    release = private(1_206_590, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)
+    found = guarantee({release: 4}, 1e-5)
+    assert found is not None
+    assert found.pure == math.inf
+    assert found.epsilon == pytest.approx(compose({GaussianLoss(1.0): 1}, 1e-5), rel=1e-9)
+    assert in_words(found) == ("none", amount(found.epsilon))
+
+
+def test_the_radius_plays_no_part() -> None:
+    assert guarantee({private(radius=0.5): 3, private(radius=0.1): 2}) == guarantee({private(): 5})
+
+
+# --- whatever a server picks as it goes
+
+
+def least_budget(
+    releases: dict[Release, int], floor: float = 10.0, choice: float = 1.0, reports: bool = False
+) -> float:
+    """Return the least budget at delta 1e-5 that covers releases, in steps of .01."""
+    low, high = 0, 10**6
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = within_budget(releases, Fraction(middle, 100), 1e-5, floor, 1.0, reports)
+        low, high = (low, middle) if fits else (middle, high)
+    return high / 100
+
+
+def test_what_a_server_picks_counts_as_the_least_noise_that_the_site_accepts() -> None:
+    """Ten releases of nu = 20 where 10 would have been accepted cost what ten of nu = 10 do, if that is less."""
+    least = guarantee({private(nu=10.0, hypotheses=2): 10}, 1e-5)
+    own = guarantee({private(nu=20.0): 10}, 1e-5)
+    assert least is not None
+    assert own is not None
+    assert own.epsilon < least_budget({private(nu=20.0): 10}) == pytest.approx(least.epsilon, abs=0.011)
+
+
+def test_the_pure_sum_counts_where_it_is_smaller() -> None:
+    assert within_budget({private(nu=1000.0): 1}, Fraction(1022, 1000), 1e-5, 1.0, 1.0)
+    assert not within_budget({private(nu=1000.0): 1}, Fraction(1021, 1000), 1e-5, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(("delta", "choice"), [(0.0, 1.0), (1e-5, math.inf)])
+def test_without_delta_or_a_limit_on_the_choice_only_the_pure_sum_is_left(delta: float, choice: float) -> None:
+    assert within_budget({private(): 10}, Fraction(32), delta, 10.0, choice)
+    assert not within_budget({private(): 10}, Fraction(3199, 100), delta, 10.0, choice)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Release(Kind.REPORT, 2, 400.0, RadiusMode.PUBLIC),
+        private(12, nu=1e6),
+        private(nu=1e6, hypotheses=1, choice_epsilon=0.0),
+        private(nu=1e6, mechanism="gaussian"),
+    ],
+    ids=str,
+)
+def test_beside_the_first_sort_there_is_room_for_nothing_else(other: Release) -> None:
+    """A server could turn to it at the moment when it has seen much by chance: then only the pure sum is proven."""
+    alone = least_budget({private(): 10})
+    assert alone < 32
+    together = {private(): 10, other: 1}
+    assert not within_budget(together, Fraction(32), 1e-5, 10.0, 1.0)
+    if (cost := pure_spent(together)) < math.inf:
+        assert within_budget(together, Fraction(cost), 1e-5, 10.0, 1.0)
+
+
+def test_where_training_clients_report_a_quarter_is_set_apart_for_reports() -> None:
+    """Whichever of the two comes first."""
+    report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
+    gaussian = private(1000, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)
+    alone = guarantee({gaussian: 4}, 1e-5)
+    assert alone is not None
+    for account in ({gaussian: 4, report: 1}, {report: 1, gaussian: 4}):
+        assert least_budget(account, 4.0, reports=True) == pytest.approx(alone.epsilon / 0.75, abs=0.011)
+        assert least_budget(account, 4.0) == 10**4, "a site whose clients do not report sets nothing apart"
+    assert least_budget({gaussian: 1, report: 20}, 4.0, reports=True) == 40.0, "a quarter must hold twenty reports"
+
+
+def test_what_has_no_guarantee_fits_no_budget() -> None:
+    for release in (OPEN, HEURISTIC, BARE):
+        assert not within_budget({release: 1}, Fraction(10**9), 1e-5, 10.0, 1.0)
+        assert not within_budget({private(): 1, release: 1}, Fraction(10**9), 1e-5, 10.0, 1.0)
+
+
+accounts = st.lists(
+    st.tuples(st.sampled_from([1, 11]), st.sampled_from([5.0, 10.0, 40.0]), st.sampled_from([0.5, 1.0])),
+    min_size=1,
+    max_size=4,
+)
+
+
+@settings(derandomize=True, max_examples=25, deadline=None)
+@given(accounts, st.integers(1, 6))
+def test_no_budget_is_less_than_what_was_released_and_the_pure_sum_always_is_one(
+    kinds: list[tuple[int, float, float]], times: int
+) -> None:
+    account = {private(n, nu, choice_epsilon=epsilon): times for n, nu, epsilon in kinds}
+    found = guarantee(account, 1e-5)
+    assert found is not None
+    assert within_budget(account, Fraction(pure_spent(account)), 1e-5, 5.0, 1.0)
+    assert not within_budget(account, Fraction(found.epsilon * (1 - 1e-6)), 1e-5, 5.0, 1.0)

@@ -1,0 +1,128 @@
+"""Figures of planned runs, and the noise that a wanted guarantee takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.accounting.plan import Task, plan, plan_for, what_helps
+
+HOSPITAL = Task(parameters=11, hypotheses=5, clients=2062, clients_per_round=100)
+ALONE = replace(HOSPITAL, hypotheses=1)
+
+
+def test_expected_participations_are_those_of_simulated_runs() -> None:
+    figures = plan(HOSPITAL, 3.0, 1.0, rounds=100)
+    generator = np.random.default_rng(0)
+    counts = generator.binomial(100, 100 / 2062, size=(200, 2062))
+    assert figures.median_participations == np.median(counts)
+    assert figures.max_participations == pytest.approx(counts.max(axis=1).mean(), abs=0.75)
+
+
+def test_if_all_are_asked_in_every_round_all_take_part_in_every_round() -> None:
+    figures = plan(replace(HOSPITAL, clients_per_round=2062), 3.0, 1.0, rounds=7)
+    assert (figures.median_participations, figures.max_participations) == (7, 7)
+    assert figures.median == figures.maximum == guarantee({figures.release: 7})
+
+
+def test_noise_after_averaging_by_hand() -> None:
+    """nu = 3, n = 11, 20 releases a hypothesis: |noise|^2 is nu^2 (n + 1)/n / 20 = .491 in radii."""
+    figures = plan(HOSPITAL, 3.0, 1.0, rounds=100)
+    assert figures.noise_left**2 == pytest.approx(9 * 12 / 11 / 20)
+    assert figures.largest_curvature_step == pytest.approx(2 / (1 + 9 * 12 / 11 / 20))
+    gaussian = plan(replace(HOSPITAL, mechanism="gaussian"), 3.0, 1.0, rounds=100)
+    assert gaussian.noise_left**2 == pytest.approx(9 * 11 / 20)
+
+
+def test_an_open_choice_has_no_guarantee_and_one_hypothesis_no_choice() -> None:
+    assert plan(HOSPITAL, 3.0, 0.0, rounds=100).maximum is None
+    assert plan(ALONE, 3.0, 0.0, rounds=100).maximum is not None
+
+
+def test_a_model_of_a_million_parameters_gets_a_warning_in_words() -> None:
+    large = plan(replace(HOSPITAL, parameters=1_206_590), 3.0, 1.0, rounds=100).warnings[0]
+    assert "Above 20 a guarantee rules out nothing" in large
+    [noisy] = plan(HOSPITAL, 30.0, 1.0, rounds=3).warnings
+    assert "The noise left in a hypothesis after averaging is 7 times the update" in noisy
+
+
+def test_a_small_model_with_few_rounds_gets_none() -> None:
+    assert plan(replace(HOSPITAL, clients_per_round=1000), 10.0, 1.0, rounds=2).warnings == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"parameters": 0}, "parameters must be at least 1, got 0"),
+        ({"hypotheses": 0}, "hypotheses must be at least 1, got 0"),
+        ({"clients_per_round": 3000}, "clients-per-round must be between 1 and the 2062 clients, got 3000"),
+        ({"mechanism": "cauchy"}, "unknown mechanism 'cauchy'; choose from laplace, gaussian"),
+        ({"noise_multiplier": 0.0}, "noise-multiplier must be a finite number above 0"),
+        ({"noise_multiplier": math.inf}, "noise-multiplier must be a finite number above 0"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"delta": 1.0}, "delta must be at least 0 and below 1"),
+        ({"choice_epsilon": -1.0}, "choice-epsilon must be a finite number of at least 0"),
+    ],
+)
+def test_figures_that_cannot_be_are_named(changes: dict[str, Any], reason: str) -> None:
+    run: dict[str, Any] = {"noise_multiplier": 3.0, "choice_epsilon": 1.0, "rounds": 10}
+    own = {name: value for name, value in changes.items() if name in (*run, "delta")}
+    with pytest.raises(Exception, match=reason):  # a ValueError, or the ConfigError of a mechanism's name
+        plan(replace(HOSPITAL, **{name: value for name, value in changes.items() if name not in own}), **run | own)
+
+
+# --- backwards
+
+
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+@pytest.mark.parametrize("hypotheses", [1, 5])
+@pytest.mark.parametrize(("n", "participations"), [(1, 1), (11, 4), (210, 1), (6000, 30), (1_206_590, 4)])
+def test_the_noise_that_is_worked_out_reaches_the_target_within_one_percent(
+    n: int, participations: int, hypotheses: int, mechanism: str
+) -> None:
+    task = replace(HOSPITAL, parameters=n, hypotheses=hypotheses, mechanism=mechanism)
+    figures = plan_for(task, 8.0, 1e-5, participations)
+    found = guarantee({figures.release: participations}, 1e-5)
+    assert found is not None
+    assert 8.0 * 0.99 <= found.epsilon <= 8.0
+    assert figures.maximum == found
+
+
+@pytest.mark.parametrize("target", [0.1, 1.0, 50.0])
+def test_other_targets_are_reached_as_well(target: float) -> None:
+    for delta in (0.0, 1e-9, 1e-3):
+        figures = plan_for(HOSPITAL, target, delta, 3)
+        assert figures.maximum is not None
+        assert 0.99 * target <= figures.maximum.epsilon <= target
+
+
+def test_a_pure_target_by_hand() -> None:
+    """Four participations of 2 * 11/nu + 1 are 8 at nu = 22; a quarter of the target goes to the choice by default."""
+    assert plan_for(HOSPITAL, 8.0, 0.0, 4, choice_epsilon=1.0).release.noise_multiplier == pytest.approx(22, rel=2e-3)
+    assert plan_for(HOSPITAL, 8.0, 0.0, 4).release.choice_epsilon == 0.5
+
+
+def test_a_target_that_no_noise_reaches_is_named() -> None:
+    with pytest.raises(ValueError, match=r"no noise reaches epsilon 3 at delta 0 over 4 .* lower choice-epsilon"):
+        plan_for(HOSPITAL, 3.0, 0.0, 4, choice_epsilon=1.0)
+    with pytest.raises(ValueError, match="no noise reaches epsilon 3 at delta 0"):
+        plan_for(replace(ALONE, mechanism="gaussian"), 3.0, 0.0, 4)
+    with pytest.raises(ValueError, match="choice-epsilon must be above 0: an open choice has no guarantee"):
+        plan_for(HOSPITAL, 3.0, 1e-5, 4, choice_epsilon=0.0)
+
+
+def test_what_helps_most_by_hand() -> None:
+    """Pure, without a choice: nu = 2 n T / epsilon, and the noise left goes with nu sqrt((n + 1)/n / U)."""
+    ways = what_helps(replace(ALONE, parameters=10), 8.0, 0.0, 4)
+    assert ways["twice the clients a round"] == pytest.approx(math.sqrt(2), rel=5e-3)
+    assert ways["half the participations"] == pytest.approx(2, rel=5e-3)
+    assert ways["half the parameters"] == pytest.approx(2 * math.sqrt(1.1 / 1.2), rel=5e-3)
+
+
+def test_ways_that_cannot_be_gone_are_left_out() -> None:
+    assert what_helps(Task(1, 1, 10, 10), 8.0, 0.0, 1) == {}

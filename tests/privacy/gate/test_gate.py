@@ -1,0 +1,1098 @@
+"""What leaves a node of its training clients: sanitised parameters and who released them, or the word "refused".
+
+The tests look at replies as they are sent, after a round trip through Flower's serialisation,
+and break the handler behind the gate in every way that came to mind. `test_gate_reports.py` does the
+same for clients that report.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from tests.helpers.ledgers import spent
+from tests.helpers.messages import (
+    SIMULATED,
+    Handler,
+    arrived,
+    asked,
+    demanded,
+    of_node,
+    refused,
+    releases,
+    stacked,
+    through_gate,
+    to_node,
+    whatever,
+    wire,
+)
+from tests.helpers.noise import rounding, sanitise
+from umbel.privacy.gate.gate import Gate, LocalResult, guard, local_result
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.precision import round_to_grid
+from umbel.privacy.gate.randomness import streams
+from umbel.privacy.mechanisms.base import Matrix
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.home import umbel_home
+from umbel.protocol.messages import assigned_in, query, training_in
+from umbel.protocol.records import Held, held_in, to_array_record
+
+SECRET = "diagnosis-of-patient-17"
+SECRET_LOSS = 0.123456789
+OWN: dict[str, Any] = {"data-path": f"/data/{SECRET}"}  # the gate alone never opens it
+
+# A model of two layers and 9 parameters.
+LAYOUT: dict[str, tuple[int, ...]] = {"in.weight": (3, 2), "in.bias": (2,), "out.weight": ()}
+LAYERS = (slice(0, 8), slice(8, 9))
+
+# The same, of one layer, to check by hand.
+ONE = {"weight": (2,)}
+
+
+# --- a round of training around the gate
+
+
+def request(
+    hypotheses: Any, clients: tuple[int, ...], layout: dict[str, tuple[int, ...]] = ONE, **changes: Any
+) -> RecordDict:
+    """The content of a round's message that asks for training; `hypotheses` has a row for each."""
+    return asked(stacked(hypotheses, layout), demanded(clients, **changes))
+
+
+def hands_over(trained: Any, chosen: list[int], layout: dict[str, tuple[int, ...]] = ONE) -> Handler:
+    """A train handler that does as it should; `trained` has a row for each client."""
+    return lambda msg, context: Message(local_result(stacked(trained, layout), np.asarray(chosen)), reply_to=msg)
+
+
+class Spy:
+    """A train handler that counts its calls."""
+
+    def __init__(self, handler: Handler) -> None:
+        self.handler, self.calls = handler, 0
+
+    def __call__(self, msg: Message, context: Context) -> Message:
+        self.calls += 1
+        return self.handler(msg, context)
+
+
+@dataclass(frozen=True)
+class Left:
+    """What left a node that was not refused."""
+
+    arrays: Arrays
+    released: list[int]
+
+
+def what_left(reply: Message, clients: int, layout: dict[str, tuple[int, ...]] = LAYOUT) -> Left | None:
+    """Check that a reply holds allowed fields alone; return them, or None for "refused"."""
+    sent = wire(reply)
+    for text in (SECRET.encode(), struct.pack("<d", SECRET_LOSS), struct.pack("<f", SECRET_LOSS)):
+        assert text not in sent
+        assert text not in repr(reply).encode()
+    came = arrived(reply)
+    assert came.metadata.message_type == "train"
+    if came.has_error():
+        assert refused(came)
+        return None
+
+    assert set(came.content) == {"arrays", "released"}
+    assert {"clients"} <= set(came.content.metric_records["released"]) <= {"clients", "step"}
+    flags = came.content.metric_records["released"]["clients"]
+    assert isinstance(flags, list)
+    assert len(flags) == clients
+    assert all(type(flag) is int and flag in (0, 1) for flag in flags)
+
+    arrays = releases(came)
+    assert list(arrays) == list(layout)
+    for name, shape in layout.items():
+        assert arrays[name].dtype == np.float32
+        assert arrays[name].shape == (sum(flags), *shape)
+        assert np.isfinite(arrays[name]).all()
+    return Left(arrays, [int(flag) for flag in flags])
+
+
+def assert_left(reply: Message, clients: int, layout: dict[str, tuple[int, ...]] = LAYOUT) -> Left:
+    """Return what left, which must be something."""
+    left = what_left(reply, clients, layout)
+    assert left is not None
+    return left
+
+
+# --- any demand, any data, any fault
+
+
+@dataclass(frozen=True)
+class Case:
+    """A demand, and what the clients have trained."""
+
+    demand: Training
+    own_data: bool
+    hypotheses: Arrays
+    trained: Arrays
+    chosen: list[int]
+    ill: list[bool]
+
+    @property
+    def request(self) -> RecordDict:
+        return asked(self.hypotheses, self.demand)
+
+    @property
+    def context(self) -> Context:
+        return of_node(OWN if self.own_data else SIMULATED)
+
+    @property
+    def unsanitised(self) -> list[NDArray[np.float32]]:
+        """Parameters that must not leave: as trained, and with the update clipped."""
+        start = flatten(self.hypotheses)[self.chosen]
+        clipped = flatten(self.trained) - start
+        for columns in LAYERS if self.demand.noise_per == "layer" else (slice(None),):
+            norms = np.linalg.norm(clipped[:, columns], axis=1, keepdims=True)
+            with np.errstate(invalid="ignore"):  # the ill ones
+                clipped[:, columns] *= np.minimum(1, self.demand.radius / np.maximum(norms, 1e-300))
+        return [flatten(self.trained).astype(np.float32), (start + clipped).astype(np.float32)]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    clients = draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True))
+    own_data = draw(st.booleans())
+    mode = draw(st.sampled_from(["update", "public"]))
+    demand = demanded(
+        tuple(clients),
+        round=draw(st.integers(1, 500)),
+        noise_multiplier=draw(st.floats(1.0, 20.0)),
+        radius_mode=mode,
+        radius=draw(st.floats(0.1, 2.0)),
+        noise_per=draw(st.sampled_from(["vector", "layer"])) if mode == "update" else "vector",
+    )
+    k, m = draw(st.integers(1, 4)), len(clients)
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    # Parameters near zero, where float32 is so fine that no noise rounds to nothing by chance:
+    # less than once in 10^6 runs of this test for all coordinates together.
+    hypotheses = stacked(1e-5 * rng.standard_normal((k, 9)), LAYOUT)
+    chosen = rng.integers(k, size=m).tolist()
+    # Noise that comes from a fixed seed, in simulation, may have to hide any update.
+    size = 1e-5 if own_data else draw(st.sampled_from([0.0, 1e-5, 1.0]))
+    matrix = flatten(hypotheses)[chosen] + size * rng.standard_normal((m, 9))
+    ill = draw(st.lists(st.booleans(), min_size=m, max_size=m))
+    for row in np.flatnonzero(ill):
+        matrix[row, draw(st.integers(0, 8))] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
+    return Case(demand, own_data, hypotheses, stacked(matrix, LAYOUT), chosen, ill)
+
+
+Fault = Callable[[RecordDict, Case], Any]
+"""Changes what the handler hands over, or returns something else, or raises."""
+
+FATAL: dict[str, Fault] = {}
+HARMLESS: dict[str, Fault] = {}
+
+
+def fatal(fault: Fault) -> Fault:
+    """A fault after which nothing may leave."""
+    FATAL[fault.__name__] = fault
+    return fault
+
+
+def harmless(fault: Fault) -> Fault:
+    """A fault that must make no difference to what leaves."""
+    HARMLESS[fault.__name__] = fault
+    return fault
+
+
+def trained_in(content: RecordDict) -> LocalResult:
+    return held_in(content, "result", LocalResult)
+
+
+def instead_of(content: RecordDict, **changes: Any) -> None:
+    """Change what the handler says it has trained."""
+    content["result"] = Held(replace(trained_in(content), **changes))
+
+
+def change(content: RecordDict, alter: Callable[[str, NDArray[Any]], Any]) -> None:
+    arrays = trained_in(content).arrays
+    instead_of(content, arrays={name: alter(name, value) for name, value in arrays.items()})
+
+
+@fatal
+def no_arrays(content: RecordDict, case: Case) -> None:
+    del content["result"]
+
+
+@fatal
+def arrays_under_another_name(content: RecordDict, case: Case) -> None:
+    content["arrays"] = content["result"]
+    del content["result"]
+
+
+@fatal
+def arrays_are_metrics(content: RecordDict, case: Case) -> None:
+    content["result"] = MetricRecord({"loss": SECRET_LOSS})
+
+
+@fatal
+def arrays_as_they_would_travel(content: RecordDict, case: Case) -> None:
+    content["result"] = to_array_record(trained_in(content).arrays)
+
+
+@fatal
+def another_thing_is_held(content: RecordDict, case: Case) -> None:
+    content["result"] = Held({"arrays": trained_in(content).arrays, "chosen": trained_in(content).chosen, "x": SECRET})
+
+
+@fatal
+def no_records(content: RecordDict, case: Case) -> None:
+    content.clear()
+
+
+@fatal
+def whole_numbers(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: np.ones_like(value, np.int32))
+
+
+@fatal
+def one_array_of_whole_numbers(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: np.ones_like(value, np.int64) if name == "in.bias" else value)
+
+
+@fatal
+def double_precision(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value.astype(np.float64))
+
+
+@fatal
+def half_precision(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value.astype(np.float16))
+
+
+@fatal
+def foreign_byte_order(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value.astype(">f4"))
+
+
+@fatal
+def an_array_of_its_own_making(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: np.ma.masked_array(value))
+
+
+@fatal
+def lists(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value.tolist())
+
+
+@fatal
+def a_row_too_few(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value[1:])
+
+
+@fatal
+def a_row_too_many(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: np.concatenate([value, value[:1]]))
+
+
+@fatal
+def one_array_of_other_length(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value[1:] if name == "in.bias" else value)
+
+
+@fatal
+def another_shape(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value.swapaxes(1, 2) if name == "in.weight" else value)
+
+
+@fatal
+def an_axis_more(content: RecordDict, case: Case) -> None:
+    change(content, lambda name, value: value[..., None])
+
+
+@fatal
+def a_key_too_few(content: RecordDict, case: Case) -> None:
+    del trained_in(content).arrays["in.bias"]
+
+
+@fatal
+def a_key_too_many(content: RecordDict, case: Case) -> None:
+    trained_in(content).arrays[SECRET] = np.ones((len(case.chosen), 2), np.float32)
+
+
+@fatal
+def another_key(content: RecordDict, case: Case) -> None:
+    arrays = trained_in(content).arrays
+    arrays[SECRET] = arrays.pop("in.bias")
+
+
+@fatal
+def another_order_of_keys(content: RecordDict, case: Case) -> None:
+    instead_of(content, arrays=dict(reversed(trained_in(content).arrays.items())))
+
+
+@fatal
+def no_names(content: RecordDict, case: Case) -> None:
+    instead_of(content, arrays=list(trained_in(content).arrays.values()))
+
+
+@fatal
+def bytes_that_are_no_array(content: RecordDict, case: Case) -> None:
+    trained_in(content).arrays["in.bias"] = SECRET.encode()  # type: ignore[assignment]
+
+
+@fatal
+def choices_missing(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=None)
+
+
+@fatal
+def choices_in_words(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=np.array([SECRET] * len(case.chosen)))
+
+
+@fatal
+def choices_not_whole(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=np.array(case.chosen, float))
+
+
+@fatal
+def a_choice_too_few(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=np.array(case.chosen[1:], np.int64))
+
+
+@fatal
+def one_choice_for_all(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=case.chosen[0])
+
+
+@fatal
+def a_choice_too_high(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=np.array([*case.chosen[1:], len(case.hypotheses["in.bias"])]))
+
+
+@fatal
+def a_choice_below_zero(content: RecordDict, case: Case) -> None:
+    instead_of(content, chosen=np.array([*case.chosen[1:], -1]))
+
+
+@fatal
+def an_exception(content: RecordDict, case: Case) -> None:
+    raise ValueError(f"{SECRET}: loss {SECRET_LOSS}")
+
+
+@fatal
+def an_exception_with_a_telling_name(content: RecordDict, case: Case) -> None:
+    raise type(SECRET, (Exception,), {})
+
+
+@fatal
+def an_exception_for_an_exception(content: RecordDict, case: Case) -> None:
+    try:
+        raise KeyError(SECRET)
+    except KeyError as error:
+        raise ExceptionGroup(SECRET, [error]) from error
+
+
+@fatal
+def an_assertion(content: RecordDict, case: Case) -> None:
+    raise AssertionError(SECRET)
+
+
+@fatal
+def an_error_reply(content: RecordDict, case: Case) -> Error:
+    return Error(code=0, reason=SECRET)
+
+
+@fatal
+def nothing(content: RecordDict, case: Case) -> str:
+    return SECRET
+
+
+@harmless
+def losses(content: RecordDict, case: Case) -> None:
+    content["scores"] = MetricRecord({"loss": [SECRET_LOSS] * len(case.chosen), "metric": [0.0] * len(case.chosen)})
+
+
+@harmless
+def losses_among_the_flags(content: RecordDict, case: Case) -> None:
+    content["released"] = MetricRecord({"clients": [1], "loss": SECRET_LOSS, "samples": [17]})
+
+
+@harmless
+def sample_counts(content: RecordDict, case: Case) -> None:
+    content["samples"] = ConfigRecord({"counts": [17] * len(case.chosen), "note": SECRET})
+
+
+@harmless
+def choices_among_the_metrics(content: RecordDict, case: Case) -> None:
+    content["choices"] = MetricRecord({"choices": case.chosen})
+
+
+@harmless
+def a_private_record(content: RecordDict, case: Case) -> None:
+    content["private"] = ConfigRecord({"samples": [17] * len(case.chosen), "note": SECRET})
+
+
+@harmless
+def raw_data(content: RecordDict, case: Case) -> None:
+    content[SECRET] = ArrayRecord({SECRET: Array(np.full(5, SECRET_LOSS, np.float32))})
+
+
+def with_faults(case: Case, faults: list[Fault]) -> Handler:
+    """A train handler that commits faults."""
+
+    def handler(msg: Message, context: Context) -> Any:
+        content = local_result(dict(case.trained), np.asarray(case.chosen))
+        for fault in faults:
+            other = fault(content, case)
+            if isinstance(other, Error):
+                return Message(other, reply_to=msg)
+            if other is not None:
+                return other
+        return Message(content, reply_to=msg)
+
+    return handler
+
+
+def all_spent(context: Context, clients: Iterable[int]) -> list[Fraction | float]:
+    """Return what clients have spent, from the site's ledger or the simulated node's."""
+    path = umbel_home() / "ledger.sqlite"
+    own = "data-path" in context.node_config and path.exists()
+    ledger = Ledger(path) if own else MemoryLedger(context.state)
+    return [spent(ledger, client) for client in clients]
+
+
+harmless_faults = st.lists(st.sampled_from(sorted(HARMLESS)), unique=True)
+
+
+@settings(derandomize=True, max_examples=100)
+@given(cases(), harmless_faults)
+def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[str]) -> None:
+    context = case.context
+    before = all_spent(context, case.demand.clients)
+    reply = through_gate(case.request, context, with_faults(case, [HARMLESS[name] for name in faults]))
+
+    left = assert_left(reply, len(case.demand.clients))
+    assert left.released == [1] * len(case.demand.clients), "nobody can tell whose training blew up"
+    well = np.logical_not(case.ill)
+    for unsanitised in case.unsanitised:
+        for name, parameters in stacked(unsanitised, LAYOUT).items():
+            assert (left.arrays[name][well] != parameters[well]).all(), f"a coordinate of {name} went without noise"
+
+    cost = Fraction(9) / Fraction(repr(case.demand.noise_multiplier))
+    assert all_spent(context, case.demand.clients) == pytest.approx([earlier + cost for earlier in before])
+
+
+@pytest.mark.parametrize("name", FATAL)
+@settings(derandomize=True, max_examples=8)
+@given(case=cases(), around=harmless_faults)
+def test_a_broken_handler_releases_nothing(name: str, case: Case, around: list[str]) -> None:
+    context = case.context
+    before = all_spent(context, case.demand.clients)
+    faults = [*(HARMLESS[other] for other in around), FATAL[name]]
+    reply = through_gate(case.request, context, with_faults(case, faults))
+    assert what_left(reply, len(case.demand.clients)) is None
+    cost = Fraction(9) / Fraction(repr(case.demand.noise_multiplier))
+    paid = [earlier + cost for earlier in before]
+    assert all_spent(context, case.demand.clients) == pytest.approx(paid), "it was charged before it was asked"
+
+
+def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
+    def handler(msg: Message, context: Context) -> Message:
+        raise ValueError(SECRET)
+
+    reply = through_gate(SMALL, of_node(OWN), handler)
+    assert what_left(reply, 2) is None
+    assert f"umbel refused to answer (train): {SECRET}" in node_log.getvalue()
+
+
+# --- numbers to check by hand: one hypothesis of zeros, two clients
+
+ZEROS = np.zeros((1, 2))
+TRAINED = np.array([[3.0, 4.0], [0.3, 0.4]])
+SMALL = request(ZEROS, (4, 7))
+
+
+def small(node_config: dict[str, Any], clients: tuple[int, ...] = (4, 7), **changes: Any) -> Left:
+    """What leaves when the small example is trained."""
+    content = request(ZEROS, clients, **changes)
+    return assert_left(through_gate(content, of_node(node_config), hands_over(TRAINED, [0, 0])), 2, ONE)
+
+
+def test_in_simulation_parameters_may_leave_as_trained() -> None:
+    left = small(SIMULATED, noise_multiplier=0.0)
+    np.testing.assert_array_equal(left.arrays["weight"], TRAINED.astype(np.float32))
+    assert left.released == [1, 1]
+
+
+def test_an_unsanitised_release_costs_everything() -> None:
+    context = of_node(SIMULATED)
+    content = request(ZEROS, (4, 7), noise_multiplier=0.0)
+    through_gate(content, context, hands_over(TRAINED, [0, 0]))
+    assert [spent(MemoryLedger(context.state), client) for client in (4, 7, 5)] == [float("inf"), float("inf"), 0]
+
+
+def test_a_public_radius_clips_updates() -> None:
+    left = small(SIMULATED, noise_multiplier=0.0, radius_mode="public", radius=1.0)
+    np.testing.assert_allclose(left.arrays["weight"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
+
+
+def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
+    # Clients chose the second and the first hypothesis; their updates have norms 5 and 1.
+    hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
+    trained = np.array([[13.0, 14.0], [0.6, 0.8]])
+    content = request(hypotheses, (0, 1), noise_multiplier=0.0, radius_mode="public", radius=1.0)
+    reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 0]))
+    left = assert_left(reply, 2, ONE)
+    np.testing.assert_allclose(left.arrays["weight"], [[10.6, 10.8], [0.6, 0.8]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["update", "public"])
+def test_a_release_is_the_sanitised_update_with_noise_from_the_clients_own_stream(mode: str) -> None:
+    # The second of two nodes hosts clients 1, 3, 5, ... of the federation: its 4 and 7 are 9 and 15.
+    left = small({"partition-id": 1, "num-partitions": 2}, radius_mode=mode, round=6)
+    noised = sanitise(stacked(TRAINED, ONE)["weight"].astype(float), 5.0, 0.1, mode, streams(3, "noise", 6, [9, 15]))
+    # Hypotheses of zeros have the finest resolution there is.
+    expected = round_to_grid(noised, rounding(2, 5.0, 0.1), float(np.spacing(np.float32(0))))
+    np.testing.assert_array_equal(left.arrays["weight"], expected.astype(np.float32))
+
+
+def test_each_layer_may_be_noised_by_itself() -> None:
+    updates = np.arange(9.0)[None]
+    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per="layer")
+    reply = through_gate(content, of_node(SIMULATED), hands_over(updates, [0], LAYOUT))
+    # in.weight and in.bias are one layer of 8, out.weight another of 1.
+    noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), LAYERS)
+    expected = round_to_grid(noised, rounding(9, 5.0, 0.1), float(np.spacing(np.float32(0))))
+    np.testing.assert_array_equal(flatten(assert_left(reply, 1).arrays), expected.astype(np.float32))
+
+
+def test_each_row_may_be_noised_by_itself() -> None:
+    updates = np.arange(9.0)[None]
+    context = of_node(SIMULATED)
+    content = request(np.zeros((1, 9)), (0,), LAYOUT, noise_per="row")
+    reply = through_gate(content, context, hands_over(updates, [0], LAYOUT))
+    # The rows of in.weight, and in.bias and out.weight as rows of their own.
+    rows = [slice(0, 2), slice(2, 4), slice(4, 6), slice(6, 8), slice(8, 9)]
+    noised = sanitise(updates, 5.0, 0.1, "update", streams(3, "noise", 1, [0]), rows)
+    expected = round_to_grid(noised, rounding(9, 5.0, 0.1), float(np.spacing(np.float32(0))))
+    np.testing.assert_array_equal(flatten(assert_left(reply, 1).arrays), expected.astype(np.float32))
+    assert all_spent(context, [0]) == [Fraction(9, 5)], "rows of n_i parameters cost n_i / nu each, n / nu together"
+
+
+def test_rows_without_an_update_are_hidden_within_the_floor() -> None:
+    """|noise| ~ Gamma(k, nu floor / k) for 5000 rows of k = 4 of which none was moved. False-alarm rate 1e-6."""
+    layout = {"items": (5001, 4)}
+    trained = np.zeros((1, 5001, 4))
+    trained[0, 0] = 100.0
+    content = request(np.zeros((1, 5001 * 4)), (0,), layout, noise_per="row", radius=0.5)
+    left = assert_left(
+        through_gate(content, of_node(SIMULATED), hands_over(trained.reshape(1, -1), [0], layout)), 1, layout
+    )
+    norms = np.linalg.norm(left.arrays["items"][0, 1:].astype(float), axis=1)
+    assert stats.kstest(norms, stats.gamma(4, scale=5 * 0.5 / 4).cdf).pvalue > 1e-6
+
+
+def test_a_row_within_a_public_radius_is_refused() -> None:
+    record = demanded().to_record()
+    record["noise_per"], record["radius_mode"] = "row", "public"
+    refused_unseen(asked(stacked(ZEROS, ONE), record), SIMULATED)
+
+
+def test_layers_that_are_not_whole_are_refused() -> None:
+    split = {"in.weight": (2,), "out.weight": (2,), "in.bias": (1,)}
+    content = request(np.zeros((1, 5)), (0,), split, noise_per="layer")
+    context = of_node(SIMULATED)
+    reply = through_gate(content, context, hands_over(np.ones((1, 5)), [0], split))
+    assert what_left(reply, 1, split) is None
+    assert all_spent(context, [0]) == [0], "refused before anything is trained or charged"
+
+
+def test_choices_leave_only_if_asked_for() -> None:
+    hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
+    trained = np.array([[11.0, 11.0], [np.nan, 0.0], [1.0, 1.0]])
+    content = request(hypotheses, (0, 1, 2), disclose_choice=True)
+    reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 1, 0]))
+    assert dict(reply.content.metric_records["released"]) == {"clients": [1, 1, 1], "choices": [1, 1, 0]}
+
+
+def test_a_client_whose_training_blew_up_releases_its_hypothesis_with_noise_and_pays() -> None:
+    """Whether it blows up depends on its data and on the step size the server chose."""
+    context = of_node(SIMULATED)
+    hypotheses = np.array([[100.0, 200.0]])
+    trained = np.array([[np.nan, 1.0], [103.0, 204.0], [np.inf, 1.0]])
+    content = request(hypotheses, (4, 7, 2), noise_multiplier=3.0)
+    left = assert_left(through_gate(content, context, hands_over(trained, [0, 0, 0])), 3, ONE)
+    assert left.released == [1, 1, 1]
+    noise = sanitise(np.zeros((2, 2)), 3.0, 0.1, "update", streams(3, "noise", 1, [4, 2]))
+    np.testing.assert_allclose(left.arrays["weight"][[0, 2]], hypotheses + noise, atol=0.02)
+    assert all_spent(context, (4, 7, 2)) == [Fraction(2, 3)] * 3
+
+
+def test_a_release_beyond_float32_is_the_largest_number_there_is() -> None:
+    # Noise of scale nu r / n = 5e38 where float32 ends at 3.4e38: about half of the clients.
+    context = of_node(SIMULATED)
+    clients = tuple(range(40))
+    layout = {"weight": (1,)}
+    content = request(np.zeros((1, 1)), clients, layout, radius_mode="public", radius=1e38)
+    handler = hands_over(np.ones((40, 1)), [0] * 40, layout)
+    left = assert_left(through_gate(content, context, handler), 40, layout)
+    assert left.released == [1] * 40
+    assert 10 < np.sum(np.abs(left.arrays["weight"]) == np.finfo(np.float32).max) < 30
+    assert all_spent(context, clients) == [Fraction(1, 5)] * 40
+
+
+def test_participations_of_rounds_add_up() -> None:
+    for node_config in (OWN, SIMULATED):
+        context = of_node(node_config)
+        content = request(ZEROS, (4, 7), noise_multiplier=3.0)
+        for _ in range(10):
+            through_gate(content, context, hands_over(TRAINED, [0, 0]))
+        assert all_spent(context, [4]) == [Fraction(20, 3)]
+
+
+# --- the charge comes before the noise
+
+
+def test_a_crash_in_the_noise_is_paid_for_and_releases_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> Matrix:
+        raise MemoryError(SECRET)
+
+    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", crash)
+    context = of_node(OWN)
+    reply = through_gate(SMALL, context, hands_over(TRAINED, [0, 0]))
+    assert what_left(reply, 2, ONE) is None
+    assert all_spent(context, (4, 7)) == [Fraction(2, 5)] * 2
+
+
+@pytest.mark.parametrize("deadly", [KeyboardInterrupt, SystemExit])
+def test_a_node_that_is_told_to_end_ends(deadly: type[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    def end(*_: Any) -> Any:
+        raise deadly
+
+    with pytest.raises(deadly):
+        through_gate(SMALL, of_node(OWN), end)
+    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", end)
+    with pytest.raises(deadly):
+        through_gate(SMALL, of_node(OWN), hands_over(TRAINED, [0, 0]))
+
+
+# --- whoever cannot pay does not train
+
+
+def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    trains: list[Any] = []
+    monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits, at_least: [True, False])
+
+    def handler(msg: Message, context: Context) -> Message:
+        demand = training_in(msg.content)
+        assert demand is not None
+        trains.append(demand.clients)
+        return hands_over(TRAINED[:1], [0])(msg, context)
+
+    left = assert_left(through_gate(SMALL, of_node(SIMULATED), handler), 2, ONE)
+    assert left.released == [1, 0]
+    assert trains == [(4,)]
+
+
+def test_a_demand_that_the_node_cannot_do_is_refused_before_anybody_pays(node_log: io.StringIO) -> None:
+    def check(content: RecordDict, context: Context) -> None:
+        raise ProtocolError("these are another model's")
+
+    spy, context = Spy(hands_over(TRAINED, [0, 0])), of_node(OWN)
+    assert what_left(through_gate(SMALL, context, spy, check=check), 2, ONE) is None
+    assert spy.calls == 0
+    assert all_spent(context, (4, 7)) == [0, 0]
+    assert "these are another model's" in node_log.getvalue()
+
+
+# --- in how many bits releases travel
+
+
+def bits(hypotheses: Any, node_config: dict[str, Any], trained: Any = ((1.0, 1.0), (0.5, 9e9)), **changes: Any) -> int:
+    """Return in how many bits a number travels from a node whose two clients train."""
+    reply = through_gate(request(hypotheses, (4, 7), **changes), of_node(node_config), hands_over(trained, [0, 0]))
+    (matrix,) = reply.content.array_records["arrays"].values()
+    assert set(releases(reply)) == {"weight"}
+    assert releases(reply)["weight"].dtype == np.float32
+    return 8 * np.dtype(matrix.dtype).itemsize
+
+
+PUBLIC: dict[str, Any] = {"radius_mode": "public", "radius": 1.0, "noise_multiplier": 2.0}
+
+
+def test_a_release_within_a_public_radius_travels_in_16_bits() -> None:
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC) == 16
+
+
+@pytest.mark.parametrize("trained", [[[0.5, -0.5]] * 2, [[3e38, -3e38]] * 2, [[np.nan, np.inf]] * 2])
+def test_how_many_bits_there_are_does_not_depend_on_the_data(trained: Any) -> None:
+    assert bits([[0.5, -0.5]], OWN, trained, **PUBLIC) == 16
+    assert bits([[1e5, -0.5]], OWN, trained, **PUBLIC) == 32, "the hypotheses are too large for 16"
+
+
+def test_where_16_bits_may_not_do_a_release_travels_in_32() -> None:
+    assert bits([[0.5, -0.5]], OWN, noise_multiplier=2.0) == 32, "an update may be of any length"
+    assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC) == 32, "nothing travels far"
+    assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC | {"noise_multiplier": 0.0}) == 32, "there is no grid"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"radius": 1e60}) == 32, "the grid's step is no 32-bit number"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"radius": 1e38}) == 32, "what many steps make is none"
+
+
+def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:
+    """The noise deviates by nu r sqrt(n + 1) / n = sqrt(3) in each of two numbers; 1/16 of that, as a power of two."""
+    reply = through_gate(request([[0.5, -0.5]], (4, 7), **PUBLIC), of_node(OWN), hands_over([[1.0, 1.0]] * 2, [0, 0]))
+    assert reply.content.metric_records["released"]["step"] == 1 / 16
+    times = releases(reply)["weight"] * 16
+    np.testing.assert_array_equal(times, np.rint(times))
+
+
+# --- a private choice
+
+APART_TWO = np.array([[0.0, 0.0], [100.0, 100.0]])
+PRIVATE = {"radius_mode": "public", "radius": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
+
+
+def obeys(own: int = 1, ignores: bool = False) -> Handler:
+    """A handler whose clients all fit one hypothesis best, and train what they are told to."""
+
+    def handler(msg: Message, context: Context) -> Message:
+        assigned = assigned_in(msg.content)
+        chosen = np.full(len(assigned), own) if ignores else np.where(assigned < 0, own, assigned)
+        return hands_over(APART_TWO[chosen], chosen.tolist())(msg, context)
+
+    return handler
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
+def test_the_gate_draws_which_hypothesis_a_client_trains(node_config: dict[str, Any]) -> None:
+    """k = 2 and epsilon 1: hypothesis 1, which fits best, with probability e/(1 + e) = .731; 5 standard errors."""
+    clients = tuple(range(2000))
+    context = of_node(node_config)
+    reply = through_gate(request(APART_TWO, clients, **PRIVATE), context, obeys())
+    left = assert_left(reply, len(clients), ONE)
+    trained_best = (left.arrays["weight"].mean(axis=1) > 50).mean()
+    assert trained_best == pytest.approx(math.e / (1 + math.e), abs=5 * 0.444 / math.sqrt(len(clients)))
+
+
+def test_the_choice_is_charged_before_it_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> Any:
+        raise MemoryError(SECRET)
+
+    monkeypatch.setattr("umbel.privacy.gate.gate.choice.draw", crash)
+    context = of_node(OWN)
+    assert what_left(through_gate(request(APART_TWO, (4, 7), **PRIVATE), context, obeys()), 2, ONE) is None
+    [account] = {tuple(account.items()) for account in Ledger(umbel_home() / "ledger.sqlite").accounts().values()}
+    [(release, times)] = account
+    assert (release.hypotheses, release.choice_epsilon, times) == (2, 1.0, 1)
+
+
+def test_a_handler_that_does_not_obey_releases_nothing(node_log: io.StringIO) -> None:
+    """Its clients all train the hypothesis that fits them best, which the account says they do not."""
+    context = of_node(SIMULATED)
+    content = request(APART_TWO, tuple(range(50)), **PRIVATE)
+    assert what_left(through_gate(content, context, obeys(ignores=True)), 50, ONE) is None
+    assert "trained another hypothesis than the gate had drawn" in node_log.getvalue()
+
+
+def test_what_a_server_says_of_assignments_is_not_heard() -> None:
+    """Whatever the record says, all clients of an open choice are free."""
+    content = request(APART_TWO, (4, 7), **PRIVATE | {"choice_epsilon": 0.0})
+    content["assigned"] = ConfigRecord({"assigned": [0, 0]})
+    seen: list[Any] = []
+
+    def handler(msg: Message, context: Context) -> Message:
+        seen.append(assigned_in(msg.content).tolist())
+        return obeys()(msg, context)
+
+    assert_left(through_gate(content, of_node(SIMULATED), handler), 2, ONE)
+    assert seen == [[-1, -1]]
+
+
+def test_with_one_hypothesis_there_is_nothing_to_draw_or_to_pay() -> None:
+    context = of_node(OWN)
+    through_gate(request(ZEROS, (4,), **PRIVATE), context, hands_over(TRAINED[:1], [0]))
+    [release] = Ledger(umbel_home() / "ledger.sqlite").account(4)
+    assert (release.hypotheses, release.choice_epsilon) == (1, 0.0)
+    assert release.formal
+
+
+# --- the tripwire
+
+ITEMS = {"items": (3, 2)}
+APART = np.arange(6.0)[None]
+
+
+def sent_to(context: Context, hypotheses: Any) -> tuple[Message, int]:
+    """Send hypotheses to a node; return its reply and how often it trained."""
+    spy = Spy(hands_over(np.ones((2, 6)), [0, 0], ITEMS))
+    return through_gate(request(hypotheses, (4, 7), ITEMS), context, spy), spy.calls
+
+
+@pytest.mark.parametrize("value", [0.0, 3.5])
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
+def test_a_tripwire_refuses_items_that_are_all_alike(
+    node_config: dict[str, Any], value: float, node_log: io.StringIO
+) -> None:
+    context = of_node(node_config | {"tripwire": True})
+    reply, trained = sent_to(context, np.full((1, 6), value))
+    assert what_left(reply, 2, ITEMS) is None
+    assert trained == 0
+    assert all_spent(context, (4, 7)) == [0, 0]
+    assert "all rows of hypotheses 'items' are alike; no honest server sends that" in node_log.getvalue()
+
+
+def test_a_tripwire_refuses_what_was_sent_before(node_log: io.StringIO) -> None:
+    context = of_node(SIMULATED | {"tripwire": True})
+    trained = [sent_to(context, hypotheses)[1] for hypotheses in (APART, APART, APART + 1, APART)]
+    assert trained == [1, 0, 1, 0]
+    assert all_spent(context, (4, 7)) == [Fraction(12, 5)] * 2, "two rounds of 6 / 5 each"
+    assert "the server sent the same hypotheses before" in node_log.getvalue()
+
+
+def test_a_tripwire_lets_jitter_pass() -> None:
+    """So it is no protection against a server that knows of it."""
+    context = of_node(SIMULATED | {"tripwire": True})
+    random = np.random.default_rng(0)
+    assert [sent_to(context, 1e-3 * random.standard_normal((1, 6)))[1] for _ in range(3)] == [1, 1, 1]
+
+
+def test_without_a_tripwire_anything_is_trained() -> None:
+    context = of_node(SIMULATED)
+    assert [sent_to(context, np.zeros((1, 6)))[1] for _ in range(2)] == [1, 1]
+
+
+# --- what is refused before anything is trained
+
+
+def refused_unseen(content: RecordDict, node_config: dict[str, Any]) -> None:
+    """Check that a message is refused, nothing is trained for it and nobody pays."""
+    context, spy = of_node(node_config), Spy(hands_over(TRAINED, [0, 0]))
+    assert what_left(through_gate(content, context, spy), 2, ONE) is None
+    assert spy.calls == 0
+    assert not context.state
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": 0.999},
+        {"disclose_choice": True},
+        {"noise_multiplier": 0.0, "disclose_choice": True},
+    ],
+    ids=str,
+)
+def test_a_site_refuses_what_its_policy_does_not_allow(changes: dict[str, Any]) -> None:
+    content = request(ZEROS, (4, 7), **changes)
+    refused_unseen(content, OWN)
+    # A simulated node follows the experiment.
+    spy = Spy(hands_over(TRAINED, [0, 0]))
+    assert not through_gate(content, of_node(SIMULATED), spy).has_error()
+    assert spy.calls == 1
+
+
+def test_a_node_that_is_neither_simulated_nor_has_data_refuses() -> None:
+    context, spy = of_node(SIMULATED), Spy(hands_over(TRAINED, [0, 0]))
+    reply = Gate(whatever)(to_node(SMALL), context, spy)  # not in the grid
+    assert what_left(reply, 2, ONE) is None
+    assert spy.calls == 0
+
+
+MALFORMED: list[dict[str, Any]] = [
+    {"clients": [4, 4]},
+    {"clients": []},
+    {"clients": [-1]},
+    {"clients": [0.5]},
+    {"clients": [True]},
+    {"clients": ["4"]},
+    {"clients": 4},
+    {"round": 0},
+    {"round": 1.0},
+    {"local_epochs": -1},
+    {"batch_size": -1},
+    {"step_size": 0.0},
+    {"step_size": float("nan")},
+    {"noise_multiplier": -1.0},
+    {"noise_multiplier": float("nan")},
+    {"noise_multiplier": float("inf")},
+    {"noise_multiplier": True},
+    {"noise_multiplier": "5"},
+    {"radius_mode": "private"},
+    {"radius": 0.0},
+    {"radius": -1.0},
+    {"radius": float("nan")},
+    {"radius": float("inf")},
+    {"noise_per": "parameter"},
+    {"local_steps": -1},
+    {"message_noise": -1.0},
+    {"disclose_choice": 0},
+]
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own"])
+@pytest.mark.parametrize("changes", MALFORMED, ids=str)
+def test_a_demand_that_makes_no_sense_is_refused(changes: dict[str, Any], node_config: dict[str, Any]) -> None:
+    record = ConfigRecord(dict(demanded((4, 7)).to_record()) | changes)
+    refused_unseen(asked(stacked(ZEROS, ONE), record), node_config)
+
+
+@pytest.mark.parametrize("field", list(demanded().to_record()))
+def test_a_demand_that_lacks_a_field_is_refused(field: str) -> None:
+    record = demanded((4, 7)).to_record()
+    del record[field]
+    refused_unseen(asked(stacked(ZEROS, ONE), record), SIMULATED)
+
+
+@pytest.mark.parametrize("record", ["hypotheses", "training"])
+def test_a_message_that_lacks_a_record_is_refused(record: str) -> None:
+    content = request(ZEROS, (4, 7))
+    del content[record]
+    refused_unseen(content, SIMULATED)
+
+
+FLOAT = np.zeros((2, 3), np.float32)
+BAD_HYPOTHESES: dict[str, Arrays] = {
+    "not a number": {"a": np.full((2, 3), np.nan, np.float32)},
+    "infinite": {"a": FLOAT, "b": np.array([1, -np.inf], np.float32)},
+    "whole numbers": {"a": FLOAT.astype(np.int32)},
+    "double precision": {"a": FLOAT.astype(np.float64)},
+    "half precision": {"a": FLOAT.astype(np.float16)},
+    "yes or no": {"a": FLOAT.astype(bool)},
+    "one whole number among floats": {"a": FLOAT, "b": np.array([1, 2])},
+    "a scalar": {"a": np.array(1, np.float32)},
+    "a scalar among stacks": {"a": FLOAT, "b": np.array(1, np.float32)},
+    "two lengths": {"a": FLOAT, "b": np.zeros((3, 3), np.float32)},
+    "no hypothesis": {"a": np.zeros((0, 3), np.float32)},
+    "nothing at all": {},
+}
+
+
+@pytest.mark.parametrize("name", BAD_HYPOTHESES)
+def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
+    refused_unseen(asked(BAD_HYPOTHESES[name], demanded((4, 7))), SIMULATED)
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 1e200, "radius": 1e200},
+        {"noise_multiplier": 1e200, "radius": 1e200, "radius_mode": "public"},
+        {"noise_multiplier": 1e200, "radius": 1e200, "noise_per": "row"},
+        {"noise_multiplier": 1e308, "radius": 1.0},
+    ],
+    ids=str,
+)
+def test_noise_that_cannot_be_computed_is_refused_before_anybody_pays(
+    changes: dict[str, Any], node_config: dict[str, Any]
+) -> None:
+    """Three such demands would use up three participations."""
+    context, spy = of_node(node_config), Spy(hands_over(np.ones((2, 2)), [0, 0]))
+    assert what_left(through_gate(request(ZEROS, (4, 7), **changes), context, spy), 2) is None
+    assert spy.calls == 0
+    assert all_spent(context, (4, 7)) == [0, 0]
+
+
+def test_a_run_config_that_cannot_be_run_is_refused_before_anybody_pays() -> None:
+    context, spy = of_node(OWN, rounds="many"), Spy(hands_over(np.ones((2, 2)), [0, 0]))
+    assert what_left(through_gate(request(ZEROS, (4, 7)), context, spy), 2) is None
+    assert spy.calls == 0
+    assert all_spent(context, (4, 7)) == [0, 0]
+
+
+# --- who pays
+
+
+def of_place(place: str, **policy: Any) -> Context:
+    return of_node(OWN | {"role": "split", "place": place} | policy)
+
+
+def test_clients_pay_by_the_federations_numbers() -> None:
+    """Client 3 of node 2 of 5 is client 17 of the federation; the message counts within the node."""
+    context = of_place("2/5")
+    handler = hands_over(np.ones((2, 2)), [0, 0])
+    assert assert_left(through_gate(request(ZEROS, (0, 3)), context, handler), 2, ONE).released == [1, 1]
+    assert [client for client in range(20) if all_spent(context, [client]) != [0]] == [2, 17]
+
+
+def test_a_client_out_of_budget_releases_nothing_under_another_nodes_numbers() -> None:
+    """Client 6 is client 3 of node 0 of 2, and client 1 of node 1 of 5; the nodes share a ledger."""
+    Ledger.create(umbel_home_made() / "ledger.sqlite")
+    limits: dict[str, Any] = {"max-participations": 1}
+    handler = hands_over(np.ones((1, 2)), [0])
+    first, second = of_place("0/2", **limits), of_place("1/5", **limits)
+    assert what_left(through_gate(request(ZEROS, (3,)), first, handler), 1, ONE) is not None
+    assert what_left(through_gate(request(ZEROS, (1,)), second, handler), 1, ONE) is None
+    assert what_left(through_gate(request(ZEROS, (3,)), second, handler), 1, ONE) is not None, "client 16 has not paid"
+
+
+def test_simulated_nodes_that_share_a_ledger_share_no_client() -> None:
+    path = umbel_home_made() / "ledger.sqlite"
+    for node in range(2):
+        context = of_node({"partition-id": node, "num-partitions": 2, "ledger-path": str(path)})
+        through_gate(request(ZEROS, (0, 1)), context, hands_over(np.ones((2, 2)), [0, 0]))
+    assert list(Ledger(path).accounts()) == [0, 1, 2, 3]
+
+
+def umbel_home_made() -> Path:
+    umbel_home().mkdir(exist_ok=True)
+    return umbel_home()
+
+
+# --- where the data are the site's own
+
+
+def test_in_simulation_a_seed_gives_the_same_release_again() -> None:
+    np.testing.assert_array_equal(small(SIMULATED).arrays["weight"], small(SIMULATED).arrays["weight"])
+
+
+def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:
+    # A data path makes the data the site's own, in the grid as well as outside.
+    first, second = small(OWN | SIMULATED), small(OWN | SIMULATED)
+    # Single numbers may coincide, on the grid that they are rounded to.
+    assert (first.arrays["weight"] != second.arrays["weight"]).any()
+    assert (first.arrays["weight"] != small(SIMULATED).arrays["weight"]).any()
+
+
+@pytest.mark.parametrize("mode", ["update", "public"])
+def test_a_site_hides_updates_within_its_own_floor(mode: str) -> None:
+    """Asked for 1e-9, |noise| ~ Gamma(n, nu .01 / n) at an update of zero. False-alarm rate 1e-6."""
+    clients = tuple(range(4000))
+    content = request(ZEROS, clients, radius_mode=mode, radius=1e-9)
+    handler = hands_over(np.zeros((4000, 2)), [0] * 4000)
+    left = assert_left(through_gate(content, of_node(OWN), handler), 4000, ONE)
+    norms = np.linalg.norm(left.arrays["weight"].astype(float), axis=1)
+    assert stats.kstest(norms, stats.gamma(2, scale=5 * 0.01 / 2).cdf).pvalue > 1e-6
+
+
+# --- the guard of the other handlers
+
+
+def test_the_guard_lets_a_reply_pass() -> None:
+    message = to_node(query(), "query")
+    reply = Message(RecordDict({"hosting": MetricRecord({"loss": 1.0})}), reply_to=message)
+    assert guard(message, of_node(SIMULATED), lambda msg, context: reply) is reply
+
+
+@pytest.mark.parametrize("fault", [an_exception, an_assertion, an_error_reply, nothing])
+def test_the_guard_lets_no_text_of_a_failure_pass(fault: Fault) -> None:
+    def handler(msg: Message, context: Context) -> Any:
+        failure = fault(RecordDict(), None)  # type: ignore[arg-type]
+        return Message(failure, reply_to=msg) if isinstance(failure, Error) else failure
+
+    reply = guard(to_node(query(), "evaluate"), of_node(SIMULATED), handler)
+    assert refused(reply)
+    assert SECRET.encode() not in wire(reply)

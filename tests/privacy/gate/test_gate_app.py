@@ -1,0 +1,270 @@
+"""The gate in the app as it is, on the synthetic federation: training clients 0 to 99, then as many that report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from tests.helpers.messages import arrived, asked, demanded, records, refused, released, releases, scores, stacked, wire
+from umbel.client.app import app
+from umbel.data import BUNDLED, open_federation
+from umbel.privacy.gate.ledger import Ledger
+from umbel.protocol.demands import VERSION, Evaluation, Training
+from umbel.protocol.messages import keep_request, query
+from umbel.protocol.records import pack
+from umbel.simulation.grid import InProcessGrid
+
+SECRET = "diagnosis-of-patient-17"
+LINEAR = {"weight": (1, 2)}
+TRUTH = np.array([[5.0, 6.0], [4.0, -4.5]])
+SYNTHETIC = BUNDLED / "synthetic.json"
+OWN = {"data-path": str(SYNTHETIC)}
+
+
+def ask_app(content: RecordDict, message_type: str, run_config: dict[str, Any], **node: Any) -> Message:
+    """Return the reply of the app's only node, after a round trip through bytes."""
+    configs = [node] if node else None
+    grid = InProcessGrid(app, run_config, node_configs=configs)
+    (to,) = grid.get_node_ids()
+    (reply,) = grid.send_and_receive([Message(content, to, message_type)])
+    return arrived(reply)
+
+
+def training(clients: tuple[int, ...], **changes: Any) -> RecordDict:
+    return asked(stacked(TRUTH, LINEAR), demanded(clients, **changes))
+
+
+def evaluation(clients: tuple[int, ...]) -> RecordDict:
+    return asked(stacked(TRUTH, LINEAR), None, Evaluation(1, clients))
+
+
+def both(train: tuple[int, ...], evaluate: tuple[int, ...], **changes: Any) -> RecordDict:
+    return asked(stacked(TRUTH, LINEAR), demanded(train, **changes), Evaluation(1, evaluate))
+
+
+def test_the_app_has_no_door_but_these() -> None:
+    assert set(app._registered_funcs) == {"query.default", "query.keep", "train.default", "evaluate.default"}
+
+
+def test_noised_parameters_and_who_released_leave(run_config: dict[str, Any]) -> None:
+    clients = (0, 17, 99)
+    trained = ask_app(training(clients, noise_multiplier=0.0), "train", run_config)
+    noised = ask_app(training(clients), "train", run_config)
+    for reply in (trained, noised):
+        assert set(reply.content) == {"arrays", "released"}
+        assert dict(reply.content["released"]) == {"clients": [1, 1, 1]}
+        assert releases(reply)["weight"].shape == (3, 1, 2)
+    assert (releases(trained)["weight"] != releases(noised)["weight"]).all()
+
+
+def test_a_site_of_its_own_sends_the_same_but_for_the_noise(run_config: dict[str, Any]) -> None:
+    clients = (0, 17, 99)
+    first, second = (ask_app(training(clients), "train", run_config, **OWN) for _ in range(2))
+    assert released(first) == released(second) == [1, 1, 1]
+    # Not all of them need to: on the grid that releases are rounded to, numbers may coincide.
+    assert (releases(first)["weight"] != releases(second)["weight"]).any()
+    assert refused(ask_app(training(clients, noise_multiplier=0.5), "train", run_config, **OWN))
+
+
+def test_steps_that_the_server_makes_too_long_do_not_tell_whose_curvature_is_large(run_config: dict[str, Any]) -> None:
+    """Gradient descent diverges where step times curvature exceeds 2, which differs between clients."""
+    demand = Training(1, (0, 1, 2, 3, 4), 4000, 2.2, 0, 100.0, "public", 1.0)
+    reply = ask_app(
+        asked({"weight": np.zeros((1, 1, 2), np.float32)}, demand),
+        "train",
+        run_config,
+        **OWN | {"max-local-epochs": 4000},
+    )
+    assert released(reply) == [1] * 5
+
+
+def test_loss_and_metric_of_validation_clients_leave(run_config: dict[str, Any]) -> None:
+    reply = ask_app(evaluation((100, 199)), "evaluate", run_config)
+    assert set(reply.content) == {"scores"}
+    losses, metrics = scores(reply)
+    # The RMSE of the better of the two true models, from the file itself.
+    federation = open_federation(SYNTHETIC)
+    for position, client in enumerate((100, 199)):
+        x, y = federation.client(client)
+        rmse = min(np.sqrt(np.mean((y - x @ theta) ** 2)) for theta in TRUTH)
+        assert losses[position] == pytest.approx(rmse, rel=1e-5)
+        assert metrics[position] == pytest.approx(rmse, rel=1e-5)
+
+
+@pytest.mark.parametrize("message_type", ["train", "evaluate"])
+def test_one_message_asks_for_both_and_gets_what_two_would(message_type: str, run_config: dict[str, Any]) -> None:
+    """Of whichever type it is: both go by the same door."""
+    together = ask_app(both((0, 17), (100, 199)), message_type, run_config)
+    assert set(together.content) == {"arrays", "released", "scores"}
+    apart = ask_app(training((0, 17)), "train", run_config), ask_app(evaluation((100, 199)), "evaluate", run_config)
+    np.testing.assert_array_equal(releases(together)["weight"], releases(apart[0])["weight"])
+    assert released(together) == released(apart[0])
+    assert scores(together) == scores(apart[1])
+
+
+def test_the_app_tells_how_many_clients_a_node_has_and_no_more(run_config: dict[str, Any]) -> None:
+    reply = ask_app(query(), "query", run_config, **OWN, role="split")
+    hosting = {"version": VERSION, "train": 100, "validation": 100, "first": -1, "step": -1}
+    assert records(reply) == {"hosting": hosting}
+
+
+GOOD: dict[str, RecordDict] = {
+    "query": query(),
+    "query.keep": keep_request(pack(stacked(TRUTH, LINEAR)), "spring"),
+    "train": training((0,)),
+    "evaluate": evaluation((100,)),
+}
+OTHER_MODEL = pack(stacked(np.zeros((2, 3)), {"weight": (1, 3)}))
+TWICE = Evaluation(1, (100,)).to_record()
+TWICE["clients"] = [100, 100]
+BAD: list[tuple[str, RecordDict]] = [
+    ("query", RecordDict({"version": ConfigRecord({"version": VERSION + 1})})),
+    ("query", RecordDict({"version": ConfigRecord({"version": VERSION - 1})})),
+    ("query", RecordDict()),
+    ("train", training((100,))),  # a validation client
+    ("train", training((200,))),
+    ("train", asked(OTHER_MODEL, demanded())),
+    ("train", asked(stacked(TRUTH, LINEAR))),
+    ("train", RecordDict()),
+    ("evaluate", evaluation((99,))),  # a training client
+    ("evaluate", evaluation((200,))),
+    ("evaluate", asked(stacked(TRUTH, LINEAR), None, TWICE)),
+    ("evaluate", asked(OTHER_MODEL, None, Evaluation(1, (100,)))),
+    ("evaluate", RecordDict()),
+]
+
+
+@pytest.mark.parametrize(("message_type", "content"), BAD)
+def test_a_bad_message_is_answered_with_one_word(
+    message_type: str, content: RecordDict, run_config: dict[str, Any]
+) -> None:
+    assert refused(ask_app(content, message_type, run_config))
+
+
+@pytest.mark.parametrize(
+    ("content", "left"),
+    [
+        (both((0, 100), (100, 199)), {"scores"}),
+        (both((0, 17), (100, 17)), {"arrays", "released"}),
+        (both((0, 17), (100, 199), frozen_digest="another"), {"scores"}),
+    ],
+)
+def test_of_two_parts_the_one_that_is_right_is_answered(
+    content: RecordDict, left: set[str], run_config: dict[str, Any]
+) -> None:
+    assert set(ask_app(content, "train", run_config).content) == left
+
+
+@pytest.mark.parametrize("message_type", GOOD)
+def test_the_app_does_not_tell_what_is_wrong_with_a_site(
+    message_type: str, run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    content = GOOD[message_type]
+    assert not ask_app(content, message_type, run_config).has_error()
+    broken = tmp_path / "broken.json"
+    broken.write_text(f'{{"users": ["{SECRET}"], "num_samples": [1], "user_data": {{}}}}')
+    for path in (tmp_path / SECRET, broken):
+        reply = ask_app(content, message_type, run_config, **{"data-path": str(path)})
+        assert refused(reply)
+        assert SECRET.encode() not in wire(reply)
+        assert str(tmp_path).encode() not in wire(reply)
+
+
+# --- clients whose rows change, who go and come back
+
+
+SCHEMA = """
+model = "linear"
+loss = "mse"
+[client]
+name = "patient"
+type = "text"
+[target]
+name = "y"
+type = "number"
+[[features]]
+name = "x"
+type = "number"
+[[features]]
+name = "z"
+type = "number"
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> dict[str, Any]:
+    """A site that serves a table, and lets a client take part twice at n/nu = 2/5 each."""
+    Ledger.create(tmp_path / "ledger.sqlite")
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    return {
+        "data-path": str(tmp_path / "stays.csv"),
+        "reader": "umbel.data.table:read",
+        "reader-options": f"schema={tmp_path / 'schema.toml'}",
+        "ledger-path": str(tmp_path / "ledger.sqlite"),
+        "paper-budget": "0.8",
+    }
+
+
+def serve(table: dict[str, Any], **rows: str) -> None:
+    lines = [f"{client},{row}" for client, row in rows.items()]
+    Path(table["data-path"]).write_text("\n".join(["patient,x,z,y", *lines]) + "\n")
+
+
+def who_pays(table: dict[str, Any], run_config: dict[str, Any], clients: tuple[int, ...]) -> list[int]:
+    """Return which of the asked clients release; nobody where the site refuses."""
+    reply = ask_app(training(clients), "train", run_config, **table)
+    return [] if refused(reply) else released(reply)
+
+
+def test_rows_that_change_are_paid_for_from_the_same_account(
+    table: dict[str, Any], run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    serve(table, anna="1,2,3", bert="2,0,1")
+    assert [who_pays(table, run_config, (0,)) for _ in range(3)] == [[1], [1], []]
+    serve(table, anna="-7,5,0", bert="3,3,3")
+    assert who_pays(table, run_config, (0, 1)) == [0, 1]
+    # The same where the table lies elsewhere: the account hangs on the ledger.
+    table["data-path"] = str(tmp_path / "moved.csv")
+    serve(table, anna="0,0,1", bert="3,3,3")
+    assert who_pays(table, run_config, (0, 1)) == [0, 1]
+    assert who_pays(table, run_config, (0, 1)) == []
+
+
+def test_who_was_away_comes_back_with_what_was_spent_and_who_is_new_has_spent_nothing(
+    table: dict[str, Any], run_config: dict[str, Any]
+) -> None:
+    serve(table, anna="1,2,3", bert="2,0,1")
+    assert [who_pays(table, run_config, (0, 1)) for _ in range(2)] == [[1, 1], [1, 1]]
+    # A table without anna would have to say who bert is; the register does, and the site closes all the same.
+    serve(table, bert="2,0,1", carl="1,1,1")
+    assert who_pays(table, run_config, (0, 1)) == []
+    serve(table, carl="1,1,1", bert="0,1,2", anna="4,4,4")
+    assert who_pays(table, run_config, (0, 1, 2)) == [0, 0, 1]
+
+
+def test_a_client_under_a_new_name_is_refused_unless_the_old_one_stays(
+    table: dict[str, Any], run_config: dict[str, Any]
+) -> None:
+    """A limit: whoever keeps the old name's rows and adds a second name has two budgets."""
+    serve(table, anna="1,2,3", bert="2,0,1")
+    assert [who_pays(table, run_config, (0,)) for _ in range(2)] == [[1], [1]]
+    serve(table, anna_maria="1,2,3", bert="2,0,1")
+    assert who_pays(table, run_config, (0, 1)) == []
+    serve(table, anna="1,2,3", anna_maria="1,2,3", bert="2,0,1")
+    assert who_pays(table, run_config, (0, 2)) == [0, 1]
+
+
+def test_another_run_and_another_start_are_paid_for_from_the_same_account(
+    run_config: dict[str, Any], tmp_path: Path
+) -> None:
+    """Old hypotheses come free; what they are trained on does not."""
+    Ledger.create(tmp_path / "ledger.sqlite")
+    site = {**OWN, "role": "split", "paper-budget": "0.8", "ledger-path": str(tmp_path / "ledger.sqlite")}
+    for start in (stacked(TRUTH, LINEAR), stacked(-TRUTH, LINEAR)):
+        reply = ask_app(asked(start, demanded((3,))), "train", run_config | {"seed": len(start)}, **site)
+        assert released(reply) == [1]
+    assert refused(ask_app(training((3,)), "train", run_config | {"start-from": "a run"}, **site))

@@ -1,0 +1,436 @@
+"""What leaves a node of its clients that report, and of a message that asks for training as well.
+
+`test_gate.py` looks at training; here the handler hands over loss and metric of each client.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+from scipy import stats
+
+from tests.helpers.ledgers import spent
+from tests.helpers.messages import (
+    SIMULATED,
+    Handler,
+    arrived,
+    asked,
+    demanded,
+    of_node,
+    refused,
+    released,
+    releases,
+    scores,
+    stacked,
+    through_gate,
+    wire,
+)
+from tests.helpers.noise import rounding, sanitise
+from umbel.privacy.gate.gate import LocalReport, local_report, local_result
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.precision import round_to_grid
+from umbel.privacy.gate.randomness import streams
+from umbel.protocol.demands import Evaluation
+from umbel.protocol.home import umbel_home
+from umbel.protocol.messages import evaluation_in, training_in
+from umbel.protocol.records import Held, held_in, to_array_record
+
+SECRET = "diagnosis-of-patient-17"
+SECRET_LOSS = 0.123456789
+OWN: dict[str, Any] = {"data-path": f"/data/{SECRET}"}  # the gate alone never opens it
+NOISY = {"role": "train", "report-noise-multiplier": 4.0, "report-bound": 3.0}
+ONE = {"weight": (2,)}
+ZEROS = stacked(np.zeros((1, 2)), ONE)
+
+Numbers = list[float] | NDArray[np.float64]
+
+
+def request(clients: tuple[int, ...], hypotheses: Any = ZEROS, **changes: Any) -> RecordDict:
+    """The content of a message that asks for evaluation alone."""
+    return asked(hypotheses, None, Evaluation(1, clients, **changes))
+
+
+def reports(losses: Numbers, metrics: Numbers, clients: tuple[int, ...] = (), trains: bool = False) -> Handler:
+    """A handler that does as it should."""
+    content = local_report(np.asarray(losses, float), np.asarray(metrics, float), clients, trains)
+    return lambda msg, context: Message(content, reply_to=msg)
+
+
+def what_left(reply: Message) -> tuple[list[float], list[float]] | None:
+    """Check that a reply holds loss and metric alone; return them, or None for "refused"."""
+    sent = wire(reply)
+    assert SECRET.encode() not in sent
+    assert SECRET.encode() not in repr(reply).encode()
+    came = arrived(reply)
+    if came.has_error():
+        assert refused(came)
+        for text in (struct.pack("<d", SECRET_LOSS), struct.pack("<f", SECRET_LOSS)):
+            assert text not in sent
+        return None
+    assert set(came.content) == {"scores"}
+    return scores(came)
+
+
+def all_spent(context: Context, clients: tuple[int, ...]) -> list[Fraction | float]:
+    """Return what clients have spent, from the site's ledger or the simulated node's."""
+    path = umbel_home() / "ledger.sqlite"
+    own = "data-path" in context.node_config
+    ledger = Ledger(path) if own and path.exists() else MemoryLedger(context.state)
+    return [spent(ledger, client) for client in clients]
+
+
+# --- validation clients
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED, OWN | {"role": "validation"}], ids=["simulated", "own data"])
+@pytest.mark.parametrize("message_type", ["evaluate", "train"])
+def test_loss_and_metric_of_validation_clients_leave_as_they_are(
+    node_config: dict[str, Any], message_type: str
+) -> None:
+    context = of_node(node_config)
+    handler = reports([0.5, 1e9], [0.25, 7.0])
+    assert what_left(through_gate(request((4, 7)), context, handler, message_type)) == ([0.5, 1e9], [0.25, 7.0])
+    assert all_spent(context, (4, 7)) == [0, 0]
+
+
+def test_what_else_a_handler_hands_over_stays() -> None:
+    def handler(msg: Message, context: Context) -> Message:
+        content = local_report(np.array([0.5]), np.array([0.25]), (), False)
+        content["predictions"] = ArrayRecord({SECRET: Array(np.ones(3, np.float32))})
+        content["scores"] = MetricRecord({"loss": [SECRET_LOSS], "samples": [17]})
+        content["released"] = MetricRecord({"clients": [1]})
+        content["private"] = ConfigRecord({"samples": [17]})
+        return Message(content, reply_to=msg)
+
+    assert what_left(through_gate(request((4,)), of_node(SIMULATED), handler)) == ([0.5], [0.25])
+
+
+Fault = Callable[[RecordDict], Any]
+"""Changes what the handler hands over, or returns something else, or raises."""
+
+
+def result(values: Any) -> Fault:
+    """Put something else in the place of what is reported."""
+    return lambda content: instead(content, scores=values)
+
+
+def instead(content: RecordDict, **changes: Any) -> None:
+    content["result"] = Held(replace(held_in(content, "result", LocalReport), **changes))
+
+
+def raises(content: RecordDict) -> None:
+    raise ValueError(f"{SECRET}: loss {SECRET_LOSS}")
+
+
+def loses_a_client(content: RecordDict) -> None:
+    instead(content, clients=(4,))
+
+
+FAULTS: dict[str, Fault] = {
+    "no result": lambda content: content.pop("result"),
+    "scores as they would travel": lambda content: content.update({"result": to_array_record({"s": np.zeros((2, 2))})}),
+    "metrics for a result": lambda content: content.update({"result": MetricRecord({"loss": SECRET_LOSS})}),
+    "a client too few": result(np.full((2, 1), SECRET_LOSS)),
+    "a client too many": result(np.full((2, 3), SECRET_LOSS)),
+    "a loss alone": result(np.full((1, 2), SECRET_LOSS)),
+    "a third number": result(np.full((3, 2), SECRET_LOSS)),
+    "an axis more": result(np.full((2, 2, 1), SECRET_LOSS)),
+    "single precision": result(np.full((2, 2), SECRET_LOSS, np.float32)),
+    "whole numbers": result(np.ones((2, 2), np.int64)),
+    "text": result(np.array([["a", "b"], ["c", "d"]])),
+    "a list": result([[SECRET_LOSS] * 2] * 2),
+    "it does not say whether they train": lambda content: instead(content, trains=None, clients=()),
+    "an exception": raises,
+    "an error reply": lambda content: Error(code=0, reason=SECRET),
+    "nothing": lambda content: SECRET,
+}
+
+
+def with_fault(fault: Fault, trains: bool = False) -> Handler:
+    """A handler that commits a fault."""
+
+    def handler(msg: Message, context: Context) -> Any:
+        content = local_report(np.full(2, SECRET_LOSS), np.full(2, SECRET_LOSS), (4, 7), trains)
+        other = fault(content)
+        if isinstance(other, Error):
+            return Message(other, reply_to=msg)
+        return other if isinstance(other, str) else Message(content, reply_to=msg)
+
+    return handler
+
+
+@pytest.mark.parametrize("trains", [False, True])
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_a_broken_handler_reports_nothing(fault: Fault, trains: bool) -> None:
+    context = of_node(SIMULATED | (NOISY if trains else {}))
+    assert what_left(through_gate(request((4, 7)), context, with_fault(fault, trains))) is None
+    assert all_spent(context, (4, 7)) == [0, 0]
+
+
+def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
+    assert what_left(through_gate(request((4, 7)), of_node(OWN), with_fault(raises))) is None
+    assert f"umbel refused to answer (evaluate): {SECRET}" in node_log.getvalue()
+
+
+# --- training clients that report
+
+
+def test_training_clients_report_nothing_unless_their_site_lets_them() -> None:
+    """Who does not say that they do not train is taken to train."""
+    for trains in (True, 1, 0, "false", None):
+
+        def forget(content: RecordDict, trains: Any = trains) -> None:
+            instead(content, clients=(4, 7), trains=trains)
+
+        assert what_left(through_gate(request((4, 7)), of_node(OWN), with_fault(forget))) is None
+
+
+@pytest.mark.parametrize("node_config", [SIMULATED | NOISY, OWN | NOISY], ids=["simulated", "own data"])
+def test_reports_of_training_clients_are_clipped_noised_and_charged(node_config: dict[str, Any]) -> None:
+    context = of_node(node_config)
+    handler = reports([0.5, 1e9], [0.25, -7.0], (4, 7), trains=True)
+    first, second = (what_left(through_gate(request((4, 7)), context, handler)) for _ in range(2))
+    assert first is not None
+    assert first != ([0.5, 1e9], [0.25, -7.0])
+    assert np.isfinite(first).all()
+    assert np.abs(first).max() < 1e3, "clipped to 3, with noise of a radius of 3 sqrt 2"
+    assert (first == second) == ("data-path" not in node_config), "the run's seed counts in simulation alone"
+    # Two numbers at nu = 4 cost a half each time.
+    assert all_spent(context, (4, 7)) == [1, 1]
+
+
+def test_a_report_is_the_sanitised_point_with_noise_from_the_clients_own_stream() -> None:
+    handler = reports([0.5, 9.0, np.nan], [0.25, -1.0, 2.0], (4, 7, 5), trains=True)
+    found = what_left(through_gate(request((4, 7, 5)), of_node(SIMULATED | NOISY), handler))
+    # Clipped to between 0 and 3, what is no number to 3, and centred.
+    points = np.array([[0.5, 0.25], [3.0, 0.0], [3.0, 2.0]]) - 1.5
+    noised = sanitise(points, 4.0, 3 * np.sqrt(2), "public", streams(3, "report", 1, [4, 7, 5])) + 1.5
+    expected = round_to_grid(noised, rounding(2, 4.0, 3 * np.sqrt(2)), float(np.spacing(np.float32(3))))
+    np.testing.assert_array_equal(np.array(found).T, expected)
+
+
+def test_the_noise_of_reports_is_that_of_the_mechanism() -> None:
+    """|noise| ~ Gamma(2, nu r / 2) for 10,000 clients in the middle of the square. False-alarm rate 1e-6."""
+    clients = tuple(range(10_000))
+    handler = reports(np.full(10_000, 1.5), np.full(10_000, 1.5), clients, trains=True)
+    found = np.array(what_left(through_gate(request(clients), of_node(OWN | NOISY), handler)))
+    norms = np.linalg.norm(found - 1.5, axis=0)
+    # Rounded to steps of 1/2 or less, which blurs norms of some 17 by no more than that.
+    norms += np.random.default_rng(0).uniform(-0.25, 0.25, len(norms))
+    assert stats.kstest(norms, stats.gamma(2, scale=4 * 3 * np.sqrt(2) / 2).cdf).pvalue > 1e-6
+
+
+def test_a_client_without_budget_reports_nothing() -> None:
+    context = of_node(SIMULATED | NOISY | {"paper-budget": 0.5})
+    through_gate(request((4,)), context, reports([0.5], [0.5], (4,), trains=True))
+    found = what_left(through_gate(request((4, 7)), context, reports([0.5, 0.5], [0.5, 0.5], (4, 7), trains=True)))
+    assert np.isnan(found).tolist() == [[True, False], [True, False]]
+    assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
+
+
+def test_a_crash_in_the_noise_is_paid_for_and_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def crash(*_: Any) -> Any:
+        raise MemoryError(SECRET)
+
+    monkeypatch.setattr("umbel.privacy.gate.gate.sanitise", crash)
+    context = of_node(OWN | NOISY)
+    assert what_left(through_gate(request((4, 7)), context, reports([0, 0], [0, 0], (4, 7), trains=True))) is None
+    assert all_spent(context, (4, 7)) == [Fraction(1, 2)] * 2
+
+
+def test_a_handler_that_names_other_clients_reports_nothing() -> None:
+    context = of_node(SIMULATED | NOISY)
+    assert what_left(through_gate(request((4, 7)), context, with_fault(loses_a_client, trains=True))) is None
+
+
+# --- what is refused before anything is scored
+
+
+class Node:
+    """A handler that trains and scores, and remembers what it was asked."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken = broken
+        self.seen: list[tuple[str, tuple[int, ...]]] = []
+
+    def __call__(self, msg: Message, context: Context) -> Message:
+        training, evaluation = training_in(msg.content), evaluation_in(msg.content)
+        if training is not None:
+            assert set(msg.content) == {"hypotheses", "training", "assigned"}
+            self.seen.append(("training", training.clients))
+            if self.broken == "training":
+                raise ValueError(SECRET)
+            ones = stacked(np.ones((len(training.clients), 2)), ONE)
+            return Message(local_result(ones, np.zeros(len(training.clients), int)), reply_to=msg)
+        assert evaluation is not None
+        assert set(msg.content) == {"hypotheses", "evaluation"}
+        self.seen.append(("evaluation", evaluation.clients))
+        if self.broken == "evaluation":
+            raise ValueError(SECRET)
+        losses = np.arange(len(evaluation.clients), dtype=float)
+        return Message(local_report(losses, 10 * losses, (), False), reply_to=msg)
+
+
+def malformed(**changes: Any) -> ConfigRecord:
+    return ConfigRecord(dict(Evaluation(1, (4, 7)).to_record()) | changes)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"clients": []},
+        {"clients": [4, 4]},
+        {"clients": [-1]},
+        {"clients": [0.5]},
+        {"clients": "all"},
+        {"round": -1},
+        {"round": 1.0},
+        {"step_size": 0.0},
+        {"step_size": float("nan")},
+        {"run": "r" * 201},
+        {"run": 7},
+    ],
+    ids=str,
+)
+def test_an_evaluation_that_makes_no_sense_is_refused(changes: dict[str, Any]) -> None:
+    node = Node()
+    assert what_left(through_gate(asked(ZEROS, None, malformed(**changes)), of_node(SIMULATED), node)) is None
+    assert node.seen == []
+
+
+@pytest.mark.parametrize("field", list(Evaluation(1, (0,)).to_record()))
+def test_an_evaluation_that_lacks_a_field_is_refused(field: str) -> None:
+    record, node = malformed(), Node()
+    del record[field]
+    assert what_left(through_gate(asked(ZEROS, None, record), of_node(SIMULATED), node)) is None
+    assert node.seen == []
+
+
+@pytest.mark.parametrize(
+    "hypotheses",
+    [
+        stacked(np.full((1, 2), np.nan), ONE),
+        {"weight": np.zeros((1, 2))},
+        {"weight": np.zeros((0, 2), np.float32)},
+        {"weight": np.zeros((1001, 2), np.float32)},
+        {},
+    ],
+)
+def test_evaluation_takes_no_other_hypotheses_than_training(hypotheses: Any) -> None:
+    node = Node()
+    assert what_left(through_gate(request((4,), hypotheses), of_node(SIMULATED), node)) is None
+    assert node.seen == []
+
+
+# --- both in one message
+
+
+def both(**changes: Any) -> RecordDict:
+    """The content of a message that asks clients 0 and 1 to train and clients 4, 7 and 5 to report."""
+    return asked(ZEROS, demanded((0, 1), **changes), Evaluation(1, (4, 7, 5)))
+
+
+def left(reply: Message) -> set[str]:
+    """Return the records of a reply, which is checked to hold what is allowed alone."""
+    assert SECRET.encode() not in wire(reply)
+    came = arrived(reply)
+    if came.has_error():
+        assert refused(came)
+        return set()
+    if "released" in came.content:
+        assert {"clients"} <= set(came.content.metric_records["released"]) <= {"clients", "step"}
+        assert set(releases(came)) == {"weight"}
+    if "scores" in came.content:
+        assert scores(came) == ([0.0, 1.0, 2.0], [0.0, 10.0, 20.0])
+    return set(came.content)
+
+
+BOTH = {"arrays", "released", "scores"}
+
+
+def test_training_and_evaluation_travel_back_together() -> None:
+    node, context = Node(), of_node(SIMULATED)
+    assert left(through_gate(both(), context, node)) == BOTH
+    assert node.seen == [("training", (0, 1)), ("evaluation", (4, 7, 5))], "each is asked for by itself"
+    assert all_spent(context, (0, 1, 4, 5, 7)) == [Fraction(2, 5)] * 2 + [0] * 3
+
+
+@pytest.mark.parametrize(
+    ("policy", "changes"),
+    [
+        ({}, {"noise_multiplier": 0.0}),
+        ({}, {"noise_multiplier": 0.5}),
+        ({}, {"disclose_choice": True}),
+        ({"radius-mode": "public"}, {}),
+        ({"tripwire": True}, {}),
+        ({"paper-budget": 0.1}, {}),  # and no ledger
+    ],
+    ids=str,
+)
+def test_a_node_whose_training_is_refused_reports_all_the_same(
+    policy: dict[str, Any], changes: dict[str, Any], node_log: io.StringIO
+) -> None:
+    node, context = Node(), of_node(OWN | {"role": "split"} | policy)
+    content = asked({"items": np.zeros((1, 3, 2), np.float32)}, demanded((0, 1), **changes), Evaluation(1, (4, 7, 5)))
+    assert left(through_gate(content, context, node)) == {"scores"}
+    assert node.seen == [("evaluation", (4, 7, 5))], "nothing was trained"
+    assert "umbel refused to answer (train): " in node_log.getvalue()
+
+
+def test_a_node_whose_clients_have_no_budget_left_reports_all_the_same() -> None:
+    node, context = Node(), of_node(SIMULATED | {"paper-budget": 0.4})
+    content = asked(ZEROS, demanded((0,), noise_multiplier=5.0), Evaluation(1, (4, 7, 5)))
+    assert left(through_gate(content, context, node)) == BOTH
+    reply = through_gate(both(), context, node)
+    assert left(reply) == BOTH
+    assert released(reply) == [0, 1]
+    assert left(through_gate(both(), context, node)) == {"scores"}
+    assert [what for what, _ in node.seen] == ["training", "evaluation"] * 2 + ["evaluation"]
+    assert ("training", (1,)) in node.seen, "who cannot pay is not even trained"
+    assert all_spent(context, (0, 1)) == [Fraction(2, 5)] * 2
+
+
+@pytest.mark.parametrize(
+    ("broken", "records"), [("training", {"scores"}), ("evaluation", {"arrays", "released"}), ("", BOTH)]
+)
+def test_what_goes_wrong_with_one_part_does_not_hold_up_the_other(broken: str, records: set[str]) -> None:
+    node, context = Node(broken), of_node(SIMULATED)
+    assert left(through_gate(both(), context, node)) == records
+    assert [what for what, _ in node.seen] == ["training", "evaluation"]
+    assert all_spent(context, (0,)) == [Fraction(2, 5)], "whoever is asked to train has paid"
+
+
+def test_a_node_that_may_not_report_trains_all_the_same() -> None:
+    def handler(msg: Message, context: Context) -> Message:
+        if evaluation_in(msg.content) is None:
+            return Node()(msg, context)
+        return reports([0.5, 0.5, 0.5], [0.5, 0.5, 0.5], (4, 7, 5), trains=True)(msg, context)
+
+    assert left(through_gate(both(), of_node(OWN), handler)) == {"arrays", "released"}
+
+
+def test_a_part_that_makes_no_sense_does_not_hold_up_the_other() -> None:
+    senseless = ConfigRecord(dict(demanded((0, 1)).to_record()) | {"round": 0})
+    assert left(through_gate(asked(ZEROS, senseless, Evaluation(1, (4, 7, 5))), of_node(SIMULATED), Node())) == {
+        "scores"
+    }
+    content = asked(ZEROS, demanded((0, 1)), malformed(clients=[]))
+    assert left(through_gate(content, of_node(SIMULATED), Node())) == {"arrays", "released"}
+
+
+def test_when_both_parts_go_wrong_one_word_is_the_answer() -> None:
+    def handler(msg: Message, context: Context) -> Message:
+        raise ValueError(SECRET)
+
+    assert left(through_gate(both(), of_node(SIMULATED), handler)) == set()
+    assert left(through_gate(asked(ZEROS), of_node(SIMULATED), Node())) == set(), "a message that asks for nothing"

@@ -1,0 +1,772 @@
+"""What a malicious server can try, through the real ClientApp, at a site with data of its own.
+
+In each case: nothing unsanitised leaves, the ledger is right, and the node goes on serving.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+
+from tests.helpers.ledgers import spent
+from tests.helpers.messages import asked, refused, released, scores, sent, wire
+from tests.helpers.messages import releases as arrays_of
+from umbel.client import node as client_node
+from umbel.client.app import app
+from umbel.client.batched import BatchedLearner
+from umbel.client.cohort import Cohort
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.privacy.gate import randomness
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import beside
+from umbel.protocol.demands import VERSION, Evaluation, Training
+from umbel.protocol.records import pack
+from umbel.simulation.grid import InProcessGrid
+
+CLIENTS = 4
+HONEST = Training(
+    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, radius=0.01
+)
+PRICE = Fraction(2, 3)
+THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
+
+
+class Site:
+    """A site with four clients, a ledger, and a server that may send it anything."""
+
+    def __init__(self, folder: Path, run_config: dict[str, Any], **policy: Any) -> None:
+        generator = np.random.default_rng(0)
+        features = generator.uniform(-1, 1, (10 * CLIENTS, 2)).astype(np.float32)
+        targets = (features @ np.array([1.0, 2.0], np.float32)).astype(np.float32)
+        manifest = Manifest(
+            name="own", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="linear", loss="mse"
+        )
+        write_federation(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
+        self.ledger_path = folder / "ledger.sqlite"
+        config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
+        if {"budget", "paper-budget", "max-participations"} & set(policy):
+            Ledger.create(self.ledger_path)
+        self.run_config, self.config = run_config, config
+        self.grid = InProcessGrid(app, run_config, node_configs=[config])
+        [self.node] = self.grid.get_node_ids()
+
+    def send(self, content: RecordDict, message_type: str = "train") -> Message:
+        [reply] = self.grid.send_and_receive([Message(content, self.node, message_type)])
+        return reply
+
+    def run(self, number: int) -> None:
+        """Have what follows be another run's."""
+        for context in self.grid.contexts.values():
+            context.run_id = number
+
+    def ask(self, demand: Training = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
+        return self.send(asked(THETA if hypotheses is None else hypotheses, demand))
+
+    def ask_raw(self, **changes: Any) -> Message:
+        """Send a demand that `Training` itself would not let pass."""
+        record = HONEST.to_record()
+        for key, value in changes.items():
+            record[key] = value
+        return self.send(asked(THETA, record))
+
+    def evaluate(self, clients: tuple[int, ...], hypotheses: Any = THETA) -> Message:
+        return self.send(asked(hypotheses, None, Evaluation(1, clients)), "evaluate")
+
+    def spent(self) -> list[Fraction | float]:
+        if not self.ledger_path.exists():
+            return [Fraction(0)] * CLIENTS
+        ledger = Ledger(self.ledger_path)
+        return [spent(ledger, client) for client in range(CLIENTS)]
+
+    def lives(self) -> bool:
+        """An honest demand is still answered, with noise."""
+        return not self.ask(replace(HONEST, clients=(3,))).has_error()
+
+
+@pytest.fixture
+def site(tmp_path: Path, run_config: dict[str, Any]) -> Site:
+    return Site(tmp_path, run_config)
+
+
+def releases(reply: Message) -> np.ndarray[Any, Any]:
+    return arrays_of(reply)["weight"].reshape(-1, 2)
+
+
+def test_an_honest_demand_is_charged_and_noised(site: Site) -> None:
+    reply = site.ask()
+    assert released(reply) == [1, 1]
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+
+
+@pytest.mark.parametrize("multiplier", [0.0, -1.0, math.nan, math.inf, -math.inf, 1e-300, 0.999])
+def test_a_noise_multiplier_below_the_policy(site: Site, multiplier: float) -> None:
+    assert refused(site.ask_raw(noise_multiplier=multiplier))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        {"optimizer-options": "no-such=1"},
+        {"optimizer-options": "momentum=nan"},
+        {"optimizer": "adam", "optimizer-options": "momentum=0.9"},
+        {"optimizer": "adam", "optimizer-options": "epsilon=1e-400"},
+    ],
+)
+def test_an_optimizer_that_there_is_not_is_refused_before_anybody_pays(
+    asks: dict[str, Any], tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, run_config | asks)
+    assert refused(site.ask())
+    assert site.spent() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("mode", ["update", "public"])
+@pytest.mark.parametrize("radius", [1e-300, 1e-9])
+def test_a_radius_that_goes_to_zero_is_raised_to_the_floor(site: Site, mode: str, radius: float) -> None:
+    """At nu = 3, n = 2 and radius .01 a release is 3 * .01 = .03 from the trained model on average.
+
+    Fifty releases of at most the floor's noise would have to be on average 1,000 times nearer
+    for the radius that was asked; the mean distance is at least half of .03 with a false alarm
+    below 1e-6.
+    """
+    hypotheses = pack({"weight": np.array([[[1.0, 2.0]]], np.float32)})  # the optimum: updates are nil
+    distances = []
+    for number in range(1, 26):
+        reply = site.ask(replace(HONEST, round=number, radius_mode=mode, radius=radius), hypotheses)
+        distances += np.linalg.norm(releases(reply) - [1.0, 2.0], axis=1).tolist()
+    assert np.mean(distances) > 0.015
+
+
+@pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
+def test_a_radius_that_is_none(site: Site, radius: float) -> None:
+    assert refused(site.ask_raw(radius=radius))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+def test_a_seed_that_the_server_knows_does_not_predict_the_noise(site: Site) -> None:
+    """Two identical demands differ, and neither is what the seed's streams give in simulation."""
+    first, second = releases(site.ask()), releases(site.ask())
+    assert (first != second).any(axis=1).all()  # single numbers may coincide, on the grid they are rounded to
+    seed = int(site.run_config["seed"])
+    streams = randomness.noise(seed, HONEST.round, list(HONEST.clients))
+    expected = [generator.standard_normal(2) for generator in streams]
+    trained = THETA["weight"].reshape(2, 2)
+    for release, noise in zip(first, expected, strict=True):
+        for start in trained:
+            left = release - start
+            cosine = abs(left @ noise) / np.linalg.norm(left) / np.linalg.norm(noise)
+            assert cosine < 1 - 1e-9
+
+
+@pytest.mark.parametrize("name", ["synthetic", "{own}", "/etc", "../../own", "~"])
+def test_a_run_config_that_names_a_federation_is_not_listened_to(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    site = Site(tmp_path, run_config | {"federation": name.format(own=tmp_path / "own")})
+
+    def never(asked: str) -> Path:
+        raise AssertionError(f"the node looked for {asked}")
+
+    monkeypatch.setattr(client_node, "find_federation", never)
+    assert not site.ask().has_error()
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+
+
+def test_a_run_config_cannot_weaken_the_policy(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Neither can it claim a simulation."""
+    wishes = {"allow-unsanitised": "true", "min-noise-multiplier": 0.0, "partition-id": 0, "num-partitions": 1}
+    site = Site(tmp_path, run_config | wishes)
+    assert refused(site.ask(replace(HONEST, noise_multiplier=0.0)))
+    assert refused(site.ask()), "a run config with entries that there are not is not served at all"
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_the_same_round_twice_is_paid_twice_and_noised_anew(site: Site) -> None:
+    first, second = site.ask(), site.ask()
+    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
+    assert (releases(first) != releases(second)).any(axis=1).all()
+
+
+def test_after_the_budget_is_gone_nothing_is_trained(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A budget of 4/3 is two participations; a client that still can is trained alone."""
+    site = Site(tmp_path, run_config, **{"paper-budget": "1.3333333334"})
+    for _ in range(2):
+        assert not site.ask().has_error()
+    reply = site.ask(replace(HONEST, clients=(1, 2)))
+    assert released(reply) == [0, 1]
+    assert len(releases(reply)) == 1
+    assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
+
+    trained: list[Any] = []
+    monkeypatch.setattr("umbel.client.app._train", lambda *asked: trained.append(asked))
+    assert refused(site.ask())
+    assert trained == []
+    assert site.spent() == [2 * PRICE, 2 * PRICE, PRICE, 0]
+
+
+def stacked(k: int, value: float = 1.0) -> dict[str, np.ndarray[Any, Any]]:
+    return {"weight": np.full((k, 1, 2), value, np.float32)}
+
+
+@pytest.mark.parametrize(
+    "hypotheses",
+    [
+        pytest.param(stacked(2, math.nan), id="NaN"),
+        pytest.param(stacked(2, math.inf), id="infinite"),
+        pytest.param({"weight": np.ones((2, 3, 2), np.float32)}, id="wrong shape"),
+        pytest.param({"weight": np.float32(1.0)}, id="no axis"),
+        pytest.param({"weight": np.ones((2, 1, 2), np.int64)}, id="integers"),
+        pytest.param({"weight": np.ones((2, 1, 2), np.float64)}, id="64 bits"),
+        pytest.param({"wait": np.ones((2, 1, 2), np.float32)}, id="another key"),
+        pytest.param(stacked(2) | {"bias": np.ones((2, 1), np.float32)}, id="one key too many"),
+        pytest.param({}, id="no key"),
+        pytest.param(stacked(0), id="none"),
+        pytest.param(stacked(11), id="too many"),
+        pytest.param(stacked(1_000_000), id="a million copies"),
+        pytest.param({"weight": np.array([["<script>"]])}, id="text"),
+        pytest.param({"weight": np.array([[None]], dtype=object)}, id="objects"),
+    ],
+)
+def test_hypotheses_that_are_none(site: Site, hypotheses: dict[str, Any]) -> None:
+    try:
+        record = sent(hypotheses)
+    except (TypeError, ValueError):
+        pytest.skip("Flower itself cannot send this")
+    assert refused(site.ask(hypotheses=record))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> None:
+    """An .npy of objects is a pickle, and loading one runs code."""
+    marker = tmp_path / "ran"
+
+    class Payload:
+        def __reduce__(self) -> tuple[Callable[[str], Any], tuple[str]]:
+            return (Path.touch, (marker,))  # type: ignore[return-value]
+
+    array = pack(stacked(2))
+    buffer = BytesIO()
+    np.save(buffer, np.array([[Payload()]], dtype=object), allow_pickle=True)
+    next(iter(array.values())).data = buffer.getvalue()
+    assert refused(site.ask(hypotheses=array))
+    assert not marker.exists()
+    assert site.lives()
+
+
+@pytest.mark.parametrize("entry", list(HONEST.to_record()))
+def test_a_demand_with_one_entry_missing(site: Site, entry: str) -> None:
+    record = HONEST.to_record()
+    del record[entry]
+    assert refused(site.send(asked(THETA, record)))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+@pytest.mark.parametrize(
+    "clients", [[], [0, 0], [-1], [CLIENTS], [10**18], [0.5], ["0"], [True], list(range(CLIENTS)) * 1000]
+)
+def test_clients_that_are_none(site: Site, clients: list[Any]) -> None:
+    assert refused(site.ask_raw(clients=clients))
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+@pytest.mark.parametrize("empty", [RecordDict(), RecordDict({"training": ConfigRecord()})])
+@pytest.mark.parametrize("kind", ["train", "evaluate", "query"])
+def test_an_empty_message(site: Site, empty: RecordDict, kind: str) -> None:
+    assert refused(site.send(empty, kind))
+    assert site.lives()
+
+
+def test_a_choice_is_not_disclosed(site: Site) -> None:
+    assert refused(site.ask(replace(HONEST, disclose_choice=True)))
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_training_clients_do_not_report(site: Site) -> None:
+    for clients in ((0,), (CLIENTS,), (0, 1, 2, 3)):
+        assert refused(site.evaluate(clients))
+    assert site.lives()
+
+
+@pytest.mark.parametrize("kind", ["train.steal", "query.data", "evaluate.all"])
+def test_a_message_type_that_the_app_does_not_know(site: Site, kind: str) -> None:
+    reply = site.send(asked(THETA, HONEST), kind)
+    assert reply.has_error()
+    assert not reply.has_content()
+    assert "own" not in reply.error.reason
+    assert site.spent() == [0, 0, 0, 0]
+    assert site.lives()
+
+
+def test_training_asked_for_by_another_type_of_message_is_charged_and_noised(site: Site) -> None:
+    content = asked(THETA, HONEST, Evaluation(1, (0, 1)))
+    first, second = (releases(site.send(content, "evaluate")) for _ in range(2))
+    assert (first != second).any(axis=1).all()
+    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
+
+
+def test_steps_that_blow_up_release_the_hypothesis_with_noise_and_cost_as_ever(site: Site) -> None:
+    """A release that stayed away would tell the server something, for nothing."""
+    reply = site.ask(replace(HONEST, step_size=1e38, local_epochs=50))
+    assert released(reply) == [1, 1]
+    assert np.isfinite(releases(reply)).all()
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+    assert site.lives()
+
+
+# --- work without end
+
+
+@pytest.mark.parametrize("asked_for", [{"local_epochs": 101}, {"local_epochs": 2**31}, {"local_steps": 1001}])
+def test_work_beyond_the_policy_is_refused_before_any_data_are_looked_at(
+    site: Site, monkeypatch: pytest.MonkeyPatch, asked_for: dict[str, int]
+) -> None:
+    monkeypatch.setattr("umbel.client.app.Node.of", lambda *_: pytest.fail("the data were opened"))
+    assert refused(site.ask(replace(HONEST, **asked_for)))
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def no_memory(*_: Any, **__: Any) -> Any:
+    raise MemoryError("Unable to allocate 14.9 TiB for an array with shape (5000, 411)")
+
+
+def no_memory_of_torch(*_: Any, **__: Any) -> Any:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 411 bytes")
+
+
+def no_memory_of_the_gpu(*_: Any, **__: Any) -> Any:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 411 bytes.")
+
+
+@pytest.mark.parametrize("where", ["Cohort.gather", "LocalUpdate.passes_over", "LocalUpdate.size"])
+@pytest.mark.parametrize("fault", [no_memory, no_memory_of_torch, no_memory_of_the_gpu])
+def test_memory_that_is_not_enough_is_charged_and_answered_as_any_release(
+    site: Site, monkeypatch: pytest.MonkeyPatch, where: str, fault: Callable[..., Any], node_log: StringIO
+) -> None:
+    """How much is needed depends on the number of rows; a reply that stayed away would tell it."""
+    usual = site.ask()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"umbel.client.cohort.{where}", fault)
+        reply = site.ask()
+    assert set(reply.content) == set(usual.content) == {"arrays", "released"}
+    assert released(reply) == [1, 1]
+    assert len(wire(reply)) == len(wire(usual))
+    assert np.isfinite(releases(reply)).all()
+    assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
+    assert "could not compute" in node_log.getvalue()
+    assert site.lives()
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, on_gpu: bool
+) -> None:
+    """A server that saw all updates vanish would know that some client has many rows."""
+    gather, sums, last = Cohort.gather, BatchedLearner._sums, []
+
+    def too_many(federation: Any, clients: list[int], device: Any) -> Any:
+        last[:] = clients
+        if 0 in clients and not on_gpu:
+            raise MemoryError
+        return gather(federation, clients, device)
+
+    def too_many_on_gpu(self: Any, hypotheses: Any, cohort: Cohort, *rest: Any) -> Any:
+        def none(_part: slice) -> None:
+            raise torch.OutOfMemoryError
+
+        if 0 in last and on_gpu:
+            self._in_chunks(cohort, cohort.lengths, none)
+        return sums(self, hypotheses, cohort, *rest)
+
+    demand, seeded = replace(HONEST, noise_multiplier=1.0, clients=(0, 1)), {"insecure-seed": True}
+    site, other = (Site(tmp_path / name, run_config, **seeded) for name in ("one", "other"))
+    usual = releases(site.ask(demand))
+    monkeypatch.setattr(Cohort, "gather", too_many)
+    monkeypatch.setattr(BatchedLearner, "_sums", too_many_on_gpu)
+    now = releases(other.ask(demand))
+    np.testing.assert_array_equal(usual[1], now[1])
+    assert (usual[0] != now[0]).any(), "the one that could not be computed releases no update"
+    assert other.spent() == site.spent()
+
+
+def test_time_that_is_over_is_charged_and_answered_as_any_release(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """The release is one of the hypotheses with noise: nobody's data play a part in it."""
+    site = Site(tmp_path, run_config, **{"max-seconds": 1e-9, "min-noise-multiplier": 2**-10})
+    reply = site.ask(replace(HONEST, noise_multiplier=2**-10, step_size=0.5, batch_size=0, clients=(0, 1, 2, 3)))
+    assert released(reply) == [1] * 4
+    # They have not chosen either; training would have moved them by more than 1.
+    np.testing.assert_allclose(releases(reply), [[5, 6]] * 4, atol=0.01)
+    assert site.spent() == [2048] * 4
+    assert not (tmp_path / "ledger.sqlite.local").exists()
+
+
+def test_passes_beyond_max_examples_are_left_out_in_silence(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Ten rows a client and thirty computations: three epochs, whatever was asked."""
+    policy = {"min-noise-multiplier": 1e-6, "max-examples": 30}
+    site = Site(tmp_path, run_config, **policy)
+    exact = replace(HONEST, noise_multiplier=1e-6, batch_size=0, clients=(0,))
+    three, twenty = (releases(site.ask(replace(exact, local_epochs=epochs))) for epochs in (3, 20))
+    np.testing.assert_allclose(three, twenty, atol=1e-4)
+    two = releases(site.ask(replace(exact, local_epochs=2)))
+    assert np.abs(two - three).max() > 0.01
+
+
+def test_reports_of_training_clients_are_charged_where_nothing_could_be_computed(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0})
+    monkeypatch.setattr("umbel.client.cohort.Cohort.gather", no_memory)
+    losses, metrics = scores(site.evaluate((CLIENTS, CLIENTS + 1)))
+    assert np.isfinite([losses, metrics]).all()
+    assert site.spent() == [Fraction(1, 2), Fraction(1, 2), 0, 0]
+
+
+def test_clients_that_report_as_it_is_do_not_report_what_is_not_so(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, run_config, role="validation")
+    monkeypatch.setattr("umbel.client.cohort.Cohort.gather", no_memory)
+    assert refused(site.evaluate((0,)))
+
+
+def test_in_simulation_an_error_is_seen(run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    grid = InProcessGrid(app, run_config)
+    monkeypatch.setattr("umbel.client.cohort.Cohort.gather", no_memory)
+    [reply] = grid.send_and_receive([Message(asked(THETA, HONEST), *grid.get_node_ids(), "train")])
+    assert refused(reply)
+
+
+def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, **{"radius-mode": "public"})
+    assert refused(site.ask())
+    assert not site.ask(replace(HONEST, radius_mode="public", radius=0.5)).has_error()
+    [first, *_] = Ledger(site.ledger_path).rows()
+    assert (first["radius_mode"], first["radius"]) == ("public", 0.5)
+
+
+@pytest.mark.parametrize(
+    "slip",
+    [
+        {"min-noise-multiplier": "three"},
+        {"min-noise-multiplier": 0.0},
+        {"min-noise-multiplier": math.nan},
+        {"radius-floor": -1.0},
+        {"radius-floor": 0.0},
+        {"budget": "lots"},
+        {"budget": math.nan},
+        {"role": "trainer"},
+        {"radius-mode": "update"},
+        {"allow-unsanitised": True},
+        {"allow-unsanitised": "maybe"},
+        {"report-bound": 0.0},
+        {"max-hypotheses": 0},
+        {"min_noise_multiplier": 50.0},
+        {"Budget": 1.0},
+        {"ledger-path": ""},
+        {"ledger-path": "ledger.sqlite"},
+        {"role": "validation", "report-noise-multiplier": 1.0},
+    ],
+)
+def test_a_slip_in_the_policy_closes_the_site(tmp_path: Path, run_config: dict[str, Any], slip: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, **slip)
+    assert refused(site.ask())
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_a_misspelt_variable_closes_the_site(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UMBEL_MIN_NOISE", "50")
+    assert refused(Site(tmp_path, run_config).ask())
+
+
+def test_a_ledger_that_was_lost_is_not_made_anew_where_there_is_a_limit(
+    tmp_path: Path, run_config: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, run_config, **{"paper-budget": 10.0})
+    assert not site.ask().has_error()
+    site.ledger_path.unlink()
+    assert refused(site.ask())
+    assert not site.ledger_path.exists()
+
+
+def test_releases_are_counted_where_noise_makes_them_cheap(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """At nu = 1e6 a release costs next to nothing, but the choice of a hypothesis shows through any noise."""
+    site = Site(tmp_path, run_config, **{"max-participations": 3})
+    cheap = replace(HONEST, noise_multiplier=1e6)
+    assert [refused(site.ask(cheap)) for _ in range(4)] == [False, False, False, True]
+
+
+def test_a_site_may_accept_one_hypothesis_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config, **{"max-hypotheses": 1})
+    assert refused(site.ask())
+    assert not site.ask(hypotheses=pack({"weight": THETA["weight"][:1]})).has_error()
+
+
+@pytest.mark.parametrize("model", ["mlp", "os:getcwd", "sys:exit", "torch.nn:PReLU"])
+def test_a_model_that_the_data_are_not_for_is_not_even_imported(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, model: str
+) -> None:
+    imported: list[str] = []
+    monkeypatch.setattr("models.import_by_name", imported.append)
+    site = Site(tmp_path, run_config | {"model": model})
+    assert refused(site.ask())
+    assert imported == []
+    assert site.spent() == [0, 0, 0, 0]
+
+
+def test_a_loss_that_the_data_are_not_for_is_refused(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """With cross entropy, clients whose labels do not fit would fail and the others not."""
+    assert refused(Site(tmp_path, run_config | {"loss": "cross-entropy"}).ask())
+
+
+@pytest.mark.parametrize("hypotheses", [stacked(2, math.nan), stacked(11)])
+def test_evaluation_takes_no_other_hypotheses_than_training(
+    tmp_path: Path, run_config: dict[str, Any], hypotheses: dict[str, Any]
+) -> None:
+    site = Site(tmp_path, run_config, role="validation")
+    assert not refused(site.evaluate((0,)))
+    assert refused(site.evaluate((0,), hypotheses))
+
+
+# --- exact losses, of which six are enough for a small model
+
+
+def test_a_run_may_have_clients_report_so_often_and_no_oftener(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Least squares of two parameters is a quadratic function, which six losses give away."""
+    site = Site(tmp_path, run_config, role="validation", **{"max-evaluations": 3})
+    assert [refused(site.evaluate((0, 1))) for _ in range(5)] == [False] * 3 + [True] * 2
+    site.grid = InProcessGrid(app, run_config, node_configs=[site.config])
+    assert refused(site.evaluate((0, 1))), "a node that was started again remembers"
+    site.run(2)
+    assert [refused(site.evaluate((0,))) for _ in range(4)] == [False] * 3 + [True]
+
+
+def test_all_runs_together_may_have_clients_report_so_often(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    """Whoever may start runs may start another; this is what bounds them."""
+    site = Site(tmp_path, run_config, role="validation", **{"max-evaluations-in-all": 3})
+    answers = []
+    for number in range(5):
+        site.run(number)
+        answers.append(refused(site.evaluate((0,))))
+    assert answers == [False] * 3 + [True] * 2
+
+
+def test_a_report_that_fails_counts_too(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, run_config, role="validation", **{"max-evaluations": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.client.cohort.Cohort.gather", no_memory)
+        assert refused(site.evaluate((0,)))
+    assert refused(site.evaluate((0,)))
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, but long enough to be taken for one" * 10])
+def test_a_count_that_cannot_be_read_closes_the_site(
+    tmp_path: Path, run_config: dict[str, Any], content: bytes
+) -> None:
+    site = Site(tmp_path, run_config, role="validation")
+    assert not refused(site.evaluate((0,)))
+    beside(site.ledger_path).write_bytes(content)
+    assert refused(site.evaluate((0,)))
+    assert beside(site.ledger_path).read_bytes() == content
+
+
+def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config: dict[str, Any]) -> None:
+    site = Site(tmp_path, run_config)
+    site.ledger_path.write_text("not a ledger")
+    assert refused(site.ask())
+    assert site.ledger_path.read_text() == "not a ledger"
+
+
+def test_data_that_cannot_be_opened_say_so_at_the_site_alone(
+    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    site = Site(tmp_path, run_config)
+    (tmp_path / "own" / "targets.npy").unlink()
+    caplog.set_level("ERROR", "flwr")
+    from flwr.supercore import logger
+
+    logger.FLOWER_LOGGER.propagate = True
+    try:
+        assert refused(site.ask())
+    finally:
+        logger.FLOWER_LOGGER.propagate = False
+    assert "targets.npy is missing; write the federation again" in caplog.text
+
+
+def test_the_policy_may_come_from_the_environment(
+    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a container; the node's own configuration wins over it."""
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "4")
+    assert refused(Site(tmp_path / "a", run_config).ask())
+    assert not Site(tmp_path / "b", run_config, **{"min-noise-multiplier": 2.0}).ask().has_error()
+
+
+class TestReports:
+    """A site may let training clients report, with noise that is charged."""
+
+    def report(self, site: Site, *clients: int) -> tuple[list[float], list[float]]:
+        """Evaluation counts the clients that report after those that train."""
+        reply = site.evaluate(tuple(CLIENTS + client for client in clients))
+        assert set(reply.content) == {"scores"}
+        return scores(reply)
+
+    def test_reports_are_noised_clipped_and_charged(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
+        """n = 2 numbers at nu = 4 cost 1/2.
+
+        Noise of a radius of 3 sqrt(2) has a standard deviation of nu r sqrt(3)/2 = 15, and leaves a
+        number on the same step of the grid, 1/2, once in fifty times: all four, once in 10^6.
+        """
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "report-bound": 3.0})
+        first, second = ([*losses, *metrics] for losses, metrics in (self.report(site, 0, 1), self.report(site, 0, 1)))
+        assert len(first) == 4
+        assert first != second
+        assert site.spent() == [1, 1, 0, 0]
+
+    def test_the_noise_of_reports_is_that_of_the_mechanism(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
+        """RMSE is loss and metric, so both report the same number: their difference is noise alone.
+
+        Its variance is twice (n+1)/epsilon^2 with epsilon = n/(nu r): n = 2, nu = 1, r = sqrt(2)
+        gives 3. Of 400 reports the sample variance is within half of it but for a chance below
+        1e-6 (chi-square with a kurtosis of at most 6).
+        """
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 1.0, "report-bound": 1.0})
+        differences = []
+        for _ in range(100):
+            differences += np.subtract(*self.report(site, 0, 1, 2, 3)).tolist()
+        assert 1.5 < np.var(differences) < 4.5
+
+    def test_a_client_without_budget_reports_nothing(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
+        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "paper-budget": 0.5})
+        assert np.isfinite(self.report(site, 0)).all()
+        assert np.isnan(self.report(site, 0, 1)).tolist() == [[True, False], [True, False]]
+
+    def test_a_validation_site_reports_as_it_is_and_never_trains(
+        self, tmp_path: Path, run_config: dict[str, Any]
+    ) -> None:
+        site = Site(tmp_path, run_config, role="validation")
+        losses, metrics = scores(site.evaluate((0,)))
+        assert (len(losses), len(metrics)) == (1, 1)
+        assert refused(site.ask())
+        assert site.spent() == [0, 0, 0, 0]
+
+
+def test_noise_is_drawn_only_after_the_charge_is_on_disk(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(*_: Any) -> Any:
+        assert site.spent() == [PRICE, PRICE, 0, 0]
+        raise RuntimeError("crash")
+
+    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", look)
+    assert refused(site.ask())
+    assert site.spent() == [PRICE, PRICE, 0, 0]
+
+
+def test_a_choice_shows_through_any_noise_and_costs_next_to_nothing(site: Site) -> None:
+    """A limit of the guarantees, not a feature: docs/privacy.md, "What lies outside both".
+
+    Two hypotheses a thousand apart, noise a hundred radii wide: the release is plainly near one of
+    them, and says which side of the plane between them the client's optimum (1, 2) lies on.
+    """
+    side = np.array([1.0, 0.0])
+    for offset, expected in ((0.5, 1), (1.5, 0)):
+        middle = np.array([offset, 0.0])
+        pair = np.stack([middle - 1024 * side, middle + 1024 * side]).astype(np.float32)
+        question = replace(HONEST, clients=(0,), noise_multiplier=1e3, radius_mode="public", step_size=1e-30)
+        reply = site.ask(question, pack({"weight": pair[:, None]}))
+        nearest = np.linalg.norm(pair - releases(reply), axis=1).argmin()
+        assert nearest == expected
+    assert site.spent()[0] == Fraction(2, 1000) * 2
+
+
+# --- a recommender's local parameters
+
+
+class Preferences(Site):
+    """A site of four clients that have each labelled the items 0 to 9 of twenty and the two next to their number."""
+
+    def __init__(self, folder: Path, run_config: dict[str, Any], **policy: Any) -> None:
+        super().__init__(folder, run_config, **policy)
+        items = np.array([[*range(10), 10 + 2 * client, 11 + 2 * client] for client in range(CLIENTS)])
+        labels = np.tile([1, 1, -1, -1, -1, -1, -1, -1, -1, 1, -1, -1], CLIENTS).astype(np.int8)
+        manifest = Manifest(
+            name="preferences", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="factors-20x4"
+        )
+        write_federation(folder / "preferences", manifest, items.reshape(-1, 1), labels, offsets_of([12] * CLIENTS))
+        config = {"data-path": str(folder / "preferences"), "ledger-path": str(self.ledger_path)} | policy
+        self.grid = InProcessGrid(app, run_config, node_configs=[config])
+
+    def updates(self, items: np.ndarray[Any, Any], **changes: Any) -> np.ndarray[Any, Any]:
+        """Return what the first client says of items (20, 4)."""
+        demand = replace(HONEST, **{"clients": (0,), "local_epochs": 0, "local_steps": 1, **changes})
+        reply = self.ask(demand, pack({"items": items[None].astype(np.float32)}))
+        assert not reply.has_error()
+        released: np.ndarray[Any, Any] = arrays_of(reply)["items"][0] - items
+        return released
+
+
+@pytest.fixture
+def preferences(tmp_path: Path, run_config: dict[str, Any]) -> Preferences:
+    return Preferences(tmp_path, run_config)
+
+
+@pytest.mark.parametrize("kind", ["query.local", "query", "query.keep"])
+def test_a_site_tells_no_local_parameters(preferences: Preferences, kind: str) -> None:
+    """The door by which attacks on them were once judged is gone, and no other leads there."""
+    content = asked({"items": np.ones((1, 20, 4), np.float32)})
+    content["local"] = ConfigRecord({"clients": [0]})
+    content["version"] = ConfigRecord({"version": VERSION})
+    reply = preferences.send(content, kind)
+    assert not reply.has_content() or set(reply.content) <= {"hosting"}
+    assert preferences.spent() == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("steps", [0, 1])
+def test_items_of_zeros_are_noised_and_charged_as_any_others(preferences: Preferences, steps: int) -> None:
+    """Without an update too (R = 0): else its reply, unchanged, would say that there was none."""
+    first, second = (preferences.updates(np.zeros((20, 4)), local_steps=steps) for _ in range(2))
+    assert (first != second).any(axis=1).all()
+    assert preferences.spent() == [2 * Fraction(80, 3), 0, 0, 0]
+
+
+@pytest.mark.parametrize("sigma", [1e-300, 1.0, 1e30])
+def test_noisy_messages_come_on_top_of_the_sites_own_noise(preferences: Preferences, sigma: float) -> None:
+    """A server that asks for them cannot have the gate leave its own away, nor make it fail."""
+    first, second = (preferences.updates(np.zeros((20, 4)), message_noise=sigma) for _ in range(2))
+    assert np.isfinite(first).all()
+    assert (first != second).any(axis=1).all()
+    assert preferences.spent() == [2 * Fraction(80, 3), 0, 0, 0]
+
+
+def test_noise_a_row_shows_which_items_a_client_has_labelled(preferences: Preferences) -> None:
+    """A weakness of the heuristic that a site should know: no policy forbids ``noise-per = "row"``.
+
+    Rows that were not moved get the floor's noise, rows that were get noise of their own, longer, update.
+    Within a public radius, or over the whole vector, all rows get the same.
+    """
+    items = np.random.default_rng(0).standard_normal((20, 4))
+    asks = {"step_size": 10.0, "batch_size": 0}
+    labelled = np.isin(np.arange(20), [*range(10), 10, 11])
+    by_row = np.linalg.norm(preferences.updates(items, noise_per="row", **asks), axis=1)
+    assert by_row[~labelled].max() < by_row[labelled].min()
+    whole = np.linalg.norm(preferences.updates(items, **asks), axis=1)
+    assert whole[~labelled].max() > whole[labelled].min()

@@ -1,0 +1,123 @@
+"""What a client has spent is a sum of fractions, and exact."""
+
+from __future__ import annotations
+
+import pickle
+from collections import defaultdict
+from fractions import Fraction
+
+from flwr.app import RecordDict
+from flwr.common.serde import recorddict_from_proto, recorddict_to_proto
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.helpers.ledgers import participations, spent
+from umbel.privacy.gate.charges import Charge
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.release import Kind, RadiusMode, Release
+
+
+def of(cost: Fraction | None) -> Charge:
+    """Return a charge of the given cost, whose denominator is not above 1000."""
+    n, nu = (11, 0.0) if cost is None else (cost.numerator, float(cost.denominator))
+    return Charge("run", 1, Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE))
+
+
+def price(n: int, nu: float) -> Fraction | None:
+    return Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE).paper_cost
+
+
+def test_nobody_has_spent_anything_at_first() -> None:
+    ledger = MemoryLedger(RecordDict())
+    assert spent(ledger, 0) == 0
+    assert participations(ledger, 0) == 0
+
+
+def test_ten_participations_of_eleven_thirds_are_110_thirds() -> None:
+    ledger = MemoryLedger(RecordDict())
+    for _ in range(10):
+        ledger.charge(of(price(11, 3.0)), [4])
+    assert spent(ledger, 4) == Fraction(110, 3)
+    assert participations(ledger, 4) == 10
+
+
+def test_a_tenth_is_the_tenth_that_people_write() -> None:
+    ledger = MemoryLedger(RecordDict())
+    release = Release(Kind.TRAIN, 11, 0.1, RadiusMode.UPDATE)
+    for _ in range(3):
+        ledger.charge(Charge("run", 1, release), [0])
+    assert spent(ledger, 0) == 330
+
+
+def test_prices_of_different_rounds_add_up() -> None:
+    ledger = MemoryLedger(RecordDict())
+    ledger.charge(of(Fraction(11, 3)), [0])
+    ledger.charge(of(Fraction(11, 5)), [0])
+    ledger.charge(of(Fraction(11, 3)), [0])
+    assert spent(ledger, 0) == Fraction(143, 15)
+    assert participations(ledger, 0) == 3
+
+
+def test_an_unsanitised_release_costs_everything_and_for_ever() -> None:
+    ledger = MemoryLedger(RecordDict())
+    ledger.charge(of(price(11, 3.0)), [0, 1])
+    ledger.charge(of(price(11, 0.0)), [0])
+    ledger.charge(of(price(11, 3.0)), [0, 1])
+    assert spent(ledger, 0) == float("inf")
+    assert participations(ledger, 0) == 3
+    assert spent(ledger, 1) == Fraction(22, 3), "nobody else pays for it"
+
+
+def test_a_charge_of_nobody_changes_nothing() -> None:
+    ledger = MemoryLedger(RecordDict())
+    ledger.charge(of(Fraction(1, 3)), [7])
+    ledger.charge(of(Fraction(1, 3)), [])
+    ledger.charge(of(None), [])
+    assert spent(ledger, 7) == Fraction(1, 3)
+    assert participations(ledger, 7) == 1
+
+
+prices = st.one_of(
+    st.none(), st.builds(price, st.integers(1, 2_000_000), st.sampled_from([0.001, 0.1, 1.0, 3.0, 5.0, 1e9]))
+)
+clients = st.one_of(st.integers(0, 5), st.sampled_from([2**62, 2947]))
+rounds = st.lists(st.tuples(st.lists(clients, unique=True, max_size=5), prices), max_size=12)
+
+
+@given(rounds)
+def test_each_client_pays_for_itself_alone(rounds: list[tuple[list[int], Fraction | None]]) -> None:
+    ledger = MemoryLedger(RecordDict())
+    paid: defaultdict[int, list[Fraction | None]] = defaultdict(list)
+    for asked, cost in rounds:
+        ledger.charge(of(cost), asked)
+        for client in asked:
+            paid[client].append(cost)
+    for client in [*range(6), 2947, 2**62]:
+        finite = [cost for cost in paid[client] if cost is not None]
+        assert participations(ledger, client) == len(paid[client])
+        assert spent(ledger, client) == (float("inf") if len(finite) < len(paid[client]) else sum(finite))
+
+
+@given(rounds)
+def test_the_ledger_survives_the_ways_a_state_travels(rounds: list[tuple[list[int], Fraction | None]]) -> None:
+    """Between rounds Ray pickles a node's state, and a SuperNode keeps it as a protobuf message."""
+    stays, moved = MemoryLedger(RecordDict()), RecordDict()
+    for asked, cost in rounds:
+        stays.charge(of(cost), asked)
+        MemoryLedger(moved).charge(of(cost), asked)
+        moved = recorddict_from_proto(recorddict_to_proto(pickle.loads(pickle.dumps(moved))))
+    for client in [*range(6), 2947, 2**62]:
+        assert spent(MemoryLedger(moved), client) == spent(stays, client)
+        assert participations(MemoryLedger(moved), client) == participations(stays, client)
+
+
+def test_the_ledger_of_another_node_is_another() -> None:
+    here, there = RecordDict(), RecordDict()
+    MemoryLedger(here).charge(of(Fraction(1)), [0])
+    assert spent(MemoryLedger(there), 0) == 0
+
+
+def test_the_state_of_others_is_left_alone() -> None:
+    state = RecordDict()
+    MemoryLedger(state).charge(of(Fraction(1)), [0])
+    assert list(state) == ["umbel.ledger"]

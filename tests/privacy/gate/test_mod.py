@@ -1,0 +1,473 @@
+"""The gate of an ordinary Flower app: what leaves, what it costs, and who decides; `test_mod_hostile` attacks it."""
+
+from __future__ import annotations
+
+import io
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Message, MetricRecord, RecordDict
+from flwr.serverapp.strategy import (
+    Bulyan,
+    FedAdagrad,
+    FedAdam,
+    FedAvg,
+    FedAvgM,
+    FedMedian,
+    FedProx,
+    FedTrimmedAvg,
+    FedYogi,
+    Krum,
+    MultiKrum,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from scipy import stats
+
+import umbel
+from tests.helpers.flower_apps import Node, answered, arrays, asks, left
+from tests.helpers.messages import refused
+from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.mod import Gate
+from umbel.privacy.gate.policy import Policy
+from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.privacy.mechanisms.gaussian import GaussianLoss
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.simulation.grid import InProcessGrid
+
+PAIR = {"w": np.zeros(2, np.float32)}
+WIDE = {"w": np.zeros(30, np.float32)}
+"""So many numbers that noise, though it is rounded, is not the same twice, or nothing, by chance."""
+RARE = 1e-9
+"""The chance of a false alarm of each test of a law."""
+
+
+def adds(*update: float) -> Any:
+    """Return a train function whose update is this."""
+    return lambda msg: answered(msg, lambda value: value + np.float32(update), train_loss=0.7, **{"num-examples": 61})
+
+
+def unchanged(msg: Message) -> Message:
+    return answered(msg, lambda value: value)
+
+
+# --- what leaves
+
+
+@pytest.mark.parametrize(
+    ("update", "leaves"), [((3.0, 4.0), (0.6, 0.8)), ((0.3, -0.4), (0.3, -0.4)), ((0.0, 0.0), (0.0, 0.0))]
+)
+def test_an_update_is_clipped_to_the_radius_around_what_the_server_sent(
+    update: tuple[float, ...], leaves: tuple[float, ...]
+) -> None:
+    start = np.array([10.0, -2.0], np.float32)
+    reply = Node(Gate(0.0, 1.0), adds(*update)).send(asks({"w": start}))
+    np.testing.assert_allclose(left(reply)["w"], start + leaves, rtol=1e-6)
+
+
+def test_all_arrays_together_are_one_update() -> None:
+    sent = {"w": np.zeros((1, 1), np.float32), "b": np.zeros((), np.float64)}
+    trained = {"w": 3.0, "b": 4.0}
+    node = Node(
+        Gate(0.0, 1.0),
+        lambda msg: Message(
+            RecordDict({"arrays": arrays({name: np.full_like(sent[name], trained[name]) for name in ("b", "w")})}),
+            reply_to=msg,
+        ),
+    )
+    leaves = left(node.send(asks(sent)))
+    assert (leaves["w"].item(), leaves["b"].item()) == pytest.approx((0.6, 0.8), rel=1e-6)
+
+
+def test_arrays_keep_their_names_order_shapes_and_types_and_all_else_is_dropped() -> None:
+    sent = {
+        "z.weight": np.ones((2, 3), np.float32),
+        "half": np.ones(2, np.float16),
+        "scalar": np.float32(4.0),
+        "double": np.ones((1, 2, 2), np.float64),
+        "empty": np.ones((0, 3), np.float32),
+        "fortran": np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3)),
+    }
+    reply = Node(Gate(1.0, 1.0), lambda msg: answered(msg, lambda v: v + v.dtype.type(0.1), loss=3.0)).send(asks(sent))
+    leaves = left(reply)
+    assert list(leaves) == list(sent)
+    assert [(v.dtype, v.shape) for v in leaves.values()] == [(v.dtype, v.shape) for v in map(np.asarray, sent.values())]
+
+
+def test_the_reply_has_the_names_that_the_strategy_uses() -> None:
+    content = asks(PAIR)
+    content["model"] = content.pop("arrays")
+
+    def train(msg: Message) -> Message:
+        return Message(RecordDict({"mine": msg.content["model"], "m": MetricRecord({"rows": 9})}), reply_to=msg)
+
+    reply = Node(Gate(1.0, 1.0, weighted_by_key="rows"), train).send(content)
+    assert set(reply.content) == {"model", "metrics"}
+    assert dict(reply.content["metrics"]) == {"rows": 1}
+
+
+def test_what_is_frozen_goes_back_as_it_came_and_costs_nothing() -> None:
+    sent = {"backbone.w": np.ones(5, np.float32), "bn.num_batches_tracked": np.int64(7), "head.w": np.zeros(2, "f4")}
+    node = Node(Gate(1.0, 1.0, frozen="backbone.* *.num_batches_tracked"), lambda msg: answered(msg, lambda v: v + 1))
+    leaves = left(node.send(asks(sent)))
+    np.testing.assert_array_equal(leaves["backbone.w"], sent["backbone.w"])
+    assert leaves["bn.num_batches_tracked"] == 7
+    assert leaves["bn.num_batches_tracked"].dtype == np.int64
+    assert [release.n for release in node.account] == [2]
+
+
+def test_a_pattern_that_matches_nothing_is_a_slip_of_the_pen(node_log: io.StringIO) -> None:
+    assert refused(Node(Gate(1.0, 1.0, frozen="backbon.*"), unchanged).send(asks(PAIR)))
+    assert "no array of the message is called 'backbon.*'" in node_log.getvalue()
+
+
+def test_whole_numbers_are_refused_before_anybody_pays(node_log: io.StringIO) -> None:
+    node = Node(Gate(1.0, 1.0), unchanged)
+    assert refused(node.send(asks(PAIR | {"bn.num_batches_tracked": np.int64(0)})))
+    assert "'bn.num_batches_tracked' is of type int64" in node_log.getvalue()
+    assert (node.asked, node.paid) == (0, 0)
+
+
+@settings(derandomize=True, max_examples=60)
+@given(
+    hnp.arrays(np.float32, 3, elements=st.floats(-1e6, 1e6, width=32)),
+    hnp.arrays(np.float32, (2, 3), elements=st.floats(width=32, allow_nan=True, allow_infinity=True)),
+    st.floats(1e-3, 1e3),
+)
+def test_whatever_two_data_sets_make_of_an_update_what_is_noised_moves_by_two_radii_at_most(
+    start: NDArray[Any], trained: NDArray[Any], radius: float
+) -> None:
+    """Without noise, which is drawn apart from it: what leaves is the start and what is noised."""
+    gate = Gate(0.0, radius)
+    one, other = (
+        left(Node(gate, lambda msg, own=own: answered(msg, lambda _: own)).send(asks({"w": start})))["w"]
+        for own in trained
+    )
+    rounding = 4 * float(np.spacing(np.float32(np.abs(start).max() + radius)))
+    for own in (one, other):
+        assert np.linalg.norm(own.astype(float) - start) <= radius + rounding
+    assert np.linalg.norm(one.astype(float) - other) <= 2 * radius + rounding
+
+
+# --- the law of the noise, and its price
+
+
+@pytest.mark.parametrize("own_data", [False, True], ids=["simulation", "site"])
+@pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
+def test_the_noise_has_the_law_that_is_paid_for(mechanism: str, own_data: bool, tmp_path: Path) -> None:
+    """Of n components, at nu = 2 and r = 0.5: normals of deviation nu r, or a norm of Gamma(n, nu r / n)."""
+    n, nu, r = 4000, 2.0, 0.5
+    folder, policy = (tmp_path, {"mechanisms": "laplace gaussian"}) if own_data else (None, {})
+    node = Node(Gate(nu, r, mechanism), unchanged, folder, **policy)
+    noise = left(node.send(asks({"w": np.zeros(n, np.float32)})))["w"].astype(float)
+    if mechanism == "gaussian":
+        low, high = stats.chi2.ppf([RARE / 2, 1 - RARE / 2], n)
+        assert low < (noise**2).sum() / (nu * r) ** 2 < high
+    else:
+        low, high = stats.gamma.ppf([RARE / 2, 1 - RARE / 2], n, scale=nu * r / n)
+        assert low < np.linalg.norm(noise) < high
+    assert stats.kstest(noise / noise.std(), "norm").pvalue > RARE
+    assert node.account == {Release(Kind.TRAIN, n, nu, RadiusMode.PUBLIC, mechanism=mechanism): 1}
+
+
+def test_participations_cost_what_their_mechanism_guarantees() -> None:
+    times, nu, n = 5, 4.0, 2
+    for mechanism in ("laplace", "gaussian"):
+        node = Node(Gate(nu, 1.0, mechanism), adds(1.0, 0.0))
+        for round in range(times):
+            node.send(asks(PAIR, round + 1))
+        found = guarantee(node.account, 1e-5)
+        assert found
+        if mechanism == "laplace":
+            assert found.pure == times * 2 * n / nu
+        else:
+            # Normals compose to a normal: two radii apart, in deviations of the noise, sqrt(5) times.
+            loss = GaussianLoss(2 / nu * math.sqrt(times))
+            assert loss.delta(np.array([found.epsilon]))[0] == pytest.approx(1e-5, rel=1e-2)
+
+
+@pytest.mark.parametrize("own_data", [False, True], ids=["simulation", "site"])
+def test_the_same_message_is_answered_with_other_noise_and_charged_again(own_data: bool, tmp_path: Path) -> None:
+    """A server that could have the noise twice would subtract it."""
+    node = Node(Gate(2.0, 1.0), unchanged, tmp_path if own_data else None)
+    first, second = (left(node.send(asks(WIDE)))["w"] for _ in range(2))
+    assert (first != second).any()
+    assert node.paid == 2
+
+
+def test_the_charge_comes_before_the_app_sees_a_message_and_outlives_a_crash(tmp_path: Path) -> None:
+    seen = []
+
+    def killed(msg: Message) -> Message:
+        seen.append(node.paid)
+        raise KeyboardInterrupt
+
+    node = Node(Gate(2.0, 1.0), killed, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        node.send(asks(PAIR))
+    assert seen == [1]
+    assert node.paid == 1
+
+
+# --- who decides
+
+
+def test_a_budget_refuses_once_it_is_spent_and_who_cannot_pay_does_not_train() -> None:
+    """Pure epsilon 2 n / nu = 1 a participation."""
+    node = Node(Gate(4.0, 1.0, budget=3.0), adds(1.0, 0.0))
+    assert [refused(node.send(asks(PAIR, round + 1))) for round in range(5)] == [False] * 3 + [True] * 2
+    assert (node.asked, node.paid) == (3, 3)
+
+
+@pytest.mark.parametrize(("own", "answers"), [({}, 2), ({"budget": 5.0}, 4), ({"budget": 1.0}, 1)])
+def test_a_sites_own_budget_takes_the_place_of_the_apps(own: dict[str, Any], answers: int, tmp_path: Path) -> None:
+    node = Node(Gate(4.0, 1.0, budget=2.0), unchanged, tmp_path, **own)
+    assert [refused(node.send(asks(PAIR))) for _ in range(4)] == [False] * answers + [True] * (4 - answers)
+
+
+@pytest.mark.parametrize(
+    ("own", "answers"),
+    [
+        ({}, 4),
+        ({"min-noise-multiplier": 1.0}, 1),
+        ({"budget": 10.0, "delta": 1e-5}, 1),
+        ({"budget": 10.0, "delta": 1e-5, "min-noise-multiplier": 2.0}, 4),
+    ],
+)
+def test_a_budget_at_a_delta_counts_the_least_noise_that_could_be(
+    own: dict[str, Any], answers: int, tmp_path: Path
+) -> None:
+    """Four Gaussian participations at nu = 2 have an epsilon of 9.997, and so has one at nu = 1.
+
+    A site that says what it accepts has said what its account reckons with.
+    """
+    node = Node(Gate(2.0, 1.0, "gaussian", budget=10.0, delta=1e-5), unchanged, tmp_path, mechanisms="gaussian", **own)
+    assert [refused(node.send(asks(PAIR))) for _ in range(5)] == [False] * answers + [True] * (5 - answers)
+
+
+def test_a_budget_without_a_ledger_may_be_one_that_was_lost(tmp_path: Path, node_log: io.StringIO) -> None:
+    node = Node(Gate(4.0, 1.0, budget=2.0), unchanged, tmp_path)
+    node.path.unlink()
+    assert refused(node.send(asks(PAIR)))
+    assert "there is no ledger" in node_log.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("gate", "policy", "reason"),
+    [
+        (Gate(2.0, 1.0), {"min-noise-multiplier": 3.0}, "this site accepts no less than 3.0"),
+        (Gate(0.0, 1.0), {}, "unsanitised release"),
+        (Gate(2.0, 1.0, "gaussian"), {}, "this site accepts laplace"),
+        (Gate(2.0, 1.0, "gaussian"), {"mechanisms": "gaussian", "budget": 9.0}, "set delta"),
+        (Gate(2.0, 1.0), {"release": "site"}, "sums over its clients alone"),
+        (Gate(2.0, 1.0), {"role": "validation"}, "clients of role validation do not train"),
+        (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own federations"),
+        (Gate(2.0, 1.0), {"max-local-epochs": 5}, "max-local-epochs is heeded by umbel's own app alone"),
+        (Gate(2.0, 1.0), {"approve": "ask"}, "approve is heeded by umbel's own app alone"),
+        (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed is heeded by umbel's own app alone"),
+        (Gate(2.0, 1.0), {"max-participations": 0}, "no asked client can pay"),
+        (Gate(2.0, 1.0), {"budged": 3.0}, "did you mean budget?"),
+        (Gate(2.0, 1.0), {"device": "cpu"}, "there is no device"),
+        (Gate(2.0, 1.0), {"app-keys": "budget"}, "app-keys names budget"),
+    ],
+)
+def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
+    gate: Gate, policy: dict[str, Any], reason: str, tmp_path: Path, node_log: io.StringIO
+) -> None:
+    node = Node(gate, unchanged, tmp_path, **policy)
+    assert refused(node.send(asks(PAIR)))
+    assert reason in node_log.getvalue()
+    assert node.asked == 0
+    assert not list(Ledger(node.path).rows())
+
+
+HEEDED = {
+    "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
+    "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
+    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "radius-floor", "radius-mode",
+    "release", "report-bound", "report-noise-multiplier", "role", "tripwire",
+}  # fmt: skip
+
+
+def test_every_entry_of_a_site_is_heeded_here_or_closes_it(tmp_path: Path, node_log: io.StringIO) -> None:
+    """An entry that did nothing would be taken for a limit."""
+    values = {"approve": "ask", "place": "0/1", "max-examples": 5, "max-local-epochs": 5, "max-local-steps": 5}
+    for name in set(Policy.names()) - HEEDED:
+        (tmp_path / name).mkdir()
+        value = values.get(name, "/models" if name == "keep-model" else str(Policy.model_fields[field(name)].default))
+        assert refused(Node(Gate(2.0, 1.0), unchanged, tmp_path / name, **{name: value}).send(asks(PAIR)))
+        assert f"umbel refused to answer (train): {name} " in node_log.getvalue(), "for this or for what it needs"
+
+
+def field(name: str) -> str:
+    return name.replace("-", "_")
+
+
+def test_entries_that_a_site_says_are_the_apps_own_are_let_be(tmp_path: Path) -> None:
+    node = Node(Gate(2.0, 1.0), unchanged, tmp_path, device="cpu", workers=2, **{"app-keys": "device workers"})
+    assert not refused(node.send(asks(PAIR)))
+    assert node.grid.contexts[node.id].node_config["device"] == "cpu", "and the app sees them"
+
+
+def test_a_node_outside_a_simulation_that_names_no_data_is_refused(node_log: io.StringIO) -> None:
+    """What it says of partitions is no proof of a simulation; where it runs is."""
+    node = Node(Gate(2.0, 1.0), unchanged)
+    reply = node.grid._app(Message(asks(PAIR), node.id, "train", group_id="1"), node.grid.contexts[node.id])
+    assert refused(reply)
+    assert "this node serves no data" in node_log.getvalue()
+
+
+def test_each_message_stands_in_the_sites_log(tmp_path: Path) -> None:
+    node = Node(Gate(2.0, 1.0), unchanged, tmp_path, max_participations=1)
+    for _ in range(2):
+        node.send(asks(PAIR, 4))
+    node.send(asks({"w": np.int64(3)}))
+    lines = list(SiteLog(beside(node.path)).lines())
+    assert [(line["decision"], line["paid"]) for line in lines] == [("answered", 1), ("refused", 0), ("refused", 0)]
+    assert lines[0]["asked"]["training"]["noise_multiplier"] == 2.0
+    assert lines[0]["asked"]["training"]["round"] == 4
+    assert lines[0]["asked"]["hypotheses"] == {"k": 1, "n": 2}
+    assert "is of type int64" in lines[2]["reason"]
+
+
+# --- reports
+
+
+def scored(msg: Message) -> Message:
+    """An ordinary evaluate function."""
+    metrics = MetricRecord({"eval_loss": 0.25, "eval_acc": 0.5, "num-examples": 61, "rows": [1.0, 2.0]})
+    return Message(RecordDict({"metrics": metrics}), reply_to=msg)
+
+
+REPORTS = Gate(2.0, 1.0, reports=["eval_loss", "eval_acc"])
+
+
+@pytest.mark.parametrize(
+    ("gate", "own_data", "policy"),
+    [
+        (Gate(2.0, 1.0), False, {}),
+        (REPORTS, False, {}),
+        (REPORTS, True, {}),
+        (Gate(2, 1), True, {"role": "validation"}),
+    ],
+)
+def test_nobody_reports_unless_app_and_site_let_them(
+    gate: Gate, own_data: bool, policy: dict[str, Any], tmp_path: Path
+) -> None:
+    node = Node(gate, unchanged, tmp_path if own_data else None, scored, **policy)
+    assert refused(node.send(asks(PAIR), "evaluate"))
+    assert node.asked == 0
+
+
+def test_a_validation_site_reports_what_the_app_names_and_no_sample_count(tmp_path: Path) -> None:
+    node = Node(REPORTS, unchanged, tmp_path, scored, role="validation", max_evaluations=2)
+    replies = [node.send(asks(PAIR), "evaluate") for _ in range(3)]
+    assert dict(replies[0].content["metrics"]) == {"eval_loss": 0.25, "eval_acc": 0.5, "num-examples": 1}
+    assert [refused(reply) for reply in replies] == [False, False, True]
+    assert node.paid == 0, "exact losses have no price"
+
+
+def test_an_apps_budget_is_for_clients_that_train_and_closes_no_validation_site(tmp_path: Path) -> None:
+    gate = Gate(2.0, 1.0, budget=10.0, reports=["eval_loss"])
+    node = Node(gate, unchanged, tmp_path, scored, role="validation")
+    assert [refused(node.send(asks(PAIR), kind)) for kind in ("evaluate", "train")] == [False, True]
+    assert (node.asked, node.paid) == (1, 0)
+
+
+@pytest.mark.parametrize("names", [["eval_loss"], ["eval_acc", "eval_loss"]])
+def test_a_training_site_reports_with_noise_and_pays(names: list[str], tmp_path: Path) -> None:
+    node = Node(
+        Gate(2.0, 1.0, reports=names), unchanged, tmp_path, scored, report_noise_multiplier=1e6, report_bound=2.0
+    )
+    replies = [dict(node.send(asks(PAIR), "evaluate").content["metrics"]) for _ in range(8)]
+    assert {reply.pop("num-examples") for reply in replies} == {1}
+    assert {tuple(reply) for reply in replies} == {tuple(names)}
+    # Of a deviation of millions, and so rounded that one in forty is 0: all eight are with a chance of 1e-13.
+    assert max(abs(value) for reply in replies for value in reply.values()) > 1e4
+    [(release, times)] = node.account.items()
+    assert (release.kind, release.n, release.noise_multiplier, times) == (Kind.REPORT, 2, 1e6, 8)
+
+
+def test_who_cannot_pay_for_a_report_sends_none(tmp_path: Path) -> None:
+    node = Node(REPORTS, unchanged, tmp_path, scored, report_noise_multiplier=2.0, max_participations=1)
+    assert [refused(node.send(asks(PAIR), "evaluate")) for _ in range(2)] == [False, True]
+
+
+# --- with stock strategies
+
+
+def test_stock_fedavg_goes_on_with_a_model_that_has_frozen_whole_numbers_and_ends_as_flower_does() -> None:
+    """FedAvg averages whole numbers into fractions, and sends those in the next round."""
+    node = Node(Gate(0.0, 1.0, frozen="steps", budget=None), adds(0.5, 0.0))
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    found = strategy.start(node.grid, arrays(PAIR | {"steps": np.int64(3)}), num_rounds=3)
+    np.testing.assert_allclose(found.arrays["w"].numpy(), [1.5, 0.0], rtol=1e-6)
+    assert found.arrays["steps"].numpy() == 3
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [FedAdagrad, FedAdam, FedAvg, FedAvgM, FedMedian, FedProx, FedTrimmedAvg, FedYogi, Krum, MultiKrum, Bulyan],
+)
+def test_stock_strategies_understand_the_replies(strategy: type[FedAvg], caplog: pytest.LogCaptureFixture) -> None:
+    """Those but for FedAvg itself send what they have made of the replies in the second round."""
+    caplog.set_level("INFO", "flwr")
+    app = Node(Gate(1.0, 1.0), unchanged).grid._app
+    grid = InProcessGrid(app, {}, nodes=5)
+    needs: dict[str, Any] = {"proximal_mu": 0.1} if strategy is FedProx else {}
+    found = strategy(fraction_evaluate=0.0, **needs).start(grid, arrays(WIDE), num_rounds=2)
+    assert caplog.text.count("aggregate_train: Received 5 results and 0 failures") == 2
+    assert np.isfinite(found.arrays["w"].numpy()).all()
+    assert (found.arrays["w"].numpy() != 0).any()
+
+
+def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
+    node = Node(Gate(4.0, 1.0, budget=30.0), unchanged)
+    strategy = FedAvg(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)
+    found = strategy.start(node.grid, arrays(WIDE), num_rounds=5)
+    assert sorted(found.train_metrics_clientapp) == [1, 2]
+    assert node.paid == 2
+    assert (found.arrays["w"].numpy() != 0).any()
+
+
+# --- what an app says
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"noise_multiplier": -1.0}, "noise-multiplier must be"),
+        ({"noise_multiplier": math.inf}, "noise-multiplier must be"),
+        ({"noise_multiplier": "4"}, "noise_multiplier must be a number, got '4'"),
+        ({"radius": 0.0}, "radius must be"),
+        ({"radius": math.nan}, "radius must be"),
+        ({"mechanism": "laplase"}, "unknown mechanism 'laplase'"),
+        ({"budget": -1.0}, "budget must be"),
+        ({"delta": 1e-5}, "there is none: give budget"),
+        ({"budget": 1.0, "delta": 2.0}, "delta must be"),
+        ({"reports": "eval_loss"}, "reports must be"),
+        ({"reports": ["a", "b", "c"]}, "reports must be"),
+        ({"reports": ["num-examples"]}, "reports must be"),
+    ],
+)
+def test_an_argument_that_cannot_be_used_is_named_at_once(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"umbel.Gate: .*{reason}"):
+        Gate(**{"noise_multiplier": 2.0, "radius": 1.0} | arguments)
+
+
+def test_umbel_gate_is_this_and_importing_umbel_takes_no_pytorch() -> None:
+    assert umbel.Gate is Gate
+    code = "import sys, umbel; print([name for name in ('flwr', 'numpy', 'torch') if name in sys.modules])"
+    told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert told.stdout.strip() == "[]"
+    with pytest.raises(AttributeError, match="no attribute 'Gatt'"):
+        umbel.Gatt  # noqa: B018

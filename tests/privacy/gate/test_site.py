@@ -1,0 +1,432 @@
+"""A node knows what it is and what it allows from where it runs, never from what it is told."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+
+from tests.helpers.messages import refused
+from tests.helpers.sites import OWN, PARTITION, field, own, simulated
+from umbel.client.app import app
+from umbel.data import BUNDLED
+from umbel.privacy.gate.charges import Limits
+from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Personal, Policy, Role
+from umbel.privacy.gate.site import Site, in_process, runs_in_simulation
+from umbel.protocol.demands import Hosting
+from umbel.protocol.errors import SiteError
+from umbel.protocol.messages import hosting_in, query
+from umbel.protocol.plugins import import_by_name
+from umbel.protocol.run_config import RunConfig
+
+ROOT = Path(__file__).parents[3]
+
+
+def ask(node_config: dict[str, Any], run_config: dict[str, Any], **more: Any) -> Message:
+    """Return a node's reply to a query, which may say more than it should."""
+    content = query()
+    for key, value in more.items():
+        content.config_records["version"][key.replace("_", "-")] = value
+    message = Message(content, 100, "query")
+    return app(message, Context(1, 100, node_config, RecordDict(), run_config))
+
+
+# --- where the data are the site's own
+
+
+def test_the_data_path_of_a_site_wins_over_its_partition() -> None:
+    with in_process():
+        site = Site.of(PARTITION | OWN)
+    assert (site.data_path, site.first, site.step) == (Path("/data/hospital"), 0, 1)
+    assert not site.simulated
+    assert not site.placed
+
+
+def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/site")
+    assert Site.of({"data-path": "~/data"}).data_path == Path("/home/site/data")
+
+
+@pytest.mark.parametrize("key", ["data-path", "ledger-path", "keep-model"])
+def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str) -> None:
+    with pytest.raises(SiteError, match=f"{key} must be an absolute path, got 'here/it/is'"):
+        Site.of(OWN | {key: "here/it/is"})
+
+
+def test_a_site_with_data_of_its_own_counts_its_clients_from_zero() -> None:
+    assert own().client_ids((0, 5, 2)) == [0, 5, 2]
+
+
+def test_a_site_may_host_a_part_of_a_federation_of_many_sites() -> None:
+    site = own(role="split", place="2/5")
+    assert site.placed
+    assert site.client_ids((0, 1)) == [2, 7]
+    assert site.local_ids([2, 7]) == [0, 1]
+
+
+@pytest.mark.parametrize("place", ["5/5", "2", "/5", "a/b", "-1/5", "1/0", "", 2])
+def test_a_place_is_one_of_so_many(place: Any) -> None:
+    with pytest.raises(SiteError, match='place must be "i/n" with i from 0 to n - 1, got'):
+        own(role="split", place=place)
+
+
+def test_a_place_is_for_a_split_federation() -> None:
+    with pytest.raises(SiteError, match="place is for role split, where clients are numbered over the whole"):
+        own(place="2/5")
+
+
+def test_a_site_with_data_of_its_own_has_no_seed() -> None:
+    with in_process():
+        assert own().seed(RunConfig(seed=7)) is None
+    assert own(insecure_seed="true").seed(RunConfig(seed=7)) == 7
+    assert own(insecure_seed="true").insecure_seed
+
+
+@pytest.mark.parametrize("node_config", [{}, PARTITION, {"data-path": ""}])
+def test_a_node_without_data_names_the_fix(node_config: dict[str, Any]) -> None:
+    with pytest.raises(SiteError, match="start it with --node-config 'data-path=\"/path/to/data\"'"):
+        Site.of(node_config)
+
+
+# --- in simulation
+
+
+def test_a_simulated_node_serves_every_so_manieth_client() -> None:
+    site = simulated()
+    assert (site.data_path, site.first, site.step) == (None, 1, 4)
+    assert site.simulated
+    assert site.placed
+    assert site.client_ids((0, 1, 2)) == [1, 5, 9]
+
+
+def test_a_simulated_node_takes_the_runs_seed() -> None:
+    assert simulated().seed(RunConfig(seed=7)) == 7
+    assert not simulated(insecure_seed=True).insecure_seed, "there is nothing insecure in it"
+
+
+def test_the_process_is_a_simulation_only_inside_the_grid() -> None:
+    assert not runs_in_simulation()
+    with in_process():
+        assert runs_in_simulation()
+        with in_process():
+            assert runs_in_simulation()
+        assert runs_in_simulation()
+    assert not runs_in_simulation()
+
+
+def test_an_error_ends_the_simulation_too() -> None:
+    with pytest.raises(ZeroDivisionError), in_process():
+        _ = 1 / 0
+    assert not runs_in_simulation()
+
+
+def test_another_thread_is_no_simulation() -> None:
+    seen: list[bool] = []
+    with in_process():
+        thread = threading.Thread(target=lambda: seen.append(runs_in_simulation()))
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
+@pytest.mark.slow
+def test_a_ray_worker_is_a_simulation_and_the_driver_is_not(run_config: dict[str, Any]) -> None:
+    import ray
+    from flwr.simulation.ray_transport.ray_actor import ClientAppActor
+
+    assert not runs_in_simulation(), "Ray is imported but not started"
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    ray.init(
+        "local",
+        num_cpus=1,
+        include_dashboard=False,
+        log_to_driver=False,
+        runtime_env={"env_vars": {"PYTHONPATH": paths, "RAY_USAGE_STATS_ENABLED": "0"}},
+    )
+    try:
+        assert not runs_in_simulation()
+        with pytest.raises(SiteError):
+            Site.of(PARTITION)
+        assert ray.get(ray.remote(runs_in_simulation).remote())
+        site_of = ray.remote(lambda node_config: Site.of(node_config))
+        assert ray.get(site_of.remote(PARTITION)) == simulated()
+        assert ray.get(site_of.remote(OWN)) == own()
+        # Flower's own worker, with the app as it is.
+        context = Context(1, 100, PARTITION, RecordDict(), run_config)
+        actor = ClientAppActor.remote()
+        message = Message(query(), 100, "query")
+        _, reply, _ = ray.get(actor.run.remote(lambda: import_by_name("umbel.client.app:app"), message, "1", context))
+        assert hosting_in(reply.content) == Hosting(25, 25, first=1, step=4)
+    finally:
+        ray.shutdown()
+
+
+# --- what the server says
+
+CLAIMS: dict[str, Any] = {
+    "simulated": True,
+    "umbel_in_process": True,
+    "partition-id": 0,
+    "num-partitions": 1,
+    "step": 1,
+    "data-path": str(BUNDLED / "synthetic.json"),
+}
+
+
+@pytest.mark.parametrize("node_config", [{}, PARTITION])
+def test_no_message_and_no_run_config_make_a_node_simulated(
+    node_config: dict[str, Any], run_config: dict[str, Any]
+) -> None:
+    reply = ask(node_config, run_config | CLAIMS, **{key.replace("-", "_"): value for key, value in CLAIMS.items()})
+    assert refused(reply)
+
+
+def test_no_message_names_the_data_of_a_site(run_config: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_text(
+        '{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1, 2]], "y": [0]}},'
+        ' "manifest": {"name": "own", "model": "linear", "clients": 1, "split": {"train": 1, "validation": 0}}}'
+    )
+    with in_process():
+        reply = ask({"data-path": str(path)} | PARTITION, run_config, data_path=CLAIMS["data-path"])
+        closed = ask({"data-path": str(path)} | PARTITION, run_config | CLAIMS)
+    # One client: the site's own, not the hundred of the run config's federation.
+    assert hosting_in(reply.content) == Hosting(train=1, validation=0)
+    assert refused(closed), "a run config that says what none may say"
+
+
+# --- the policy
+
+
+def test_the_policy_of_a_simulated_node() -> None:
+    site = simulated()
+    assert (site.policy.min_noise_multiplier, site.policy.radius_floor, site.limits) == (0.0, 0.0, Limits())
+    assert (site.policy.role, site.policy.radius_mode) == (Role.SPLIT, AcceptedRadius.ANY)
+    assert site.policy.allow_unsanitised
+    assert site.ledger_path is None, "what it spends is kept in memory"
+
+
+def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -> None:
+    site = own()
+    assert (site.policy.min_noise_multiplier, site.policy.radius_floor, site.limits) == (
+        1.0, 0.01, Limits(min_noise_multiplier=1.0)
+    )  # fmt: skip
+    assert (site.policy.role, site.policy.radius_mode) == (Role.TRAIN, AcceptedRadius.ANY)
+    assert site.policy.report_noise_multiplier == 0.0
+    assert not site.policy.allow_unsanitised
+    assert site.ledger_path == umbel_home / "ledger.sqlite"
+    assert site.keep_model is None
+
+
+def test_a_simulated_node_may_set_what_a_site_sets(tmp_path: Path) -> None:
+    site = simulated(budget=3, min_noise_multiplier=2.0, ledger_path=str(tmp_path / "ledger.sqlite"))
+    assert site.limits == Limits(Fraction(3), min_noise_multiplier=2.0)
+    assert site.policy.min_noise_multiplier == 2.0
+    assert site.ledger_path == tmp_path / "ledger.sqlite"
+
+
+def test_a_budget_is_kept_exactly() -> None:
+    floor = {"min_noise_multiplier": 1.0}
+    assert own(budget=0.1).limits == Limits(Fraction(1, 10), **floor)
+    assert own(budget="40", max_participations=9).limits == Limits(Fraction(40), participations=9, **floor)
+    assert own(paper_budget="40").limits == Limits(paper_budget=Fraction(40), **floor)
+    assert own(budget="inf").limits == Limits(**floor)
+    own_delta = own(budget=8, delta=1e-5, max_choice_epsilon=1.0).limits
+    assert own_delta == Limits(Fraction(8), 1e-5, max_choice_epsilon=1.0, **floor)
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({"role": "both"}, "role must be one of train, validation, split, got 'both'"),
+        ({"min-noise-multiplier": 0}, "min-noise-multiplier must be a number above 0 where the data are a site's own"),
+        ({"min-noise-multiplier": "nan"}, "min-noise-multiplier must be a finite number of at least 0, got 'nan'"),
+        ({"radius-floor": "small"}, "radius-floor must be a finite number of at least 0, got 'small'"),
+        ({"radius-floor": 0.0}, "radius-floor must be a number above 0 where the data are a site's own, got 0"),
+        ({"budget": -1}, "budget must be a number of at least 0, got -1"),
+        ({"budget": True}, "budget must be a number of at least 0, got True"),
+        ({"budget": "1e400"}, "budget must be a number that this machine can hold, or the text \"inf\", got '1e400'"),
+        ({"budget": math.inf}, 'budget must be a number that this machine can hold, or the text "inf", got inf'),
+        ({"max-participations": "-inf"}, "max-participations must be a number that this machine can hold"),
+        ({"max-participations": "infinity"}, "max-participations must be a number that this machine can hold"),
+        ({"max-participations": 1.5}, r"max-participations must be a whole number, got 1\.5"),
+        ({"max-participations": 10**400}, "max-participations must be a number of at least 0, got 1000"),
+        ({"min-noise-multiplier": "1e400"}, "min-noise-multiplier must be a finite number of at least 0, got inf"),
+        ({"max-local-epochs": 0}, "max-local-epochs must be a number of at least 1, got 0"),
+        ({"max-local-steps": 2.5}, r"max-local-steps must be a whole number, got 2\.5"),
+        ({"max-examples": "many"}, "max-examples must be a number of at least 1, got 'many'"),
+        ({"max-seconds": 0}, "max-seconds must be a number above 0, got 0"),
+        ({"max-hypotheses": 0}, "max-hypotheses must be a whole number of at least 1, got 0"),
+        ({"max-hypotheses": 1.5}, "max-hypotheses must be a whole number of at least 1, got 1.5"),
+        ({"report-bound": float("inf")}, "report-bound must be a finite number above 0, got inf"),
+        ({"allow-unsanitised": "perhaps"}, "allow-unsanitised must be true or false, got 'perhaps'"),
+        ({"allow-unsanitised": True}, "allow-unsanitised is for simulation"),
+        ({"tripwire": 1}, "tripwire must be true or false, got 1"),
+        ({"noise-all-items": "yes"}, "noise-all-items must be true or false, got 'yes'"),
+        ({"balanced-batches": 0.5}, "balanced-batches must be true or false, got 0.5"),
+        ({"ledger-path": ""}, "ledger-path must be an absolute path, got ''; leave it out for the default"),
+        ({"role": "validation", "report-noise-multiplier": 1}, "report-noise-multiplier is for role train; role vali"),
+        ({"role": "validation", "budget": 40}, "budget and max-participations are for clients that train; role valid"),
+        ({"role": "validation", "max-participations": 9}, "which has no price: set max-evaluations"),
+        ({"max-evaluations": 0}, "max-evaluations must be a number of at least 1, got 0"),
+        ({"max-evaluations-in-all": 1.5}, r"max-evaluations-in-all must be a whole number, got 1\.5"),
+        ({"approve": "yes"}, "approve must be one of policy, ask, got 'yes'"),
+        ({"trip-wire": True}, "this node's configuration: there is no trip-wire; did you mean tripwire"),
+        ({"min_noise_multiplier": 9.0}, "there is no min_noise_multiplier; did you mean min-noise-multiplier"),
+        ({"Budget": 9.0}, "there is no Budget; did you mean budget"),
+        ({"least-noise-multiplier": 9.0}, "least-noise-multiplier is now called min-noise-multiplier"),
+        ({"most-hypotheses": 1}, "most-hypotheses is now called max-hypotheses"),
+        ({"most-participations": 1}, "most-participations is now called max-participations"),
+    ],
+)
+def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], reason: str) -> None:
+    with pytest.raises(SiteError, match=reason):
+        Site.of(OWN | entry)
+
+
+# --- node configuration and environment have one reader
+
+# A value for each key that is not its default, as the environment has it, and what it is read as.
+SET: dict[str, tuple[str, Any]] = {
+    "reader": ("umbel.deploy.hospital_table:read", "umbel.deploy.hospital_table:read"),
+    "reader-options": ("geonames=/data/US.txt", "geonames=/data/US.txt"),
+    "role": ("split", Role.SPLIT),
+    "place": ("1/3", "1/3"),
+    "min-noise-multiplier": ("4", 4.0),
+    "radius-mode": ("public", AcceptedRadius.PUBLIC),
+    "radius-floor": ("0.5", 0.5),
+    "release": ("site", AcceptedRelease.SITE),
+    "min-clients": ("25", 25),
+    "max-hypotheses": ("3", 3),
+    "max-local-epochs": ("7", 7.0),
+    "max-local-steps": ("inf", math.inf),
+    "max-examples": ("5000", 5000.0),
+    "max-seconds": ("0.5", 0.5),
+    "max-choice-epsilon": ("2", 2.0),
+    "mechanisms": ("laplace gaussian", "laplace gaussian"),
+    "budget": ("7", 7.0),
+    "delta": ("1e-5", 1e-5),
+    "paper-budget": ("40", 40.0),
+    "max-participations": ("9", 9.0),
+    "max-evaluations": ("12", 12.0),
+    "max-evaluations-in-all": ("13", 13.0),
+    "ledger-path": ("/ledger/umbel.sqlite", "/ledger/umbel.sqlite"),
+    "approve": ("ask", Approval.ASK),
+    "app": ("hospital.client_app:app", "hospital.client_app:app"),
+    "app-keys": ("device workers", "device workers"),
+    "bundle": ("ab" * 32, "ab" * 32),
+    "report-noise-multiplier": ("4", 4.0),
+    "report-bound": ("3", 3.0),
+    "keep-model": ("/models", "/models"),
+    "personalise": ("interpolate", Personal.INTERPOLATE),
+    "personalise-epochs": ("3", 3),
+    "tripwire": ("true", True),
+    "noise-all-items": ("TRUE", True),
+    "balanced-batches": ("True", True),
+    "insecure-seed": ("true", True),
+}
+# What a key is of no use without.
+WITH: dict[str, dict[str, str]] = {
+    "place": {"role": "split"},
+    "min-clients": {"release": "site"},
+    "delta": {"budget": "8"},
+    "personalise": {"keep-model": "/models"},
+    "personalise-epochs": {"keep-model": "/models", "personalise": "fine-tune"},
+}
+# Refused where the data are a site's own, by whichever way it comes.
+NEVER = "allow-unsanitised"
+
+
+def variable(key: str) -> str:
+    return "UMBEL_" + key.replace("-", "_").upper()
+
+
+def test_every_key_is_tried_here() -> None:
+    assert {*SET, NEVER, "data-path"} == set(Policy.names())
+
+
+@pytest.mark.parametrize("key", SET)
+def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
+    key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text, value = SET[key]
+    base = OWN | WITH.get(key, {})
+    default = field(Site.of(base).policy, key)
+    assert default != value
+    assert field(Site.of(base | {key: text}).policy, key) == value
+    monkeypatch.setenv(variable(key), text)
+    assert field(Site.of(base).policy, key) == value
+    if key != "ledger-path":  # of which none is nowhere
+        written = "inf" if default == math.inf else default
+        assert field(Site.of(base | {key: written}).policy, key) == default
+    # A simulated node reads the same, by either way.
+    entries = PARTITION | WITH.get(key, {}) | ({"role": "train"} if key == "report-noise-multiplier" else {})
+    with in_process():
+        assert field(Site.of(entries).policy, key) == value
+
+
+def test_no_way_lets_a_site_release_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable(NEVER), "true")
+    with pytest.raises(SiteError, match="allow-unsanitised is for simulation; a site with data of its own cannot"):
+        own()
+    assert simulated().policy.allow_unsanitised
+
+
+def test_where_the_data_lie_is_said_to_a_node_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_DATA_PATH", "/data/elsewhere")
+    with pytest.raises(SiteError, match="this node serves no data"):
+        Site.of({})
+    with pytest.raises(SiteError, match="data-path is for the node's own configuration alone; unset UMBEL_DATA_PATH"):
+        own()
+    assert simulated().data_path is None
+
+
+def test_what_used_to_close_a_site_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("KEEP_MODEL", "/models"), ("PLACE", "1/3"), ("INSECURE_SEED", "true"), ("ROLE", "split")):
+        monkeypatch.setenv(f"UMBEL_{name}", value)
+    site = own()
+    assert site.keep_model == Path("/models")
+    assert (site.first, site.step) == (1, 3)
+    assert site.seed(RunConfig(seed=7)) == 7
+
+
+@pytest.mark.parametrize("name", ["UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH"])
+def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulation(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = simulated()
+    monkeypatch.setenv(name, "50")
+    with pytest.raises(SiteError, match="this node's configuration: there is no "):
+        own()
+    assert simulated() == without
+
+
+@pytest.mark.parametrize("old", Policy.renamed)
+@pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
+def test_a_variable_of_an_old_name_is_refused_with_the_new_one(
+    old: str, node: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable(old), "50")
+    with pytest.raises(SiteError, match=f"{old} is now called {Policy.renamed[old]}"):
+        node()
+
+
+def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UMBEL_BUDGET", "lots")
+    with pytest.raises(SiteError, match="budget must be a number of at least 0, got 'lots'"):
+        own()
+    assert own(budget=3).limits.budget == 3, "what the node's configuration overrules plays no part"
+
+
+@pytest.mark.parametrize("name", ["umbel_budget", "UMBEL_budget", "UMBEL_MAX-PARTICIPATIONS"])
+def test_a_limit_in_another_spelling_closes_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be no limit, or one of two."""
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SiteError, match=f"{name}: write it as UMBEL_"):
+        own()

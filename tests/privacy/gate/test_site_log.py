@@ -1,0 +1,372 @@
+"""A site's own log: what servers asked, and what the site decided."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+
+from tests.helpers.messages import SIMULATED, asked, demanded, of_node, refused, stacked, through_gate, to_node
+from umbel.privacy.gate.gate import guard, local_report, local_result
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, beside, outline
+from umbel.protocol.demands import Evaluation
+from umbel.protocol.errors import FederationError, LogError, ProtocolError, Refused
+from umbel.protocol.messages import keep_request, query, training_in
+from umbel.protocol.records import pack
+
+SECRET = "diagnosis-of-patient-17"
+ZEROS = stacked(np.zeros((1, 2)), {"weight": (2,)})
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    return Ledger.create(tmp_path / "ledger.sqlite").path
+
+
+@pytest.fixture
+def log(ledger: Path) -> SiteLog:
+    return SiteLog(beside(ledger))
+
+
+@pytest.fixture
+def own(ledger: Path) -> dict[str, Any]:
+    """The configuration of a site of its own, whose data the gate never opens."""
+    return {"data-path": f"/data/{SECRET}", "ledger-path": str(ledger), "role": "split"}
+
+
+def handler(msg: Message, context: Context) -> Message:
+    """Train and score as it should."""
+    demand = training_in(msg.content)
+    if demand is not None:
+        clients = len(demand.clients)
+        ones = stacked(np.full((clients, 2), 0.123456), {"weight": (2,)})
+        return Message(local_result(ones, np.zeros(clients, int)), reply_to=msg)
+    return Message(local_report(np.full(1, 0.654321), np.full(1, 0.654321), (), False), reply_to=msg)
+
+
+def broken(msg: Message, context: Context) -> Message:
+    raise ValueError(f"row 3 of {SECRET} is 0.123456")
+
+
+def add(log: SiteLog, *reasons: str) -> None:
+    log.answered(Entry("7", "train", {"training": {"round": 1}}, 2, [*reasons]), not reasons)
+
+
+# --- a line
+
+
+def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, own: dict[str, Any]) -> None:
+    through_gate(asked(ZEROS, demanded((0, 4), round=3)), of_node(own), handler)
+    [line] = log.lines()
+    assert datetime.fromisoformat(line.pop("at")).utcoffset() is not None
+    training = line["asked"].pop("training")
+    expected = {"round": 3, "clients": 2, "noise_multiplier": 5.0, "radius_mode": "update", "radius": 0.1}
+    assert training.items() >= expected.items()
+    assert len(line.pop("hash")) == 64
+    assert line == {
+        "number": 1, "run": "1", "message": "train", "asked": {"hypotheses": {"k": 1, "n": 2}},
+        "decision": "answered", "reason": "", "paid": 2, "previous": FIRST,
+    }  # fmt: skip
+
+
+Send = Callable[[dict[str, Any]], Any]
+
+
+def round_of(*demands: Any, handler: Any = handler, **policy: Any) -> Send:
+    return lambda own: through_gate(asked(ZEROS, *demands), of_node(own | policy), handler)
+
+
+def other(content: RecordDict, message_type: str, handler: Any = lambda msg, _: Message(query(), reply_to=msg)) -> Send:
+    return lambda own: guard(to_node(content, message_type), of_node(own), handler)
+
+
+EVALUATION = Evaluation(1, (4,))
+BARE = demanded((0, 1), noise_multiplier=0.0)
+
+
+@pytest.mark.parametrize(
+    ("send", "decision", "reason", "paid"),
+    [
+        (round_of(demanded((0, 1))), "answered", "", 2),
+        (round_of(None, EVALUATION), "answered", "", 0),
+        (round_of(demanded((0, 1)), EVALUATION), "answered", "", 2),
+        (round_of(BARE), "refused", "train: the server asks for an unsanitised release", 0),
+        (round_of(BARE, EVALUATION), "partly", "train: the server asks for an unsanitised release", 0),
+        (round_of(demanded((0, 1)), **{"max-participations": 0}), "refused", "no asked client can pay", 0),
+        (round_of(demanded((0, 1)), handler=broken), "refused", "train: ValueError; the node's own log says more", 2),
+        (round_of(), "refused", "", 0),
+        (other(query(), "query"), "answered", "", 0),
+        (other(query(), "query", broken), "refused", "query: ValueError", 0),
+        (other(keep_request(pack(ZEROS), "run-1"), "query.keep"), "answered", "", 0),
+    ],
+)  # fmt: skip
+def test_every_message_is_on_record(
+    send: Send, decision: str, reason: str, paid: int, log: SiteLog, own: dict[str, Any]
+) -> None:
+    send(own)
+    [line] = log.lines()
+    assert (line["decision"], line["paid"]) == (decision, paid)
+    assert reason in line["reason"]
+
+
+def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any]) -> None:
+    once = own | {"max-participations": 1}
+    for clients in ((0,), (0, 1)):
+        through_gate(asked(ZEROS, demanded(clients)), of_node(once), handler)
+    _, line = log.lines()
+    assert (line["decision"], line["paid"]) == ("partly", 1)
+    assert line["reason"] == "train: 1 of 2 clients cannot pay any more"
+
+
+def test_a_charge_that_led_to_no_release_is_on_record(
+    log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", broken)
+    assert refused(through_gate(asked(ZEROS, demanded((0, 1))), of_node(own), handler))
+    [line] = log.lines()
+    assert (line["decision"], line["paid"]) == ("refused", 2)
+
+
+@pytest.mark.parametrize("handler", [handler, broken])
+def test_no_value_of_the_data_is_written_down(handler: Any, log: SiteLog, own: dict[str, Any]) -> None:
+    through_gate(asked(ZEROS, demanded((0, 1)), EVALUATION), of_node(own), handler)
+    text = log.path.read_text()
+    assert not [value for value in (SECRET, "0.123", "0.654") if value in text]
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Refused("too much"), True),
+        (ProtocolError("no"), True),
+        (FederationError("row 3"), False),
+        (OSError("x"), False),
+    ],
+)
+def test_only_reasons_that_come_from_the_message_or_the_set_up_are_told(error: Exception, told: bool) -> None:
+    entry = Entry()
+    entry.refuse("train", error)
+    assert (str(error) in entry.reasons[0]) == told
+
+
+def test_simulated_nodes_have_no_log(tmp_path: Path) -> None:
+    config = SIMULATED | {"ledger-path": str(tmp_path / "ledger.sqlite")}
+    through_gate(asked(ZEROS, demanded((0, 1))), of_node(config), handler)
+    assert not list(tmp_path.glob("*.jsonl"))
+
+
+HUGE = RecordDict({f"training-{i}": ConfigRecord({"run": "x" * 10**5, "round": 2**62}) for i in range(100)})
+ODD = RecordDict(
+    {"training": ConfigRecord({"radius": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
+)
+
+
+FULL = RecordDict(
+    {
+        name: ConfigRecord(dict.fromkeys(demanded().to_record(), "\U0001f600" * 300))
+        for name in ("training", "evaluation")
+    }
+)
+
+
+@pytest.mark.parametrize("content", [HUGE, ODD, FULL], ids=["huge", "odd", "full"])
+def test_a_server_cannot_make_a_line_long(content: RecordDict, log: SiteLog, own: dict[str, Any]) -> None:
+    through_gate(content, of_node(own), handler)
+    [line] = log.lines()
+    assert log.path.stat().st_size < 20_000
+    assert line["decision"] == "refused"
+
+
+def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(log: SiteLog, own: dict[str, Any]) -> None:
+    message = asked(ZEROS, demanded((0, 1)))
+    blinding = {f"x{i}": ConfigRecord({"run": "x" * 10**5}) for i in range(50)}
+    assert not refused(through_gate(RecordDict({**blinding, **message}), of_node(own), handler))
+    [line] = log.lines()
+    assert line["asked"] == outline(message) | {"others": 50}
+    assert line["asked"]["training"]["clients"] == 2
+
+
+def test_a_line_of_a_round_takes_some_hundred_bytes(log: SiteLog, own: dict[str, Any]) -> None:
+    demand = demanded(tuple(range(100)), run="run-of-september", frozen_digest="0" * 64)
+    through_gate(asked(ZEROS, demand, EVALUATION), of_node(own), handler)
+    assert 500 < log.path.stat().st_size < 1100
+
+
+def test_k_and_n_are_those_of_the_hypotheses() -> None:
+    arrays = {"in.weight": np.zeros((5, 3, 2), np.float32), "out": np.zeros(5, np.float32)}
+    assert outline(asked(arrays))["hypotheses"] == {"k": 5, "n": 7}
+
+
+# --- the chain
+
+
+def damaged(log: SiteLog, change: Callable[[list[bytes]], list[bytes]]) -> SiteLog:
+    log.path.write_bytes(b"".join(change(log.path.read_bytes().splitlines(keepends=True))))
+    return log
+
+
+def test_lines_follow_each_other(log: SiteLog) -> None:
+    for _ in range(3):
+        add(log)
+    lines = list(log.lines())
+    assert [line["number"] for line in lines] == [1, 2, 3]
+    assert [line["previous"] for line in lines] == [FIRST, lines[0]["hash"], lines[1]["hash"]]
+    for text in log.path.read_text().splitlines():
+        assert list(json.loads(text))[-2:] == ["previous", "hash"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: [lines[0].replace(b'"paid":2', b'"paid":1'), *lines[1:]],
+        lambda lines: lines[1:],
+        lambda lines: [lines[0], *lines[2:]],
+        lambda lines: [lines[1], lines[0], *lines[2:]],
+        lambda lines: [*lines, lines[-1]],
+        lambda lines: [*lines, b"\n"],
+        lambda lines: [*lines[:-1], bytes(len(lines[-1]))],
+        lambda lines: [*lines, lines[-1][:50]],
+        lambda lines: [*lines[:-1], lines[-1][:50] + b"\n"],
+        lambda lines: [b"\xff\xfe", *lines],
+    ],
+)
+def test_what_was_changed_moved_or_taken_out_is_found(log: SiteLog, change: Any) -> None:
+    for _ in range(4):
+        add(log)
+    with pytest.raises(LogError, match=r"is damaged .*umbel log set-aside PATH"):
+        list(damaged(log, change).lines())
+
+
+@pytest.mark.parametrize("length", [1, 9, 50, -1])
+def test_a_line_that_a_killed_process_left_unfinished_is_written_over(log: SiteLog, length: int) -> None:
+    for _ in range(3):
+        add(log)
+    damaged(log, lambda lines: [*lines[:-1], lines[-1][:length]])
+    assert [line["number"] for line in log.lines()] == [1, 2]
+    log.check_end()
+    add(log)
+    assert [line["number"] for line in log.lines()] == [1, 2, 3]
+
+
+def test_a_first_line_that_was_left_unfinished_is_written_over(log: SiteLog) -> None:
+    add(log)
+    damaged(log, lambda lines: [lines[0][:50]])
+    assert list(log.lines()) == []
+    add(log)
+    assert [line["number"] for line in log.lines()] == [1]
+
+
+def torn(lines: list[bytes]) -> list[bytes]:
+    return [*lines[:-1], lines[-1][:50] + b"\n"]
+
+
+def test_nothing_is_added_to_a_log_whose_end_is_damaged(log: SiteLog) -> None:
+    add(log)
+    before = damaged(log, torn).path.read_bytes()
+    for ask in (log.check_end, lambda: add(log)):
+        with pytest.raises(LogError, match="a line is not as it was written"):
+            ask()
+    assert log.path.read_bytes() == before
+
+
+def test_a_damaged_log_is_set_aside_and_the_new_one_names_it(log: SiteLog) -> None:
+    add(log)
+    aside = damaged(log, torn).set_aside()
+    assert len(aside.read_bytes()) == 51
+    add(log)
+    first, second = log.lines()
+    assert (first["decision"], second["decision"]) == ("set aside", "answered")
+    assert f"the log before this one is {aside.name}, SHA-256 " in first["reason"]
+
+
+def test_there_is_nothing_to_set_aside_where_there_is_no_log(log: SiteLog) -> None:
+    with pytest.raises(LogError, match="there is no log"):
+        log.set_aside()
+    assert not log.path.exists()
+
+
+def _add_often(path: Path, times: int) -> None:
+    for _ in range(times):
+        add(SiteLog(path))
+
+
+@pytest.mark.slow
+def test_processes_share_a_log(log: SiteLog) -> None:
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_add_often, args=(log.path, 50)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [line["number"] for line in log.lines()] == list(range(1, 201))
+
+
+# --- what is not on record does not leave
+
+
+def in_the_way(log: SiteLog) -> None:
+    log.path.mkdir()
+
+
+def end_torn(log: SiteLog) -> None:
+    add(log)
+    damaged(log, torn)
+
+
+@pytest.mark.parametrize("fault", [in_the_way, end_torn])
+def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
+    fault: Callable[[SiteLog], None], log: SiteLog, own: dict[str, Any], ledger: Path
+) -> None:
+    fault(log)
+    asked_for: list[Message] = []
+
+    def spy(msg: Message, context: Context) -> Message:
+        asked_for.append(msg)
+        return handler(msg, context)
+
+    assert refused(through_gate(asked(ZEROS, demanded((0, 1)), EVALUATION), of_node(own), spy))
+    assert refused(guard(to_node(query(), "query"), of_node(own), spy))
+    assert asked_for == []
+    assert Ledger(ledger).accounts() == {}
+
+
+@pytest.mark.parametrize("fails", ["write", "fsync"])
+def test_a_line_that_cannot_be_finished_leaves_no_half_of_itself_and_no_answer(
+    fails: str, log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(log)
+    before, write = log.path.read_bytes(), os.write
+
+    def half(file: int, text: bytes) -> int:
+        return write(file, text[: len(text) // 2])
+
+    def full(file: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"umbel.privacy.gate.site_log.os.{fails}", half if fails == "write" else full)
+        reply = guard(to_node(query(), "query"), of_node(own), lambda msg, _: Message(query(), reply_to=msg))
+    assert refused(reply)
+    assert log.path.read_bytes() == before
+    add(log)
+    assert len(list(log.lines())) == 2
+
+
+def test_a_log_in_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LogError, match=r"there is no log .*, or no folder for it"):
+        add(SiteLog(tmp_path / "nowhere" / "ledger.sqlite.log.jsonl"))
+
+
+def test_only_the_site_may_read_it(log: SiteLog) -> None:
+    add(log)
+    assert log.path.stat().st_mode & 0o077 == 0

@@ -1,0 +1,36 @@
+"""Mechanisms by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from umbel.privacy.mechanisms import MECHANISMS, Gaussian, Laplace, load
+from umbel.protocol.errors import ConfigError
+
+
+def test_a_mechanism_is_found_under_its_own_name() -> None:
+    assert {name: kind.name for name, kind in MECHANISMS.items()} == {name: name for name in MECHANISMS}
+    assert load("laplace") is Laplace
+    assert load("gaussian") is Gaussian
+
+
+def test_your_own_mechanism_is_imported() -> None:
+    assert load("umbel.privacy.mechanisms.gaussian:Gaussian") is Gaussian
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("lapalce", "unknown mechanism 'lapalce'; choose from laplace, gaussian or give package.module:Class"),
+        ("umbel.privacy.mechanisms.gaussian:calibrate", "is no class built on umbel.privacy.mechanisms.base.Mechanism"),
+        (
+            "umbel.privacy.mechanisms.gaussian:GaussianLoss",
+            "is no class built on umbel.privacy.mechanisms.base.Mechanism",
+        ),
+        ("umbel.privacy.mechanisms.gaussian:Gauss", "has no 'Gauss'"),
+        ("no.such.module:Class", "cannot import 'no.such.module'"),
+    ],
+)
+def test_what_is_no_mechanism_is_an_error(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load(name)

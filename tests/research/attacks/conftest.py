@@ -1,0 +1,90 @@
+"""What the tests of attacks share: networks small enough to check by hand, true gradients, and a grid elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
+from torch import Tensor, nn
+
+from umbel.models.losses import LOSSES, METRICS
+from umbel.models.model import Model, Parameters
+from umbel.simulation.grid import InProcessGrid
+
+SHAPE = (4, 4)
+
+
+def chain(*layers: nn.Module) -> Model:
+    """A network of layers on images, for classes."""
+    return Model("chain", lambda: nn.Sequential(*layers), LOSSES["cross-entropy"], METRICS["accuracy"])
+
+
+def drawn(model: Model, seed: int = 0, scale: float = 1.0) -> Parameters:
+    """Parameters from N(0, scale^2), in float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+        for name, shape in model.shapes.items()
+    }
+
+
+def gradient_of(model: Model, parameters: Parameters, image: Tensor, label: int) -> Parameters:
+    """The gradient of the cross entropy of one image."""
+    own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+    loss = nn.functional.cross_entropy(
+        model.apply(own, image[None].to(next(iter(own.values())))), torch.tensor([label])
+    )
+    return dict(zip(own, torch.autograd.grad(loss, list(own.values())), strict=True))
+
+
+def noisy(gradient: Parameters, share: float, seed: int = 0) -> Parameters:
+    """The gradient with Gaussian noise of `share` times each array's own norm."""
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: value
+        + share * value.norm() / value.numel() ** 0.5 * torch.randn(value.shape, generator=generator).to(value)
+        for name, value in gradient.items()
+    }
+
+
+@pytest.fixture
+def image() -> Tensor:
+    """A bright cross on black, shape (4, 4)."""
+    cross = torch.zeros(SHAPE, dtype=torch.float64)
+    cross[1], cross[:, 2] = 0.75, 1.0
+    return cross
+
+
+class RelayGrid(Grid):
+    """Stands in front of the in-process grid as a SuperLink does: messages go through, nodes' state is out of sight."""
+
+    in_process = True
+
+    def __init__(self, grid: InProcessGrid) -> None:
+        self._grid = grid
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        return self._grid.create_message(*args, **kwargs)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        return self._grid.send_and_receive(messages, timeout=timeout)

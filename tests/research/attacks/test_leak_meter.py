@@ -1,0 +1,448 @@
+"""The leak meter attacks a simulated client, and the run does not notice."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from tests.helpers.grids import ListeningGrid
+from tests.helpers.noise import sanitise
+from umbel.client.app import app
+from umbel.data import BUNDLED, Manifest, write_leaf
+from umbel.privacy.gate import releases
+from umbel.privacy.mechanisms import Gaussian, Laplace
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.records import to_array_record
+from umbel.protocol.release import RadiusMode
+from umbel.research.attacks.leak_meter import Leak, LeakMeter, guessed_norm, section_of
+from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate
+from umbel.research.attacks.truth import local_parameters
+from umbel.server.history import Round, State
+from umbel.server.observer import Observer, Section
+from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import play
+
+from .conftest import RelayGrid
+
+Config = dict[str, Any]
+
+
+def metered(every: int = 1) -> Config:
+    """Return the entry of the run config that has a run carry the meter."""
+    return {"observers": f"umbel.research.attacks.leak_meter:LeakMeter every={every}"}
+
+
+def meter_of(run: Run) -> LeakMeter:
+    (meter,) = run.setup.observers
+    assert isinstance(meter, LeakMeter)
+    return meter
+
+
+def leaks_of(config: Config, nodes: int = 1, policy: Mapping[str, Any] = {}) -> list[Leak]:
+    """What a run with the meter finds."""
+    places = [{"partition-id": i, "num-partitions": nodes} | dict(policy) for i in range(nodes)]
+    return meter_of(play(config, node_configs=places, strict=not policy)).leaks
+
+
+def rounds_of(state: State) -> list[Round]:
+    """The rounds, without the time they took."""
+    return [replace(entry, seconds=0.0) for entry in state.history]
+
+
+# --- the run
+
+
+@pytest.mark.parametrize("strategy", ["group-privacy", "fedavg", "ifca"])
+@pytest.mark.parametrize("noise", [0.0, 5.0])
+def test_a_run_learns_the_same_with_and_without_it(run_config: Config, strategy: str, noise: float) -> None:
+    config = run_config | {"rounds": 5, "restarts": 1, "strategy": strategy, "noise-multiplier": noise}
+    plain, watched = play(config, strict=False), play(config | metered(2), strict=False)
+    assert watched.state.hypotheses["weight"].tobytes() == plain.state.hypotheses["weight"].tobytes()
+    assert watched.state.best["weight"].tobytes() == plain.state.best["weight"].tobytes()
+    assert rounds_of(watched.state) == rounds_of(plain.state)
+    np.testing.assert_array_equal(watched.strategy.fleet.participations, plain.strategy.fleet.participations)
+    assert [leak.round for leak in meter_of(watched).leaks] == [1, 3, 5]
+
+
+def test_one_client_is_attacked_the_same_for_a_seed_whatever_the_number_of_nodes(run_config: Config) -> None:
+    config = run_config | {"rounds": 4, "restarts": 1} | metered()
+    first, *others = (leaks_of(config, nodes) for nodes in (1, 2, 7))
+    assert len({leak.client for leak in first}) == 1
+    for leaks in others:
+        assert [(leak.round, leak.client, leak.choice) for leak in leaks] == [
+            (leak.round, leak.client, leak.choice) for leak in first
+        ]
+        np.testing.assert_allclose([leak.norm for leak in leaks], [leak.norm for leak in first], rtol=1e-5)
+    one = config | {"rounds": 1, "clients-per-round": 1}
+    assert len({leaks_of(one | {"seed": seed})[0].client for seed in range(8)}) > 3
+
+
+def test_no_other_client_is_asked_and_the_messages_are_its_own(run_config: Config) -> None:
+    config = run_config | {"rounds": 3, "restarts": 1, "strategy": "fedavg"}
+    counts = []
+    for changes in ({}, metered(2)):
+        grid, setup = ListeningGrid(app, config), Setup.parse(config | changes)
+        start = initial_hypotheses(setup, grid)
+        run_rounds(Run(setup, grid, State(start, start), setup.observers))
+        counts.append({group: counter.total() for group, counter in grid.rounds.items()})
+    plain, watched = counts
+    assert watched == plain | {"1": plain["1"] + 2, "3": plain["3"] + 2}, "two messages in rounds 1 and 3"
+
+
+def test_sites_with_data_of_their_own_are_not_attacked(run_config: Config) -> None:
+    config = run_config | {"rounds": 2, "restarts": 1, "strategy": "fedavg"} | metered()
+    words = "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+    for federation in ("synthetic", ""):
+        with pytest.raises(ConfigError, match=words):
+            play(
+                config | {"federation": federation} | ({} if federation else {"model": "linear"}),
+                node_configs=[{"data-path": str(BUNDLED / "synthetic.json")}],
+            )
+
+
+@pytest.mark.parametrize("policy", [{"min-noise-multiplier": 2.0}, {"allow-unsanitised": False}], ids=str)
+def test_a_client_that_does_not_say_the_truth_is_not_measured(run_config: Config, policy: Config) -> None:
+    config = run_config | {"rounds": 3, "restarts": 1}
+    places = [{"partition-id": 0, "num-partitions": 1} | policy]
+    run = play(config | metered(), node_configs=places)
+    assert meter_of(run).leaks == []
+    assert meter_of(run).section() is None
+    assert rounds_of(run.state) == rounds_of(play(config, node_configs=places).state)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("every=0", "observers, umbel.research.attacks.leak_meter:LeakMeter: every must be at least 1, got '0'"),
+        (
+            "every=often",
+            "observers, umbel.research.attacks.leak_meter:LeakMeter: every must be a whole number, got 'often'",
+        ),
+        ("rounds=5", "observers, umbel.research.attacks.leak_meter:LeakMeter: there is no option rounds"),
+    ],
+)
+def test_what_it_cannot_be_asked_is_an_error(run_config: Config, text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        Setup.parse(run_config | {"observers": f"umbel.research.attacks.leak_meter:LeakMeter {text}"})
+
+
+# --- what it leaves behind
+
+
+def part_of(config: Config, folder: RunFolder, rounds: int, state: State | None = None) -> Run:
+    """Do a run, or go on with one, up to so many rounds."""
+    setup, grid = Setup.parse(config | {"rounds": rounds}), InProcessGrid(app, config)
+    start = initial_hypotheses(setup, grid)
+    run = Run(setup, grid, state or State(start, start), setup.observers, folder=folder)
+    run_rounds(run)
+    return run
+
+
+def test_a_run_that_is_resumed_goes_on_with_what_was_found(run_config: Config, tmp_path: Path) -> None:
+    config = run_config | {"restarts": 1, "strategy": "fedavg", "validate-every": 100} | metered(2)
+    whole = meter_of(part_of(config, RunFolder(tmp_path / "whole"), 7)).leaks
+    folder = RunFolder(tmp_path / "parts")
+    first = part_of(config, folder, 5)
+    # Killed in round 5: its attack was noted, and its training was not.
+    state = first.state
+    del state.history[4:]
+    again = meter_of(part_of(config, folder, 7, replace(state, stopped=""))).leaks
+    assert [leak.round for leak in again] == [leak.round for leak in whole] == [1, 3, 5, 7]
+    assert again[:2] == whole[:2]
+    lines = (folder.path / "leaks.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == [asdict(leak) for leak in again]
+
+
+def some_run(config: Config) -> Run:
+    """A short run, for its units, prices and scores."""
+    return play(config | {"rounds": 2, "restarts": 1})
+
+
+def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have(run_config: Config) -> None:
+    leaks = [Leak(1, 17, choice=True, norm=0.5, update=None), Leak(5, 17, choice=False, norm=0.25, update=0.125)]
+    section = section_of(leaks, 4, some_run(run_config))
+    assert section is not None
+    assert section.title == "What the server can learn"
+    (text,) = section.paragraphs
+    assert "Every 4 rounds the server attacked one simulated client (number 17)" in text
+    assert (
+        "On average: chosen hypothesis guessed 0.5, error in the guessed norm of the update 0.375, likeness of the "
+        "released update and the true one 0.125."
+    ) in text
+    assert "likeness of the guessed labels" not in text
+    # 2/5 a participation.
+    assert (
+        "A client that took part in all 5 rounds by then has spent 2 by the paper's budget, "
+        "n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
+    ) in text
+    assert section.picture.startswith('<svg role="img" aria-label="Every 4 rounds')
+    assert ">paper's budget<" in section.picture
+
+
+def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Config) -> None:
+    run = some_run(run_config | {"noise-multiplier": 0.0, "strategy": "fedavg"})
+    section = section_of([Leak(1, 17, predictions=0.96)], 1, run)
+    assert section is not None
+    assert "Every round the server attacked" in section.paragraphs[0]
+    assert "stolen predictions, under the better of both signs 0.96" in section.paragraphs[0]
+    assert "by then has spent" not in section.paragraphs[0]
+    assert "paper's budget" not in section.picture
+
+
+def test_attacks_that_found_nothing_to_measure_add_no_section(run_config: Config) -> None:
+    run = some_run(run_config)
+    assert section_of([Leak(1, 17), Leak(5, 17)], 4, run) is None
+    assert section_of([], 4, run) is None
+
+
+def test_a_metric_of_its_own_is_drawn_beside_them(run_config: Config) -> None:
+    config = run_config | {"strategy": "recommender", "federation": "preferences", "clients-per-round": 20}
+    run = play(config | {"rounds": 2, "restarts": 1} | metered())
+    section = meter_of(run).section()
+    assert isinstance(section, Section)
+    assert "validation right-sign" in section.picture
+    plain = section_of([Leak(1, 1, norm=0.5)], 1, some_run(run_config))
+    assert plain is not None
+    assert "validation" not in plain.picture, "its metric is its loss"
+
+
+# --- what it finds out
+
+
+def test_without_noise_an_update_is_read_as_it_is(run_config: Config) -> None:
+    leaks = leaks_of(run_config | {"rounds": 6, "restarts": 1, "noise-multiplier": 0.0} | metered())
+    assert len(leaks) == 6
+    for leak in leaks:
+        assert leak.choice is True
+        assert leak.norm == pytest.approx(0, abs=1e-9)
+        assert leak.update == pytest.approx(1)
+        assert (leak.labels, leak.predictions) == (None, None), "a linear model has no classes and no local parameters"
+
+
+def test_a_randomised_choice_is_told_from_the_clients_own(run_config: Config) -> None:
+    """At choice-epsilon .01 the client trains one of the two as good as at random, and the meter sees only that."""
+    config = run_config | {"rounds": 12, "restarts": 1, "noise-multiplier": 0.0, "choice-epsilon": 0.01} | metered()
+    assert {leak.choice for leak in leaks_of(config)} == {True, False}
+
+
+def test_of_one_hypothesis_there_is_no_choice_to_guess(run_config: Config) -> None:
+    (leak,) = leaks_of(run_config | {"rounds": 1, "restarts": 1, "strategy": "fedavg"} | metered())
+    assert leak.choice is None
+    assert leak.norm is not None
+
+
+@pytest.mark.slow
+def test_noise_hides_what_an_update_is_like(run_config: Config) -> None:
+    """At nu = 1000 what is left of it over 60 seeds is chance, with a mean of 0.
+
+    Cosines of uniform directions in the plane have variance 1/2. False-alarm rate 6e-7, five deviations.
+    """
+    config = run_config | {"strategy": "fedavg", "rounds": 1, "restarts": 1, "noise-multiplier": 1000.0}
+    leaks = [leaks_of(config | metered() | {"seed": seed})[0] for seed in range(60)]
+    likeness = [leak.update for leak in leaks if leak.update is not None]
+    assert len(likeness) == 60
+    assert abs(np.mean(likeness)) < 5 * np.sqrt(1 / 2 / 60)
+
+
+@pytest.mark.parametrize("nu", [0.5, 3.0])
+@pytest.mark.parametrize("mode", RadiusMode)
+def test_the_norm_of_an_update_is_guessed_by_the_length_of_what_is_released(mode: RadiusMode, nu: float) -> None:
+    """In many dimensions noise is as long as it is on average: n = 250,000, so lengths stray by 1/500 or so.
+
+    Five deviations of |change|^2, 2 nu^2 r^2 / sqrt(n), leave less than 8 % of a norm of r = 1 at nu = 3 in the mode
+    that subtracts, .5 % where the noise goes by the norm itself. False-alarm rate 1e-6.
+    """
+    n = 250_000
+    update = np.zeros((1, n))
+    update[0, :4] = 0.5
+    radius = 1.0 if mode is RadiusMode.PUBLIC else 0.001
+    (change,) = sanitise(update, nu, radius, mode, [np.random.default_rng(1)])
+    assert guessed_norm(change, Laplace(nu), mode, radius) == pytest.approx(
+        1, abs=0.01 if mode is RadiusMode.UPDATE else 0.1
+    )
+
+
+@pytest.mark.parametrize("mode", RadiusMode)
+def test_the_square_of_the_norm_is_guessed_right_on_average(mode: RadiusMode) -> None:
+    """In few dimensions too (Lemma 4.3): n = 2, nu = .2, |delta| = 1 = r. False-alarm rate 6e-7, five deviations."""
+    draws, n, nu = 40_000, 2, 0.2
+    updates = np.zeros((draws, n))
+    updates[:, 0] = 1.0
+    generator = np.random.default_rng(2)
+    changes = sanitise(updates, nu, 1.0, mode, [generator] * draws)
+    squares = np.array([guessed_norm(change, Laplace(nu), mode, 1.0) ** 2 for change in changes])
+    assert abs(squares.mean() - 1) < 5 * squares.std() / np.sqrt(draws)
+
+
+def test_the_norm_of_an_update_is_guessed_by_the_law_of_its_noise() -> None:
+    """Gaussian noise is as long as sqrt(n) nu r. |change|^2 strays by sqrt(2 / n) of itself; false-alarm rate 6e-7."""
+    n, noise = 250_000, Gaussian(3.0)
+    (change,) = releases.sanitise(noise, np.eye(1, n), 0.001, RadiusMode.UPDATE, [np.random.default_rng(1)])
+    assert guessed_norm(change, noise, RadiusMode.UPDATE, 0.001) == pytest.approx(1, abs=5 * 0.5 * np.sqrt(2 / n))
+    assert guessed_norm(change, Laplace(3.0), RadiusMode.UPDATE, 0.001) > 100
+
+
+def classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Write a federation of two clients that know three classes, unequally often; return what makes a run of it."""
+    (path / "umbel_test_three.py").write_text("from torch import nn\ndef factory(): return nn.Linear(2, 3)\n")
+    monkeypatch.syspath_prepend(path)
+    features = (0.01 * np.random.default_rng(0).standard_normal((10, 2))).tolist()
+    rows = (features, [0] * 1 + [1] * 3 + [2] * 6)
+    manifest = Manifest(name="three", clients=2, split={"train": 2, "validation": 0})
+    write_leaf(path / "three.json", manifest, {"a": rows, "b": rows})
+    return {
+        "federation": str(path / "three.json"), "model": "umbel_test_three:factory", "loss": "cross-entropy",
+        "strategy": "fedavg", "clients-per-round": 2, "rounds": 3, "restarts": 1, "batch-size": 0,
+    }  # fmt: skip
+
+
+def test_the_last_bias_gives_the_labels_away(
+    run_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its change is alpha (frequency - softmax) a class, and a fresh model's softmax is about 1/3 everywhere."""
+    config = run_config | classes(tmp_path, monkeypatch) | metered()
+    for noise, low, high in ((0.0, 0.9, 1.0), (1e6, -1.0, 0.9)):
+        leaks = leaks_of(config | {"noise-multiplier": noise})
+        assert len(leaks) == 3
+        labels = [leak.labels for leak in leaks if leak.labels is not None]
+        assert len(labels) == 3
+        assert low <= np.mean(labels) <= high + 1e-9
+
+
+# --- a recommender
+
+
+def recommending(config: Config, **changes: Any) -> Config:
+    factors = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0, "restarts": 1}
+    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "radius-floor": 1e-6}
+    return config | factors | steps | metered() | changes
+
+
+def test_of_a_recommender_the_predictions_are_stolen(run_config: Config) -> None:
+    leaks = leaks_of(recommending(run_config, rounds=15))
+    predictions = [leak.predictions for leak in leaks]
+    assert [Leak(one.round, one.client, predictions=one.predictions, signed=one.signed) for one in leaks] == leaks
+    assert all(share is not None and 0 <= share <= 1 for share in predictions)
+    assert predictions[-1] is not None
+    assert predictions[-1] > 0.9
+
+
+def test_predictions_are_the_share_of_items_on_which_both_vectors_agree(run_config: Config) -> None:
+    """The attack of one round done again by hand, from what the client's node keeps before and after."""
+    config = recommending(run_config, rounds=1)
+    setup, grid = Setup.parse(config), InProcessGrid(app, config)
+    hypotheses = initial_hypotheses(setup, grid)
+    run = Run(setup, grid, State(hypotheses, hypotheses), setup.observers)
+    meter, roster = meter_of(run), setup.strategy.fleet.roster(grid)
+    meter.begin(run)
+    client, items = meter.client, hypotheses["items"][0].astype(float)
+    before = local_parameters(grid, roster, np.array([client]))[client]["user"]
+    meter.before_round(run, 1)
+    after = local_parameters(grid, roster, np.array([client]))[client]["user"]
+    (leak,) = meter.leaks
+    # A single minibatch moves every item along the local vector as it was, most of them against it.
+    estimate = Estimate(8, spectral=True)
+    estimate.add(-before[None].astype(float))
+    truth = after.astype(float), items
+    assert leak.predictions == pytest.approx(1 - direction_error(estimate.vector, *truth), abs=0.011)
+    assert leak.signed == pytest.approx(1 - error_rate(estimate.vector, *truth), abs=0.011)
+
+
+class Comparing(Observer):
+    """Compares the meter's estimate with what the client's node keeps, which no observer elsewhere can."""
+
+    def __init__(self, meter: LeakMeter, grid: InProcessGrid) -> None:
+        super().__init__()
+        self._meter, self._grid = meter, grid
+        self.shares: list[float] = []
+
+    def before_round(self, run: Run, number: int) -> None:
+        client, roster = self._meter.client, run.strategy.fleet.roster(run.grid)
+        own = local_parameters(self._grid, roster, np.array([client]))[client]["user"].astype(float)
+        items = run.state.hypotheses["items"][0].astype(float)
+        assert self._meter._estimate is not None
+        self.shares.append(1 - direction_error(self._meter._estimate.vector, own, items))
+
+
+def test_the_truth_that_a_client_says_is_what_it_keeps(run_config: Config) -> None:
+    """In process both can be seen; elsewhere what it says, from items of zeros and without noise, has to do."""
+    config = recommending(run_config, rounds=8, **{"noise-multiplier": 3.0})
+    found = []
+    for relayed in (False, True):
+        setup, grid = Setup.parse(config), InProcessGrid(app, config)
+        seen = RelayGrid(grid) if relayed else grid
+        start = initial_hypotheses(setup, seen)
+        run = Run(setup, seen, State(start, start), setup.observers)
+        meter = meter_of(run)
+        comparing = Comparing(meter, grid)
+        run.observers = (meter, comparing)
+        run_rounds(run)
+        found.append([leak.predictions for leak in meter.leaks])
+        assert found[-1] == comparing.shares
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
+
+
+def test_of_a_recommender_with_biases_the_sign_is_stolen_too(run_config: Config) -> None:
+    config = recommending(run_config, rounds=15, model="biased-factors", **{"local-steps": 0, "local-epochs": 1})
+    leaks = leaks_of(config)
+    assert all(leak.signed is not None and 0 <= leak.signed <= 1 for leak in leaks)
+    late = leaks[8:]
+    assert np.mean([leak.signed for leak in late if leak.signed is not None]) > 0.8
+    assert sum(leak.signed == leak.predictions for leak in late) >= 6
+
+
+def test_noise_hides_the_predictions(run_config: Config) -> None:
+    """At nu = 1000 the stolen vector is a guess; under its sign it agrees with the true one on half of the items."""
+    config = recommending(run_config, rounds=1, **{"noise-multiplier": 1000.0})
+    leaks = [leaks_of(config | {"seed": seed})[0] for seed in range(10)]
+    assert all(leak.predictions is not None and leak.predictions >= 0.5 for leak in leaks)
+    shares = [leak.signed for leak in leaks]
+    assert 0.2 < np.mean([share for share in shares if share is not None]) < 0.8
+
+
+def test_clients_that_do_not_say_the_truth_of_their_vectors_are_not_measured(run_config: Config) -> None:
+    config = recommending(run_config, rounds=2, **{"noise-multiplier": 2.0})
+    run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, "allow-unsanitised": False}])
+    assert meter_of(run).leaks == []
+    assert all(entry.releases == 20 for entry in run.state.history if entry.asked)
+
+
+def test_a_client_that_is_asked_for_the_truth_of_its_vector_keeps_it(run_config: Config) -> None:
+    """From items of zeros nothing moves: it is trained once for the release, as in any round, and no further."""
+    config = recommending(run_config, rounds=1)
+    kept = []
+    for observers in (metered()["observers"], ""):
+        setup, grid = Setup.parse(config | {"observers": observers}), InProcessGrid(app, config)
+        roster = setup.strategy.fleet.roster(grid)
+        start = initial_hypotheses(setup, grid)
+        run = Run(setup, grid, State(start, start), setup.observers)
+        client = 27  # drawn by seed 0
+        if observers:
+            meter_of(run).begin(run)
+            meter_of(run).before_round(run, 1)
+            assert meter_of(run).client == client
+        else:
+            demand = setup.strategy.demand(1, ConfigRecord(setup.demand()))
+            arrays = to_array_record(start)
+            grid.send_and_receive(setup.strategy.fleet.ask_training(1, arrays, demand, grid, np.array([client])))
+        kept.append(local_parameters(grid, roster, np.array([client]))[client]["user"])
+    np.testing.assert_array_equal(*kept)
+
+
+def test_a_recommender_of_several_hypotheses_is_measured_like_any_model(run_config: Config) -> None:
+    config = recommending(run_config, rounds=1) | {"strategy": "group-privacy", "hypotheses": 2}
+    (leak,) = leaks_of(config)
+    assert leak.predictions is None
+    assert leak.choice is not None

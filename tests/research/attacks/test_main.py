@@ -1,0 +1,82 @@
+"""`umbel attack` as a user types it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.research.attacks.__main__ import app
+
+
+def run(*words: str) -> tuple[int, str]:
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(app, list(words))
+    return done.exit_code, done.output
+
+
+@pytest.fixture
+def squares(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A federation "squares" of three clients with a made-up image each, and a small network shed:dense."""
+    images = np.zeros((3, 28, 28), np.uint8)
+    for i, image in enumerate(images):
+        image[4 + 4 * i : 12 + 4 * i, 10:20] = 255
+    manifest = Manifest(name="squares", clients=3, split={"train": 2, "validation": 1}, feature_scale=1 / 255)
+    write_federation(umbel_home / "data" / "squares", manifest, images, np.arange(3), offsets_of([1] * 3))
+    (tmp_path / "shed.py").write_text(
+        "from torch import nn\n"
+        "def dense():\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(784, 12), nn.Sigmoid(), nn.Linear(12, 10))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+@pytest.mark.usefixtures("squares")
+def test_it_prints_the_table_and_writes_what_it_says(umbel_home: Path) -> None:
+    code, output = run(
+        "reconstruct", "--federation", "squares", "--model", "shed:dense", "--images", "2", "--restarts", "1",
+        "--noise-multiplier", "0", "--noise-multiplier", "3", "--whole",
+    )  # fmt: skip
+    assert code == 0, output
+    folder = umbel_home / "audits" / "reconstruct-squares-shed-dense-whole"
+    assert output.splitlines()[-1] == str(folder / "table.md")
+    names = ["reconstructions.png", "reconstructions.svg", "table.csv", "table.md"]
+    assert sorted(file.name for file in folder.iterdir()) == names
+    for text in ("squares, shed:dense, 2 images", "mean image", "DLG", "rank one", "last bias", "s an image"):
+        assert text in output
+    assert "An attack that fails proves nothing" in output
+    assert "An attack that fails proves nothing" in (folder / "table.md").read_text()
+
+
+@pytest.mark.usefixtures("squares")
+def test_the_folder_may_be_chosen(tmp_path: Path) -> None:
+    code, output = run(
+        "reconstruct", "--federation", "squares", "--model", "shed:dense", "--images", "1",
+        "--noise-multiplier", "0", "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert code == 0, output
+    assert (tmp_path / "out" / "table.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--federation", "roses", "--model", "cnn10"), "Error: no federation 'roses'"),
+        (("--federation", "squares", "--model", "rose"), "Error: unknown model 'rose'"),
+        (("--federation", "squares", "--model", "cnn10", "--images", "3"), "there are 2 training clients"),
+        (("--federation", "squares", "--model", "cnn10", "--noise-multiplier", "inf", "--images", "1"), "got inf"),
+    ],
+)
+@pytest.mark.usefixtures("squares")
+def test_what_cannot_be_is_an_error(words: tuple[str, ...], reason: str) -> None:
+    code, output = run("reconstruct", *words)
+    assert code == 1
+    assert reason in output
+
+
+def test_a_command_keeps_its_name() -> None:
+    code, output = run("--help")
+    assert code == 0
+    assert "reconstruct" in output

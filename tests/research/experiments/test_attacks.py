@@ -1,0 +1,106 @@
+"""The headlines of the attacks: one command does every part, and adds up what seeds find."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from umbel.data import BUNDLED, Manifest, offsets_of, write_federation
+from umbel.research.attacks import on_images, reconstruct
+from umbel.research.attacks.modes import NO_NOISE, PAPER
+from umbel.research.attacks.on_images import ATTACKS, GUESSING, Finding
+from umbel.research.experiments import attacks
+from umbel.research.experiments.__main__ import app
+from umbel.research.experiments.sweep import Result
+
+
+@pytest.mark.slow
+def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (on_images, reconstruct):
+        # A few steps tell as well that the attack is made.
+        monkeypatch.setattr(module, "invert_first_layer", partial(module.invert_first_layer, iterations=2))
+    rng = np.random.default_rng(0)
+    images = np.full((400, 28, 28), 255, np.uint8)
+    for image in images:
+        row, column = rng.integers(2, 18, 2)
+        image[row : row + 8, column : column + 3] = rng.integers(0, 120)
+    manifest = Manifest(name="femnist", clients=40, split={"train": 40, "validation": 0}, feature_scale=1 / 255)
+    write_federation(umbel_home / "data" / "femnist", manifest, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
+    shutil.copy(BUNDLED / "preferences.json", umbel_home / "data" / "movielens")
+    done = CliRunner().invoke(app, ["attacks", "--quick"])
+    assert done.exit_code == 0, done.output
+    assert in_process == ["all-single-seed2000", "one-image-lenet-seed2000", "identify-nu0-seed2000"]
+    folder = umbel_home / "experiments" / "attacks-quick"
+    with (folder / "table.csv").open() as file:
+        rows = {(row["part"], row["attack"], row["mode"] or row["ν"] or row["nu"]): row for row in csv.DictReader(file)}
+    assert rows["all-single-seed2000", "rank one", PAPER]["of"] == "1"
+    assert float(rows["one-image-lenet-seed2000", "DLG", "0"]["PSNR"]) > 20
+    assert rows["identify-nu0-seed2000", "spectral", "0"]["stolen"] == "2 of 2"
+    page = (folder / "table.md").read_text()
+    assert "| 0 | spectral | 2 of 2 |" in page
+    assert page.splitlines()[:3] == [
+        "# What releases show",
+        "",
+        "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results.",
+    ]
+
+
+def test_every_attack_is_made_for_each_seed() -> None:
+    specs = attacks.specs(seeds=2, first=5)
+    assert {spec.config["attack"] for spec in specs if "attack" in spec.config} == set(ATTACKS)
+    assert len({spec.name for spec in specs}) == len(specs) == 2 * (len(ATTACKS) + 2 + 3)
+    assert {spec.config["seed"] for spec in specs} == {5, 6}
+
+
+def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
+    specs = [spec for spec in attacks.specs(seeds=2) if spec.name.startswith(("all-membership", "identify-nu1"))]
+
+    def made_up(name: str, seed: int) -> list[dict[str, Any]]:
+        if name.startswith("all"):
+            return [
+                asdict(Finding.count("membership", GUESSING, 10, 20)),
+                asdict(Finding.count("membership", PAPER, 20 - seed, 20, note="ε ≥ 1")),
+            ]
+        row = {"attack": "spectral", "stolen": f"{90 + seed} of 100", "sign by rate": 1, "by items": None}
+        return [row | {"nu": 1.0, "enough": 1.0 + 2 * seed, "against": 60 + seed}]
+
+    results = [
+        Result(spec, {"found": made_up(spec.name, spec.config["seed"] - 2000)}, tmp_path / spec.name) for spec in specs
+    ]
+    attacks.tables(results, tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "| membership | 20 of 40 | 39 of 40 (ε ≥ 1) |" in page
+    assert "| 1 | spectral | 90 of 100, 91 of 100 | 1, 1 | none, none | 2 |" in page
+    assert "against Assumption 1: 60, 61." in page
+
+
+def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
+    specs = [spec for spec in attacks.specs(seeds=2) if spec.name.startswith("one-image-lenet")]
+    found = [
+        [["", "mean image", "17.0", "0.4", "0.5", "", "0", "1", "1"]],
+        [["0", "DLG", "30.0", "1.0", "1.0", "0.50", "2", "0", "0"], ["0", "last bias", "", "", "", "1.00", "", "", ""]],
+    ]
+    both = [found[0] + found[1], [*found[0], ["0", "DLG", "20.0", "0.8", "0.9", "1.00", "1", "1", "0"]]]
+    results = [Result(spec, {"found": one}, tmp_path) for spec, one in zip(specs, both, strict=True)]
+    attacks.tables(results, tmp_path)
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert "| `lenet` |  | mean image | 17.0 |  | 0 of 4 |" in lines
+    assert "| `lenet` | 0 | DLG | 25.0 | 0.75 | 3 of 4 |" in lines
+    assert not any("last bias" in line for line in lines)
+
+
+def test_findings_of_several_seeds() -> None:
+    parts = [Finding.count("DLG", NO_NOISE, 1, 2, 30.0, "sure of 1"), Finding.count("DLG", NO_NOISE, 0, 1, 15.0)]
+    both = Finding.sum(parts)
+    assert both.cell() == "1 of 3, 25 dB (sure of 1)"
+    assert (both.low, both.high) == pytest.approx((0.0084, 0.9057), abs=1e-4)
+    never = Finding("DLG", GUESSING, 0, 0, 0.0, 1.0, note="not applicable")
+    assert Finding.sum([never, never]) == never

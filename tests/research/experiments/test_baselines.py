@@ -1,0 +1,187 @@
+"""What validation clients get, on cohorts small enough to work out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from umbel import models
+from umbel.client.cohort import Cohort
+from umbel.client.learner import learner_for
+from umbel.data import Federation, Manifest, offsets_of
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.run_config import RunConfig
+from umbel.research.experiments.baselines import halves, local_only, measure, personalised, serve, worst_decile
+
+LINEAR = models.load("linear")
+LEARNER = learner_for(LINEAR)
+STEP = 0.1
+
+
+def cohort(*clients: tuple[list[list[float]], list[float]]) -> Cohort:
+    """Return a cohort of clients given as (x, y)."""
+    x = torch.tensor([row for rows, _ in clients for row in rows])
+    y = torch.tensor([value for _, values in clients for value in values])
+    return Cohort(x, y, np.array([len(values) for _, values in clients]))
+
+
+def hypotheses(*thetas: tuple[float, float]) -> dict[str, Any]:
+    return {"weight": np.array(thetas, np.float32)[:, None, :]}
+
+
+# y = x1 is the first client's law, y = x2 the second's.
+FIRST = ([[1.0, 0.0], [3.0, 1.0], [2.0, 2.0], [4.0, 0.0]], [1.0, 3.0, 2.0, 4.0])
+SECOND = ([[1.0, 0.0], [3.0, 1.0]], [0.0, 1.0])
+
+
+def test_each_client_is_measured_under_the_hypothesis_that_fits_it() -> None:
+    both = cohort(FIRST, SECOND)
+    chosen, metrics = serve(LEARNER, hypotheses((1, 0), (0, 1)), both, both)
+    np.testing.assert_array_equal(chosen, [0, 1])
+    np.testing.assert_allclose(metrics, 0, atol=1e-6)
+
+
+def test_what_is_chosen_on_some_rows_is_measured_on_others() -> None:
+    # On its first row hypothesis 0 is right, on its second it is 3 off.
+    client = ([[1.0, 0.0], [3.0, 0.0]], [1.0, 0.0])
+    chosen, metrics = serve(LEARNER, hypotheses((1, 0), (0, 1)), *halves(cohort(client)))
+    np.testing.assert_array_equal(chosen, [0])
+    np.testing.assert_allclose(metrics, [3.0])
+
+
+def test_every_other_row_is_held_out() -> None:
+    support, query = halves(cohort(([[1.0], [2.0], [3.0]], [1, 2, 3]), ([[4.0]], [4]), ([[5.0], [6.0]], [5, 6])))
+    assert support.targets.tolist() == [1, 3, 5]
+    assert query.targets.tolist() == [2, 6]
+    np.testing.assert_array_equal(support.lengths, [2, 1])
+    np.testing.assert_array_equal(query.lengths, [1, 1])
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8))
+def test_halves_take_each_row_of_a_client_with_several_once(lengths: list[int]) -> None:
+    client = np.repeat(np.arange(len(lengths)), lengths)
+    whole = Cohort(torch.arange(len(client))[:, None].float(), torch.from_numpy(client), np.array(lengths))
+    support, query = halves(whole)
+    rows = sorted([*support.features[:, 0].tolist(), *query.features[:, 0].tolist()])
+    assert rows == [row for row in range(len(client)) if lengths[client[row]] > 1]
+    for part in (support, query):
+        owners = [client[int(row)] for row in part.features[:, 0]]
+        several = [c for c, length in enumerate(lengths) if length > 1]
+        np.testing.assert_array_equal(np.repeat(several, part.lengths), owners)
+
+
+def test_the_worst_decile_is_the_tenth_that_fares_worst() -> None:
+    values = np.arange(1.0, 21.0)
+    assert worst_decile(values, higher_is_better=False) == 19.5
+    assert worst_decile(values, higher_is_better=True) == 1.5
+    assert worst_decile(values[:11], higher_is_better=False) == 10.5, "rounded up to 2 of 11 clients"
+    assert worst_decile(np.array([3.0]), higher_is_better=True) == 3.0
+
+
+def federation(**entries: Any) -> Federation:
+    """Two training clients that nobody looks at, then FIRST and SECOND as validation clients."""
+    clients = [FIRST, FIRST, FIRST, SECOND]
+    x = np.array([row for rows, _ in clients for row in rows], np.float32)
+    y = np.array([value for _, values in clients for value in values], np.float32)
+    manifest = Manifest(
+        name="pair", clients=4, split={"train": 2, "validation": 2}, model="linear", loss="mse", **entries
+    )
+    return Federation(manifest, x, y, offsets_of(len(values) for _, values in clients))
+
+
+def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None:
+    data = federation(groups=[0, 0, 0, 1], truth=[[1.0, 0.0], [0.0, 5.0]])
+    found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)), STEP)
+    assert found["chosen"] == [1, 1]
+    assert found["rand_index"] == 1.0
+    assert found["mean"] == pytest.approx(0, abs=1e-6)
+    np.testing.assert_allclose(found["to_truth"], [0, 4])
+    assert (found["clients"], found["held_out"]["clients"]) == (2, 2)
+
+
+def test_what_is_not_known_is_not_made_up() -> None:
+    found = measure(LINEAR, federation(), hypotheses((0, 1), (1, 0)), STEP)
+    assert found["rand_index"] is None
+    assert found["to_truth"] == []
+
+
+def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
+    manifest = Manifest(name="single", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
+    data = Federation(manifest, np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
+    found = measure(LINEAR, data, hypotheses((1, 0)), STEP)
+    assert found["mean"] == pytest.approx(0, abs=1e-6)
+    assert found["held_out"]["clients"] == 0
+    with pytest.raises(ValueError, match="more than one row"):
+        local_only(LINEAR, data, RunConfig())
+
+
+def test_one_hypothesis_for_two_groups_has_a_rand_index_of_zero() -> None:
+    assert measure(LINEAR, federation(groups=[0, 0, 0, 1]), hypotheses((1, 0)), STEP)["rand_index"] == 0.0
+
+
+def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
+    run = RunConfig(step_size=0.05)
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (40, 2)).astype(np.float32)
+    y = (x @ np.array([[5.0, 6.0], [4.0, -4.5]], np.float32).T)[np.arange(40), np.arange(40) // 20]
+    manifest = Manifest(name="alone", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
+    data = Federation(manifest, x, y.astype(np.float32), offsets_of([20, 20]))
+    alone = local_only(LINEAR, data, run)
+    # 50 epochs of ten rows take each client most of the way from about 7 to 0, whatever the other holds.
+    assert alone["mean"] < 1.5
+    assert local_only(LINEAR, data, run) == alone, "the same seed gives the same result"
+    # Rows that are held out play no part in training: other targets there leave the support's fit as it is.
+    held_out = np.arange(40) % 2 == 1
+    shifted = Federation(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
+    assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)
+
+
+def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
+    # y = 2 x; trained on the first, third and fifth row, where it goes half of the way to 2, measured on the others.
+    x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
+    y = np.full(6, 2.0, np.float32)
+    manifest = Manifest(name="own", clients=1, split={"train": 0, "validation": 1}, model="linear", loss="mse")
+    data = Federation(manifest, x, y, offsets_of([6]))
+    run = RunConfig(step_size=0.25, batch_size=0)
+    found = {
+        how: personalised(LINEAR, data, hypotheses((1, 0), (-5, 0)), run, how, epochs=1)["mean"] for how in Personal
+    }
+    assert found == {
+        Personal.NO: pytest.approx(1), Personal.FINE_TUNE: pytest.approx(0.5), Personal.INTERPOLATE: pytest.approx(0.5)
+    }  # fmt: skip
+
+
+def likes(*clients: list[int]) -> Federation:
+    """Return validation clients who label the items 0 to 4, in this order."""
+    manifest = Manifest(
+        name="likes", clients=len(clients), split={"train": 0, "validation": len(clients)}, model="factors-5x2"
+    )
+    items = np.tile(np.arange(5, dtype=np.float32), len(clients))[:, None]
+    return Federation(manifest, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
+
+
+def test_of_a_model_with_local_parameters_clients_are_measured_on_rows_they_did_not_fit() -> None:
+    # Who likes items 0 and 1, and not 2 and 3, is predicted to like item 4.
+    items = np.array([[1, 0], [1, 0], [-1, 0], [-1, 0], [1, 0]], np.float32)
+    found = measure(models.load("factors-5x2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1]), {"items": items[None]}, 1)
+    assert (found["mean"], found["worst_decile"], found["clients"]) == (0.5, 0.0, 2)
+    assert found["held_out"]["clients"] == 0
+    assert found["chosen"] == [2]
+
+
+def test_a_client_that_trains_by_itself_trains_its_local_parameters_too() -> None:
+    # All that tells the two clients' rows apart is in the layer that each has of its own.
+    x = np.random.default_rng(1).uniform(0.5, 1, (40, 3)).astype(np.float32)
+    y = np.where(np.arange(40) < 20, 3, -3).astype(np.float32)
+    data = Federation(
+        Manifest(name="two", clients=2, split={"train": 0, "validation": 2}, model="mlp", loss="rmse"),
+        x, y, offsets_of([20, 20]),
+    )  # fmt: skip
+    model = models.load("mlp", local="2.*")
+    assert set(model.local_shapes) == {"2.weight", "2.bias"}
+    assert local_only(model, data, RunConfig(step_size=0.1))["mean"] < 0.5

@@ -1,0 +1,323 @@
+"""The experiments: which runs they are, and what their tables make of results worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.research.experiments import handwriting, hospital, synthetic
+from umbel.research.experiments.__main__ import app
+from umbel.research.experiments.runs import Finished, Spec, finish
+from umbel.research.experiments.sweep import Result, _save
+from umbel.research.experiments.tables import Section
+
+PROJECT = Path(__file__).resolve().parents[3]
+
+
+def read_csv(folder: Path) -> list[dict[str, str]]:
+    with (folder / "table.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+OWN: dict[str, Any] = {
+    "mean": 0.1, "worst_decile": 0.2, "chosen": [1, 1], "rand_index": 0.5, "to_truth": [0.1, 0.2],
+    "held_out": {"mean": 0.3, "worst_decile": 0.4, "clients": 2},
+}  # fmt: skip
+
+
+def made_up(specs: Sequence[Spec], folder: Path, measures: Any) -> Iterator[Result]:
+    """Yield results that hold what `measures` makes of each spec, instead of running them."""
+    for spec in specs:
+        base = {"rounds": 10, "best_round": 1, "best_loss": 0.1, "median_budget": None, "max_budget": None}
+        base |= {"best": OWN, "last": OWN, "held_out": OWN["held_out"]}
+        path = folder / "runs" / spec.name
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "ledger.csv").write_text("client,participations,epsilon,paper_budget\n3,2,none,7.3333\n")
+        yield Result(spec, base | measures(spec.config), path)
+
+
+@pytest.fixture
+def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out group fairness, which is computed from what runs saved, and made-up ones saved nothing."""
+    monkeypatch.setattr(hospital, "group_fairness", lambda *_: Section("Group fairness", ""))
+
+
+# --- hospital
+
+
+@pytest.fixture
+def hospitals(umbel_home: Path) -> Path:
+    """A small federation with the shape and the units of the hospitals."""
+    generator = np.random.default_rng(0)
+    x = generator.uniform(-1, 1, (800, 3)).astype(np.float32)
+    y = generator.uniform(0.3, 1, 800).astype(np.float32)
+    units = {"target": {"name": "payment", "unit": "dollars", "scale": 10_000.0}}
+    split = {"train": 150, "validation": 250}
+    manifest = Manifest(name="hospital", clients=400, split=split, model="mlp", loss="rmse", units=units)
+    write_federation(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([2] * 400))
+    return umbel_home
+
+
+def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_path: Path) -> None:
+    specs = hospital.specs(tmp_path)
+    grid = [spec.config for spec in specs if spec.config["strategy"] == "group-privacy"]
+    assert len(grid) == 480
+    assert {(c["loss"], c["hypotheses"], c["noise-multiplier"], c["seed"]) for c in grid} == {
+        (loss, k, nu, seed)
+        for loss in ("", "mse")
+        for k in (1, 3, 5, 7)
+        for nu in (0, 0.1, 1, 2, 3, 5)
+        for seed in range(2000, 2010)
+    }
+    assert {(c["clients-per-round"], c["validation-clients-per-round"], c["patience"]) for c in grid} == {
+        (100, 200, 30)
+    }
+    assert len({spec.name for spec in specs}) == len(specs)
+    assert {(c["seed"], c["federation"]) for c in grid} == {
+        (seed, str(tmp_path / "data" / f"hospital-{seed}")) for seed in range(2000, 2010)
+    }
+
+
+def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, unfair: None, tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        if config["noise-multiplier"] == 0:
+            return {}
+        median, largest = hospital.PRINTED[config["hypotheses"], config["noise-multiplier"]]
+        # Two seeds around the printed median, and a maximum a half too high.
+        budget = {"median_budget": median * (1 + 0.2 * (config["seed"] - 0.5)), "max_budget": 1.5 * largest}
+        # Under ν = 1, one of three hypotheses serves 995 of 1000.
+        lost = (config["hypotheses"], config["noise-multiplier"], config["seed"]) == (3, 1.0, 0)
+        return budget | {"best": {**OWN, "chosen": [995, 5, 0] if lost else [500, 490, 10]}}
+
+    specs = hospital.specs(tmp_path, seeds=2, first=0)
+    specs = [s for s in specs if (s.config["hypotheses"], s.config["noise-multiplier"]) != (5, 3.0)]
+    hospital.tables(list(made_up(specs, tmp_path, measures)), tmp_path)
+    rows = {(row["k"], row["nu"]): row for row in read_csv(tmp_path) if row["loss"] == "rmse"}
+    assert len(rows) == 23
+    assert rows["7", "0.1"]["median_budget_printed"] == "517"
+    assert float(rows["7", "0.1"]["median_budget_difference"]) == pytest.approx(0, abs=1e-9)
+    assert float(rows["7", "0.1"]["max_budget_difference"]) == pytest.approx(0.5)
+    assert rows["7", "0"]["median_budget"] == ""
+    assert float(rows["7", "0"]["rmse"]) == pytest.approx(1000)
+    page = (tmp_path / "table.md").read_text()
+    assert "19 of 38 are within 25 %" in page
+    assert "serves 99 % of the validation clients: 1 of 2 for k = 3, ν = 1." in page
+    assert [key for key, row in rows.items() if row["collapsed"] != "0"] == [("3", "1")]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
+def test_the_hospital_command(hospitals: Path) -> None:
+    done = CliRunner().invoke(app, ["hospital", "--quick"])
+    assert done.exit_code == 0, done.output
+    folder = hospitals / "experiments" / "hospital-quick"
+    assert done.stdout.strip() == str(folder / "table.md")
+    assert {"table.csv", "table.md", "config.toml", "figure-3.svg", "figure-3.png", "figure-4.png"} <= set(
+        os.listdir(folder)
+    )
+    assert [(row["loss"], row["k"], row["nu"]) for row in read_csv(folder)] == [
+        (loss, k, nu) for loss in ("rmse", "mse") for k in "15" for nu in "03"
+    ]
+    page = (folder / "table.md").read_text()
+    assert page.count("| FedAvg, fine-tuned |") == page.count("| CFL, k ≤ 7 |") == 2
+    fairness = page[page.index("## Group fairness") :].splitlines()
+    assert [line.split(" | ")[0] for line in fairness[6:10]] == [
+        "| FedAvg (k = 1, ν = 0)", "| k = 5, ν = 0", "| k = 1, ν = 3", "| k = 5, ν = 3",
+    ]  # fmt: skip
+
+
+def test_missing_data_are_named_before_any_work() -> None:
+    done = CliRunner().invoke(app, ["hospital", "--quick"])
+    assert done.exit_code == 1
+    assert "no federation 'hospital'" in done.stderr
+    assert "datasets/" in done.stderr
+
+
+def test_the_papers_claims_are_put_to_numbers(hospitals: Path, unfair: None, tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        k, nu, seed = config["hypotheses"], config["noise-multiplier"], config["seed"]
+        # 1000, 500, 400, 350 dollars by k and 10 more by unit of noise, less with k; k = 1 and 3 vary more.
+        loss = {1: 0.1, 3: 0.05, 5: 0.04, 7: 0.035}[k] + 0.001 * nu / k
+        spread = 0.002 if k < 5 else 0.001
+        if config["loss"] == "mse":
+            loss, spread = 0.1, 0.0
+        elif nu >= 2:
+            spread *= 2
+        return {"best_loss": loss + spread * (seed - 0.5), "median_budget": 1.0, "max_budget": 1.0}
+
+    results = list(made_up(hospital.specs(tmp_path, seeds=2, first=0), tmp_path, measures))
+    hospital.tables(results, tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    claims = page[page.index("## The paper's claims") : page.index("## RMSE")].splitlines()
+    judged = [line.split(" | ") for line in claims if line.startswith("| ")][2:]
+    assert [row[2] for row in judged] == ["yes"] * 7
+    assert judged[0][1] == "1 to 3: 512, 3 to 5: 102, 5 to 7: 51"
+    assert [row[4].strip("| ") for row in judged] == ["no"] * 7, "all the same along the MSE"
+    one_seed = [result for result in results if result.spec.config["seed"] == 0]
+    hospital.tables(one_seed, tmp_path)
+    assert "## The paper's claims" not in (tmp_path / "table.md").read_text()
+
+
+def test_when_nothing_ends_there_is_no_table(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def each(specs: Sequence[Spec], _task: Any) -> Iterator[tuple[Spec, None, str]]:
+        for spec in specs:
+            yield spec, None, "Traceback\nMemoryError: all gone"
+
+    monkeypatch.setattr("umbel.research.experiments.sweep._each", each)
+    done = CliRunner().invoke(app, ["synthetic", "--quick"])
+    assert done.exit_code == 1
+    assert "10 of 10 runs failed; the reasons are in" in done.stderr
+    assert not (umbel_home / "experiments" / "synthetic-quick" / "table.md").exists()
+
+
+# --- synthetic
+
+
+def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> None:
+    specs = synthetic.specs(tmp_path, seeds=2)
+    assert len(specs) == 2 * (9 + 7)
+    assert len({spec.name for spec in specs}) == len(specs)
+    paper = [spec.config for spec in specs if spec.config["patience"] == 6]
+    assert {(c["strategy"], c["hypotheses"], c["noise-multiplier"], c["restarts"]) for c in paper} == {
+        ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1),
+    }  # fmt: skip
+    for seed in (2000, 2001):
+        federations = {spec.config["federation"] for spec in specs if spec.config["seed"] == seed}
+        assert federations == {str(tmp_path / "data" / f"synthetic-{seed}.json")}
+
+
+def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        seed = config["seed"]
+        best = {"mean": 0.6, "worst_decile": 0.7, "held_out": {"mean": 0.6, "worst_decile": 0.7}}
+        # Seed 0 looks as printed, 1 leaks too much, 2 misses an optimum, 3 collapses.
+        best["to_truth"] = [0.2, 0.99] if seed < 2 else [0.2, 1.01]
+        best["chosen"] = [99, 1] if seed == 3 else [50, 50]
+        best["rand_index"] = 0.01 if seed == 3 else 0.9
+        private = config["noise-multiplier"] > 0
+        return {"best": best, "last": best, "max_budget": ([2.4, 2.8, 2.0, 2.0][seed] if private else None)}
+
+    results = list(made_up(synthetic.specs(tmp_path, seeds=4, first=0, quick=True), tmp_path, measures))
+    groups = synthetic._groups(results)
+    (row,) = [row for row in synthetic._rows(groups) if row["who"] == "Algorithm 1"]
+    assert (row["optima_found"], row["collapsed"], row["as_printed"], row["runs"]) == (2, 1, 1, 4)
+    assert row["leakage"] == pytest.approx(2.3)
+    (alone,) = [row for row in synthetic._rows(groups) if row["who"] == "FedAvg"]
+    assert (alone["optima_found"], alone["leakage"]) == (None, None)
+    claims = {claim: (rate, holds) for claim, rate, holds in synthetic._claims(groups).rows}
+    assert claims["two with ν = 5 find both optima"] == ("2 of 4 (15 to 85 %)", "no")
+    assert claims["and their highest leakage is at most 2.4"] == ("1 of 4 (5 to 70 %)", "no")
+    assert claims["one hypothesis has the highest loss of the three"][1] == "no", "all have the same"
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished]]:
+    """The runs of one seed, and what came out of them."""
+    specs = synthetic.specs(tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
+    return [(spec, finish(spec.config)) for spec in specs]
+
+
+@pytest.mark.slow
+def test_the_synthetic_tables_and_figures(ended: list[tuple[Spec, Finished]], tmp_path: Path) -> None:
+    synthetic.tables([_save(spec, one, "", tmp_path) for spec, one in ended], tmp_path)
+    rows = {row["who"]: row for row in read_csv(tmp_path)}
+    assert float(rows["FedAvg"]["rmse"]) > 3
+    assert float(rows["IFCA"]["rmse"]) == pytest.approx(0.577, abs=0.02)
+    assert {"figure-1.svg", "figure-1.png", "figure-2.svg", "figure-2.png"} <= set(os.listdir(tmp_path))
+    page = (tmp_path / "table.md").read_text()
+    assert "| one hypothesis has the highest loss of the three | 1 of 1" in page
+    assert "| k = 1, ν = 5, interpolated, 100 rounds |" in page
+    assert "| worst group | gap | spread | Jain's index |" in page
+
+
+def test_bad_runs_are_left_out_of_the_synthetic_tables(
+    ended: list[tuple[Spec, Finished]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_figure_1", "_figure_2"):  # which take most of the time
+        monkeypatch.setattr(synthetic, name, lambda *_: None)
+    bad = synthetic.specs(tmp_path, seeds=1, first=2001, quick=True)
+    results = [_save(spec, one, "", tmp_path) for spec, one in ended]
+    results += [_save(spec, None, "Boom: no", tmp_path) for spec in bad]
+    synthetic.tables(results, tmp_path)
+    assert all(row["runs"] == "1" for row in read_csv(tmp_path))
+    assert "10 of 20 runs failed or diverged" in (tmp_path / "table.md").read_text()
+
+
+# --- handwriting
+
+
+def test_table_2s_grid() -> None:
+    specs = handwriting.specs("qmnist")
+    grid = [s.config for s in specs if s.config["strategy"] == "group-privacy" and s.config["hypotheses"] == 2]
+    assert {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid} == {
+        (loss, nu, seed)
+        for loss in ("cross-entropy", "rmse")
+        for nu in (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
+        for seed in range(2000, 2003)
+    }
+    assert {spec.config["federation"] for spec in handwriting.specs("femnist")} == {"femnist"}
+    assert len({spec.name for spec in specs}) == len(specs)
+
+
+def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth() -> None:
+    specs = handwriting.specs("femnist", rounds=40)
+    reborn = [s.config for s in specs if s.name.startswith("cross-entropy-k2-nu3-")]
+    plain = [s.config for s in specs if s.name.startswith("as-printed-")]
+    for configs, options in ((reborn, "respawn=3"), (plain, "")):
+        assert [config["seed"] for config in configs] == list(range(2000, 2008))
+        assert {config["strategy-options"] for config in configs} == {options}
+    assert [s.config for s in specs[:8]] == reborn, "they come first"
+    assert {s.config["rounds"] for s in specs} == {40}
+    assert {s.config["seed"] for s in specs} == set(range(2000, 2008))
+    assert {s.config["rounds"] for s in handwriting.specs("qmnist", rounds=1000)} == {100}, "as configured"
+
+
+def test_collapse_is_told_seed_by_seed(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        index = 0.0 if not config["strategy-options"] else 1.0 if config["seed"] < 2007 else 0.3
+        best = {"mean": 0.5, "worst_decile": 0.4, "rand_index": index, "held_out": {"mean": 0.5, "worst_decile": 0.4}}
+        return {"best": best, "last": best}
+
+    handwriting.tables(list(made_up(handwriting.specs("femnist", seeds=1), tmp_path, measures)), tmp_path)
+    text = (tmp_path / "table.md").read_text()
+    assert "| reborn | 7 of 8 | 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.30 |" in text
+    assert "| paper's algorithm | 0 of 8 | 0.00 0.00" in text
+    rows = [row for row in read_csv(tmp_path) if (row["loss"], row["k"], row["nu"]) == ("cross-entropy", "2", "3")]
+    assert [row["runs"] for row in rows] == ["8"], "the paper's algorithm is no part of the grid"
+
+
+def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
+    def measures(config: dict[str, Any]) -> dict[str, Any]:
+        best = {"mean": 0.9, "worst_decile": 0.8, "rand_index": 1.0, "held_out": {"mean": 0.9, "worst_decile": 0.8}}
+        return {"best": best, "last": best}
+
+    handwriting.tables(list(made_up(handwriting.specs("qmnist", seeds=2), tmp_path, measures)), tmp_path)
+    rows = {(row["loss"], row["k"], row["nu"]): row for row in read_csv(tmp_path)}
+    assert rows["cross-entropy", "2", "15"]["printed"] == "0.561"
+    assert float(rows["cross-entropy", "2", "15"]["difference"]) == pytest.approx(0.339)
+    assert rows["rmse", "2", "0.001"]["printed"] == "0.813"
+    assert rows["rmse", "1", "0"]["printed"] == ""
+    assert {"table-2.svg", "table-2.png"} <= set(os.listdir(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
+def test_the_qmnist_command(umbel_home: Path) -> None:
+    generator = np.random.default_rng(0)
+    split = {"train": 6, "validation": 2}
+    manifest = Manifest(name="qmnist", clients=8, split=split, model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4)
+    images = generator.integers(0, 256, (32, 28, 28), np.uint8)
+    write_federation(umbel_home / "data" / "qmnist", manifest, images, np.arange(32) % 10, offsets_of([4] * 8))
+    done = CliRunner().invoke(app, ["qmnist", "--quick"])
+    assert done.exit_code == 0, done.output
+    folder = umbel_home / "experiments" / "qmnist-quick"
+    assert [(row["k"], row["nu"]) for row in read_csv(folder)] == [("2", "0"), ("1", "0")]
+    assert "Rand index" in (folder / "table.md").read_text()

@@ -1,0 +1,87 @@
+"""Accuracy against epsilon: which runs there are, and what the table says of each."""
+
+from __future__ import annotations
+
+import csv
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.federations import manifest
+from umbel.data import offsets_of, write_federation
+from umbel.models import MODELS
+from umbel.privacy.accounting.guarantee import guarantee, pure_cost
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.research.experiments import frontier
+from umbel.research.experiments.frontier import CLIENT, HEURISTIC, ONE, OPEN, PLAIN, SITE, TASKS
+from umbel.research.experiments.sweep import Result
+from umbel.simulation.in_process import run_config
+
+
+def release_of(config: dict[str, Any], n: int) -> Release:
+    k = config["hypotheses"]
+    return Release(
+        Kind.TRAIN, n, config["noise-multiplier"], RadiusMode(config["radius"]), mechanism=config["mechanism"],
+        hypotheses=k, choice_epsilon=config["choice-epsilon"] if k > 1 else 0.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("epsilon", TASKS["hospital"].epsilons)
+def test_a_hospital_config_costs_the_epsilon_in_its_name(epsilon: int) -> None:
+    """Pure, one participation a client, its choice included."""
+    config = run_config(f"hospital-epsilon-{epsilon}")
+    assert config["max-participations"] == 1
+    cost = pure_cost(release_of(config, MODELS["mlp"].num_parameters))
+    assert isinstance(cost, Fraction)
+    assert 0.99 * epsilon <= cost <= epsilon
+
+
+@pytest.mark.parametrize("epsilon", TASKS["qmnist-features"].epsilons)
+def test_a_handwriting_config_costs_the_epsilon_in_its_name(epsilon: int) -> None:
+    config = run_config(f"qmnist-features-epsilon-{epsilon}")
+    found = guarantee({release_of(config, TASKS["qmnist-features"].parameters): config["max-participations"]}, 1e-5)
+    assert found is not None
+    assert 0.98 * epsilon <= found.epsilon <= epsilon
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospitals: None, tmp_path: Path) -> None:
+    specs = frontier.specs(name, tmp_path, seeds=2)
+    assert len({spec.name for spec in specs}) == len(specs)
+    assert {spec.config["seed"] for spec in specs} == {2000, 2001}
+    # Hospitals are split anew by each seed; of handwriting several clients may be one writer.
+    assert len({spec.config["federation"] for spec in specs}) == (2 if name == "hospital" else 1)
+    arms = {frontier._arm(Result(spec, {}, Path("."))) for spec in specs}
+    assert len(arms) == len(specs) / 2, "and is found again by its configuration"
+    assert {arm for arm, _ in arms} >= {SITE, ONE, HEURISTIC, PLAIN}
+
+
+@pytest.fixture
+def hospitals(umbel_home: Path) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.uniform(-1, 1, (400, 3)).astype(np.float32)
+    y = np.abs(x @ np.array([[1.0], [2.0], [-1.0]], np.float32)) + 1
+    units = {"target": {"unit": "dollars", "scale": 10_000}}
+    own = manifest(140, 60, model="mlp", loss="rmse", units=units)
+    write_federation(umbel_home / "data" / "hospital", own, x, y, offsets_of([2] * 200))
+
+
+def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: None, tmp_path: Path) -> None:
+    results = []
+    for spec in frontier.specs("hospital", tmp_path, seeds=1, quick=True):
+        short = spec.config | {"rounds": 2, "clients-per-round": 60}
+        done = frontier.play(short)
+        results.append(Result(spec, done.measures, tmp_path))
+    frontier.tables("hospital", results, tmp_path)
+    with (tmp_path / "table.csv").open() as file:
+        rows = {(row["arm"], row["label"]): row for row in csv.DictReader(file)}
+    assert rows[CLIENT, "epsilon 16"]["epsilon_text"] == rows[SITE, "epsilon 16"]["epsilon_text"] == "16"
+    assert rows[ONE, "epsilon 16"]["epsilon_text"] == "16"
+    assert rows[OPEN, "epsilon 16"]["epsilon_text"] == rows[HEURISTIC, "nu 3"]["epsilon_text"] == "none"
+    assert rows[HEURISTIC, "nu 3"]["paper_text"] == "3.67", "11/3, once"
+    assert rows[PLAIN, "k = 5"]["epsilon_text"] == rows[PLAIN, "k = 5"]["paper_text"] == "none"
+    assert (tmp_path / "frontier.svg").exists()
+    assert "between any two data sets of a client" in (tmp_path / "table.md").read_text()

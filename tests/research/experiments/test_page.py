@@ -1,0 +1,92 @@
+"""The page of results is what its text and the experiments' tables make, and says where the code has moved on."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from umbel.protocol.errors import ConfigError
+from umbel.research.experiments import page
+
+TABLE = """\
+# Two linear models
+
+## What was found
+
+One line.
+
+| who | error |
+| --- | --- |
+| FedAvg | 3.06 |
+
+## Something else
+
+No table.
+"""
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "table.md").write_text(TABLE)
+    page.stamp("synthetic", made, "umbel experiment synthetic", [2000, 2001, 2002, 7])
+    folder = tmp_path / "docs"
+    folder.mkdir()
+    (folder / "reproduce.md.j2").write_text(
+        "# Results\n\n{{ made('synthetic') }}\n{{ text('synthetic', 'What was found') }}\n\n"
+        "{{ table('synthetic', 'What was found') }}\n"
+    )
+    page.take("synthetic", made, folder)
+    return folder
+
+
+def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> None:
+    written = page.write(docs).read_text().splitlines()
+    assert written[0] == "# Results"
+    assert written[2].startswith("Made by `umbel experiment synthetic` at commit ")
+    assert written[2].endswith(", seeds 7, 2000 to 2002.")
+    assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
+
+
+def test_a_table_whose_code_has_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "has changed since" not in page.render(docs)
+    monkeypatch.setattr(page, "digest", lambda name: "another")
+    assert "**The code of this experiment has changed since.**" in page.render(docs)
+
+
+def test_the_digest_is_of_the_experiments_own_files_and_of_what_pins_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, patterns in page.SOURCES.items():
+        assert all(list(page.ROOT.glob(pattern)) for pattern in patterns), name
+    before = page.digest("synthetic")
+    assert before != page.digest("hospital")
+    monkeypatch.setattr(page, "_PINNED", ())
+    assert page.digest("synthetic") != before
+
+
+def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
+    (docs / "reproduce.md.j2").write_text("{{ table('synthetic', 'Nothing') }}")
+    with pytest.raises(ConfigError, match="has nothing under 'Nothing'; there are What was found, Something else"):
+        page.render(docs)
+    (docs / "reproduce.md.j2").write_text("{{ made('hospital') }}")
+    with pytest.raises(ConfigError, match="do the experiment, then: umbel experiment page hospital"):
+        page.render(docs)
+    with pytest.raises(ConfigError, match=r"has no table\.md; do the experiment first: umbel experiment hospital"):
+        page.take("hospital", tmp_path / "nowhere", docs)
+    with pytest.raises(ConfigError, match="the page has no experiment 'cifar'"):
+        page.take("cifar", tmp_path, docs)
+
+
+def test_the_page_in_docs_is_what_its_text_and_the_kept_tables_make() -> None:
+    assert page.render() == (page.DOCS / "reproduce.md").read_text(encoding="utf-8"), "umbel experiment page"
+
+
+def test_all_that_is_on_the_page_says_its_command_commit_and_seeds() -> None:
+    for folder in (page.DOCS / "results").iterdir():
+        said = tomllib.loads((folder / "made.toml").read_text(encoding="utf-8"))
+        assert said["command"].startswith(("umbel experiment ", "python "))
+        assert said["commit"].strip("+").isalnum()
+        assert said["seeds"]
+        assert f"made('{folder.name}')" in (page.DOCS / "reproduce.md.j2").read_text(encoding="utf-8")

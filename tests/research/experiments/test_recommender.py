@@ -1,0 +1,54 @@
+"""A recommender beside rules of thumb: splits by seed, and the table made of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from umbel.data import open_federation
+from umbel.models.rules_of_thumb import rules_of_thumb
+from umbel.protocol.errors import FederationError
+from umbel.research.experiments import recommender
+from umbel.research.experiments.recommender import ARMS, specs, tables
+from umbel.research.experiments.runs import Spec
+from umbel.research.experiments.sweep import Result
+
+
+def result(spec: Spec, last: float, best: float) -> Result:
+    measures = {"best_loss": 0.5, "best": {"mean": best}, "last": {"mean": last}}
+    return Result(spec, measures, Path("nowhere"))
+
+
+def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) -> None:
+    runs = specs("preferences", tmp_path, seeds=2, first=7, quick=True)
+    assert [run.name for run in runs] == [
+        "factors-7", "factors-and-biases-7", "factors-8", "factors-and-biases-8"
+    ]  # fmt: skip
+    assert [run.config["model"] for run in runs[:2]] == list(ARMS.values()) == ["", "biased-factors"]
+    assert {run.config["rounds"] for run in runs} == {recommender._QUICK_ROUNDS}
+    assert runs[0].config["federation"] == runs[1].config["federation"] != runs[2].config["federation"]
+    assert [run.config["seed"] for run in runs] == [7, 7, 8, 8]
+
+
+def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Path) -> None:
+    runs = specs("preferences", tmp_path, seeds=2, first=7, quick=True)
+    rules = {path: rules_of_thumb(open_federation(Path(path))) for path in {run.config["federation"] for run in runs}}
+
+    def ahead(run: Spec, much: float) -> float:
+        return rules[run.config["federation"]]["item and user bias"] + much
+
+    found = [result(run, ahead(run, 0.01 if run.config["model"] else -0.02), ahead(run, 0)) for run in runs]
+    tables(found, tmp_path)
+    page = (tmp_path / "table.md").read_text()
+    assert "| all liked |" in page
+    biased, plain = (next(row for row in page.splitlines() if row.startswith(f"| {name}, last")) for name in (
+        "factors and biases", "factors"
+    ))  # fmt: skip
+    assert "0.0100 ± 0.0000 | 2 of 2" in biased
+    assert "-0.0200 ± 0.0000 | 0 of 2" in plain
+
+
+def test_other_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FederationError, match="holds no preferences of users that validate"):
+        specs("synthetic", tmp_path)

@@ -1,0 +1,144 @@
+"""A report can be made from what a run left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, RecordDict
+from safetensors.numpy import load_file, save_file
+from typer.testing import CliRunner
+
+import umbel.client.app
+import umbel.server.app
+from umbel.cli.commands.report import app
+from umbel.data import Manifest, offsets_of, write_federation
+from umbel.protocol.errors import ConfigError
+from umbel.research.experiments.report import _baseline
+from umbel.research.experiments.runs import Spec, finish
+from umbel.research.experiments.sweep import _save
+from umbel.server.observer import Observer, Section
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run_config
+
+
+def report(run: Path | str, *against: str) -> Any:
+    return CliRunner().invoke(app, [str(run), *(word for one in against for word in ("--against", one))])
+
+
+def run_app(home: Path, **changes: Any) -> Path:
+    """Do a run of the app and return its folder."""
+    config = run_config("synthetic", **changes)
+    umbel.server.app.app(InProcessGrid(umbel.client.app.app, config), Context(1, 1, {}, RecordDict(), config))
+    return max((home / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
+
+
+@pytest.fixture
+def run(umbel_home: Path) -> Path:
+    """A run of the app."""
+    return run_app(umbel_home, rounds=12, observers=f"{__name__}:Talkative")
+
+
+class Talkative(Observer):
+    """Has something for the report."""
+
+    def section(self) -> Section:
+        """Return it."""
+        return Section("What I saw", ("Little.",))
+
+
+@pytest.fixture
+def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
+    """A run of the app on a federation in which nobody validates."""
+    x = np.random.default_rng(0).uniform(-1, 1, (16, 2)).astype(np.float32)
+    split = {"train": 8, "validation": 0}
+    manifest = Manifest(name="few", clients=8, split=split, model="linear", loss="mse")
+    write_federation(tmp_path / "few", manifest, x, x.sum(1), offsets_of([2] * 8))
+    return run_app(umbel_home, federation=str(tmp_path / "few"), rounds=2)
+
+
+@pytest.mark.parametrize("kind", ["run", "unvalidated"])
+def test_it_is_the_report_that_the_run_itself_writes(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for what only a simulation can measure."""
+    run = request.getfixturevalue(kind)
+    monkeypatch.setattr("umbel.research.experiments.report._measured", lambda setup, view: None)
+    written = (run / "report.html").read_bytes()
+    (run / "report.html").unlink()
+    done = report(run)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == str(run / "report.html")
+    assert (run / "report.html").read_bytes() == written
+    assert ("What I saw" in written.decode()) == (kind == "run")
+
+
+def test_a_simulation_says_whom_its_hypotheses_fit(umbel_home: Path) -> None:
+    """Each of the two fits one of the two kinds of which there are about 50 validation clients each."""
+    run = run_app(umbel_home, rounds=40)
+    assert "RMSE held out" not in (run / "report.html").read_text(), "of which the server knows nothing"
+    assert report(run.name).exit_code == 0, "by its name"
+    page = (run / "report.html").read_text()
+    assert "RMSE held out" in page
+    table = page.partition("Validation clients that it fits best")[2].partition("</table>")[0]
+    picked = [int(cells[2]) for row in table.split("</tr>")[1:3] if (cells := re.findall(r"<td>([^<]*)</td>", row))]
+    assert sum(picked) == 100
+    assert min(picked) > 40
+
+
+def test_of_what_sites_trained_on_nothing_is_measured(run: Path) -> None:
+    (node,) = json.loads((run / "nodes.json").read_text())
+    (run / "nodes.json").write_text(json.dumps([node | {"first": -1, "step": -1}]))
+    assert report(run).exit_code == 0
+    assert "RMSE held out" not in (run / "report.html").read_text()
+
+
+def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
+    run, other = (run_app(umbel_home, rounds=20, seed=seed) for seed in (0, 1))
+    done = report(run.name, other.name, "fedavg", "local-only")
+    assert done.exit_code == 0, done.output
+    page = (run / "report.html").read_text()
+    rows = re.findall(r'<tr><th scope="row">([^<]*)</th>', page)
+    assert rows[:3] == ["this run, 2 seeds", "fedavg", "each client by itself"]
+
+
+def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = report(run, unvalidated.name)
+    assert done.exit_code == 1
+    assert "compare runs of the same data" in done.stderr
+    assert "there is no run 'nowhere'" in report("nowhere").stderr
+    monkeypatch.setattr("umbel.research.experiments.report.MAX_KINDS", 0)
+    assert "at most 0 kinds of others" in report(run, "fedavg").stderr
+
+
+def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="fedavg needs the clients' rows, and each site has its own"):
+        _baseline(Setup.parse({"federation": "", "model": "linear"}))
+
+
+def test_a_run_that_was_interrupted_says_so(run: Path) -> None:
+    latest = run / "latest.safetensors"
+    save_file(load_file(latest), latest, {"rounds": "7"})
+    (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
+    assert report(run).exit_code == 0
+    assert "it was interrupted" in (run / "report.html").read_text()
+
+
+def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
+    spec = Spec("one", run_config("synthetic", rounds=7, patience=2))
+    result = _save(spec, finish(spec.config), "", tmp_path)
+    assert report(result.folder).exit_code == 0
+    page = (result.folder / "report.html").read_text()
+    assert "no better hypotheses in 2 validations" in page or "all 7 rounds done" in page
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    done = report(tmp_path)
+    assert done.exit_code == 1
+    assert "give the folder of one run" in done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,136 @@
+"""A run of an experiment is a run of the app."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+
+import umbel.client.app
+from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.research.experiments.baselines import personalised
+from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, finish
+from umbel.server.history import State
+from umbel.server.observer import Observer, Section
+from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.setup import Setup
+from umbel.simulation.grid import InProcessGrid
+from umbel.simulation.in_process import run_config
+
+
+def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
+    config = run_config("synthetic", rounds=5, seed=4)
+    setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config, nodes=3)
+    start = initial_hypotheses(setup, grid)
+    state = State(start, start)
+    run_rounds(Run(setup, grid, state))
+
+    finished = finish(config)
+    assert finished.state is not None
+    np.testing.assert_array_equal(finished.state.best["weight"], state.best["weight"])
+    np.testing.assert_array_equal(finished.state.hypotheses["weight"], state.hypotheses["weight"])
+    np.testing.assert_array_equal(finished.participations, setup.strategy.fleet.participations)
+    assert finished.measures["best_loss"] == state.best_loss
+    assert finished.release == setup.release
+    # n/nu = 2/5 a participation.
+    assert finished.measures["max_budget"] == pytest.approx(0.4 * finished.participations.max())
+    assert finished.measures["median_budget"] == pytest.approx(0.4 * np.median(finished.participations))
+    assert finished.measures["max_participations"] == finished.participations.max()
+    # The radius is the norm of a client's own update, and the choice is open.
+    assert finished.measures["pure_epsilon"] is None
+    assert finished.measures["epsilon"] is None
+    assert finished.measures["rounds"] == 5
+
+
+def test_the_trace_holds_each_rounds_releases() -> None:
+    trace = finish(run_config("synthetic", rounds=3)).trace
+    assert [outcome.round for outcome in trace] == [1, 2, 3]
+    for outcome in trace:
+        assert outcome.releases is not None
+        assert outcome.releases.shape == (7, 2)
+        assert len(outcome.clients) == len(outcome.groups) == 7
+
+
+def test_nothing_bounds_what_unsanitised_releases_cost() -> None:
+    measures = finish(run_config("synthetic", rounds=1, strategy="fedavg", noise_multiplier=0.0)).measures
+    assert measures["median_budget"] is None
+    assert measures["max_budget"] is None
+    assert measures["pure_epsilon"] is None
+    assert measures["epsilon"] is None
+
+
+FORMAL = {"radius": "public", "choice_epsilon": 0.5}
+
+
+def test_a_formal_run_says_what_it_guarantees_to_who_took_part_most_often() -> None:
+    """2 n / nu + choice-epsilon = 2 * 2/5 + 1/2 a participation."""
+    measures = finish(run_config("synthetic", rounds=8, **FORMAL)).measures
+    assert measures["pure_epsilon"] == pytest.approx(1.3 * measures["max_participations"])
+    assert measures["epsilon"] == guarantee({formal("laplace"): measures["max_participations"]}).epsilon
+    assert 0 < measures["epsilon"] <= measures["pure_epsilon"]
+
+
+def test_gaussian_noise_has_an_epsilon_at_a_delta_alone() -> None:
+    measures = finish(run_config("synthetic", rounds=8, mechanism="gaussian", **FORMAL)).measures
+    assert measures["pure_epsilon"] is None
+    assert measures["max_budget"] is None, "the paper counts Laplace noise"
+    assert measures["epsilon"] == guarantee({formal("gaussian"): measures["max_participations"]}).epsilon
+
+
+def test_an_open_choice_has_no_epsilon() -> None:
+    measures = finish(run_config("synthetic", rounds=1, radius="public")).measures
+    assert measures["pure_epsilon"] is None
+    assert measures["epsilon"] is None
+    assert measures["max_budget"] == pytest.approx(0.4)
+
+
+def formal(mechanism: str) -> Release:
+    return Release(Kind.TRAIN, 2, 5.0, RadiusMode.PUBLIC, mechanism=mechanism, hypotheses=2, choice_epsilon=0.5)
+
+
+def test_clients_that_train_by_themselves_have_no_rounds() -> None:
+    finished = finish(run_config("synthetic", strategy=LOCAL_ONLY))
+    assert finished.state is None
+    # Ten rows, of which five are for training, leave more than the irreducible .577.
+    assert 0.577 < finished.measures["held_out"]["mean"] < 2
+
+
+@pytest.mark.parametrize("how", [FINE_TUNE, INTERPOLATE])
+def test_clients_that_make_a_hypothesis_their_own_start_from_what_the_run_found(how: str) -> None:
+    config = run_config("synthetic", rounds=3, hypotheses=1)
+    found, own = finish(config).state, finish({**config, "strategy": how})
+    setup = Setup.parse(config)
+    federation = setup.open_federation()
+    assert found is not None
+    assert federation is not None
+    assert own.state is None
+    assert own.measures == {"held_out": personalised(setup.model, federation, found.best, setup.config, Personal(how))}
+
+
+class Talkative(Observer):
+    """Has something for the report."""
+
+    def section(self) -> Section:
+        """Return it."""
+        return Section("What I saw")
+
+
+def test_what_observers_add_to_the_report_is_kept() -> None:
+    config = run_config("synthetic", rounds=1, observers=f"{__name__}:Talkative")
+    assert finish(config).sections == (Section("What I saw"),)
+
+
+def test_a_refusing_node_is_a_failed_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL)
+    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "9")
+    with pytest.raises(FleetError, match="refused in round 1"):
+        finish(run_config("synthetic", rounds=1))
+
+
+def test_without_a_federation_there_is_nobody_to_measure_on() -> None:
+    with pytest.raises(ConfigError, match="name one in federation"):
+        finish(run_config("synthetic", strategy=LOCAL_ONLY, federation="", model="linear"))

@@ -1,0 +1,253 @@
+"""A sweep does each run once, saves it at once, and goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from filelock import FileLock
+from typer.testing import CliRunner
+
+import umbel.research.experiments.sweep
+import umbel.research.experiments.synthetic
+from tests.helpers.clusters import cluster
+from umbel.data import find_federation, open_federation
+from umbel.protocol.errors import ClusterError, SweepError
+from umbel.research.experiments import drift, frontier
+from umbel.research.experiments.__main__ import app
+from umbel.research.experiments.runs import Finished, Spec, finish
+from umbel.research.experiments.sweep import Result, _digest, _maker, _pack, _unpack, sweep
+from umbel.simulation.in_process import ROOT, run_config
+
+EACH, SAVE = (
+    umbel.research.experiments.sweep._each,
+    umbel.research.experiments.sweep._save,
+)  # as they are before tests put others in their place
+SPECS = [Spec(f"seed{seed}", run_config("synthetic", rounds=2, seed=seed)) for seed in range(3)]
+
+
+def test_results_come_in_the_order_asked_for(in_process: list[str], tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path)
+    assert [result.spec for result in results] == SPECS
+    assert all(result.measures["rounds"] == 2 for result in results)
+
+
+def test_each_run_leaves_what_a_run_of_the_app_leaves(in_process: list[str], tmp_path: Path) -> None:
+    (result,) = sweep(SPECS[:1], tmp_path)
+    assert {file.name for file in result.folder.iterdir()} == {
+        "config.toml", "history.jsonl", "hypotheses.safetensors", "latest.safetensors", "ledger.csv", "outcome.json",
+        "participations.jsonl", "result.json", "trace.npz",
+    }  # fmt: skip
+    finished = finish(SPECS[0].config)
+    assert finished.state is not None
+    np.testing.assert_array_equal(result.hypotheses["weight"], finished.state.best["weight"])
+    assert [entry["loss"] for entry in result.history] == [entry.loss for entry in finished.state.history]
+    np.testing.assert_array_equal(result.trace["rounds"], [1] * 7 + [2] * 7)
+    np.testing.assert_array_equal(result.trace["clients"][:7], finished.trace[0].clients)
+    np.testing.assert_array_equal(result.trace["releases"][7:], finished.trace[1].releases)
+
+
+def test_what_is_done_is_not_done_again(in_process: list[str], tmp_path: Path) -> None:
+    first = sweep(SPECS[:2], tmp_path)
+    second = sweep(SPECS, tmp_path)
+    assert in_process == ["seed0", "seed1", "seed2"]
+    assert [result.measures for result in second[:2]] == [result.measures for result in first]
+
+
+def test_another_configuration_is_done_again(in_process: list[str], tmp_path: Path) -> None:
+    sweep(SPECS[:1], tmp_path)
+    sweep([Spec("seed0", {**SPECS[0].config, "noise-multiplier": 1.0})], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def test_other_code_is_done_again(in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep(SPECS[:1], tmp_path)
+    monkeypatch.setattr(umbel.research.experiments.sweep, "_digest", lambda *_: "changed")
+    sweep(SPECS[:1], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def test_other_data_are_done_again(in_process: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(find_federation("synthetic").read_bytes())
+    spec = Spec("seed0", SPECS[0].config | {"federation": str(path)})
+    sweep([spec], tmp_path)
+    path.write_text(path.read_text().replace("Sec. 5.1", "Section 5.1"))
+    umbel.research.experiments.sweep._fingerprint.cache_clear()
+    sweep([spec], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def test_two_sweeps_do_not_share_a_folder(in_process: list[str], tmp_path: Path) -> None:
+    with FileLock(tmp_path / ".lock"), pytest.raises(SweepError, match="another sweep is running"):
+        sweep(SPECS, tmp_path)
+    assert in_process == []
+
+
+def test_an_address_where_nobody_listens_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(ClusterError, match=r"RAY_ADDRESS=127\.0\.0\.1:1: .*; start the cluster"):
+        sweep(SPECS, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("strategy", "umbel_test_variant:Mine"),
+        ("model", "umbel_test_variant:network"),
+        ("observers", "umbel.research.attacks.leak_meter:LeakMeter every=5; umbel_test_variant:Watch"),
+    ],
+)
+def test_what_is_the_users_own_is_part_of_the_code(
+    key: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "umbel_test_variant.py").write_text("a = 1\n")
+    config = SPECS[0].config | {key: value}
+    _digest.cache_clear()
+    before = _maker(config)["code"]
+    (tmp_path / "umbel_test_variant.py").write_text("a = 2\n")
+    _digest.cache_clear()
+    assert _maker(config)["code"] != before
+    assert _maker(config)["code"] != _maker(SPECS[0].config)["code"]
+
+
+def test_so_is_the_module_that_does_the_runs() -> None:
+    assert len({_maker(SPECS[0].config, task)["code"] for task in (finish, frontier.play, drift.play)}) == 3
+
+
+def test_the_code_that_makes_results_is_there() -> None:
+    assert all((ROOT / name).exists() for name in umbel.research.experiments.sweep._CODE)
+
+
+def test_a_torn_result_is_done_again(in_process: list[str], tmp_path: Path) -> None:
+    (result,) = sweep(SPECS[:1], tmp_path)
+    whole = (result.folder / "result.json").read_text()
+    (result.folder / "result.json").write_text(whole[: len(whole) // 2])
+    sweep(SPECS[:1], tmp_path)
+    assert in_process == ["seed0", "seed0"]
+
+
+def fragile(config: Mapping[str, Any]) -> Finished:
+    """Fail for seed 1."""
+    if config["seed"] == 1:
+        raise ValueError("no such luck")
+    return finish(config)
+
+
+def repaired(config: Mapping[str, Any]) -> Finished:
+    return finish(config)
+
+
+def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str], tmp_path: Path) -> None:
+    results = sweep(SPECS, tmp_path, fragile)
+    assert [bool(result.error) for result in results] == [False, True, False]
+    assert "ValueError: no such luck" in results[1].error
+    assert (tmp_path / "failed" / "seed1.txt").read_text() == results[1].error
+    again = sweep(SPECS, tmp_path, repaired)
+    assert in_process == ["seed0", "seed1", "seed2", "seed1"]
+    assert not again[1].error
+    assert not list((tmp_path / "failed").iterdir())
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_a_federation_travels_to_another_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    source = find_federation("synthetic")
+    if kind == "folder":
+        from umbel.data import write_federation
+
+        opened = open_federation(source)
+        source = tmp_path / "source" / "data"
+        write_federation(source, opened.manifest, opened.features, opened.targets, opened.offsets)
+    data = _pack(source)
+    path = _unpack(data)
+    assert path != source
+    np.testing.assert_array_equal(open_federation(path).features, open_federation(source).features)
+    assert open_federation(path).manifest == open_federation(source).manifest
+    assert _unpack(data) == path
+
+
+# --- with Ray
+
+
+def die(config: Mapping[str, Any]) -> Finished:
+    """Kill the worker for seed 1, as running out of memory does."""
+    if config["seed"] == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return finish(config)
+
+
+@pytest.mark.slow
+def test_runs_on_ray_give_what_they_give_in_process_and_a_worker_that_dies_is_a_failed_run(tmp_path: Path) -> None:
+    # Two, for each of which there is a core: to start a worker takes longer than a run.
+    lost, one = sweep([SPECS[1], SPECS[0]], tmp_path, die)
+    assert not one.error
+    assert "died" in lost.error
+    assert one.measures == json.loads(json.dumps(finish(one.spec.config).measures))
+
+
+def made(folder: Path) -> dict[str, bytes]:
+    """Return the tables, and of each run the arrays, from which figures are drawn."""
+    tables, runs = folder.glob("table.*"), folder.glob("runs/*/*")
+    files = [*tables, *(file for file in runs if file.suffix in (".npz", ".safetensors"))]
+    return {str(file.relative_to(folder)): file.read_bytes() for file in files}
+
+
+@contextmanager
+def interrupted(patch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Press Ctrl-C in a sweep as soon as its first run is saved."""
+
+    def save(*arguments: Any) -> Result:
+        result = SAVE(*arguments)
+        signal.raise_signal(signal.SIGINT)
+        return result
+
+    patch.setattr(umbel.research.experiments.sweep, "_save", save)
+    # What a shell starts in the background ignores interrupts, and so would this.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_stopped_on_a_cluster_goes_on_without_one_and_gives_the_same_tables_and_arrays(
+    in_process: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with one that was neither stopped nor had a cluster; that Ray gives the same is the test above."""
+    for name in ("_figure_1", "_figure_2"):  # which take longer than the runs
+        monkeypatch.setattr(umbel.research.experiments.synthetic, name, lambda *_: None)
+    command = ["synthetic", "--quick", "--seeds", "1", "--out"]
+    alone = CliRunner().invoke(app, [*command, str(tmp_path / "alone")])
+    assert alone.exit_code == 0, alone.output
+    assert len(in_process) == 10
+    assert {"table.md", "table.csv"} <= set(made(tmp_path / "alone"))
+    # Two files of hypotheses and a trace for each run that trains together, and neither for the others.
+    assert len(made(tmp_path / "alone")) == 2 + 4 * 3
+
+    folder = tmp_path / "stopped"
+    with cluster(tmp_path) as there, monkeypatch.context() as patch, interrupted(patch):
+        patch.setattr(umbel.research.experiments.sweep, "_each", EACH)
+        patch.setenv("RAY_ADDRESS", there.address)
+        stopped = CliRunner().invoke(app, [*command, str(folder)])
+    assert stopped.exit_code == 130, stopped.output
+    assert "goes on from here" in stopped.stderr
+    assert not (folder / "table.md").exists()
+    (before,) = ((path, path.stat().st_mtime_ns) for path in folder.glob("runs/*/result.json"))
+
+    in_process.clear()
+    done = CliRunner().invoke(app, [*command, str(folder)])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip().endswith("table.md")
+    assert len(in_process) == 10 - 1
+    assert (before[0], before[0].stat().st_mtime_ns) == before
+    assert made(folder) == made(tmp_path / "alone")

@@ -1,0 +1,395 @@
+"""The clients of a run: who is asked, what they are sent, and when a round closes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message
+from scipy.stats import chi2
+
+import umbel.client.app
+from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
+from umbel.protocol.arrays import flatten
+from umbel.protocol.demands import Evaluation, Hosting, Training
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.flower import ErrorCode
+from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
+from umbel.protocol.records import to_array_record
+from umbel.server.nodes.fleet import Fleet
+from umbel.simulation.grid import InProcessGrid
+
+COMMON: dict[str, Any] = {
+    "local_epochs": 3,
+    "step_size": 0.1,
+    "batch_size": 10,
+    "noise_multiplier": 5.0,
+    "noise_per": "vector",
+}
+SENT = [(0, 0, 0), (10, 10, 10)]
+RECORD = to_array_record(stack(SENT))
+
+
+# --- asking for training
+
+
+def test_a_round_sends_one_message_a_node() -> None:
+    grid, fleet = PaperGrid.simulated(train=7, nodes=3), Fleet(clients_per_round=7)
+    messages = fleet.ask_training(4, RECORD, COMMON, grid)
+    assert [message.metadata.dst_node_id for message in messages] == [100, 101, 102]
+    assert {(message.metadata.message_type, message.metadata.group_id) for message in messages} == {("train", "4")}
+    assert [grid.asked(message) for message in messages] == [[0, 3, 6], [1, 4], [2, 5]]
+
+
+def test_clients_with_a_limit_take_turns_until_all_have_had_theirs() -> None:
+    """Ten clients, four at a time, twice each: five rounds, and nobody is asked again before all others were."""
+    grid, fleet = PaperGrid.simulated(train=10), Fleet(clients_per_round=4, max_participations=2)
+    turns = np.zeros(10, int)
+    for number in range(1, 6):
+        assert not fleet.used_up
+        (message,) = fleet.ask_training(number, RECORD, COMMON, grid)
+        turns[grid.asked(message)] += 1
+        assert np.ptp(turns) <= 1
+    assert turns.tolist() == [2] * 10
+    assert fleet.used_up
+
+
+def test_a_last_round_asks_whoever_is_left() -> None:
+    grid, fleet = PaperGrid.simulated(train=5), Fleet(clients_per_round=4, max_participations=1)
+    asked = [grid.asked(fleet.ask_training(number, RECORD, COMMON, grid)[0]) for number in (1, 2)]
+    assert [len(clients) for clients in asked] == [4, 1]
+    assert sorted([*asked[0], *asked[1]]) == [0, 1, 2, 3, 4]
+
+
+def test_whose_turn_it_is_depends_on_the_seed() -> None:
+    def first(seed: int) -> list[int]:
+        grid = PaperGrid.simulated(train=100)
+        (message,) = Fleet(clients_per_round=10, max_participations=1, seed=seed).ask_training(1, RECORD, COMMON, grid)
+        return grid.asked(message)
+
+    assert first(1) == first(1) != first(2)
+
+
+def test_a_node_without_a_sampled_client_gets_no_message() -> None:
+    grid = PaperGrid.simulated(train=10, nodes=10)
+    (message,) = Fleet(clients_per_round=1).ask_training(1, RECORD, COMMON, grid)
+    assert len(grid.asked(message)) == 1
+
+
+def test_a_message_holds_the_hypotheses_and_the_demand() -> None:
+    grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
+    demand = COMMON | {"radius_mode": "public", "radius": 0.2, "run": "mine", "another-strategys-own": 7}
+    (message,) = fleet.ask_training(3, RECORD, demand, grid)
+    np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), SENT)
+    assert training_in(message.content) == Training(
+        round=3, clients=(0, 1, 2, 3), radius_mode="public", radius=0.2, run="mine", **COMMON
+    )
+    np.testing.assert_array_equal(vectors(fleet.sent), SENT)
+
+
+def test_other_arrays_in_the_same_record_are_sent_as_they_are_now() -> None:
+    """Training and evaluation share what is packed; a strategy may keep one record and change what is in it."""
+    grid, fleet = PaperGrid.simulated(train=3), Fleet(clients_per_round=3)
+    record = to_array_record(stack(SENT))
+    for values in (SENT, [(1, 2, 3), (4, 5, 6)]):
+        record.update(to_array_record(stack(values)))
+        (message,) = fleet.ask_training(1, record, COMMON, grid)
+        np.testing.assert_array_equal(flatten(hypotheses_in(message.content)), values)
+        np.testing.assert_array_equal(flatten(fleet.sent), values)
+
+
+def test_a_strategy_may_say_itself_who_is_asked() -> None:
+    grid = PaperGrid.simulated(train=9, nodes=2)
+    messages = Fleet(clients_per_round=7).ask_training(1, RECORD, COMMON, grid, np.array([1, 4, 5]))
+    assert [grid.asked(message) for message in messages] == [[4], [1, 5]]
+
+
+def test_the_nodes_are_asked_what_they_host_once_a_run() -> None:
+    grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
+    for round in (1, 2):
+        fleet.ask_training(round, RECORD, COMMON, grid)
+    assert grid.queried == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"clients_per_round": 5}, "clients-per-round = 5, but the nodes host only 4 such clients"),
+        (
+            {"clients_per_round": 4, "validation_clients_per_round": 3},
+            "validation-clients-per-round = 3, but the nodes host only 2 such clients",
+        ),
+    ],
+)
+def test_more_clients_than_there_are_is_an_error_before_training(options: dict[str, int], reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
+        Fleet(**options).roster(PaperGrid.simulated(train=4, validation=2))
+
+
+# --- nodes that come
+
+
+def test_the_nodes_are_waited_for_as_the_run_says() -> None:
+    with pytest.raises(FleetError, match="1 nodes host clients, 0 refused, and the run needs 2"):
+        Fleet(min_nodes=2, node_wait=0.01).roster(PaperGrid({5: Hosting(9, 0)}))
+
+
+def test_a_node_that_the_run_did_not_wait_for_joins_when_it_answers() -> None:
+    grid, fleet = PaperGrid({5: Hosting(4, 0), 6: Hosting(2, 0)}, slow={6: 1}), Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    fleet.exchange(1, grid, [], timeout=60)
+    assert fleet.roster(grid).train == 6
+    assert grid.queried == [5, 6], "its first answer is waited for, and it is not asked for another"
+    assert len(fleet.participations) == 6
+
+
+def test_a_node_whose_invitation_was_lost_is_invited_again() -> None:
+    lost = Error(ErrorCode.MESSAGE_UNAVAILABLE, "expired")
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: [lost, Hosting(2, 0)], 7: refusal}, looks=[[5], [5, 6, 7]])
+    fleet = Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    for round in (1, 2):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert fleet.roster(grid).train == 6
+    assert grid.queried == [5, 6, 7, 6], "one that refuses is not asked again so soon"
+
+
+def test_a_node_that_refused_joins_once_it_agrees() -> None:
+    """As a site does whose people have approved the run meanwhile: at the start, or in any round."""
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: [refusal, refusal, refusal, Hosting(2, 0)]})
+    fleet = Fleet(clients_per_round=3)
+    assert fleet.roster(grid).train == 4
+    asked = []
+    for round in range(1, 9):
+        before = len(grid.queried)
+        fleet.exchange(round, grid, [], timeout=60)
+        asked += [round] * (len(grid.queried) - before)
+    assert asked == [1, 3, 7], "after one round, after three more, ever more rarely"
+    assert fleet.roster(grid).train == 6
+
+
+def test_a_node_that_always_refuses_is_asked_every_sixteenth_round_at_last() -> None:
+    refusal = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
+    grid = PaperGrid({5: Hosting(4, 0), 6: refusal})
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    for round in range(1, 65):
+        fleet.exchange(round, grid, [], timeout=60)
+    assert grid.queried.count(6) == 1 + len([1, 3, 7, 15, 31, 47, 63])
+
+
+@pytest.mark.parametrize("share", [(0, 1), (0, 0), (0, -7), (3, -1)])
+def test_a_node_that_names_a_share_cannot_join_where_nodes_serve_their_own(share: tuple[int, int]) -> None:
+    """Whatever share it names: the run goes on."""
+    grid = PaperGrid({5: Hosting(4, 0), 6: Hosting(2, 0, *share)}, looks=[[5], [5, 6]])
+    fleet = Fleet(clients_per_round=3)
+    fleet.roster(grid)
+    fleet.exchange(1, grid, [], timeout=60)
+    assert fleet.roster(grid).train == 4
+
+
+def test_a_run_that_goes_on_counts_from_what_was_spent() -> None:
+    grid, fleet = PaperGrid({6: Hosting(1, 0), 7: Hosting(2, 0)}), Fleet(clients_per_round=2)
+    fleet.resume(grid, [(7, Hosting(2, 0)), (5, Hosting(3, 0))], {1: 4, 3: 2})
+    assert fleet.participations.tolist() == [0, 4, 0, 2, 0, 0], "clients of 7, of 5 that is gone, and of 6 that is new"
+    assert [node for node, _ in fleet.roster(grid).nodes] == [7, 5, 6]
+
+
+# --- sampling
+
+
+def sampled(round: int, nodes: int = 1, clients: int = 3, of: int = 10, **options: Any) -> list[int]:
+    """Return the clients that are asked in a round."""
+    grid = PaperGrid.simulated(train=of, nodes=nodes)
+    messages = Fleet(clients_per_round=clients, **options).ask_training(round, RECORD, COMMON, grid)
+    return sorted(number for message in messages for number in grid.asked(message))
+
+
+def test_clients_are_sampled_without_replacement() -> None:
+    assert sampled(round=1, clients=10) == list(range(10))
+    assert all(len(set(sampled(round=t))) == 3 for t in range(1, 20))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 10, 13])
+def test_the_same_clients_are_asked_whatever_the_number_of_nodes(nodes: int) -> None:
+    for t in range(1, 6):
+        assert sampled(round=t, nodes=nodes) == sampled(round=t)
+
+
+def test_rounds_and_seeds_differ_in_their_samples() -> None:
+    assert sampled(round=1, of=1000) == sampled(round=1, of=1000)
+    assert sampled(round=1, of=1000) != sampled(round=2, of=1000)
+    assert sampled(round=1, of=1000) != sampled(round=1, of=1000, seed=1)
+
+
+def test_clients_are_asked_equally_often() -> None:
+    rounds, clients, of = 2000, 3, 10
+    fleet, grid = Fleet(clients_per_round=clients), PaperGrid.simulated(train=of)
+    times = np.zeros(of)
+    for t in range(1, rounds + 1):
+        (message,) = fleet.ask_training(t, RECORD, COMMON, grid)
+        times[grid.asked(message)] += 1
+    # Each client is asked with probability p, and since a round asks a fixed number of clients
+    # the counts are correlated by -1/(of - 1), which the factor before the sum makes up for.
+    p = clients / of
+    statistic = (of - 1) / of * np.square(times - rounds * p).sum() / (rounds * p * (1 - p))
+    assert chi2.sf(statistic, of - 1) > 1e-6
+
+
+# --- asking for evaluation
+
+
+def validating(nodes: int, clients: int = 4, per_round: int = 0, round: int = 1) -> tuple[PaperGrid, list[Message]]:
+    """Return the messages to validation clients, which follow two training clients."""
+    grid = PaperGrid.simulated(train=2, validation=clients, nodes=nodes)
+    fleet = Fleet(clients_per_round=1, validation_clients_per_round=per_round)
+    return grid, fleet.ask_evaluation(round, RECORD, {"step_size": 0.5, "run": "mine"}, grid)
+
+
+def test_all_validation_clients_are_asked_by_one_message_a_node() -> None:
+    grid, messages = validating(nodes=3)
+    assert [grid.asked(message) for message in messages] == [[3], [4], [2, 5]]
+    assert {(m.metadata.message_type, m.metadata.group_id) for m in messages} == {("evaluate", "1")}
+    np.testing.assert_array_equal(vectors(hypotheses_in(messages[0].content)), SENT)
+    assert evaluation_in(messages[0].content) == Evaluation(round=1, clients=(1,), step_size=0.5, run="mine")
+
+
+def test_some_validation_clients_are_sampled_anew_each_round() -> None:
+    def asked(round: int, nodes: int) -> list[int]:
+        grid, messages = validating(nodes, clients=1000, per_round=5, round=round)
+        return sorted(client for message in messages for client in grid.asked(message))
+
+    assert len(set(asked(1, nodes=1))) == 5
+    assert set(asked(1, nodes=1)) <= set(range(2, 1002))
+    assert asked(1, nodes=1) == asked(1, nodes=3)
+    assert asked(1, nodes=1) != asked(2, nodes=1)
+
+
+def test_without_validation_clients_nobody_is_asked() -> None:
+    grid, fleet = PaperGrid.simulated(train=2), Fleet(clients_per_round=1)
+    assert fleet.ask_evaluation(1, RECORD, {}, grid) == []
+    assert fleet.scores([]) is None
+
+
+# --- a round
+
+
+def test_training_and_evaluation_of_a_node_travel_together() -> None:
+    """Training client 1 and validation client 1 are on node 101, validation client 0 on node 100."""
+    grid, fleet = PaperGrid.simulated(train=3, validation=2, nodes=3), Fleet(clients_per_round=1)
+    training = fleet.ask_training(1, RECORD, COMMON, grid, np.array([1]))
+    evaluation = fleet.ask_evaluation(1, RECORD, {}, grid)
+    together = merged([*training, *evaluation])
+    assert {m.metadata.dst_node_id: (m.metadata.message_type, sorted(m.content)) for m in together} == {
+        100: ("evaluate", ["evaluation", "hypotheses"]),
+        101: ("train", ["evaluation", "hypotheses", "training"]),
+    }
+
+
+@pytest.fixture
+def linear_config(run_config: dict[str, Any]) -> dict[str, Any]:
+    return run_config | {"noise-multiplier": 5.0}
+
+
+def play_round(grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float = 600) -> list[Message]:
+    """Do a round with the app's own nodes, training and evaluation."""
+    hypotheses = to_array_record({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
+    messages = fleet.ask_training(round, hypotheses, COMMON, grid)
+    messages += fleet.ask_evaluation(round, hypotheses, {}, grid)
+    return fleet.exchange(round, grid, messages, timeout)
+
+
+def test_each_node_gets_one_message_and_its_one_reply_serves_both(linear_config: dict[str, Any]) -> None:
+    grid, fleet = ListeningGrid(umbel.client.app.app, linear_config, nodes=3), Fleet(clients_per_round=30)
+    replies = play_round(grid, fleet)
+    assert grid.rounds == {"1": Counter({100: 1, 101: 1, 102: 1})}
+    assert len(replies) == 3
+    releases, scores = fleet.releases(replies), fleet.scores(replies)
+    assert (len(releases.clients), releases.asked, releases.lost_nodes) == (30, 30, 0)
+    assert scores is not None
+    assert scores.clients == 100
+    assert fleet.participations.sum() == 30
+    assert set(np.flatnonzero(fleet.participations)) == set(releases.clients.tolist())
+
+
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+def test_a_node_that_does_one_part_alone_counts_for_that(linear_config: dict[str, Any], part: str) -> None:
+    grid, fleet = ListeningGrid(failing({1}, [part]), linear_config, nodes=3), Fleet(clients_per_round=30)
+    replies = play_round(grid, fleet)
+    releases, scores = fleet.releases(replies), fleet.scores(replies)
+    assert releases.lost_nodes == (part == "training")
+    assert ((releases.clients % 3) == 1).any() == (part == "evaluation")
+    assert scores is not None
+    assert scores.clients == (100 if part == "training" else 66)
+
+
+class SomeLate(InProcessGrid):
+    """Nodes of which some answer only after a number of looks.
+
+    Attributes
+    ----------
+    late : set of int
+        Their ids.
+    looks : int
+        How many looks they will let go by.
+    """
+
+    late: frozenset[int] = frozenset()
+    looks = 3
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        self.looks -= bool(self.late)
+        if self.looks < 0:
+            self.late = frozenset()
+        held = {key for key, reply in self._replies.items() if reply.metadata.src_node_id in self.late}
+        return super().pull_messages([one for one in message_ids if one not in held])
+
+
+def test_a_round_closes_when_a_quorum_of_its_clients_has_answered(linear_config: dict[str, Any]) -> None:
+    """Each of four nodes hosts a quarter of the clients: with one of them late, three quarters are there."""
+    grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=0.75)
+    fleet.roster(grid)
+    grid.late = frozenset({103})
+    assert len(play_round(grid, fleet)) == 3
+    assert grid.looks == 2, "at the first look"
+    grid.late = frozenset()
+    assert len(play_round(grid, fleet, round=2)) == 3, "it was silent and is left out for a round"
+    assert fleet.dropped == 1
+    assert len(play_round(grid, fleet, round=3)) == 4
+
+
+def test_fewer_than_a_quorum_are_waited_for(linear_config: dict[str, Any]) -> None:
+    grid, fleet = SomeLate(umbel.client.app.app, linear_config, nodes=4), Fleet(clients_per_round=100, quorum=0.76)
+    fleet.roster(grid)
+    grid.late = frozenset({103})
+    assert len(play_round(grid, fleet)) == 4
+
+
+@pytest.mark.parametrize("part", ["training", "evaluation"])
+def test_a_node_that_does_one_part_alone_does_not_stand_in_for_the_other(
+    linear_config: dict[str, Any], part: str
+) -> None:
+    """Three of four nodes answer at once, but with that part comes one alone."""
+    grid = SomeLate(failing({0, 1}, [part]), linear_config, nodes=4)
+    fleet = Fleet(clients_per_round=100, quorum=0.5)
+    fleet.roster(grid)
+    grid.late = frozenset({103})
+    assert len(play_round(grid, fleet)) == 4, "the fourth is waited for"
+
+
+def test_what_a_run_has_found_is_sent_to_every_node(linear_config: dict[str, Any]) -> None:
+    kept: list[tuple[int, float]] = []
+
+    def app(message: Message, context: Context) -> Message:
+        if message.metadata.message_type == "query.keep":
+            kept.append((context.node_id, float(hypotheses_in(message.content)["weight"].sum())))
+        return umbel.client.app.app(message, context)
+
+    grid, fleet = InProcessGrid(app, linear_config, nodes=3), Fleet()
+    fleet.send_best(grid, {"weight": np.ones((2, 1, 2), np.float32)}, 60)
+    assert kept == [(100, 4.0), (101, 4.0), (102, 4.0)]

@@ -1,0 +1,135 @@
+"""``umbel approvals``: look at what waits for a site's approval, and approve or refuse it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from umbel.cli.commands.terminal import console
+from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, site_release
+from umbel.privacy.gate.charges import paper_spent
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status, beside
+from umbel.privacy.mechanisms import MECHANISMS
+from umbel.protocol.cli import errors_in_one_line, printable
+from umbel.protocol.errors import LedgerError
+from umbel.protocol.home import umbel_home
+from umbel.protocol.release import ReleaseBy
+from umbel.protocol.run_config import RunConfig
+
+app = typer.Typer(
+    add_completion=False,
+    suggest_commands=False,
+    help='What waits for a site that sets approve = "ask", with its demand, its price and its plan.',
+    no_args_is_help=True,
+)
+
+_Ledger = Annotated[
+    Path | None,
+    typer.Option("--ledger", envvar="UMBEL_LEDGER_PATH", help="The site's ledger; by default that of $UMBEL_HOME."),
+]
+_Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's name, as the list has it.")]
+# What a run config says of the training, in the order in which one asks.
+_PLAN = (
+    "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
+    "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
+    "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism",
+    "choice-epsilon", "max-participations", "noise-per", "radius",
+    "radius-start", "radius-decay", "radius-floor", "restarts", "start-from",
+    "validate-every",
+)  # fmt: skip
+
+
+@app.command("list")
+def list_requests(
+    ledger: _Ledger = None,
+    decided: Annotated[bool, typer.Option("--all", help="Those that were approved or refused as well.")] = False,
+    whole: Annotated[bool, typer.Option("--whole", help="Every entry of the run config.")] = False,
+) -> None:
+    """Print what waits, oldest first."""
+    with errors_in_one_line():
+        found = [one for one in _requests(ledger) if decided or one.status is Status.WAITING]
+        terminal = console()
+        for request in found:
+            terminal.print(_table(request, whole))
+        if not found:
+            typer.echo("nothing waits" if not decided else "nothing was asked")
+
+
+@app.command()
+def approve(digest: _Digest, ledger: _Ledger = None) -> None:
+    """Let runs that ask for exactly this take part, now and later, within the site's limits."""
+    _decide(digest, Status.APPROVED, ledger)
+
+
+@app.command()
+def refuse(digest: _Digest, ledger: _Ledger = None) -> None:
+    """Answer no run that asks for this; one that was approved is no longer answered."""
+    _decide(digest, Status.REFUSED, ledger)
+
+
+def _decide(digest: str, status: Status, ledger: Path | None) -> None:
+    with errors_in_one_line():
+        request = _runs(ledger).decide(digest, status)
+        typer.echo(f"{request.digest[:SHOWN]} is {request.status}")
+
+
+def _runs(ledger: Path | None) -> Runs:
+    path = beside(ledger or umbel_home() / "ledger.sqlite")
+    if not path.exists():
+        raise LedgerError(f"there is no {path}: no run has asked this site for anything, or its ledger is another")
+    return Runs(path)
+
+
+def _requests(ledger: Path | None) -> list[Request]:
+    return _runs(ledger).requests()
+
+
+def _table(request: Request, whole: bool) -> Table:
+    """Return what a request asks, what it costs, and what it plans."""
+    asks = request.asks
+    entries: dict[str, Any] = asks["config"]
+    table = Table("", "", title=f"request {request.digest[:SHOWN]}, {request.status}", show_header=False)
+    table.add_row("asked", f"{request.at} by run {request.run}")
+    by_site = ReleaseBy.SITE in (asks.get("release"), asks["differs"].get("release_by"))
+    for name, value in _price(RunConfig(**_by_field(entries)), int(asks["n"]), by_site):
+        table.add_row(name, _cell(value))
+    for name in entries if whole else _PLAN:
+        if name in entries and (whole or entries[name] != ""):
+            table.add_row(name, _cell(entries[name]))
+    for name, value in asks["differs"].items():
+        table.add_row(Text(f"otherwise: {name.replace('_', '-')}", style="red"), _cell(value))
+    return table
+
+
+def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("-", "_"): value for name, value in entries.items()}
+
+
+def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
+    """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
+    if run.mechanism not in MECHANISMS:
+        # A name may lead to any code that is installed, and nobody here has said yes to it.
+        return [("price", f"not told: mechanism {run.mechanism!r} is code of its own, which is not run for a list")]
+    release = run.release(n, run.most_hypotheses)
+    if by_site:
+        release = site_release(release)
+    rows = []
+    for what, times in (("a participation", 1), ("every round", run.rounds)):
+        pure, at_delta = in_words(guarantee({release: times}))
+        paper = amount(paper_spent({release: times}))
+        rows.append(
+            (
+                f"price of {what}",
+                f"epsilon between any two data sets: {pure}; at delta {DELTA:g}: {at_delta}; "
+                f"paper's budget, heuristic: {paper}",
+            )
+        )
+    return rows
+
+
+def _cell(value: Any) -> Text:
+    return Text(printable(str(value)))

@@ -1,0 +1,45 @@
+"""``umbel export``: a run's hypotheses as files that other programs read, each read again before it is called done."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umbel.protocol.cli import errors_in_one_line
+from umbel.server.runs import find_run
+
+app = typer.Typer(add_completion=False)
+
+
+class Format(StrEnum):
+    """What a hypothesis is written as."""
+
+    STATE_DICT = "state-dict"
+    """For ``torch.load`` and ``load_state_dict``: NAME.pt."""
+    SAFETENSORS = "safetensors"
+    """The same without code in it, for many programs: NAME.safetensors."""
+    ONNX = "onnx"
+    """The network with its weights, for programs without PyTorch: NAME.onnx.
+
+    It takes rows as the model sees them: images that are kept as bytes, divided by 255.
+    """
+
+
+@app.command()
+def command(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to.")],
+    format: Annotated[Format, typer.Option(help="What each hypothesis is written as.")] = Format.SAFETENSORS,
+) -> None:
+    """Write a run's best hypotheses, a file each: hypothesis-0, hypothesis-1, ..."""
+    with errors_in_one_line():
+        path = find_run(run)
+        # It takes PyTorch, which a run that is not there need not wait for.
+        from umbel.cli.exports import export
+        from umbel.cli.runs import Run
+
+        for file in export(Run(path), folder.expanduser().absolute(), format.value):
+            typer.echo(file)

@@ -1,0 +1,44 @@
+"""``umbel keys``: every setting there is, with its default, what it may be, and what it means."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from umbel.protocol.cli import fail
+from umbel.protocol.rules import Settings
+from umbel.protocol.run_config import RunConfig
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def command(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORD...]", help="Only those with one of these in name or meaning.")
+    ] = None,
+    site: Annotated[bool, typer.Option("--site", help="The entries of a site's policy, not the run config's.")] = False,
+) -> None:
+    """Print every key of the run config, with its default and its meaning."""
+    kind: type[Settings] = RunConfig
+    if site:
+        from umbel.privacy.gate.policy import Policy
+
+        kind = Policy
+    rows = kind.table()
+    found = [row for row in rows if not words or any(word.lower() in f"{row[0]} {row[3]}".lower() for word in words)]
+    if not found:
+        near = difflib.get_close_matches((words or [""])[0], kind.names(), 1)
+        fail(f"no key has {' or '.join(map(repr, words or []))} in it" + (f"; did you mean {near[0]}?" if near else ""))
+    table = Table("key", "default", "meaning", show_lines=len(found) < len(rows))
+    for name, default, rule, meaning in found:
+        text = Text(meaning)
+        if len(found) < len(rows):
+            text.append(f"\n{rule}", style="dim")
+        table.add_row(Text(name, style="bold"), Text(default), text)
+    Console().print(table)

@@ -1,0 +1,98 @@
+"""``umbel log``: what servers asked of a site, and what the site decided."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from umbel.cli.commands.ledger import charges_in, opened
+from umbel.cli.commands.terminal import console
+from umbel.privacy.gate.site_log import SUFFIX, Decision, Line, SiteLog, beside
+from umbel.protocol.cli import errors_in_one_line, fail, printable
+from umbel.protocol.errors import LogError
+from umbel.protocol.home import umbel_home
+
+app = typer.Typer(
+    add_completion=False,
+    suggest_commands=False,
+    help="Read a site's log: what servers asked, and what the site decided.",
+    no_args_is_help=True,
+)
+
+_LogPath = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="PATH", envvar="UMBEL_LEDGER_PATH", help="The log, or its ledger; by default $UMBEL_HOME/ledger.sqlite."
+    ),
+]
+
+
+@app.command("show")
+def show_log(
+    path: _LogPath = None,
+    since: Annotated[datetime | None, typer.Option(help="Only messages from this time on (UTC).")] = None,
+    refused: Annotated[bool, typer.Option(help="Only messages that were refused, or a part of them.")] = False,
+) -> None:
+    """Print a row for each message: when it came, what it asked, what the site decided and why."""
+    log = SiteLog(_log_path(path))
+    table = Table("", "time (UTC)", "run", "message", "asked", "decision", "paid", "reason", title=str(log.path))
+    fault = None
+    try:
+        for line in log.lines():
+            late = since is not None and datetime.fromisoformat(line["at"]) < since.replace(tzinfo=UTC)
+            if not (late or (refused and line["decision"] == Decision.ANSWERED)):
+                table.add_row(*_cells(line))
+    except LogError as error:
+        fault = str(error)
+    if fault is None or table.row_count:
+        console().print(table)
+    if fault is not None:
+        fail(fault)
+
+
+@app.command("check")
+def check_log(path: _LogPath = None) -> None:
+    """Say whether the log is whole, and agrees with the ledger; exit with an error if not."""
+    log = SiteLog(_log_path(path))
+    ledger = log.path.with_name(log.path.name.removesuffix(SUFFIX))
+    with errors_in_one_line():
+        lines = paid = 0
+        last = "none"
+        for line in log.lines():
+            lines, last, paid = line["number"], line["hash"], paid + line["paid"]
+        charges = charges_in(opened(ledger)) if ledger.exists() else 0
+        if charges < paid:
+            raise LogError(
+                f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy"
+            )
+    typer.echo(f"{log.path} is a whole log of {lines} lines; the last hash is {last}")
+    typer.echo(f"{paid} charges are on record, of {charges} in the ledger")
+
+
+@app.command("set-aside")
+def set_log_aside(path: _LogPath = None) -> None:
+    """Rename a log that is damaged, or long, and begin another; the site refuses until a damaged one is set aside."""
+    with errors_in_one_line():
+        log = SiteLog(_log_path(path))
+        typer.echo(f"{log.path} is a new log; the one before is {log.set_aside()}")
+
+
+def _log_path(path: Path | None) -> Path:
+    path = path or umbel_home() / "ledger.sqlite"
+    return path if path.suffix == ".jsonl" else beside(path)
+
+
+def _cells(line: Line) -> list[Text]:
+    """Return what a row says of a line."""
+    asked = "; ".join(
+        f"{name}: " + ", ".join(f"{key.replace('_', '-')} {value}" for key, value in values.items() if value != "")
+        for name, values in line["asked"].items()
+    )
+    cells = (line["number"], line["at"], line["run"], line["message"], asked, line["decision"], line["paid"])
+    texts = [*map(str, cells), line["reason"]]
+    return [Text(printable(text)) for text in texts]

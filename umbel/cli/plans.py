@@ -1,0 +1,116 @@
+"""Plans: what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from umbel.privacy.accounting.guarantee import DELTA
+from umbel.privacy.accounting.plan import Plan, Task, plan_for, what_helps
+from umbel.privacy.accounting.plan import plan as plan_forward
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import LAPLACE
+from umbel.protocol.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan, and what it rests on.
+
+    Attributes
+    ----------
+    figures : Plan
+        Its `release` has nu and choice-epsilon.
+    delta : float
+    ways : dict
+        How many times less noise would be left with more clients, fewer parameters or fewer participations.
+    radius : float or None
+        Median length of a client's first update, where a configuration was given: what a public radius starts from.
+    """
+
+    figures: Plan
+    delta: float
+    ways: dict[str, float] = field(default_factory=dict)
+    radius: float | None = None
+
+
+def plan(
+    config: str | Path = "",
+    *,
+    parameters: int | None = None,
+    hypotheses: int | None = None,
+    clients: int | None = None,
+    clients_per_round: int | None = None,
+    mechanism: str | None = None,
+    noise_multiplier: float | None = None,
+    rounds: int | None = None,
+    target_epsilon: float | None = None,
+    participations: int = 1,
+    choice_epsilon: float | None = None,
+    delta: float = DELTA,
+) -> Planned:
+    """Work out what a run would cost its clients, or what noise a wanted guarantee takes.
+
+    Parameters
+    ----------
+    config : str or Path
+        A TOML file of run-config values, or the name of one in configs/: its model and its federation give n, k, the
+        clients and U, and clients' first updates the radius.
+    parameters, hypotheses, clients, clients_per_round : int
+        n, k, training clients and U, in place of `config`.
+    mechanism : str
+        "laplace", if it is not given.
+    noise_multiplier, rounds : float, int
+        nu and the rounds of a run, of which the cost is wanted; by default the configuration's.
+    target_epsilon : float
+        The guarantee that is wanted, between any two data sets of a client; nu is worked out.
+    participations : int
+        The most often that a client takes part, with `target_epsilon`.
+    choice_epsilon : float
+        Of the randomised choice; by default open, or a quarter of the target a participation.
+    delta : float
+        0 for a pure epsilon.
+
+    Raises
+    ------
+    ConfigError
+        When something is missing, or given twice.
+    ValueError
+        For a figure that cannot be.
+    """
+    if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
+        raise ConfigError("give a target-epsilon and participations, or a noise-multiplier and rounds, not both")
+    radius = None
+    if str(config):
+        if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
+            raise ConfigError("a configuration gives n, k, the clients, U and the mechanism itself; leave them out")
+        task, run, radius = _measured(config)
+        if target_epsilon is None:
+            noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
+            choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
+            rounds = run.rounds if rounds is None else rounds
+    elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
+        raise ConfigError("name a configuration, or give parameters, hypotheses, clients and clients-per-round")
+    else:
+        task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
+    if target_epsilon is not None:
+        wanted = (task, target_epsilon, delta, participations, choice_epsilon)
+        return Planned(plan_for(*wanted), delta, what_helps(*wanted), radius)
+    if noise_multiplier is None or rounds is None:
+        raise ConfigError("give noise-multiplier and rounds, or target-epsilon and participations")
+    return Planned(plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta), delta, {}, radius)
+
+
+def _measured(config: str | Path) -> tuple[Task, RunConfig, float]:
+    """Return the task of a configuration, the configuration, and how long a client's first update is."""
+    # They take PyTorch, which a plan from numbers need not wait for.
+    from umbel.cli.configs import check, read_values
+    from umbel.cli.first_update import first_update
+
+    values = read_values(config)
+    setup = check(values)
+    run, manifest = setup.config, setup.manifest
+    assert manifest is not None, "it was checked"
+    asked = min(run.clients_per_round, manifest.train)
+    task = Task(setup.model.num_parameters, setup.strategy.hypotheses, manifest.train, asked, run.mechanism)
+    return task, run, first_update(setup)

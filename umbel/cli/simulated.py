@@ -1,0 +1,66 @@
+"""Runs in simulation, from their checks on: in Flower's own, on a Ray cluster, or in this process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from umbel.cli.configs import check
+from umbel.cli.own_code import own_code, own_modules
+from umbel.protocol.errors import ConfigError
+from umbel.server.runs import home_of_runs
+from umbel.simulation import launch
+from umbel.simulation.relay import Relay
+
+
+def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
+    """Do a run in processes of its own, and return its folder.
+
+    They are those of Flower's own simulation, or, where ``RAY_ADDRESS`` names a Ray cluster, hosts on its machines.
+    Errors are those of `umbel.simulation.launch.run`, or `umbel.simulation.on_cluster.run`.
+    """
+    if os.environ.get("RAY_ADDRESS"):  # to import Ray takes a second
+        from umbel.simulation import cluster
+
+        if cluster.address():
+            with relay.in_this_process():
+                return _on_cluster(values, nodes)
+    _make_home()
+    with own_code(Path.cwd(), values) as environment:
+        launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
+    return Path(relay.folder)
+
+
+def _on_cluster(values: Mapping[str, Any], nodes: int) -> Path:
+    from umbel.simulation import cluster
+
+    cluster.probe()
+    modules = own_modules(Path.cwd(), values)
+    check(values, part=True)
+    _make_home()
+    # What is wrong need not wait for its imports.
+    from umbel.simulation import on_cluster
+
+    return on_cluster.run(values, nodes, modules)
+
+
+def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:
+    """Do a run in this process, and return its folder; errors as `umbel.simulation.in_process.run`."""
+    check(values)
+    _make_home()
+    # What is wrong need not wait for its imports.
+    from umbel.simulation import in_process
+
+    return in_process.run(values, nodes or 1)
+
+
+def _make_home() -> None:
+    home = home_of_runs()
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours") from None
+    if not os.access(home, os.W_OK):
+        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours")

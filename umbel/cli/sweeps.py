@@ -1,0 +1,75 @@
+"""Many runs from Python: every combination of what is varied, on all cores, each saved when it is done."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from umbel.cli.configs import check, read_values
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import umbel_home
+from umbel.protocol.run_config import RunConfig
+from umbel.research.experiments.runs import Spec
+from umbel.research.experiments.sweep import sweep as run_all
+
+
+def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: Any) -> pd.DataFrame:
+    """Do a run for each combination of the values that are lists, and return what each measured.
+
+    The runs are under ``$UMBEL_HOME/sweeps/NAME``. The same call goes on with a sweep that was stopped. It uses all
+    cores, or the Ray cluster that RAY_ADDRESS names.
+
+    Parameters
+    ----------
+    config : str, Path or mapping
+        What all have in common, as for `umbel.run`.
+    name : str
+        Of the sweep.
+    **values
+        Run-config values, with underscores for hyphens; a list is varied.
+
+    Returns
+    -------
+    DataFrame
+        A row a run: what was varied, then its measures (`experiments.runs.finish`), and ``error``, which is empty
+        unless the run failed.
+
+    Raises
+    ------
+    ConfigError
+        For the first value that cannot be used, before anything starts.
+
+    Examples
+    --------
+    >>> import umbel
+    >>> found = umbel.sweep(name="steps", step_size=[0.05, 0.1], seed=list(range(5)))  # doctest: +SKIP
+    >>> found.groupby("step-size")["best.mean"].mean()  # doctest: +SKIP
+    """
+    own = {key.replace("_", "-"): value for key, value in values.items()}
+    varied = {key: value for key, value in own.items() if isinstance(value, list | tuple)}
+    if not varied or not all(varied.values()):
+        raise ConfigError("a sweep varies something: give a list of values, as seed=[0, 1, 2]")
+    fixed = {key: value for key, value in own.items() if key not in varied}
+    source, common = (config, {}) if isinstance(config, str | Path) else ("", dict(config))
+    specs = []
+    for combination in itertools.product(*varied.values()):
+        some = dict(zip(varied, combination, strict=True))
+        asked = read_values(source, common | fixed | some)
+        specs.append(
+            Spec("-".join(f"{key}={_plain(value)}" for key, value in some.items()), RunConfig().entries() | asked)
+        )
+    for spec in specs:
+        check(spec.config)
+    results = run_all(specs, umbel_home() / "sweeps" / name)
+    rows = [{**{key: result.spec.config[key] for key in varied}, "error": result.error} for result in results]
+    measures = pd.json_normalize([result.measures for result in results])
+    return pd.concat([pd.DataFrame(rows), measures], axis=1)
+
+
+def _plain(value: Any) -> str:
+    """Return a value as part of a folder's name."""
+    return "".join(one if one.isalnum() or one in "._" else "-" for one in str(value))

@@ -1,0 +1,154 @@
+"""The clients of a cohort computed together: parameters stacked, rows padded and masked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.learner import Learner
+from umbel.client.steps import Steps
+from umbel.models.model import Parameters
+from umbel.models.networks import Linear
+from umbel.privacy.gate.time_limit import check_time
+
+_ELEMENTWISE = (nn.ReLU, nn.Sigmoid, nn.Tanh, nn.Identity)
+_ALL_ROWS = LocalUpdate(1, 1.0, 0)
+
+
+class BatchedLearner(Learner):
+    """Computes the clients of a chunk at once, and scores all hypotheses at once."""
+
+    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        k = len(next(iter(hypotheses.values())))
+        sums = np.empty((2, k, len(cohort)))
+
+        def add(part: slice) -> None:
+            own, rows = {name: value[part] for name, value in local.items()}, cohort.part(part)
+            sums[:, :, part] = self._own_sums(hypotheses, rows, own) if own else self._row_sums(hypotheses, rows)
+
+        sizes = self._training_bytes(cohort, _ALL_ROWS) if local else self._scoring_bytes(cohort, k)
+        self._in_chunks(cohort, sizes, add)
+        return sums
+
+    def _row_sums(self, stacked: Parameters, cohort: Cohort) -> NDArray[np.float64]:
+        """Return the sums (2, k, clients); (1, k, clients) if loss and metric are the same."""
+        model, k = self.model, len(next(iter(stacked.values())))
+        outputs = self._forward(stacked, cohort.features.expand(k, *cohort.features.shape))
+        targets = cohort.targets.expand(len(outputs), *cohort.targets.shape)
+        scores = [model.loss.of_rows(outputs, targets, 2)]
+        if model.metric.per_sample is not model.loss.per_sample:
+            scores.append(model.metric.of_rows(outputs, targets, 2))
+        values = torch.stack(scores).double().cpu().numpy()
+        sums: NDArray[np.float64] = np.add.reduceat(values, cohort.starts, axis=2)
+        return sums
+
+    def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        """Return the sums (2, k, clients) where each client has parameters of its own."""
+        model, m = self.model, len(cohort)
+        schedule = Schedule.draw(cohort, _ALL_ROWS, ())
+        rows, weights, _ = next(schedule.minibatches())
+        index, real = torch.from_numpy(rows).to(self.device), torch.from_numpy(weights > 0).to(self.device)
+        inputs, targets = cohort.features[index], cohort.targets[index]
+        sums = []
+        for j in range(len(next(iter(stacked.values())))):
+            shared = {name: value[j].expand(m, *value.shape[1:]) for name, value in stacked.items()}
+            outputs = self._forward(shared | local, inputs)
+            scores = torch.stack([one.of_rows(outputs, targets, 2).double() for one in (model.loss, model.metric)])
+            sums.append(torch.where(real, scores, 0.0).sum(-1).cpu().numpy())
+        return np.stack(sums, axis=1)
+
+    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        model, update = self.model, schedule.update
+        parameters = start
+        rows_of = torch.from_numpy(cohort.lengths).to(self.device)
+        steps = None
+        if not update.descent.plain:
+            own = [{name: start[name][c] for name in start if name in names} for c in range(len(cohort))]
+            steps = Steps(update.descent, update.step_size, own, model.shapes)
+        for rows, weights, counts in schedule.minibatches():
+            check_time()
+            index = torch.from_numpy(rows).to(self.device)
+            share, padding = (torch.from_numpy(one).to(self.device) for one in (weights, weights == 0))
+            parameters = {name: value.detach() for name, value in parameters.items()}
+            trained = {name: value.requires_grad_() for name, value in parameters.items() if name in names}
+            outputs = self._forward(parameters, cohort.features[index], training=True)
+            losses = model.loss.of_rows(outputs, cohort.targets[index], 2)
+            # Each client's loss depends on its own parameters alone, so the gradient of the sum
+            # holds the gradient of each.
+            # Padding is left out, not multiplied by 0: an infinite loss times 0 is no number.
+            objective = model.loss.objective((losses * share).masked_fill(padding, 0.0).sum(1))
+            found = torch.autograd.grad(objective.sum(), list(trained.values()))
+            gradients = dict(zip(trained, found, strict=True))
+            with torch.no_grad():
+                for name in self._decays.keys() & gradients.keys():
+                    shares = self._decays[name] / rows_of.reshape(-1, *[1] * (gradients[name].ndim - 1))
+                    gradients[name] = gradients[name] + shares * trained[name]
+                for name in model.summed & gradients.keys():
+                    many = torch.from_numpy(counts).to(self.device)
+                    gradients[name] = gradients[name] * many.reshape(-1, *[1] * (gradients[name].ndim - 1))
+                if steps:
+                    parts = [{name: value[c] for name, value in gradients.items()} for c in range(len(cohort))]
+                    steps.step([part if count else None for part, count in zip(parts, counts, strict=True)])
+                    continue
+                still = None if counts.all() else torch.from_numpy(np.flatnonzero(counts == 0)).to(self.device)
+                for name, value in trained.items():
+                    # Not multiplied by 0, for the same reason.
+                    gradient = gradients[name] if still is None else gradients[name].index_fill(0, still, 0.0)
+                    parameters[name] = value.sub(gradient, alpha=update.step_size)
+        return {name: value.detach() for name, value in parameters.items()}
+
+    def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return the outputs (m, b, ...) of m networks, each with parameters and inputs (m, b, ...) of its own."""
+        model, frozen = self.model, self._frozen
+        module = model.module  # built here if need be: inside vmap its initialisers could not draw
+        layers = _dense_layers(module) if inputs.ndim == 3 and not frozen else None
+        if layers is None:
+            with _unfused_attention():
+                outputs: Tensor = vmap(lambda own, rows: model.apply(frozen | own, rows, training))(parameters, inputs)
+            return outputs
+        # A network of dense layers is a chain of products of stacked matrices, several times faster than vmap.
+        for name, layer in layers:
+            if not isinstance(layer, nn.Linear):
+                inputs = layer(inputs)
+            elif layer.bias is None:
+                inputs = torch.bmm(inputs, parameters[f"{name}weight"].mT)
+            else:
+                inputs = torch.baddbmm(parameters[f"{name}bias"][:, None], inputs, parameters[f"{name}weight"].mT)
+        return inputs
+
+
+@contextmanager
+def _unfused_attention() -> Iterator[None]:
+    """Have PyTorch compute attention in single steps: vmap takes fused ones apart, one client after the other."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Module]] | None:
+    """Return the layers of a plain chain of dense layers and activations, by name; None for other networks."""
+    if module._forward_hooks or module._forward_pre_hooks:
+        return None
+    if type(module) in (*_ELEMENTWISE, nn.Linear, Linear):
+        return [(prefix, module)]
+    if type(module) is not nn.Sequential:
+        return None
+    chain: list[tuple[str, nn.Module]] = []
+    for name, child in module._modules.items():  # with layers that are used twice, unlike named_children
+        layers = _dense_layers(child, f"{prefix}{name}.") if child else None
+        if layers is None:
+            return None
+        chain += layers
+    return chain

@@ -1,0 +1,81 @@
+"""Which bundles a site answers: a bundle is what a server ships, known by the SHA-256 of its bytes.
+
+    python -m umbel.client.bundle
+
+prints that of the umbel that is installed here. A site never opens a bundle and runs its own app; the
+number says whether the server's run is of the umbel that the site has reviewed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from umbel.privacy.gate.site import Site
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import build_bundle
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """An umbel, and what its bundle is known by."""
+
+    version: str
+    sha256: str
+
+    def __str__(self) -> str:
+        return f"umbel {self.version}, bundle {self.sha256}"
+
+    @classmethod
+    @cache
+    def installed(cls) -> Bundle | None:
+        """Return the umbel that runs here; None where it does not lie in a checkout, so that no bundle can be made."""
+        project = _ROOT / "pyproject.toml"
+        if not project.exists():
+            return None
+        version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
+        return cls(version, hashlib.sha256(build_bundle(_ROOT)).hexdigest())
+
+
+def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
+    """Return why a site does not answer a bundle; empty where it does.
+
+    Parameters
+    ----------
+    bundle : bytes
+    node_config : mapping
+        The site's configuration, which may name bundles that it has reviewed.
+
+    Raises
+    ------
+    SiteError
+        When the site's configuration cannot be used, or nothing says what it has reviewed.
+    """
+    own, named = Bundle.installed(), Site.of(node_config).policy.bundles
+    if not (named or own):
+        raise SiteError("nothing says which bundle this site has reviewed: set bundle in its configuration")
+    sha256 = hashlib.sha256(bundle).hexdigest()
+    if sha256 in (named or [own.sha256 if own else ""]):
+        return ""
+    runs = str(own) if own else f"bundle {' or '.join(named)}"
+    return f"this site runs {runs}; it has not reviewed bundle {sha256}, which the server sent"
+
+
+def main() -> None:
+    """Print the umbel that is installed here, and the SHA-256 of its bundle."""
+    with errors_in_one_line():
+        if (own := Bundle.installed()) is None:
+            raise SiteError(f"there is no pyproject.toml in {_ROOT}; run this in a checkout of umbel")
+        print(own)
+
+
+if __name__ == "__main__":
+    command_line(main)()

@@ -1,0 +1,205 @@
+"""A site's executor: it runs the ClientApp that the site installed, and never opens a bundle.
+
+A Flower server ships the code that its clients run, and Flower's own executor starts whatever kind of
+task the server names. This one runs the app that lies here: umbel's, or another that the site has
+installed and names as ``app`` in its configuration. It refuses bundles that the site has not
+reviewed (`umbel.client.bundle`), and tasks of any other kind.
+
+It stands in for ``flower-superexec`` and takes the same options::
+
+    python -m umbel.client.executor --runtime-api-address HOST:PORT --insecure
+
+One process has Python, PyTorch and the app loaded, and forks for each message, so that a message
+costs no import.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib import import_module
+from logging import ERROR, INFO
+from typing import Any, NoReturn
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
+
+from umbel.client.app import app
+from umbel.client.bundle import Bundle, reviewed
+from umbel.privacy.gate.gate import refuse
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import record_refusal
+from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.flower import CLIENT_TASK, Answer, ErrorCode, log, run_superexec, run_task
+from umbel.protocol.plugins import import_by_name
+
+_REQUEST = 1 << 16  # bytes, more than a task takes
+_LOOK_S = 1.0  # how often children that have ended are taken leave of
+_POLL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"
+# What the first message would otherwise import.
+_LATER = ("flwr.supernode.runtime.run_clientapp", "flwr.supercore.tls", "umbel.client.loop", "umbel.client.batched")
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What a client process must know to fetch its message and to answer it."""
+
+    kind: str
+    address: str
+    token: str
+    insecure: bool
+    certificates: str | None
+    parent_pid: int
+
+
+class WarmProcess:
+    """A process that has everything loaded, and forks for each task.
+
+    It is made before there are threads, which a fork would lose, and ends with the process that made it.
+    """
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        if os.fork() == 0:
+            self._socket.close()
+            _serve(theirs)
+        theirs.close()
+
+    def launch(self, task: Any) -> None:
+        """Have a child of the warm process answer the message of a task."""
+        request = _Task(
+            str(task.task_type),
+            task.runtime_api_address,
+            task.token,
+            task.insecure,
+            task.root_certificates_path,
+            os.getpid(),
+        )
+        try:
+            self._socket.send(json.dumps(asdict(request)).encode())
+        except OSError as error:
+            # Somebody must start all of it again: without it the site would be online and answer nothing.
+            log(ERROR, "the warm process is gone (%s); the executor ends", error)
+            sys.exit(1)
+
+
+def _serve(requests: socket.socket) -> NoReturn:
+    """Fork for each request until nobody can send one any more."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        # A terminal sends these to all; whoever made this process ends it by ending.
+        signal.signal(number, signal.SIG_IGN)
+    homes: dict[int, str] = {}
+    while True:
+        ready, _, _ = select.select([requests], [], [], _LOOK_S)
+        _take_leave(homes)
+        if not ready:
+            continue
+        request = requests.recv(_REQUEST)
+        if not request:
+            break
+        home = tempfile.mkdtemp(prefix="umbel-task-")
+        child = os.fork()
+        if child == 0:
+            requests.close()
+            _work(_Task(**json.loads(request)), home)
+        homes[child] = home
+    while homes:
+        select.select([], [], [], _LOOK_S)
+        _take_leave(homes)
+    os._exit(0)
+
+
+def _take_leave(homes: dict[int, str]) -> None:
+    """Forget the children that have ended, and remove what they left in their homes."""
+    for child in list(homes):
+        if os.waitpid(child, os.WNOHANG)[0]:
+            shutil.rmtree(homes.pop(child), ignore_errors=True)
+
+
+def _work(task: _Task, home: str) -> NoReturn:
+    """Answer a message in a process of its own, whose Flower home is empty."""
+    code = 1
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        os.environ["FLWR_HOME"] = home
+        run_task(task.address, task.token, task.insecure, task.certificates, task.parent_pid, partial(load, task.kind))
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    except BaseException as error:
+        log(ERROR, "a client process failed", exc_info=error)
+    finally:
+        with suppress(Exception):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # Nothing that the warm process has set up is this process's to take down.
+        os._exit(code)
+
+
+def load(kind: str, bundle: bytes) -> Answer:
+    """Return what answers a message that came with a bundle: the site's own app, or a refusal.
+
+    Parameters
+    ----------
+    kind : str
+        Of the task.
+    bundle : bytes
+        As the server sent it; it is not unpacked.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            wrong = "" if kind == CLIENT_TASK else f"this site runs no {kind}"
+            reason = wrong or reviewed(bundle, context.node_config)
+        except SiteError as error:
+            log(ERROR, "umbel refused to answer: %s", error)
+            reason = "refused"
+        if not reason:
+            if own := Site.of(context.node_config).policy.app:
+                return _own_answer(own, message, context)
+            try:
+                return app(message=message, context=context)
+            except Exception as error:  # a type of message that the app does not have
+                record_refusal(message, context, kind, error)
+                raise
+        log(ERROR, "umbel refused to answer: %s", reason)
+        record_refusal(message, context, kind, Refused(reason))
+        return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
+
+    return answer
+
+
+def _own_answer(name: str, message: Message, context: Context) -> Message:
+    """Return what another app of the site's answers; what goes wrong around its gate, the server is not told."""
+    try:
+        own = import_by_name(name)
+        if not isinstance(own, ClientApp):
+            raise SiteError(f"app {name!r} is no ClientApp")
+        return own(message=message, context=context)
+    except Exception as error:
+        return refuse(message, context, error)
+
+
+def main() -> None:
+    """Load everything, then wait for tasks."""
+    for module in _LATER:
+        import_module(module)
+    own = Bundle.installed()
+    log(INFO, "This site runs %s", own or "an umbel whose bundle cannot be made here; set bundle in its configuration")
+    # Flower's second between looks would be a part of every round.
+    os.environ.setdefault(_POLL, "0.1")
+    run_superexec(sys.argv[1:], WarmProcess().launch)
+
+
+if __name__ == "__main__":
+    main()

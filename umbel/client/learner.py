@@ -1,0 +1,320 @@
+"""A learner: choose, train and score for a model on a device.
+
+Two forms give the same numbers to rounding: a plain loop over clients (`umbel.client.loop`), which is the
+reference, and a batched one (`umbel.client.batched`), in which the clients of a cohort are computed together.
+`learner_for` says which runs.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.models.fit import Look, look, one_line
+from umbel.models.model import Model, Parameters
+from umbel.privacy.gate.time_limit import check_time
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError, ModelError
+
+# Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
+# chunk may change results in the last digit and a seed must give the same result every time.
+CPU_CHUNK_BYTES = 1 << 30
+GPU_CHUNK_SHARE = 0.25
+_NEWCOMER_EPOCHS = 50  # for which a newcomer fits its local parameters, all its rows at once
+
+Scores = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+class Learner(ABC):
+    """What the clients of a cohort do with a model.
+
+    Parameters
+    ----------
+    model : Model
+    device : torch.device
+    """
+
+    def __init__(self, model: Model, device: torch.device) -> None:
+        self.model, self.device = model, device
+        self._frozen = {name: value.detach().to(device) for name, value in model.frozen_values.items()}
+        local = model.local_shapes
+        self._decays = {
+            name: torch.from_numpy(value).to(device) for name, value in model.decays.items() if name in local
+        }
+        self._room = math.inf  # bytes of a chunk; less once that was too much
+
+    def choose(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> NDArray[np.int64]:
+        """Return the hypothesis that fits each client's rows best; of a single one there is nothing to choose."""
+        if len(next(iter(hypotheses.values()))) == 1:
+            return np.zeros(len(cohort), np.int64)
+        return best_hypothesis(self.score(hypotheses, cohort, local)[0])
+
+    def score(self, hypotheses: Arrays, cohort: Cohort, local: Arrays | None = None) -> Scores:
+        r"""Return the loss and the metric of every hypothesis on every client's rows.
+
+        Parameters
+        ----------
+        hypotheses : dict of ndarray, each (k, \*shape)
+        cohort : Cohort
+        local : dict of ndarray, each (clients, \*shape)
+            Local parameters, for a model that has some.
+
+        Returns
+        -------
+        losses, metrics : ndarray, shape (k, clients)
+            As reported (`umbel.models.losses.Score.report`), not as descended.
+        """
+        with torch.inference_mode():
+            sums = self._sums(self._tensors(hypotheses), self._readable(cohort), self._tensors(local or {}))
+        means = torch.from_numpy(sums / cohort.lengths)
+        return self.model.loss.report(means[0]).numpy(), self.model.metric.report(means[1]).numpy()
+
+    def score_newcomers(self, hypotheses: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Scores:
+        r"""Return loss and metric (k, clients) of clients that have no local parameters yet.
+
+        Each fits its own to every hypothesis, on all its rows but every fifth, and is scored on those.
+
+        Parameters
+        ----------
+        hypotheses : dict of ndarray, each (k, \*shape)
+        cohort : Cohort
+        fresh : dict of ndarray, each (clients, \*shape)
+            What local parameters start from.
+        step_size : float
+        """
+        seen, held_out = cohort.split()
+        parts = []
+        for j in range(len(next(iter(hypotheses.values())))):
+            one = {name: value[j : j + 1] for name, value in hypotheses.items()}
+            parts.append(self.score(one, held_out, self.fit_local(one, seen, fresh, step_size)))
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def train(
+        self,
+        hypotheses: Arrays,
+        chosen: NDArray[np.int64],
+        cohort: Cohort,
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        local: Arrays | None = None,
+        balanced: bool = False,
+    ) -> tuple[Arrays, Arrays]:
+        r"""Train each client from its chosen hypothesis (Algorithm 1, line 6).
+
+        Parameters
+        ----------
+        hypotheses : dict of ndarray, each (k, \*shape)
+        chosen : ndarray of int, shape (clients,)
+        cohort : Cohort
+        update : LocalUpdate
+        generators : sequence of Generator, one a client
+            Each shuffles its own client's rows, so that a client's result does not depend on who
+            else is in the cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
+        local : dict of ndarray, each (clients, \*shape)
+            Local parameters, for a model that has some.
+        balanced : bool
+            See `Schedule.draw`.
+
+        Returns
+        -------
+        shared, local : dict of ndarray, each (clients, \*shape), float32
+        """
+        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, balanced, None)
+        return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
+
+    def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
+        r"""Return what one network, of shared and local parameters, says of rows (rows, \*feature shape)."""
+        rows = self._readable(Cohort(features.to(self.device), features, np.array([len(features)]))).features
+        with torch.inference_mode():
+            return self.model.apply(self._frozen | self._tensors(parameters), rows)
+
+    def _train_some(
+        self,
+        hypotheses: Arrays,
+        chosen: NDArray[np.int64],
+        cohort: Cohort,
+        update: LocalUpdate,
+        generators: Sequence[np.random.Generator],
+        local: Arrays,
+        balanced: bool,
+        only: frozenset[str] | None,
+    ) -> Arrays:
+        """Train all parameters or `only` those named, a chunk of clients at a time."""
+        stacked, own, cohort = self._tensors(hypotheses), self._tensors(local), self._readable(cohort)
+        seeded, on_cpu = self._look(cohort).draws, self.device.type == "cpu"
+        every = {name: value.shape[1:] for name, value in (stacked | own).items()}
+        trained: Arrays = {name: np.empty((len(cohort), *shape), np.float32) for name, shape in every.items()}
+
+        def train(part: slice) -> None:
+            index = torch.from_numpy(chosen[part]).to(self.device)
+            # On a CPU in the memory of the result: a copy of large models takes as long as a step.
+            places = {name: torch.from_numpy(value[part]) for name, value in trained.items()} if on_cpu else {}
+            # `value[index]` begins threads for a few thousand numbers, which takes a millisecond on a busy machine.
+            start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in stacked.items()}
+            start |= {name: value[part].clone() for name, value in own.items()}
+            rows = cohort.part(part)
+            schedule = Schedule.draw(rows, update, generators[part], balanced, seeded)
+            names = frozenset(only or start) - self.model.buffers
+            for name, value in self._descend(start, rows, schedule, names).items():
+                if value is not places.get(name):
+                    trained[name][part] = value.cpu().numpy()
+
+        self._in_chunks(cohort, self._training_bytes(cohort, update), train)
+        return trained
+
+    def fit_local(self, hypothesis: Arrays, cohort: Cohort, fresh: Arrays, step_size: float) -> Arrays:
+        r"""Return the local parameters that suit clients' rows, the shared ones being as they are.
+
+        Parameters
+        ----------
+        hypothesis : dict of ndarray, each (1, \*shape)
+        cohort : Cohort
+        fresh : dict of ndarray, each (clients, \*shape)
+            What they start from.
+        step_size : float
+        """
+        own = getattr(self.model.module, "fit_local", None)
+        if own is not None:
+            one = {name: value[0] for name, value in hypothesis.items()}
+            features, targets = cohort.features.cpu().numpy(), cohort.targets.cpu().numpy()
+            fitted: Arrays = own(one, features, targets, cohort.lengths, self.model.loss.name)
+            return fitted
+        if not len(cohort.features):
+            return fresh
+        update = LocalUpdate(_NEWCOMER_EPOCHS, step_size, 0)
+        chosen = np.zeros(len(cohort), np.int64)
+        # All rows at once: nobody's rows are shuffled, and no generator is asked.
+        trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, False, frozenset(fresh))
+        return {name: trained[name] for name in fresh}
+
+    @abstractmethod
+    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        """Return the summed loss and metric (2, k, clients) of every hypothesis over each client's rows."""
+
+    @abstractmethod
+    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        r"""Train the named parameters of all clients, each (clients, \*shape), and return all."""
+
+    def _in_chunks(self, cohort: Cohort, sizes: NDArray[np.int64], compute: Callable[[slice], None]) -> None:
+        """Compute runs of clients, as many at once as memory is there for their sizes in bytes, but one at least.
+
+        Sizes are estimated, and on a GPU others may take what was free. Where it is not enough, the run is computed
+        again with half as many; more than that is not tried any more.
+        """
+        ends, limit, begin = np.cumsum(sizes), self._chunk_bytes(), 0
+        while begin < len(cohort):
+            check_time()
+            size = min(limit, self._room)
+            fits = int(np.searchsorted(ends, ends[begin] - sizes[begin] + size, side="right"))
+            part, trouble = slice(begin, max(begin + 1, fits)), ""
+            try:
+                compute(part)
+            except torch.OutOfMemoryError as error:
+                trouble = one_line(error)
+            # Below, the error is gone, and with it all that was computed.
+            if not trouble:
+                begin = part.stop
+                continue
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+            if part.stop - begin == 1:
+                name = self.model.name
+                raise ModelError(
+                    f"model {name!r} and one client of {cohort.lengths[begin]} rows do not fit in the memory of "
+                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"'
+                )
+            self._room = int(sizes[part].sum()) // 2
+
+    def _training_bytes(self, cohort: Cohort, update: LocalUpdate) -> NDArray[np.int64]:
+        """Return the memory for each client while the clients are trained together."""
+        rows = update.size(int(cohort.lengths.max()))
+        n = self.model.num_parameters + sum(int(np.prod(shape)) for shape in self.model.local_shapes.values())
+        # Parameters, their gradient and the next parameters; activations, forward and backward.
+        return np.full(len(cohort), 4 * (3 * n + 2 * rows * self._activations(cohort)))
+
+    def _scoring_bytes(self, cohort: Cohort, k: int) -> NDArray[np.int64]:
+        """Return the memory for each client while k hypotheses are scored together."""
+        return cohort.lengths * (4 * k * self._activations(cohort))
+
+    def _chunk_bytes(self) -> int:
+        if self.device.type != "cuda":
+            return CPU_CHUNK_BYTES
+        limit = torch.cuda.get_device_properties(self.device).total_memory * GPU_CHUNK_SHARE
+        # What PyTorch holds and does not use is free as well.
+        free = torch.cuda.mem_get_info(self.device)[0]
+        free += torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+        while limit > free > 0:
+            limit /= 2
+        return int(limit)
+
+    def _activations(self, cohort: Cohort) -> int:
+        return self._look(cohort).activations
+
+    def _look(self, cohort: Cohort) -> Look:
+        return look(self.model, tuple(cohort.features.shape[1:]))
+
+    def _readable(self, cohort: Cohort) -> Cohort:
+        return cohort.of_tokens() if self._look(cohort).tokens else cohort
+
+    def _tensors(self, arrays: Arrays) -> Parameters:
+        # A copy, because what came in a message cannot be written to, and PyTorch has no such tensors.
+        return {name: torch.from_numpy(np.array(value)).to(self.device) for name, value in arrays.items()}
+
+
+def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return each client's hypothesis of lowest loss (Algorithm 1, line 5), ties to the lowest index.
+
+    A loss that is not a number never wins.
+    """
+    best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
+    return best
+
+
+def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
+    """Return the learner of a model.
+
+    A batched convolution becomes a grouped one, which the CPU computes more slowly than one client
+    after the other; in every other case the batched form is faster.
+
+    Parameters
+    ----------
+    model : Model
+    device : str
+        ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
+    engine : str
+        ``loop``, ``batched``, or ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such device here.
+    """
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"')
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if engine == "auto":
+        engine = "loop" if device == "cpu" and _convolves(model) else "batched"
+    return _make(model, device, engine)
+
+
+@lru_cache(maxsize=16)
+def _make(model: Model, device: str, engine: str) -> Learner:
+    # Here, because both forms are built on what is above.
+    from umbel.client.batched import BatchedLearner
+    from umbel.client.loop import LoopLearner
+
+    return {"loop": LoopLearner, "batched": BatchedLearner}[engine](model, torch.device(device))
+
+
+@lru_cache(maxsize=16)
+def _convolves(model: Model) -> bool:
+    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.module.modules())

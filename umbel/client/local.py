@@ -1,0 +1,142 @@
+"""The local parameters of a node's clients, which are kept from round to round and never leave the node.
+
+In simulation they are in the node's own state, as long as the run lasts. Where the data are a site's own
+they are on its disk beside the ledger, so that a node that was restarted goes on with them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from umbel.models.model import Model
+from umbel.privacy.gate.randomness import streams
+from umbel.privacy.gate.site import Site
+from umbel.protocol.arrays import Arrays, all_finite
+from umbel.protocol.home import write_atomically
+from umbel.protocol.records import from_array_record, record_in, to_array_record
+
+_RECORD = "umbel.local"
+_CLIENTS = "clients"
+_KEPT_RUNS = 20  # a site keeps the local parameters of this many runs
+
+
+class LocalParameters:
+    """The local parameters of one model in one run.
+
+    Parameters
+    ----------
+    site : Site
+    state : RecordDict
+        The node's ``context.state``.
+    model : Model
+    run : str
+        Name of the run.
+    seed : int or None
+        Of the first draw; None uses the operating system's entropy.
+    """
+
+    def __init__(self, site: Site, state: RecordDict, model: Model, run: str, seed: int | None) -> None:
+        self._model, self._seed, self._state = model, seed, state
+        # A simulated node may have a ledger on disk, but keeps no local parameters beside it.
+        self._file = None if site.simulated or site.ledger_path is None else _file(site, site.ledger_path, model, run)
+        kept = self._load() if model.local_shapes else {}
+        self._clients: NDArray[np.int64] = kept.pop(_CLIENTS, np.zeros(0, np.int64))
+        self._values: Arrays = kept or {
+            name: np.zeros((0, *shape), np.float32) for name, shape in model.local_shapes.items()
+        }
+
+    def read(self, clients: Sequence[int]) -> Arrays:
+        """Return the local parameters, each (clients, \\*shape), of clients counted over the federation.
+
+        A client that has none yet gets fresh ones.
+        """
+        if not self._values:
+            return {}
+        where = {client: row for row, client in enumerate(self._clients.tolist())}
+        new = [i for i, client in enumerate(clients) if client not in where]
+        known = [i for i, client in enumerate(clients) if client in where]
+        fresh = self.fresh([clients[i] for i in new])
+        values: Arrays = {}
+        for name, kept in self._values.items():
+            values[name] = np.empty((len(clients), *kept.shape[1:]), np.float32)
+            values[name][new] = fresh[name]
+            values[name][known] = kept[[where[clients[i]] for i in known]]
+        return values
+
+    def known(self, clients: Sequence[int]) -> list[int]:
+        """Return those of the clients that have local parameters."""
+        there = set(self._clients.tolist())
+        return [client for client in clients if client in there]
+
+    def fresh(self, clients: Sequence[int]) -> Arrays:
+        """Return what the local parameters of clients start from."""
+        return self._model.initial_local(streams(self._seed, "local", 0, clients))
+
+    def write(self, clients: Sequence[int], values: Arrays, shared: Arrays) -> None:
+        """Keep the local parameters of clients.
+
+        Training that diverged counts as no update, as in `umbel.privacy.gate.gate`: a client whose `shared` or
+        local parameters are not finite keeps the local ones that it had.
+        """
+        if not values:
+            return
+        sound = np.all(
+            [all_finite(value.reshape(len(clients), -1), axis=1) for value in (*values.values(), *shared.values())],
+            axis=0,
+        )
+        if not sound.any():
+            return
+        which = np.asarray(clients, np.int64)[sound]
+        others = ~np.isin(self._clients, which)
+        self._clients = np.concatenate([self._clients[others], which])
+        self._values = {
+            name: np.concatenate([kept[others], values[name][sound]]) for name, kept in self._values.items()
+        }
+        self._save()
+
+    def _load(self) -> Arrays:
+        if self._file is not None:
+            return safetensors.numpy.load_file(self._file) if self._file.exists() else {}
+        return dict(from_array_record(record_in(self._state, _RECORD, ArrayRecord))) if _RECORD in self._state else {}
+
+    def _save(self) -> None:
+        kept = {_CLIENTS: self._clients, **self._values}
+        if self._file is None:
+            self._state[_RECORD] = to_array_record(kept)
+            return
+        new = not self._file.exists()
+        # Only the site may read them, as with the ledger.
+        for folder in (self._file.parent.parent, self._file.parent):
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_atomically(self._file, safetensors.numpy.save(kept))
+        if new:
+            _forget_old_runs(self._file.parent)
+
+
+def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
+    """Return where a site keeps the local parameters of a run.
+
+    The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
+    data or clients have files of their own.
+    """
+    where = _digest(site.identity)
+    what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"
+    return ledger.with_name(f"{ledger.name}.local") / where / f"{_digest(what)}.safetensors"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _forget_old_runs(folder: Path) -> None:
+    """Keep only the files written last, because the server decides how many runs there are."""
+    files = sorted(folder.glob("*.safetensors"), key=lambda file: file.stat().st_mtime_ns, reverse=True)
+    for file in files[_KEPT_RUNS:]:
+        file.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+"""The reference: one client after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umbel.client.cohort import Cohort, LocalUpdate, Schedule
+from umbel.client.learner import Learner
+from umbel.client.steps import Steps
+from umbel.models.fit import look
+from umbel.models.model import Model, Parameters
+from umbel.privacy.gate.time_limit import check_time
+
+
+class LoopLearner(Learner):
+    """Computes one client, and one hypothesis, after the other."""
+
+    def _sums(self, hypotheses: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
+        model, k = self.model, len(next(iter(hypotheses.values())))
+        sums = np.empty((2, k, len(cohort)))
+        arrange = _arrangement(model, tuple(cohort.features.shape[1:]))
+        networks = [{name: arrange(value[j]) for name, value in hypotheses.items()} for j in range(k)]
+
+        def add(part: slice) -> None:
+            for c in range(part.start, part.stop):
+                one = cohort.part(slice(c, c + 1))
+                own = {name: arrange(value[c]) for name, value in local.items()}
+                for j, parameters in enumerate(networks):
+                    check_time()
+                    outputs = model.apply(self._frozen | parameters | own, one.features)
+                    sums[0, j, c] = model.loss.of_rows(outputs, one.targets).double().sum().item()
+                    sums[1, j, c] = model.metric.of_rows(outputs, one.targets).double().sum().item()
+
+        self._in_chunks(cohort, self._scoring_bytes(cohort, 1), add)
+        return sums
+
+    def _descend(self, start: Parameters, cohort: Cohort, schedule: Schedule, names: frozenset[str]) -> Parameters:
+        arrange = _arrangement(self.model, tuple(cohort.features.shape[1:]))
+        for c in range(len(cohort)):
+            # Steps are made in place: a copy of a large model takes as long as a step.
+            own = {name: value[c] for name, value in start.items()}
+            values = {name: arrange(value).detach() for name, value in own.items()}
+            with _seeded(schedule.seeds[c], self.device) if schedule.seeds else nullcontext():
+                passes, length = schedule.passes(c), int(cohort.lengths[c])
+                self._descend_one(values, cohort, passes, length, schedule.update, names)
+            for name, value in values.items():
+                own[name].copy_(value.detach())  # where it is not the same memory anyway
+        return start
+
+    def _descend_one(
+        self,
+        values: Parameters,
+        cohort: Cohort,
+        passes: Iterator[NDArray[np.int64]],
+        length: int,
+        update: LocalUpdate,
+        names: frozenset[str],
+    ) -> None:
+        """Train the named parameters of one client, of `length` rows, in place."""
+        model = self.model
+        parameters = {name: value.requires_grad_() for name, value in values.items() if name in names}
+        changing = [name for name in values if name in model.buffers]
+        steps = None
+        if parameters and not update.descent.plain:
+            steps = Steps(update.descent, update.step_size, [parameters], model.shapes)
+        for order in passes:
+            rows = torch.from_numpy(order).to(self.device)
+            for begin in update.batches(len(rows)):
+                check_time()
+                batch = rows[begin : begin + update.size(len(rows))]
+                if len(batch) == 1 and model.batch_dependent:
+                    continue  # a single row has no statistics
+                whole = self._frozen | values
+                outputs = model.apply(whole, cohort.features[batch], training=True)
+                for name in changing:
+                    values[name] = whole[name].detach()
+                if not parameters:
+                    continue
+                loss = model.loss.objective(model.loss.of_rows(outputs, cohort.targets[batch]).mean())
+                found = torch.autograd.grad(loss, list(parameters.values()))
+                gradients = dict(zip(parameters, found, strict=True))
+                with torch.no_grad():
+                    for name in self._decays.keys() & gradients.keys():
+                        gradients[name] = gradients[name] + self._decays[name] / length * parameters[name]
+                    if steps:
+                        for name in model.summed & gradients.keys():
+                            gradients[name] = gradients[name] * len(batch)
+                        steps.step([gradients])
+                        continue
+                    for name, value in parameters.items():
+                        step = update.step_size * (len(batch) if name in model.summed else 1)
+                        value.sub_(gradients[name], alpha=step)
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Have PyTorch's own generators, from which layers draw, begin at a seed; afterwards they are as before."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+@lru_cache(maxsize=16)
+def _arrangement(model: Model, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """Return how a loop lays out parameters in memory: a convolution's with the channels last, if the model takes that.
+
+    CPUs pool and convolve much faster then. What comes after takes the order over, and a module that
+    asks for a view of it, in the usual order, fails.
+    """
+    try:
+        with torch.inference_mode():
+            parameters = {name: _channels_last(value) for name, value in model.module.named_parameters()}
+            zeros = torch.zeros(2, *shape)
+            model.apply(parameters, zeros.long() if look(model, shape).tokens else zeros)
+    except RuntimeError:
+        return _as_it_is
+    return _channels_last
+
+
+def _channels_last(value: Tensor) -> Tensor:
+    return value.clone(memory_format=torch.channels_last) if value.ndim == 4 else value
+
+
+def _as_it_is(value: Tensor) -> Tensor:
+    return value

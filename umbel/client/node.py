@@ -1,0 +1,242 @@
+"""The clients of a node: which federation it serves, and which part of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from umbel import models
+from umbel.client.learner import Learner
+from umbel.client.trial import try_out
+from umbel.data import Federation, Manifest, check, find_federation, open_federation
+from umbel.models.descent import Descent
+from umbel.models.model import Model
+from umbel.privacy.gate.policy import Personal, Role
+from umbel.privacy.gate.site import Site
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Hosting
+from umbel.protocol.errors import FederationError, ModelError, ProtocolError, SiteError, UmbelError
+from umbel.protocol.once import once
+from umbel.protocol.plugins import import_by_name, parse_pairs
+from umbel.protocol.run_config import RunConfig
+
+_TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where the data are, and which version of them, so that a long-lived node reads them again when they change."""
+
+    path: Path
+    reader: str
+    options: tuple[tuple[str, str], ...]
+    register: Path | None
+    version: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, site: Site, federation: str) -> _Source:
+        path = site.data_path or find_federation(federation)
+        options = parse_pairs(site.policy.reader_options, "reader-options")
+        files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
+        stats = [stat for file in files for stat in _stats(file)]
+        register = site.ledger_path and site.ledger_path.with_name(f"{site.ledger_path.name}.clients.json")
+        version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return cls(path, site.policy.reader, tuple(options.items()), register, version)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node's clients, counted from 0: those that train first, then those that report.
+
+    Attributes
+    ----------
+    site : Site
+        Where the node runs.
+    federation : Federation
+        The data it serves.
+    learner : Learner
+        What chooses, trains and scores here, for the network that the federation is for.
+    training, validation : range
+        The federation's numbers of the clients that train and that report. At a site that lets
+        training clients report with noise, they are the same.
+    run : RunConfig
+        What the server asks of the run as a whole.
+    descent : Descent
+        How clients go down their gradients, as the run says.
+    """
+
+    site: Site
+    federation: Federation
+    learner: Learner
+    training: range
+    validation: range
+    run: RunConfig
+    descent: Descent
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+        """Return the node that the site's configuration describes, within a message the same.
+
+        Only in simulation does the run config, which is the server's, name the federation, and
+        the node then hosts every ``site.step``-th client of it.
+        """
+        return once(cls._of, node_config, run_config)
+
+    @classmethod
+    def _of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
+        site, run = Site.of(node_config), RunConfig.of(run_config)
+        policy, source = site.policy, _Source.of(site, run.federation)
+        if policy.reader and policy.role is Role.SPLIT:
+            raise SiteError(
+                "a table does not say which clients train and which report: set role to train or validation"
+            )
+        federation = _open(source)
+        manifest = federation.manifest
+        if not federation.holds(site.first, site.step):
+            raise SiteError(
+                f"{source.path} holds part {manifest.part} of the clients, and this node is to host those of part "
+                f"{site.first}/{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole"
+            )
+        if not site.simulated:
+            _refuse_foreign(run, manifest)
+            # The file is the site's own; whether it is the same, the digest says.
+            run = run.model_copy(update={"pretrained": manifest.pretrained})
+        learner = _try_out(source, models.load_for(run, manifest), run.device, run.engine)
+        if policy.personalise is not Personal.NO and learner.model.local_shapes:
+            raise SiteError(
+                f"personalise would do nothing: model {learner.model.name!r} has local parameters, each client's own "
+                "already; leave it out"
+            )
+        hosted = range(site.first, manifest.clients, site.step)
+        train = len(range(site.first, manifest.train, site.step))
+        trains = {Role.TRAIN: len(hosted), Role.VALIDATION: 0, Role.SPLIT: train}[policy.role]
+        training, validation = hosted[:trains], hosted[trains:]
+        if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
+            validation = training
+        # Here, since what a run alone can make fail must fail before anybody pays.
+        return cls(site, federation, learner, training, validation, run, Descent.of(run))
+
+    @property
+    def seed(self) -> int | None:
+        """The run's seed in simulation, None where the data are the site's own (`Site.seed`)."""
+        return self.site.seed(self.run)
+
+    @property
+    def model(self) -> Model:
+        """The network that is learnt."""
+        return self.learner.model
+
+    @property
+    def hosting(self) -> Hosting:
+        """What the node says when asked."""
+        place = (self.site.first, self.site.step) if self.site.placed else (-1, -1)
+        return Hosting(len(self.training), len(self.validation), *place)
+
+    @property
+    def training_clients_report(self) -> bool:
+        """Whether the clients that report also train, so that their reports need noise."""
+        return len(self.validation) > 0 and self.validation == self.training
+
+    def training_clients(self, asked: tuple[int, ...]) -> list[int]:
+        """Return the federation's numbers of asked clients, which must all train here."""
+        return self._pick(asked, 0, self.training, "training")
+
+    def validation_clients(self, asked: tuple[int, ...]) -> list[int]:
+        """Return the federation's numbers of asked clients, which must all report here."""
+        return self._pick(asked, len(self.training), self.validation, "validation")
+
+    def check(self, hypotheses: Arrays, frozen_digest: str | None = None) -> None:
+        """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
+        if frozen_digest is not None and frozen_digest != self.model.frozen_digest:
+            raise ProtocolError(
+                f"the server's frozen parameters of model {self.model.name!r} differ from this node's, or the weights "
+                "that it starts from; give both sides the same files"
+            )
+        shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
+        # In the same order: what depends on it would differ between clients whose training fails and others.
+        if list(shapes.items()) != list(self.model.shapes.items()):
+            raise ProtocolError(
+                f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}"
+            )
+        if len({len(value) for value in hypotheses.values()}) != 1:
+            raise ProtocolError("the hypotheses are not stacked arrays of one length")
+
+    @staticmethod
+    def _pick(asked: tuple[int, ...], first: int, clients: range, role: str) -> list[int]:
+        stop = first + len(clients)
+        if strangers := [client for client in asked if not first <= client < stop]:
+            raise ProtocolError(f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})")
+        return [clients[client - first] for client in asked]
+
+
+def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
+    """Raise when the server asks a site for another model or loss than its data are for.
+
+    A name may lead to any code that is installed, and a loss that does not suit the targets can
+    make what a client answers depend on its data.
+    """
+    if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
+        raise ProtocolError(f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}")
+    own = manifest.loss or _loss_of(manifest.model or run.model)
+    if run.loss and own and run.loss != own:
+        raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {own!r}")
+    if run.pretrained and not manifest.pretrained:
+        raise ProtocolError(
+            f"the server starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest"
+        )
+    for what in ("loss", "metric"):
+        asked, own = getattr(run, what), getattr(manifest, what)
+        if ":" in asked and asked != own:
+            raise ProtocolError(f"the server asks for {what} {asked!r}; the manifest of this site's data names {own!r}")
+    for what in ("frozen", "local"):
+        asked, own = getattr(run, what), getattr(manifest, what)
+        if asked and asked != own:
+            raise ProtocolError(
+                f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}"
+            )
+
+
+@lru_cache(maxsize=16)
+def _loss_of(model: str) -> str:
+    """Return the loss that a model has of its own; empty where it has none."""
+    try:
+        return models.load(model).loss.name
+    except UmbelError:
+        return ""
+
+
+@lru_cache(maxsize=16)
+def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner:
+    """Return the learner of a model that takes the data, of all clients alike."""
+    try:
+        return try_out(model, _open(source), device, engine)
+    except ModelError as error:
+        raise FederationError(f"{source.path}: {error}") from error
+
+
+def _stats(path: Path) -> list[os.stat_result]:
+    """Return the stat of a file, or those of a folder's files by name: asked in every message of a run."""
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            return [entry.stat() for entry in sorted(entries, key=lambda entry: entry.name)]
+    return [os.stat(path)] if os.path.exists(path) else []
+
+
+@lru_cache(maxsize=4)
+def _open(source: _Source) -> Federation:
+    if not source.reader:
+        if source.path.name.lower().endswith(_TABLES):
+            raise SiteError(
+                f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+            )
+        return open_federation(source.path, part=True)
+    if source.register is None:
+        raise SiteError("only a site can serve a table: name it with data-path in the node's configuration")
+    read = import_by_name(source.reader)
+    federation: Federation = read(source.path, source.register, **dict(source.options))
+    check(federation, source.path)
+    return federation

@@ -1,0 +1,52 @@
+"""The noisy messages of the PAC paper (Eq. 3): Gaussian noise on what a client changed, before the gate.
+
+It is a defence of that paper, which the gate does not count: no ledger knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy.mechanisms.base import NoiseSource
+from umbel.protocol.arrays import Arrays
+
+
+def noisy_messages(
+    trained: Arrays,
+    hypotheses: Arrays,
+    chosen: NDArray[np.int64],
+    sigma: float,
+    sources: Iterable[NoiseSource],
+    everywhere: bool,
+) -> Arrays:
+    """Add noise to the rows of each array that changed, or to all of them.
+
+    Which rows changed shows in the first case whatever the noise: of a recommender, those are the
+    items that a client has labelled.
+
+    Parameters
+    ----------
+    trained : dict of ndarray, each (clients, \\*shape)
+    hypotheses : dict of ndarray, each (k, \\*shape)
+        As the server sent them.
+    chosen : ndarray of int, shape (clients,)
+        Where each client started.
+    sigma : float
+        Standard deviation of each component.
+    sources : iterable of NoiseSource, one a client
+    everywhere : bool
+        Whether rows that did not change get noise as well.
+    """
+    noisy = {name: value.copy() for name, value in trained.items()}
+    for c, source in zip(range(len(chosen)), sources, strict=True):
+        for name, value in noisy.items():
+            rows = value[c : c + 1].reshape(value.shape[1] if value.ndim > 1 else 1, -1)
+            before = hypotheses[name][chosen[c]].reshape(rows.shape)
+            changed = np.full(len(rows), True) if everywhere else (rows != before).any(axis=1)
+            rows[changed] += sigma * source.standard_normal(int(changed.sum()) * rows.shape[1]).reshape(
+                -1, rows.shape[1]
+            )
+    return noisy

@@ -1,0 +1,50 @@
+"""Steps down the gradients of clients that do more than ``w - s g``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from umbel.models.descent import Descent
+from umbel.models.model import Parameters
+
+
+class Steps:
+    """Steps of some clients, from nothing in any optimizer's memory.
+
+    The parameters of all clients are one optimizer's. Each has a memory of its own there, and a client
+    without a gradient is left as it is.
+
+    Parameters
+    ----------
+    descent : Descent
+    step_size : float
+    clients : sequence of dict of Tensor
+        What each client trains; changed in place.
+    shared : collection of str
+        Names of those that the proximal term holds.
+    """
+
+    def __init__(
+        self, descent: Descent, step_size: float, clients: Sequence[Parameters], shared: Mapping[str, object]
+    ) -> None:
+        self._descent, self._clients = descent, clients
+        self._optimizer = descent.optimizer.make((value for own in clients for value in own.values()), step_size)
+        self._anchors: list[Parameters] = [
+            {name: value.detach().clone() for name, value in own.items() if descent.proximal and name in shared}
+            for own in clients
+        ]
+
+    @torch.no_grad()
+    def step(self, gradients: Sequence[Mapping[str, Tensor] | None]) -> None:
+        """Go down the gradient of each client; None leaves it where it is."""
+        for own, anchors, gradient in zip(self._clients, self._anchors, gradients, strict=True):
+            for name, value in own.items():
+                value.grad = None if gradient is None else gradient[name]
+                if value.grad is not None and name in anchors:
+                    value.grad = value.grad.add(value - anchors[name], alpha=self._descent.proximal)
+            if gradient is not None and self._descent.clip_gradient:
+                torch.nn.utils.clip_grad_norm_(list(own.values()), self._descent.clip_gradient)
+        self._optimizer.step()

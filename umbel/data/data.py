@@ -1,0 +1,173 @@
+"""The rows of a federation, and the checks that they are what the format says."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.data.manifest import Manifest
+from umbel.protocol.errors import FederationError
+
+HELD_OUT = 5
+"""Of a newcomer's rows every fifth is kept to score it on."""
+_SCAN_ROWS = 1 << 16
+_LARGEST, _LARGEST_WHOLE = float(np.finfo(np.float32).max), np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class Federation:
+    """An opened federation.
+
+    Attributes
+    ----------
+    manifest : Manifest
+        What the data are.
+    features : ndarray, shape (rows, \\*feature shape)
+        Inputs, the rows of a client together; memory-mapped for a folder.
+    targets : ndarray, shape (rows,) or (rows, outputs)
+        Outputs, integers for classes.
+    offsets : ndarray of int64, shape (clients + 1,)
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``; none, where it is not in this part.
+    names : sequence of str
+        What each client is called where its data are; empty if that is not known. No message holds it.
+
+    Booleans are kept as 0 and 1.
+    """
+
+    manifest: Manifest
+    features: NDArray[Any]
+    targets: NDArray[Any]
+    offsets: NDArray[np.int64]
+    names: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for what in ("features", "targets"):
+            array = getattr(self, what)
+            if isinstance(array, np.ndarray) and array.dtype == bool:
+                object.__setattr__(self, what, array.view(np.uint8))
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """Number of rows of each client that is here: of all, unless this is a part."""
+        first, step = self.manifest.shard
+        return np.diff(self.offsets)[first::step]
+
+    @cached_property
+    def digest(self) -> str:
+        """The beginning of the SHA-256 of all rows and whose they are, whatever files they are in."""
+        digest = hashlib.sha256()
+        for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
+            digest.update(f"{array.dtype.str}{array.shape}".encode())
+            for start in range(0, len(array), _SCAN_ROWS):
+                digest.update(np.ascontiguousarray(array[start : start + _SCAN_ROWS]).tobytes())
+        return digest.hexdigest()[:16]
+
+    def holds(self, first: int, step: int) -> bool:
+        """Return whether the clients ``first, first + step, ...`` are here."""
+        own, parts = self.manifest.shard
+        return step % parts == 0 and first % parts == own
+
+    def client(self, index: int) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return the stored features and targets of one client, without a copy."""
+        rows = slice(self.offsets[index], self.offsets[index + 1])
+        return self.features[rows], self.targets[rows]
+
+
+def check(federation: Federation, source: Path) -> None:
+    """Raise unless shapes, offsets and values are what the format says; `source` is named in errors."""
+    manifest, offsets = federation.manifest, federation.offsets
+    features, targets = federation.features, federation.targets
+    if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
+        raise FederationError(
+            f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
+            f"got {offsets.dtype} of shape {offsets.shape}"
+        )
+    if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
+        raise FederationError(
+            f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows"
+        )
+    if offsets[0] != 0 or offsets[-1] != len(features):
+        raise FederationError(
+            f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}"
+        )
+    first, step = manifest.shard
+    here = np.arange(manifest.clients) % step == first
+    if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
+        raise FederationError(
+            f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
+        )
+    if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
+        raise FederationError(f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again")
+    if 0 in (*features.shape[1:], *targets.shape[1:]):
+        raise FederationError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
+    if len(federation.names) not in (0, manifest.clients):
+        raise FederationError(
+            f"{source}: {len(federation.names)} names for {manifest.clients} clients; name each or none"
+        )
+    for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
+        if array.dtype.kind not in "iuf":
+            raise FederationError(
+                f"{source}: {name} must be numbers or booleans, got {array.dtype}; number the categories of a text, "
+                "as umbel.from_dataframe does"
+            )
+        if (row := _first_bad_row(array, scale)) is not None:
+            client = int(np.searchsorted(offsets, row, side="right")) - 1
+            raise FederationError(
+                f"{source}: {name} of client {client}, row {row}, are not finite, or larger than a model can take; "
+                "remove or repair that row"
+            )
+    if manifest.tokens:
+        if features.dtype.kind not in "iu":
+            raise FederationError(f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0")
+        for start in range(0, len(features), _SCAN_ROWS):
+            part = features[start : start + _SCAN_ROWS]
+            strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
+            if strange.any():
+                raise FederationError(
+                    f"{source}: row {start + int(strange.argmax())} has a token that is not from 0 to "
+                    f"{manifest.tokens - 1}; set tokens to the size of the vocabulary"
+                )
+
+
+def offsets_of(lengths: Iterable[int]) -> NDArray[np.int64]:
+    """Return the offsets of clients with the given numbers of rows."""
+    return np.concatenate([[0], np.cumsum(list(lengths), dtype=np.int64)]).astype(np.int64)
+
+
+def held_out(lengths: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return, of the rows of clients of so many each, which a newcomer is scored on and does not learn from.
+
+    That is every fifth; of a client of fewer rows the last.
+    """
+    position = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    last = np.repeat(np.where(lengths < HELD_OUT, lengths - 1, -1), lengths)
+    kept: NDArray[np.bool_] = (position % HELD_OUT == HELD_OUT - 1) | (position == last)
+    return kept
+
+
+def _first_bad_row(array: NDArray[Any], scale: float) -> int | None:
+    """Return the first row that a model cannot take as it gets it, reading a bounded part at a time.
+
+    It gets numbers times the scale in 32 bits, and classes in 64 bits with a sign.
+    """
+    if array.dtype.kind in "iu":
+        limits = np.iinfo(array.dtype)
+        if limits.max <= _LARGEST_WHOLE and max(-limits.min, limits.max) * abs(scale) <= _LARGEST:
+            return None
+    for start in range(0, len(array), _SCAN_ROWS):
+        part = array[start : start + _SCAN_ROWS]
+        with np.errstate(over="ignore"):
+            sound: NDArray[np.bool_] = np.isfinite(part.astype(np.float32, copy=False) * np.float32(scale))
+        if array.dtype.kind == "u":
+            sound &= part <= _LARGEST_WHOLE
+        if not sound.all():
+            rows = sound.reshape(len(sound), -1).all(axis=1)
+            return start + int(rows.argmin())
+    return None

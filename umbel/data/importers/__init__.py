@@ -1,0 +1,23 @@
+"""Data in: from a DataFrame, a Hugging Face data set, arrays or a folder of images to a federation.
+
+Each function returns a `ClientData`, whose ``write("mine")`` makes what ``federation = "mine"`` finds.
+"""
+
+from umbel.data.importers.arrays import from_arrays
+from umbel.data.importers.client_data import ClientData
+from umbel.data.importers.frames import from_dataframe
+from umbel.data.importers.hub import from_datasets
+from umbel.data.importers.images import from_image_folder
+from umbel.data.importers.partition import Dirichlet, Partitioner, Quantity, Uniform
+
+__all__ = [
+    "ClientData",
+    "Dirichlet",
+    "Partitioner",
+    "Quantity",
+    "Uniform",
+    "from_arrays",
+    "from_dataframe",
+    "from_datasets",
+    "from_image_folder",
+]

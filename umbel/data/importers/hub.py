@@ -1,0 +1,100 @@
+"""From a Hugging Face data set (the library `datasets`) to a federation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from umbel.data.importers.arrays import from_arrays, numbered
+from umbel.data.importers.client_data import ClientData
+from umbel.data.importers.frames import from_dataframe, stacked
+from umbel.data.importers.partition import Partitioner
+from umbel.protocol.errors import FederationError
+
+
+def from_datasets(
+    dataset: Any, *, client: Any, target: str | None, features: str | Sequence[str] | None = None, **options: Any
+) -> ClientData:
+    """Split a Hugging Face data set into clients.
+
+    Parameters
+    ----------
+    dataset : datasets.Dataset
+        One split, as ``load_dataset(...)["train"]``.
+    client : str or Partitioner
+        The column that says whose each row is; or who deals rows to clients, ours or one of
+        ``flwr_datasets.partitioner``.
+    target : str, optional
+        The column that is predicted; None for sequences of tokens, to predict the next one.
+    features : str or sequence of str, optional
+        The columns that it is predicted from, by default all others: numbers, booleans and texts of a
+        few categories, or one column of images or of sequences of one length.
+    **options
+        See `umbel.from_arrays` for images and sequences, and `umbel.from_dataframe` for the rest.
+
+    Returns
+    -------
+    ClientData
+
+    Raises
+    ------
+    FederationError
+        When the columns do not fit.
+    """
+    if isinstance(dataset, dict):
+        raise FederationError(
+            f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]"
+        )
+    dealt = hasattr(client, "load_partition")
+    column = client if isinstance(client, str) else None
+    names = list(dataset.column_names)
+    chosen = [features] if isinstance(features, str) else features
+    chosen = [name for name in names if name not in (column, target)] if chosen is None else list(chosen)
+    asked = [*chosen, *([target] if target else []), *([column] if column else [])]
+    if absent := [name for name in asked if name not in names]:
+        raise FederationError(f"the data set has no column {absent[0]!r}; it has {', '.join(names)}")
+    if not len(dataset):
+        raise FederationError("the data set has no rows")
+    owners: Any = client
+    if dealt:
+        client.dataset = dataset
+        parts = [client.load_partition(index) for index in range(client.num_partitions)]
+        owners = numbered(np.repeat(np.arange(len(parts)), [len(part) for part in parts]))
+    else:
+        parts = [dataset]
+    batches = [part.select_columns(asked).with_format("numpy")[:] for part in parts if len(part)]
+    if len(chosen) == 1 and any(np.ndim(batch[chosen[0]][0]) > 0 for batch in batches):
+        arrays = {name: _joined([batch[name] for batch in batches], name) for name in asked}
+        if column:
+            owners = arrays[column]
+        if target and (classes := _classes(dataset, target)):
+            options = {"classes": classes} | options
+        return from_arrays(arrays[chosen[0]], arrays[target] if target else None, client=owners, **options)
+    frame = pd.DataFrame({name: np.concatenate([np.asarray(batch[name]) for batch in batches]) for name in asked})
+    for name in asked:
+        if classes := _classes(dataset, name):
+            # -1 is how the library marks a label that is missing.
+            frame[name] = [classes[index] if index >= 0 else None for index in frame[name]]
+            own = {name: {"categories": classes}} if name != column else {}
+            options["columns"] = own | dict(options.get("columns", {}))
+    if dealt:
+        frame["client of the partitioner"], column = owners, "client of the partitioner"
+    if target is None:
+        raise FederationError("name the target, the column that is predicted")
+    who: str | Partitioner = column or client
+    return from_dataframe(frame, client=who, target=target, features=chosen, **options)
+
+
+def _joined(parts: list[Any], name: str) -> Any:
+    # Rows that differ in length come as an array of arrays.
+    ragged = [isinstance(part, list) or part.dtype.kind == "O" for part in parts]
+    return np.concatenate([stacked(part, name) if odd else part for part, odd in zip(parts, ragged, strict=True)])
+
+
+def _classes(dataset: Any, name: str) -> list[str]:
+    """Return the names of a column of class labels; empty for any other column."""
+    names = getattr((dataset.features or {}).get(name), "names", None)
+    return list(names) if names else []

@@ -1,0 +1,158 @@
+"""What a federation says of itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import ConfigDict, Field, model_validator
+
+from umbel.data.schema import Schema
+from umbel.protocol.errors import FederationError
+from umbel.protocol.rules import Settings
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+_PART = re.compile(r"(0|[1-9]\d{0,8})/([1-9]\d{0,8})")
+_SMALLEST, _LARGEST = 1e-38, 3e38  # what a 32-bit number can hold
+_IF_ANY = (
+    "metric",
+    "part",
+    "pretrained",
+    "tokens",
+    "whole",
+)  # entries that stand in a file only where they say something
+
+
+class Manifest(Settings):
+    """What a federation says of itself.
+
+    Attributes
+    ----------
+    name : str
+        Name of the data.
+    model, loss, metric : str
+        The model, the loss and the metric it was made for (see `models.load`); empty when it has none.
+    frozen, local : str
+        Patterns on the names of the model's parameters that are frozen, and of those that stay on
+        the nodes (see `models.load`); a run may not ask for others.
+    pretrained : str
+        File of the weights that the model starts from (see `models.load`); a site opens no other.
+    clients : int
+        Number of clients, training and validation together.
+    split : dict
+        ``{"train": a, "validation": b}`` with ``a + b == clients``: the first ``a`` clients
+        train, the others validate.
+    part : str
+        ``"i/m"`` where only the rows of clients i, i + m, i + 2m, ... are here, a shard for one machine of
+        several; all else that is said is of the whole. Empty where all are.
+    whole : str
+        Of a part, the digest of the whole's rows: parts of other rows do not go together.
+    units : dict
+        Public constants that map stored numbers to the world's. ``units["target"]`` may hold
+        ``name``, ``unit`` and ``scale``: a stored target times ``scale`` is in ``unit``. Where
+        targets are classes, ``categories`` may hold their names.
+    feature_scale : float
+        A model sees the stored features times this constant (1/255 for images kept as bytes).
+    tokens : int
+        Size of the vocabulary where features are tokens, whole numbers from 0 on, which reach a
+        model as 64-bit integers; 0 where they are numbers, which reach it in 32 bits.
+    layout : Schema, optional
+        For data from a table: what its columns are, so that another table is encoded alike.
+    truth : list of list of float
+        Parameter vectors the data were made from, for synthetic data only.
+    groups : list of int
+        For made data: the distribution that each client's rows come from, training clients
+        first; empty when unknown. Training does not use it: it is there to compare with what
+        was found.
+    provenance, licence : str
+        Where the data come from and what may be done with them.
+    """
+
+    # As it stands in manifest.json.
+    model_config = ConfigDict(alias_generator=None)
+    error = FederationError
+    source: ClassVar[str] = "the manifest"
+
+    name: str
+    clients: int = Field(ge=1)
+    split: dict[str, int]
+    model: str = ""
+    part: str = ""
+    whole: str = ""
+    loss: str = ""
+    metric: str = ""
+    pretrained: str = ""
+    frozen: str = ""
+    local: str = ""
+    units: dict[str, Any] = Field(default_factory=dict)
+    feature_scale: float = Field(1.0, allow_inf_nan=False)
+    tokens: int = Field(0, ge=0)
+    layout: Schema | None = None
+    truth: list[list[Finite]] = Field(default_factory=list)
+    groups: list[int] = Field(default_factory=list)
+    provenance: str = ""
+    licence: str = ""
+
+    @property
+    def train(self) -> int:
+        """Number of training clients."""
+        return self.split["train"]
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """Return i and m of ``part``; 0 and 1 where all clients are here."""
+        first, _, step = (self.part or "0/1").partition("/")
+        return int(first), int(step)
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        split, groups = self.split, self.groups
+        if set(split) != {"train", "validation"} or min(split.values()) < 0:
+            raise ValueError(f'"split" must be {{"train": a, "validation": b}}, got {split!r}')
+        if split["train"] + split["validation"] != self.clients:
+            raise ValueError(f"split {split} does not add up to {self.clients} clients")
+        part = _PART.fullmatch(self.part or "0/1")
+        if part is None or int(part[1]) >= int(part[2]):
+            raise ValueError(f'"part" must be "i/m" with i from 0 to m - 1, got {self.part!r}')
+        if len(groups) not in (0, self.clients):
+            raise ValueError(
+                f'"groups" must list a group for each of the {self.clients} clients, or none, got {len(groups)}'
+            )
+        if groups and min(groups) < 0:
+            raise ValueError(f'"groups" must hold whole numbers from 0 on, got {min(groups)}')
+        if not _SMALLEST <= abs(self.feature_scale) <= _LARGEST:
+            raise ValueError(f"feature_scale must be a 32-bit number other than 0, got {self.feature_scale}")
+        if self.tokens and self.feature_scale != 1:
+            raise ValueError(f"tokens are taken as they are: leave out feature_scale, got {self.feature_scale}")
+        target = self.units.get("target", {})
+        if not isinstance(target, dict):
+            raise ValueError(f'"units" must say of the target an object, got {target!r}')
+        for what in ("name", "unit"):
+            if not isinstance(target.get(what, ""), str):
+                raise ValueError(f"units.target.{what} must be text, got {target[what]!r}")
+        scale = target.get("scale", 1.0)
+        if type(scale) not in (int, float) or not 0 < abs(scale) <= _LARGEST:
+            raise ValueError(f"units.target.scale must be a finite number other than 0, got {scale!r}")
+        categories = target.get("categories", [])
+        if not isinstance(categories, list) or not all(isinstance(one, str) for one in categories):
+            raise ValueError(f"units.target.categories must be a list of texts, got {categories!r}")
+        try:
+            json.dumps(self.model_dump(exclude={"truth", "groups"}), ensure_ascii=False, allow_nan=False).encode()
+        except ValueError as error:  # a number that is none, or text that cannot be written
+            raise ValueError(f"the manifest cannot be written as JSON: {error}") from None
+        return self
+
+    def entries(self) -> dict[str, Any]:
+        """Return the manifest as it stands in a file."""
+        entries = self.model_dump(exclude={"layout"})
+        own = {key: value for key, value in entries.items() if value or key not in _IF_ANY}
+        return own if self.layout is None else {**own, "layout": self.layout.entries()}
+
+    @classmethod
+    def read(cls, raw: Any, file: Path) -> Self:
+        """Check what a file says and return it; the file is named in errors."""
+        if not isinstance(raw, dict):
+            raise FederationError(f"{file}: the manifest must be a JSON object")
+        return cls.parse(raw, str(file))

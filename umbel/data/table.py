@@ -1,0 +1,360 @@
+"""Tables against their schema: what a site checks its own CSV or parquet file with, and how rows become numbers.
+
+A node serves a table with ``reader="umbel.data.table:read"`` and ``reader-options="schema=/data/schema.toml"``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from umbel.data.data import Federation, check, offsets_of
+from umbel.data.manifest import Manifest
+from umbel.data.schema import OTHER, Column, Schema
+from umbel.protocol.errors import FederationError, SiteError
+from umbel.protocol.home import write_atomically
+
+MISSING = ("", "na", "n/a", "nan", "null")
+"""What stands for a missing value in a text, whatever its case."""
+
+_OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
+"""Tables that are often at hand, which a reader of CSV would take for one of a strange column."""
+
+TRUE, FALSE = ("true", "yes", "t", "y", "1"), ("false", "no", "f", "n", "0")
+
+# With thousands set apart by commas, and a dollar sign: what spreadsheets write.
+_NUMBER = re.compile(r"[+-]?\$?\s*(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d*)?(?:[eE][+-]?\d+)?")
+
+Client = int | str
+Derive = Callable[[pd.DataFrame], pd.DataFrame]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a table as numbers.
+
+    Attributes
+    ----------
+    features : ndarray of float32, shape (rows, numbers of a row)
+    targets : ndarray, shape (rows,)
+        float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean.
+    clients : list of int or str
+        Whose each row is.
+    places : ndarray of int64, shape (rows,)
+        Which row of the table each is, from 0 on.
+    left_out : mapping from str to int
+        How many rows were dropped, and why.
+    """
+
+    features: NDArray[np.float32]
+    targets: NDArray[Any]
+    clients: list[Client]
+    places: NDArray[np.int64]
+    left_out: Mapping[str, int]
+
+
+def read(path: Path, register: Path, schema: str = "", derive: Derive | None = None) -> Federation:
+    """Check a site's table against its schema, and return it as a federation in memory.
+
+    The order of the table's rows plays no part.
+
+    Parameters
+    ----------
+    path : Path
+        The table, a CSV (``.csv``, ``.csv.gz``, ``.csv.zip``) or a parquet file.
+    register : Path
+        Where the site keeps which client has which number, made if need be. A ledger knows clients by
+        number: a client that comes gets the next, and none may go.
+    schema : str
+        Path of the schema.
+    derive : callable, optional
+        For a reader of one's own: gets the rows and returns them with more columns, or with fewer rows.
+
+    Raises
+    ------
+    FederationError
+        When the table is not what the schema says, or a client of the register has gone. The text
+        names the file, the column, the row and the fix.
+    """
+    if not Path(schema).is_absolute():
+        raise SiteError(
+            f"{path} is a table, and nothing says what its columns are: set reader-options to "
+            '"schema=/path/to/schema.toml" in the node\'s configuration'
+        )
+    what = Schema.read(Path(schema))
+    rows = encode(read_table(path), what, path, derive)
+    if not rows.clients:
+        raise FederationError(f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema")
+    known = _read_register(register)
+    present = set(rows.clients)
+    if gone := [client for client in known if client not in present]:
+        raise FederationError(
+            f"{path}: clients {gone} have taken part and are not there any more; put their rows back, since the "
+            f"ledger counts clients in the order of {register}"
+        )
+    order = [*known, *sorted(present - set(known), key=lambda client: (str(type(client)), client))]
+    number = {client: index for index, client in enumerate(order)}
+    owner = np.array([number[client] for client in rows.clients])
+    # By what they hold: the same table in another order is the same federation.
+    sort = np.lexsort((rows.targets, *rows.features.T[::-1], owner))
+    manifest = Manifest(
+        name=what.name or path.name,
+        clients=len(order),
+        split={"train": len(order), "validation": 0},
+        **what.said,
+    )
+    offsets = offsets_of(np.bincount(owner))
+    federation = Federation(manifest, rows.features[sort], rows.targets[sort], offsets, [str(one) for one in order])
+    check(federation, path)
+    if order != known:
+        write_atomically(register, (json.dumps(order) + "\n").encode())
+    return federation
+
+
+def read_table(path: Path) -> pd.DataFrame:
+    """Read a CSV, all columns as the text that stands there, or a parquet file, with the types that it has.
+
+    Columns are separated by commas, semicolons or tabs, as the first line tells.
+
+    Raises
+    ------
+    FederationError
+        When the file is neither, or cannot be read.
+    """
+    if not path.is_file():
+        raise FederationError(f"{path} is not a file; give a CSV or parquet file")
+    if path.suffix.lower() in _OTHERS:
+        raise FederationError(f"{path} is neither CSV nor parquet; save it as one of these")
+    with _unreadable(path):
+        if path.suffix.lower() in (".parquet", ".pq"):
+            return pd.read_parquet(path)
+        options: dict[str, Any] = {"dtype": str, "keep_default_na": False, "encoding": "utf-8-sig"}
+        heads = {sep: pd.read_csv(path, sep=sep, header=None, nrows=1, **options).iloc[0].tolist() for sep in ",;\t"}
+        separator = max(heads, key=lambda sep: len(heads[sep]))
+        head = heads[separator]
+        if twice := sorted({name for name in head if name and head.count(name) > 1}):
+            raise FederationError(f"{path}: two columns are called {twice[0]!r}; rename one")
+        # Spreadsheets end lines with separators: columns without a name, which must then be empty.
+        names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
+        options |= {"sep": separator, "index_col": False, "header": 0}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            try:
+                frame: pd.DataFrame = pd.read_csv(path, names=names[:-1], **options)
+            except pd.errors.ParserWarning:  # rows have more fields than the head
+                frame = pd.read_csv(path, names=names, **options)
+        for name in (name for name in frame.columns if name.startswith("\0")):
+            if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
+                raise FederationError(
+                    f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column"
+                )
+        return frame
+
+
+def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | None = None) -> Rows:
+    """Check a table against a schema, and return its rows as numbers.
+
+    Parameters
+    ----------
+    frame : DataFrame
+        Columns of numbers, booleans or texts.
+    schema : Schema
+    source : Path or str
+        What the table is called in errors.
+    derive : callable, optional
+        See `read`.
+
+    Raises
+    ------
+    FederationError
+        For the first column that does not fit; the text names the column, its first bad row, counted
+        from 1 below the head, and the fix.
+    """
+    frame = frame.reset_index(drop=True)
+    left_out: dict[str, int] = {}
+    for column in (schema.target, *schema.features):
+        if column.other == "drop" and not _absent(frame, [column]):
+            found = as_texts(column_in(frame, column), column.pattern)
+            known = found.isin(column.categories) | missing_in(found)
+            _count(left_out, f"{column.name} is none of its categories", frame, known)
+            frame = frame[known]
+    if derive is not None:
+        frame = derive(frame)
+    needed = [*schema.features, schema.target, *([schema.client] if schema.client else [])]
+    if absent := _absent(frame, needed):
+        raise FederationError(
+            f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
+            "rename the table's columns or the schema's"
+        )
+    if schema.missing == "drop":
+        for column in needed:
+            there = ~missing_in(column_in(frame, column)) | (column.fill != "")
+            _count(left_out, f"{column.name} is missing", frame, there)
+            frame = frame[there]
+    features = [_numbers(frame, column, source) for column in schema.features]
+    scaled = [(values - column.offset) / column.scale for values, column in zip(features, schema.features, strict=True)]
+    targets: NDArray[Any] = values_of(frame, schema.target, source)
+    if schema.target.type == "category":
+        targets = targets.astype(np.int64)
+    elif schema.target.type == "boolean":
+        targets = (2 * targets - 1).astype(np.int8)
+    else:
+        targets = (targets / schema.target.scale).astype(np.float32)
+    clients: list[Client] = [schema.name or "all"] * len(frame)
+    if schema.client is not None:
+        clients = _clients(frame, schema.client, source)
+    with np.errstate(over="ignore"):  # what becomes infinite is found, and named, when the federation is checked
+        stacked = np.concatenate(scaled, axis=1).astype(np.float32)
+    return Rows(stacked, targets, clients, frame.index.to_numpy(np.int64), left_out)
+
+
+def values_of(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.float64]:
+    """Return a column's numbers (rows,) as they stand, checked; of a category, the place in the list."""
+    return _numbers(frame, column.model_copy(update={"encode": "index"}), source)[:, 0]
+
+
+def _numbers(frame: pd.DataFrame, column: Column, source: Any) -> NDArray[np.float64]:
+    """Return what a column becomes (rows, numbers), before it is scaled."""
+    series = column_in(frame, column)
+
+    def refuse(odd: Any, what: str, fix: str = "repair or remove that row") -> None:
+        _refuse(series, odd, column, source, what, fix)
+
+    if column.fill != "":
+        series = series.astype(object).where(~missing_in(series), column.fill)
+    else:
+        refuse(missing_in(series), "missing", 'fill it in, or set missing = "drop", or a fill')
+    if column.type == "category":
+        texts = as_texts(series, column.pattern)
+        index = pd.Index(column.classes).get_indexer(pd.Index(texts))
+        if column.other == "category":
+            index = np.where(texts.isin(column.categories), index, len(column.categories))
+        refuse(
+            index < 0,
+            f"none of its categories {', '.join(column.categories)}",
+            f'repair that row, add the category to the schema, or set other = "category" to count it as {OTHER!r}',
+        )
+        return np.eye(len(column.classes))[index] if column.encode == "one-hot" else index.astype(np.float64)[:, None]
+    if column.type == "boolean":
+        texts = as_texts(series).str.lower().replace({"1.0": "1", "0.0": "0"})
+        refuse(~texts.isin((*TRUE, *FALSE)), "not true or false")
+        return texts.isin(TRUE).to_numpy().astype(np.float64)[:, None]
+    values = as_numbers(series)
+    refuse(~np.isfinite(values), "not a number")
+    if column.type == "integer":
+        refuse(values % 1 != 0, "not a whole number")
+    low = -np.inf if column.minimum is None else column.minimum
+    high = np.inf if column.maximum is None else column.maximum
+    span = f"not from {low:,.10g} to {high:,.10g}"
+    refuse((values < low) | (values > high), span, "is it in another unit? Repair or remove that row")
+    return values[:, None]
+
+
+def as_numbers(series: pd.Series) -> NDArray[np.float64]:
+    """Return numbers, or texts of numbers, as they stand; NaN where there is none."""
+    if pd.api.types.is_numeric_dtype(series) and not pd.api.types.is_bool_dtype(series):
+        return series.to_numpy(np.float64, na_value=np.nan)
+    texts = as_texts(series)
+    values = pd.to_numeric(texts, errors="coerce").to_numpy(np.float64, na_value=np.nan, copy=True)
+    rest = texts[np.isnan(values)]
+    if len(rest):
+        sound = rest.str.fullmatch(_NUMBER) & rest.str.contains(r"\d", regex=True)
+        bare = rest.where(sound).str.replace(r"[$,\s]", "", regex=True)
+        values[np.isnan(values)] = pd.to_numeric(bare, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return values
+
+
+def _clients(frame: pd.DataFrame, column: Column, source: Any) -> list[Client]:
+    if column.type == "integer":
+        return [int(value) for value in _numbers(frame, column, source)[:, 0]]
+    series = column_in(frame, column)
+    _refuse(series, missing_in(series), column, source, "missing", "name the client, or remove that row")
+    return as_texts(series).tolist()
+
+
+def as_texts(series: pd.Series, pattern: str = "") -> pd.Series:
+    """Return texts without spaces around them, or what a pattern finds in them; a whole number has no point."""
+    if pd.api.types.is_float_dtype(series):
+        return series.map(lambda value: f"{value:.0f}" if value % 1 == 0 else str(value))
+    texts = series.astype(str).str.strip()
+    return texts.str.extract(pattern, expand=True)[0].fillna(texts) if pattern else texts
+
+
+def missing_in(series: pd.Series) -> pd.Series:
+    """Return where a column has no value."""
+    absent = series.isna()
+    if not (pd.api.types.is_numeric_dtype(series) or pd.api.types.is_bool_dtype(series)):
+        absent |= series.astype(str).str.strip().str.lower().isin(MISSING)
+    return absent
+
+
+def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
+    """Return the column of a table that goes by a name."""
+    if column.name in frame.columns:
+        return frame[column.name]
+    return frame[next(name for name in frame.columns if _plain(name) == _plain(column.name))]
+
+
+def _absent(frame: pd.DataFrame, columns: list[Column]) -> list[str]:
+    there = {_plain(name) for name in frame.columns}
+    return [column.name for column in columns if _plain(column.name) not in there]
+
+
+def _plain(name: Any) -> str:
+    return "".join(str(name).replace("_", " ").split()).lower()
+
+
+def _count(left_out: dict[str, int], reason: str, frame: pd.DataFrame, kept: pd.Series) -> None:
+    if lost := len(frame) - int(kept.sum()):
+        left_out[reason] = lost
+
+
+def _told(left_out: Mapping[str, int]) -> str:
+    return "; ".join(f"{count} left out: {reason}" for reason, count in left_out.items()) or "the table has none"
+
+
+def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str, fix: str) -> None:
+    """Raise if a row is odd, naming the first, which is counted as a reader of the table counts, from 1 on."""
+    bad = series[np.asarray(odd)]
+    if len(bad):
+        shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "
+        more = f" (and in {len(bad) - 1} more rows)" if len(bad) > 1 else ""
+        raise FederationError(f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}")
+
+
+def _read_register(register: Path) -> list[Client]:
+    try:
+        text = register.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    try:
+        known = json.loads(text)
+    except json.JSONDecodeError:
+        known = None
+    if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
+        raise FederationError(f"{register} is no list of clients; restore it from the backup, with the ledger")
+    return known
+
+
+@contextmanager
+def _unreadable(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ImportError:
+        raise FederationError(f"{path} is a parquet file, which pyarrow reads: pip install pyarrow") from None
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        parquet = path.suffix.lower() in (".parquet", ".pq")
+        kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")
+        raise FederationError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}") from None

@@ -1,0 +1,322 @@
+"""Recipe: handwritten digits and letters, one client a writer, in two groups of clients.
+
+FEMNIST (LEAF, from NIST special database 19): 62 classes, the experiment of Sec. 5.3 of the group
+privacy paper. All images of a client are turned by 90 degrees counter-clockwise with probability
+1/2. It is read from LEAF's own JSON files, with their white paper and dark ink, or from the Parquet
+files of flwrlabs/femnist on the Hugging Face hub, which are downloaded where no folder is given.
+
+    python datasets/femnist.py --help
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import typer
+from numpy.typing import NDArray
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress, track
+
+# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from writers import SIDE, About, Handwriting, check_classes, write
+
+from umbel.data import check_out
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import umbel_home
+
+REPOSITORY = "flwrlabs/femnist"
+"""The data set on the Hugging Face hub."""
+
+COLUMNS = ("image", "writer_id", "character")
+"""Columns that are read of its Parquet files."""
+
+CLASSES = 62
+"""Digits, capital letters, small letters."""
+
+_BATCH_ROWS = 10_000
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+def read_leaf(folder: Path) -> Handwriting:
+    """Read LEAF's JSON files, showing progress.
+
+    Parameters
+    ----------
+    folder : Path
+        What LEAF's preprocess.sh leaves: a folder of ``*.json``, all of which are read, or one with ``train`` and
+        ``test`` (below ``data``, perhaps), whose rows of one user are put together. A user's ``x`` are lists of 784
+        grey values in [0, 1], ``y`` the classes. Where LEAF split each user's rows between the two, users without any
+        in ``train`` have lost most of theirs with a file that is not there: they are left out, and counted on stderr,
+        as users without any images are.
+
+    Raises
+    ------
+    FederationError
+        When there is no such file, or one is not what LEAF writes, or two of one part name the same user. The text
+        names the file, the user and the fix.
+    """
+    rows: list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]] = []
+    parts: dict[Path, dict[str, Path]] = {}
+    for file in track(_leaf_files(folder), "Reading LEAF", console=Console(stderr=True)):
+        part = parts.setdefault(file.parent, {})
+        for row in _leaf_users(file):
+            if (first := part.setdefault(row[0], file)) != file:
+                raise FederationError(
+                    f"{file} and {first.name} both have user {row[0]!r}, whose rows would count twice; remove the "
+                    "copies, and keep files of train and of test in folders of these names"
+                )
+            rows.append(row)
+    if lost := _without_train([set(part) for part in parts.values()]):
+        typer.echo(f"Writers left out, with rows in test alone, as files of train are missing: {len(lost)}", err=True)
+    kept = [row for row in rows if row[0] not in lost]
+    if empty := {user for user, *_ in kept} - {user for user, _, labels in kept if len(labels)}:
+        typer.echo(f"Writers left out, without images: {len(empty)}", err=True)
+    if not kept:
+        raise FederationError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
+    names, images, labels = zip(*kept, strict=True)
+    writers = np.repeat(names, [len(y) for y in labels])
+    return Handwriting(np.concatenate(images), np.concatenate(labels), writers)
+
+
+def read_parquet(folder: Path) -> Handwriting:
+    """Read the Parquet files of the Hugging Face hub, showing progress.
+
+    Parameters
+    ----------
+    folder : Path
+        All ``*.parquet`` in it and in its folders are read. They hold the columns `COLUMNS`: a PNG, a name, a class.
+
+    Raises
+    ------
+    FederationError
+        When there is no such file, one cannot be read, or an image is not 28 by 28. The text names the file, the
+        row and the fix.
+    """
+    files = _files(folder, "**/*.parquet", "--parquet")
+    rows = [_count(file) for file in files]
+    # Filled row by row: the images are large, and one copy of them is enough.
+    images = np.empty((sum(rows), SIDE, SIDE), np.uint8)
+    labels: list[NDArray[np.int64]] = []
+    writers: list[str] = []
+    start = 0
+    with Progress(console=Console(stderr=True)) as progress:
+        task = progress.add_task("Decoding images", total=len(images))
+        for file in files:
+            first = start
+            classes = []
+            for batch in _batches(file):
+                for image in batch.column("image").to_pylist():
+                    images[start] = _decode(image, f"{file}: the image of row {start - first}")
+                    start += 1
+                classes.append(batch.column("character").to_numpy(zero_copy_only=False))
+                writers += map(str, batch.column("writer_id").to_pylist())
+                progress.update(task, completed=start)
+            if classes:
+                labels.append(check_classes(np.concatenate(classes), CLASSES, file))
+    if not labels:
+        raise FederationError(f"{folder}: its Parquet files have no rows; give those of {REPOSITORY}")
+    return Handwriting(images, np.concatenate(labels), np.array(writers))
+
+
+def download() -> Path:
+    """Download the Parquet files from the Hugging Face hub, or find them where it has put them before."""
+    try:
+        # Only here: with files at hand it is not needed.
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo_id=REPOSITORY, repo_type="dataset", allow_patterns="*.parquet"))
+    except Exception as error:  # its HTTP client raises errors of many kinds
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise FederationError(
+            f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {reason}; download "
+            "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER"
+        ) from None
+
+
+@app.command()
+def main(
+    leaf: Annotated[
+        Path | None,
+        typer.Option(help="LEAF's data folder, with train/ and test/; or a folder of its JSON.", show_default=False),
+    ] = None,
+    parquet: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"Folder of the Parquet files of {REPOSITORY}; without both, downloaded.", show_default=False
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "femnist",
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
+    ] = 0,
+) -> None:
+    """Write FEMNIST as a federation, one client a writer, half of the clients turned by 90 degrees."""
+    with errors_in_one_line():
+        folder = (out or umbel_home() / "data" / name).expanduser().absolute()
+        if leaf and parquet:
+            raise FederationError("--leaf and --parquet are both given; give one of them")
+        check_out(folder)
+        found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
+        source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
+        lines = write(folder, found, _about(source, name), rows, seed)
+    typer.echo("\n".join(lines))
+
+
+def _about(source: str, name: str) -> About:
+    return About(
+        recipe="femnist",
+        name=name,
+        model="cnn",
+        provenance=f"FEMNIST (Caldas et al., LEAF), from NIST special database 19; read from {source}.",
+        licence="FEMNIST: BSD 2-Clause (LEAF), from NIST special database 19",
+    )
+
+
+def _files(folder: Path, pattern: str, option: str) -> list[Path]:
+    """Return the files to read, by name, so that their order on disk plays no part."""
+    if not folder.is_dir():
+        raise FederationError(f"{folder} is not a folder; give the folder of the files with {option}")
+    if files := sorted(folder.glob(pattern)):
+        return files
+    raise FederationError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
+
+
+def _leaf_files(folder: Path) -> list[Path]:
+    """Return the JSON files of a folder, or those of LEAF's train and test in it, which hold each row once.
+
+    What else LEAF leaves beside these two, as all_data and sampled_data, has the same rows again.
+    """
+    if not folder.is_dir() or any(folder.glob("*.json")):
+        return _files(folder, "*.json", "--leaf")
+    for place in (folder, folder / "data"):
+        parts = [place / "train", place / "test"]
+        if there := [part for part in parts if part.is_dir()]:
+            if len(there) == 1:
+                raise FederationError(
+                    f"{place} has {there[0].name}, but LEAF's other half is missing; put train and test there, or "
+                    f"give --leaf {there[0]} for that part alone"
+                )
+            return [file for part in parts for file in _files(part, "*.json", "--leaf")]
+    raise FederationError(
+        f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf"
+    )
+
+
+def _without_train(parts: list[set[str]]) -> set[str]:
+    """Return the users of LEAF's test, the second part if there are two, who miss the rows that others have in train.
+
+    Where no user is in both, users were split and not their rows, and nothing is missing.
+    """
+    train, test = parts[0], set[str]().union(*parts[1:])
+    return test - train if train & test else set()
+
+
+def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
+    """Return name, images and labels of each user in a LEAF file.
+
+    A function of its own, so that one file's numbers are gone before the next one's come: decoded, they take some
+    forty times the room of the bytes that are kept.
+    """
+    try:
+        document = json.loads(file.read_bytes())
+        users, data = document["users"], document["user_data"]
+        if not isinstance(users, list) or not isinstance(data, dict):
+            raise TypeError("users must be a list, and user_data an object")
+        rows = {user: data[user] for user in users}
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        raise FederationError(
+            f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
+            "write it again with LEAF's preprocess.sh, or move it elsewhere"
+        ) from None
+    if len(rows) < len(users):
+        twice, times = Counter(users).most_common(1)[0]
+        raise FederationError(
+            f"{file}: users names {twice!r} {times} times; name each user once, or write the file again with LEAF's "
+            "preprocess.sh"
+        )
+    if unnamed := data.keys() - rows.keys():
+        raise FederationError(
+            f"{file}: users does not name {min(unnamed)!r}, who is in user_data; name all or remove the others, or "
+            "write the file again with LEAF's preprocess.sh"
+        )
+    return [(user, *_leaf_rows(own, f"{file}, user {user!r}")) for user, own in rows.items()]
+
+
+def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the images and labels of one LEAF user; `source` is named in errors."""
+    try:
+        x, y = np.array(data["x"], np.float32), np.array(data["y"])
+        # A user without rows has an empty list of each, which has no second axis.
+        if x.shape != ((len(y), SIDE * SIDE) if len(y) else (0,)):
+            raise ValueError
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise FederationError(
+            f"{source}: x must be lists of {SIDE * SIDE} numbers and y as many classes; write the file again with "
+            "LEAF's preprocess.sh"
+        ) from None
+    # The other way round, NaN would pass.
+    if not ((x >= 0) & (x <= 1)).all():
+        raise FederationError(
+            f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh"
+        )
+    labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
+    return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), labels
+
+
+def _count(file: Path) -> int:
+    """Return how many rows a Parquet file has, without reading them."""
+    try:
+        with pq.ParquetFile(file) as parquet:
+            names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
+    except (OSError, pa.ArrowException) as error:
+        raise FederationError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+    if missing := [name for name in COLUMNS if name not in names]:
+        raise FederationError(f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}")
+    return rows
+
+
+def _batches(file: Path) -> Any:
+    """Read a Parquet file a part at a time."""
+    try:
+        with pq.ParquetFile(file) as parquet:
+            for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
+                if empty := [name for name in COLUMNS if batch.column(name).null_count]:
+                    raise FederationError(f"{file}: rows without {', '.join(empty)}; download it again")
+                yield batch
+    except (OSError, pa.ArrowException) as error:
+        raise FederationError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+
+
+def _decode(image: Any, source: str) -> NDArray[np.uint8]:
+    """Return the grey values of a PNG as Hugging Face stores it; `source` is named in errors."""
+    try:
+        with Image.open(BytesIO(image["bytes"])) as picture:
+            pixels = np.asarray(picture.convert("L"))
+    # For a PNG with a broken part, Pillow raises SyntaxError.
+    except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
+        raise FederationError(f"{source} cannot be decoded: {error}; download the file again") from None
+    if pixels.shape != (SIDE, SIDE):
+        raise FederationError(f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}")
+    return pixels
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,363 @@
+"""Recipe: what Medicare pays hospitals, one client a provider (group privacy paper, Sec. 5.2).
+
+Features of a row are the service, the longitude and the latitude of the provider; the target is the
+average total payment. Numbers are scaled by public constants alone: a statistic of the data would
+leak it, and no single client could compute it.
+
+The charges are the Inpatient Prospective Payment System (IPPS) provider summary of fiscal year 2011
+by the Centers for Medicare & Medicaid Services (data.cms.gov), ZIP codes are located by GeoNames
+(download.geonames.org/export/zip, US.zip).
+
+    python datasets/hospital.py --help
+"""
+
+from __future__ import annotations
+
+import csv as csv_format
+import sys
+import zlib
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+from zipfile import BadZipFile
+
+import numpy as np
+import pandas as pd
+import rich.progress
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+
+# A script finds modules next to itself; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from umbel.data import Manifest, check_out, offsets_of, write_federation
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import umbel_home
+
+SERVICES = (194, 292, 392, 690)
+"""The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""
+
+COLUMNS = {
+    "service": "DRG Definition",
+    "provider": "Provider Id",
+    "zip": "Provider Zip Code",
+    "payment": "Average Total Payments",
+}
+"""What is read of the CSV: our name of a column -> its name there."""
+
+FEATURES: tuple[dict[str, Any], ...] = (
+    {"name": "service", "unit": f"index in DRGs {', '.join(map(str, SERVICES))}", "scale": 4.0, "offset": 0.0},
+    {"name": "longitude", "unit": "degrees", "scale": 50.0, "offset": -100.0},
+    {"name": "latitude", "unit": "degrees", "scale": 50.0, "offset": 40.0},
+)
+TARGET: dict[str, Any] = {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0}
+"""Units of the columns: a stored number times ``scale``, plus ``offset``, is in ``unit``.
+
+100 degrees west, 40 degrees north is the middle of the contiguous states. Places that all lie to one side of 0 are
+nearly the same number to a network, whose hypotheses then start as constants: one of them suits everybody best, and
+the others are never trained.
+"""
+
+RANGES = {"provider": (1.0, 999_999.0), "zip": (1.0, 99_999.0), "payment": (500.0, 500_000.0)}
+"""Minimum and maximum of a column's numbers. The published payments are of 2,673 to 156,158 dollars."""
+
+_CHUNK_ROWS = 20_000
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+class Zip(StrEnum):
+    """How a ZIP code is looked up."""
+
+    AS_INTEGER = "as-integer"
+    PADDED = "padded"
+
+
+def read_charges(csv: Path) -> pd.DataFrame:
+    """Read the rows of the four services, showing progress.
+
+    Parameters
+    ----------
+    csv : Path
+        The IPPS file, plain or compressed (.gz, .zip).
+
+    Returns
+    -------
+    DataFrame
+        One row a provider and service: ``service`` (index in `SERVICES`), ``provider`` (its id),
+        ``zip`` (as an integer), ``payment`` (dollars).
+
+    Raises
+    ------
+    FederationError
+        When the file is no CSV, lacks a column, has no row of the four services, or holds text
+        where a number should be, or a number outside `RANGES`. The text names the file, the
+        column, the row and the fix.
+    """
+    parts = []
+    for chunk in _chunks(csv):
+        table = _columns(chunk, csv)
+        code = pd.to_numeric(table["service"].str.extract(r"^\s*(\d+)\b", expand=False), errors="coerce")
+        parts.append(table.assign(service=code)[code.isin(SERVICES)])
+    rows = pd.concat(parts)
+    if rows.empty:
+        raise FederationError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011")
+    numbers = {name: _numbers(rows[name], COLUMNS[name], csv, *allowed) for name, allowed in RANGES.items()}
+    for name in ("provider", "zip"):
+        if len(odd := np.flatnonzero(numbers[name] % 1)):
+            raise FederationError(
+                f"{csv}: {COLUMNS[name]} in data row {rows.index[odd[0]] + 1} is {rows[name].iloc[odd[0]]!r}, not a "
+                "whole number; repair or remove that row"
+            )
+    return pd.DataFrame({"service": np.searchsorted(SERVICES, rows["service"].to_numpy(np.int64)), **numbers}).astype(
+        {"provider": np.int64, "zip": np.int64}
+    )
+
+
+def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> NDArray[np.float64]:
+    """Look ZIP codes up in GeoNames.
+
+    Parameters
+    ----------
+    zips : ndarray of int64, shape (rows,)
+        ZIP codes.
+    form : Zip
+        `Zip.PADDED` looks up 02115 for the integer 2115, `Zip.AS_INTEGER` looks up 2115, which is
+        no ZIP code: places whose code begins with 0 are not found.
+    geonames : Path, optional
+        The GeoNames file, plain or compressed; without it pgeocode downloads it.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows, 2)
+        Longitude and latitude in degrees; NaN where the code is unknown. A code of several places
+        lies at their mean.
+
+    Raises
+    ------
+    FederationError
+        When the file is not one of GeoNames, or the download fails.
+    """
+    keys = [f"{code:05d}" if form is Zip.PADDED else str(code) for code in zips]
+    places = _download(sorted(set(keys))) if geonames is None else _read_places(geonames)
+    located: NDArray[np.float64] = places.reindex(keys)[["longitude", "latitude"]].to_numpy(dtype=np.float64)
+    return located
+
+
+def build(
+    charges: pd.DataFrame, places: NDArray[np.float64], form: Zip, seed: int = 0, order: Sequence[int] | None = None
+) -> tuple[Manifest, NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
+    """Turn located charges into a federation.
+
+    Providers take the clients' places in random order, unless one is given; the first 70 % train. Rows
+    of a provider that could not be located are left out.
+
+    Parameters
+    ----------
+    charges : DataFrame
+        As from `read_charges`.
+    places : ndarray, shape (rows, 2)
+        As from `locate`, for the rows of `charges`.
+    form : Zip
+        How they were located, for the manifest.
+    seed : int
+        Seed of the order.
+    order : sequence of int, optional
+        The ids of all located providers, in the clients' order.
+
+    Returns
+    -------
+    manifest : Manifest
+        What the data are.
+    features : ndarray of float32, shape (rows, 3)
+        Service index, longitude and latitude in the units of `FEATURES`; a client's rows by increasing service.
+    targets : ndarray of float32, shape (rows,)
+        Average total payment / 10,000 dollars.
+    offsets : ndarray of int64, shape (clients + 1,)
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+
+    Raises
+    ------
+    FederationError
+        When no provider could be located.
+    """
+    located = np.flatnonzero(np.isfinite(places).all(axis=1))
+    charges, places = charges.iloc[located], places[located]
+    # Sorted ids, so that the result does not depend on the order of the file.
+    providers, provider = np.unique(charges["provider"], return_inverse=True)
+    if not len(providers):
+        raise FederationError(
+            f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}"
+        )
+    if order is None:
+        client = np.random.default_rng(seed).permutation(len(providers))[provider]
+    else:
+        client = np.argsort(order)[provider]
+    # Should a provider list a service twice, the payment settles which comes first.
+    rows = np.lexsort((charges["payment"], charges["service"], client))
+    features = np.column_stack([charges["service"], places])
+    features = (features - [column["offset"] for column in FEATURES]) / [column["scale"] for column in FEATURES]
+    targets = charges["payment"].to_numpy() / TARGET["scale"]
+    # In whole numbers, where no rounding can move the border.
+    train = len(providers) * 7 // 10
+    lost = " kept as integers, so that those that begin with 0 are not found" if form is Zip.AS_INTEGER else ""
+    manifest = Manifest(
+        name="hospital",
+        model="mlp",
+        loss="rmse",
+        clients=len(providers),
+        split={"train": train, "validation": len(providers) - train},
+        units={"target": TARGET, "features": list(FEATURES)},
+        provenance=(
+            "Centers for Medicare & Medicaid Services, Inpatient Prospective Payment System provider summary for the "
+            f"top 100 diagnosis-related groups, fiscal year 2011; columns {', '.join(COLUMNS.values())}; DRGs "
+            f"{', '.join(map(str, SERVICES))}. ZIP codes{lost} located by GeoNames postal codes. Made by "
+            f"datasets/hospital.py with seed {seed}."
+        ),
+        licence="charges: public domain (work of the US government); places: GeoNames, CC BY 4.0",
+    )
+    offsets = offsets_of(np.bincount(client))
+    return manifest, features[rows].astype(np.float32), targets[rows].astype(np.float32), offsets
+
+
+@app.command()
+def main(
+    csv: Annotated[Path, typer.Option(help="IPPS provider summary FY2011 from data.cms.gov (.csv, .csv.gz).")],
+    geonames: Annotated[
+        Path | None, typer.Option(help="GeoNames postal codes of the US (.txt, .txt.gz); without it, downloaded.")
+    ] = None,
+    form: Annotated[
+        Zip,
+        typer.Option(
+            "--zip",
+            help="as-integer loses the leading 0 of a ZIP code, so that hospitals of the north-east are not located "
+            "and drop out: only this gives the paper's 2947 clients. padded locates them, for 3150 clients.",
+        ),
+    ] = Zip.AS_INTEGER,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/hospital")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
+) -> None:
+    """Write Medicare's hospital payments as a federation, one client a provider (group privacy paper, Sec. 5.2)."""
+    folder = (out or umbel_home() / "data" / "hospital").expanduser().absolute()
+    with errors_in_one_line():
+        _check_paths(csv, geonames, folder)
+        charges = read_charges(csv)
+        places = locate(charges["zip"].to_numpy(), form, geonames)
+        manifest, features, targets, offsets = build(charges, places, form, seed)
+        if manifest.clients < 2:
+            raise FederationError(
+                "1 provider has a ZIP code that GeoNames knows, and at least 2 are needed to train and validate; "
+                f"check the GeoNames file, or use --zip {Zip.PADDED}"
+            )
+        write_federation(folder, manifest, features, targets, offsets)
+    lost = charges["provider"].nunique() - manifest.clients
+    typer.echo(
+        f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
+        f"{len(targets)} rows; providers left out, their ZIP code unknown to GeoNames: {lost}"
+    )
+    typer.echo(folder)
+
+
+def _check_paths(csv: Path, geonames: Path | None, folder: Path) -> None:
+    """Raise before the work where it could not begin or end."""
+    if not csv.is_file():
+        raise FederationError(f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
+    if geonames is not None and not geonames.is_file():
+        raise FederationError(f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt")
+    check_out(folder)
+
+
+def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
+    """Read a CSV a part at a time, all columns as text; progress counts bytes of the file."""
+    # pandas guesses the compression of a path, not of an open file.
+    compression: Any = {".gz": "gzip", ".zip": "zip"}.get(csv.suffix)
+    try:
+        with rich.progress.open(csv, "rb", description=f"Reading {csv.name}", console=Console(stderr=True)) as file:
+            # Text as it stands, for errors to show; and without index_col=False, one comma too many at the end of
+            # each row would shift the columns.
+            yield from pd.read_csv(
+                file,
+                dtype=str,
+                keep_default_na=False,
+                index_col=False,
+                compression=compression,
+                chunksize=_CHUNK_ROWS,
+            )
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        raise FederationError(f"{csv} cannot be read as CSV: {error}; download it again from data.cms.gov") from None
+
+
+def _columns(chunk: pd.DataFrame, csv: Path) -> pd.DataFrame:
+    """Return the columns of `COLUMNS` under our names; spaces, underscores and case play no part in finding them."""
+    found = {_plain(name): name for name in chunk.columns}
+    if missing := [name for name in COLUMNS.values() if _plain(name) not in found]:
+        raise FederationError(
+            f"{csv} lacks the columns {missing}; found {[name.strip() for name in chunk.columns]}; "
+            "give the IPPS provider summary of fiscal year 2011, or rename its columns"
+        )
+    return pd.DataFrame({ours: chunk[found[_plain(name)]] for ours, name in COLUMNS.items()})
+
+
+def _plain(name: str) -> str:
+    return "".join(name.replace("_", " ").split()).lower()
+
+
+def _numbers(texts: pd.Series, column: str, source: Path, minimum: float, maximum: float) -> NDArray[np.float64]:
+    """Return texts as numbers from `minimum` to `maximum`; dollar signs, commas and spaces are dropped."""
+    numbers = pd.to_numeric(texts.str.replace(r"[$,\s]", "", regex=True), errors="coerce")
+    values: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
+    if len(bad := np.flatnonzero(~np.isfinite(values))):
+        row = bad[0]
+        raise FederationError(
+            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not a number; "
+            "repair or remove that row"
+        )
+    if len(bad := np.flatnonzero((values < minimum) | (values > maximum))):
+        row = bad[0]
+        raise FederationError(
+            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {minimum:,.0f} to "
+            f"{maximum:,.0f}; is it in another unit? Repair or remove that row"
+        )
+    return values
+
+
+def _read_places(geonames: Path) -> pd.DataFrame:
+    """Read longitude and latitude by ZIP code from a GeoNames postal code file."""
+    names = {1: "zip", 9: "latitude", 10: "longitude"}
+    try:
+        # GeoNames does not quote: a quotation mark is part of a name.
+        table = pd.read_csv(
+            geonames, sep="\t", header=None, usecols=list(names), dtype=str, quoting=csv_format.QUOTE_NONE
+        )
+    except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
+        raise FederationError(
+            f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip"
+        ) from None
+    table = table.rename(columns=names)
+    numbers = {
+        "longitude": _numbers(table["longitude"], "longitude", geonames, -180, 180),
+        "latitude": _numbers(table["latitude"], "latitude", geonames, -90, 90),
+    }
+    return pd.DataFrame(numbers).groupby(table["zip"].str.strip()).mean()
+
+
+def _download(keys: list[str]) -> pd.DataFrame:
+    """Return longitude and latitude by ZIP code as pgeocode has it, which downloads GeoNames once."""
+    try:
+        # Only here: with a file at hand it is not needed.
+        import pgeocode
+
+        table: pd.DataFrame = pgeocode.Nominatim("us").query_postal_code(keys)
+    except (ImportError, OSError, BadZipFile) as error:
+        raise FederationError(
+            f"GeoNames cannot be downloaded by pgeocode: {error}; download US.zip from geonames.org elsewhere, unpack "
+            "it, and give --geonames US.txt"
+        ) from None
+    return table.set_index("postal_code")[["longitude", "latitude"]]
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,385 @@
+"""Recipe: which films people like, one client a user.
+
+MovieLens (GroupLens Research, University of Minnesota): ratings from half a star to five. A film is
+liked where it has at least four, or --liked; films that a user did not rate may count as disliked,
+--unrated. The files of all its releases are read, or the smallest release, ml-100k, is downloaded.
+
+    python datasets/movielens.py --help
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import sys
+import tempfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.client import HTTPException
+from io import BufferedIOBase, BufferedReader, RawIOBase
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, cast
+from urllib.request import urlopen
+from zipfile import BadZipFile, ZipFile, is_zipfile
+
+import numpy as np
+import pandas as pd
+import rich.progress
+import typer
+from numpy.typing import NDArray
+from rich.console import Console
+
+# A script finds modules next to itself; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from umbel.data import Manifest, check_out, offsets_of, write_federation
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import umbel_home
+
+URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
+
+SEPARATORS = {"u.data": "\t", "ratings.dat": "::", "ratings.csv": ","}
+"""The files of MovieLens that hold ratings -> what stands between their columns."""
+
+HEADER = ["userId", "movieId", "rating", "timestamp"]
+"""First line of ratings.csv; the other files have the same columns and no such line."""
+
+LIKED = 4.0
+"""The lowest rating that is a like, if no other is given."""
+
+LARGEST = {"user": 2**53, "item": 2**53, "rating": 5, "time": 2**53}
+"""The four columns -> the largest number taken there; beyond 2**53, numbers read as float64 are not whole."""
+
+MOST_UNRATED = 100
+"""The most unrated items that there may be for each one rated."""
+
+_CHUNK_ROWS = 200_000
+_BLOCK = 2**20
+_LONGEST_LINE = 200  # bytes
+_LONGEST_VALUE = 40  # characters that stand in an error
+_TIMEOUT = 60.0
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+def read_ratings(file: Path) -> pd.DataFrame:
+    """Read the ratings of a MovieLens release, showing progress.
+
+    Parameters
+    ----------
+    file : Path
+        One of the files of `SEPARATORS`, under any name, or a ZIP archive that holds one of them.
+
+    Returns
+    -------
+    DataFrame
+        One row a line: ``user`` and ``item`` (their ids), ``rating`` (0 to 5), ``time`` (seconds).
+
+    Raises
+    ------
+    FederationError
+        When the file is no such file, or a line of it is not a rating. The text names the file, the line and the fix.
+    """
+    with _opened(file) as (stream, source):
+        first = stream.readline(_LONGEST_LINE).decode("utf-8", "replace").strip()
+        stream.seek(0)
+        separator = next((separator for separator in SEPARATORS.values() if separator in first), None)
+        if separator is None:
+            raise FederationError(f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings")
+        header = int(first.split(separator) == HEADER)
+        short = BufferedReader(_ShortLines(stream, source), _BLOCK)
+        parts = [_checked(lines, source) for lines in _chunks(short, source, separator, header)]
+    if not parts:
+        raise FederationError(f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings")
+    return pd.concat(parts, ignore_index=True)
+
+
+def download() -> Path:
+    """Download ml-100k to ``$UMBEL_HOME/downloads``, or find it there, and return the path of the archive."""
+    file = umbel_home() / "downloads" / URL.rpartition("/")[2]
+    if file.exists():
+        return file
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=file.parent, prefix=f".{file.name}-") as scratch:
+        new = Path(scratch) / file.name
+        try:
+            with urlopen(URL, timeout=_TIMEOUT) as response, new.open("wb") as out:
+                shutil.copyfileobj(response, out)
+            # The directory of an archive is its end: an archive cut short has none.
+            if not is_zipfile(new):
+                raise OSError("what came is not a whole ZIP archive")
+        except (OSError, HTTPException) as error:
+            raise FederationError(
+                f"{URL} cannot be downloaded: {error}; download it elsewhere and give --ratings FILE"
+            ) from None
+        new.replace(file)
+    return file
+
+
+def build(
+    ratings: pd.DataFrame,
+    source: str,
+    name: str = "movielens",
+    factors: int = 8,
+    min_ratings: int = 10,
+    seed: int = 0,
+    liked: float = LIKED,
+    unrated: float = 0.0,
+) -> tuple[Manifest, NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
+    """Turn ratings into a federation.
+
+    Of the ratings that a user gave an item, the latest counts. Users take the clients' places in
+    random order; the first 90 % train. Items are renumbered by increasing id.
+
+    Parameters
+    ----------
+    ratings : DataFrame
+        As from `read_ratings`, in any order; of two equal times, the later row counts.
+    source : str
+        What was read, for the manifest.
+    name : str
+        Name of the federation.
+    factors : int
+        Latent factors of the model that it is for.
+    min_ratings : int
+        Users who rated fewer items are left out.
+    seed : int
+        Seed of the order of users, and of the items that they did not rate.
+    liked : float
+        The lowest rating that is a like.
+    unrated : float
+        So many items a rated one are drawn, alike, from those that a user did not rate, and count as disliked;
+        fewer where there are no more.
+
+    Returns
+    -------
+    manifest : Manifest
+        What the data are.
+    features : ndarray of int32, shape (rows, 1)
+        Index of the item, from 0 on; a client's rows by increasing index.
+    targets : ndarray of int8, shape (rows,)
+        1 where the client likes the item, -1 where not.
+    offsets : ndarray of int64, shape (clients + 1,)
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+
+    Raises
+    ------
+    FederationError
+        When fewer than two users are left.
+    """
+    # Stable: of equal times, the later row stays last.
+    latest = ratings.iloc[np.argsort(ratings["time"].to_numpy(), kind="stable")]
+    latest = latest.drop_duplicates(["user", "item"], keep="last")
+    kept = latest[latest.groupby("user")["item"].transform("size") >= min_ratings]
+    # Sorted ids, so that the result does not depend on the order of the file.
+    users, user = np.unique(kept["user"], return_inverse=True)
+    items, item = np.unique(kept["item"], return_inverse=True)
+    if len(users) < 2:
+        raise FederationError(
+            f"{len(users)} users rated at least {min_ratings} items, and at least 2 are needed to train and validate; "
+            "lower --min-ratings, or give a file with more ratings"
+        )
+    client = np.random.default_rng(seed).permutation(len(users))[user]
+    likes = kept["rating"].to_numpy() >= liked
+    if unrated:
+        owners, others = _unrated(client, item, len(items), unrated, seed)
+        client, item = np.concatenate([client, owners]), np.concatenate([item, others])
+        likes = np.concatenate([likes, np.full(len(others), False)])
+    order = np.lexsort((item, client))
+    targets = np.where(likes[order], 1, -1).astype(np.int8)
+    # In whole numbers, where no rounding can move the border.
+    train = len(users) * 9 // 10
+    manifest = Manifest(
+        name=name,
+        model=f"factors-{len(items)}x{factors}",
+        clients=len(users),
+        split={"train": train, "validation": len(users) - train},
+        units={"items": len(items)},
+        provenance=(
+            f"MovieLens (Harper and Konstan, 2015; grouplens.org/datasets/movielens), read from {source}. One client a "
+            f"user, of those with at least {min_ratings} ratings; an item is liked where its latest rating is "
+            f"{liked:g} or more{_also(unrated)}. Made by datasets/movielens.py with seed {seed}."
+        ),
+        licence="MovieLens: for research; no redistribution without permission of GroupLens",
+    )
+    return manifest, item[order].astype(np.int32)[:, None], targets, offsets_of(np.bincount(client))
+
+
+@app.command()
+def main(
+    ratings: Annotated[
+        Path | None,
+        typer.Option(
+            help="u.data (ml-100k), ratings.dat (ml-1m, ml-10m), ratings.csv (ml-latest, ml-25m and later), or the "
+            "ZIP archive of one; without it, ml-100k is downloaded.",
+            show_default=False,
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "movielens",
+    factors: Annotated[int, typer.Option(min=1, help="Latent factors of its model.")] = 8,
+    min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
+    liked: Annotated[
+        float, typer.Option(min=0.5, max=5, help="The lowest rating that is a like; lower ones are dislikes.")
+    ] = LIKED,
+    unrated: Annotated[
+        float,
+        typer.Option(
+            min=0, max=MOST_UNRATED, help="Items that a user did not rate to count as dislikes, for each one rated."
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
+) -> None:
+    """Write the likes of MovieLens as a federation, one client a user."""
+    with errors_in_one_line():
+        folder = (out or umbel_home() / "data" / name).expanduser().absolute()
+        if ratings is not None and not ratings.is_file():
+            raise FederationError(f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings")
+        check_out(folder)
+        file = ratings or download()
+        table = read_ratings(file)
+        manifest, features, targets, offsets = build(table, file.name, name, factors, min_ratings, seed, liked, unrated)
+        write_federation(folder, manifest, features, targets, offsets)
+    likes = np.add.reduceat(targets > 0, offsets[:-1], dtype=np.int64)
+    typer.echo(
+        f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
+        f"{manifest.units['items']} items, {len(targets)} rows, {likes.sum() / len(targets):.1%} of them likes"
+    )
+    typer.echo(f"users left out, with fewer than {min_ratings} ratings: {table['user'].nunique() - manifest.clients}")
+    typer.echo(f"users who like half or more of their items: {(2 * likes >= np.diff(offsets)).sum()}")
+    typer.echo(folder)
+
+
+def _unrated(
+    client: NDArray[np.int64], item: NDArray[np.int64], items: int, share: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Draw for each client some of the items that it has no rating of; return owner and item of each."""
+    owners, others = [], []
+    for one, rated in enumerate(np.split(item[np.argsort(client, kind="stable")], np.cumsum(np.bincount(client))[:-1])):
+        left = np.setdiff1d(np.arange(items), rated)
+        # A generator a client, so that its items do not depend on who else there is.
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(one,)))
+        drawn = generator.choice(left, min(round(share * len(rated)), len(left)), replace=False)
+        owners.append(np.full(len(drawn), one))
+        others.append(drawn)
+    return np.concatenate(owners), np.concatenate(others)
+
+
+def _also(unrated: float) -> str:
+    return f"; for each that a user rated, {unrated:g} of the others, drawn alike, count as disliked" if unrated else ""
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
+    """Open a file of ratings, in an archive or not, with progress; the text names it in errors."""
+    try:
+        if is_zipfile(file):
+            with ZipFile(file) as archive:
+                found = [info for info in archive.infolist() if info.filename.rpartition("/")[2] in SEPARATORS]
+                if len(found) != 1:
+                    raise FederationError(
+                        f"{file} holds {len(found)} files named {_any_file()}, not one; unpack it and give the file "
+                        "with --ratings"
+                    )
+                source = f"{file}, {found[0].filename}"
+                with archive.open(found[0]) as plain, _progress(cast(BinaryIO, plain), found[0].file_size) as stream:
+                    yield stream, source
+        else:
+            with file.open("rb") as plain, _progress(plain, file.stat().st_size) as stream:
+                yield stream, str(file)
+    # zipfile raises RuntimeError for what it cannot unpack: a password, an unknown compression.
+    except (OSError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
+        raise FederationError(f"{file} cannot be read: {error}; remove it and download it again") from None
+
+
+def _progress(stream: BinaryIO, size: int) -> Any:
+    return rich.progress.wrap_file(stream, size, description="Reading ratings", console=Console(stderr=True))
+
+
+class _ShortLines(RawIOBase):
+    """Bytes as they come, refused before anything splits them where a line is too long for a rating."""
+
+    def __init__(self, stream: BinaryIO, source: str) -> None:
+        self._stream, self._source = stream, source
+        self._line, self._begun = 1, b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._stream.read(len(buffer))
+        lines = (self._begun + block).split(b"\n")
+        if max(map(len, lines)) > _LONGEST_LINE:
+            line = self._line + next(i for i, line in enumerate(lines) if len(line) > _LONGEST_LINE)
+            raise FederationError(
+                f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; give "
+                f"{_any_file()} of MovieLens with --ratings"
+            )
+        self._line, self._begun = self._line + len(lines) - 1, lines[-1]
+        buffer[: len(block)] = block
+        return len(block)
+
+
+def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) -> Iterator[pd.DataFrame]:
+    """Read lines a part at a time, all columns as text, indexed by their number in the file."""
+    try:
+        for chunk in pd.read_csv(
+            stream,
+            sep=separator,
+            # Only this engine knows separators of two letters.
+            engine="c" if len(separator) == 1 else "python",
+            header=None,
+            skiprows=header,
+            dtype=str,
+            keep_default_na=False,
+            quoting=csv.QUOTE_NONE,
+            # Skipped lines would not count in the numbers of lines.
+            skip_blank_lines=False,
+            chunksize=_CHUNK_ROWS,
+        ):
+            chunk.index += 1 + header
+            # What a short line lacks, one engine gives as an empty text, the other as NaN.
+            yield chunk.fillna("")
+    except pd.errors.EmptyDataError:
+        return
+    except (UnicodeDecodeError, pd.errors.ParserError) as error:
+        reason = " ".join(str(error).split())
+        raise FederationError(f"{source} cannot be read: {reason}; repair or remove that line") from None
+
+
+def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
+    """Return lines of text as numbers, or raise where one is not a rating."""
+    if len(lines.columns) != len(LARGEST):
+        raise FederationError(
+            f"{source}, line {lines.index[0]} has {len(lines.columns)} columns, not {len(LARGEST)}: "
+            f"{', '.join(LARGEST)}; give {_any_file()} of MovieLens with --ratings"
+        )
+    columns: dict[str, NDArray[Any]] = {}
+    for column, (name, maximum) in enumerate(LARGEST.items()):
+        values = pd.to_numeric(lines[column], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        # Said of the good ones, so that NaN is none of them.
+        good = (values >= 0) & (values <= maximum)
+        kind = "a number from 0 to 5"
+        if name != "rating":
+            good &= values == np.floor(values)
+            kind = "a whole number"
+        if len(bad := np.flatnonzero(~good)):
+            value = lines[column].iloc[bad[0]]
+            shown = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
+            raise FederationError(
+                f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}; repair or remove that line"
+            )
+        columns[name] = values.astype(np.float32 if name == "rating" else np.int64)
+    return pd.DataFrame(columns)
+
+
+def _any_file() -> str:
+    """Return the names of files that are read, for errors."""
+    *some, last = SEPARATORS
+    return f"{', '.join(some)} or {last}"
+
+
+if __name__ == "__main__":
+    app()

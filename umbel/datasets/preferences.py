@@ -1,0 +1,224 @@
+"""Recipe: made-up preferences for items, one client a user.
+
+The setting of *PAC identifiability in federated personalization*: a user likes the items whose
+vectors v point the way of her own vector u. Each client has a label for some of the items, and likes
+a fixed share of them, below one half, as the paper's Assumption 1 asks::
+
+    u ~ N(0, I/d),   v_i ~ N(0, I),   the items of highest score u . v_i are liked
+
+The federation that travels with the app, and one of the shape of MovieLens's ml-100k, are made by
+
+    python datasets/preferences.py --clients 67 --items 100 --out datasets/preferences.json
+    python datasets/preferences.py --clients 943 --items 1682 --rows 106 --skew 1 --spread 1
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+# A script finds modules next to itself; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from umbel.data import Manifest, check_out, offsets_of, write_federation, write_leaf
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import umbel_home
+
+MIN_ROWS = 20
+"""No client gets fewer rows by `spread`, unless all are asked to have fewer; MovieLens keeps no smaller user."""
+
+STEEPEST = 10
+"""The largest `skew` and `spread`; far beyond, numbers overflow."""
+
+Drawn = tuple[NDArray[np.int32], NDArray[np.int8], NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+def draw(
+    clients: int = 100,
+    items: int = 500,
+    factors: int = 8,
+    rows: int = 40,
+    like_rate: float = 0.2,
+    skew: float = 0.0,
+    seed: int = 0,
+    spread: float = 0.0,
+) -> Drawn:
+    """Draw the data.
+
+    Items are drawn from one generator and each client from one of its own: client ``c`` is the same
+    however many clients there are.
+
+    Parameters
+    ----------
+    clients, items : int
+        How many there are.
+    factors : int
+        Length d of the vectors of users and items.
+    rows : int
+        Items that a client labels.
+    like_rate : float
+        A client likes ``round(like_rate * n)`` of its n items, those of the highest scores; above 0, below 1/2.
+    skew : float
+        Items are drawn with probability proportional to (index + 1)**-skew, without replacement; 0 for uniform.
+    seed : int
+        Seed of all generators.
+    spread : float
+        Standard deviation of the logarithm of a client's number of rows, which is log-normal with mean `rows`, then
+        kept from 20 to `items`; 0 for `rows` each.
+
+    Returns
+    -------
+    features : ndarray of int32, shape (sum of rows, 1)
+        Index of the item, from 0 on; a client's rows by increasing index.
+    targets : ndarray of int8, shape (sum of rows,)
+        1 where the client likes the item, -1 where not.
+    offsets : ndarray of int64, shape (clients + 1,)
+        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    users : ndarray of float64, shape (clients, factors)
+        The vector u of each client.
+    item_vectors : ndarray of float64, shape (items, factors)
+        The vector v of each item.
+
+    Raises
+    ------
+    FederationError
+        When a number is out of its range, or the likes of a client round to none or to half of its items or more.
+    """
+    if min(clients, items, factors, rows) < 1:
+        raise FederationError(
+            f"clients, items, factors and rows must be at least 1, got {clients}, {items}, {factors} and {rows}"
+        )
+    if rows > items:
+        raise FederationError(f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items")
+    if not 0 < like_rate < 0.5:
+        raise FederationError(
+            f"--like-rate must be above 0 and below .5 (Assumption 1 of the paper), got {like_rate}; give .2, say"
+        )
+    if not (0 <= skew <= STEEPEST and 0 <= spread <= STEEPEST):
+        raise FederationError(f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}")
+    item_vectors = np.random.default_rng(seed).standard_normal((items, factors))
+    log_weights = -skew * np.log(np.arange(1, items + 1))
+    users, features, targets = [], [], []
+    for client in range(clients):
+        generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(client,)))
+        user = generator.standard_normal(factors) / math.sqrt(factors)
+        # Drawn also where it is not used, so that the rest of the client is the same with any spread.
+        normal = generator.standard_normal()
+        count = round(rows * math.exp(spread * normal - spread**2 / 2))
+        count = min(max(count, min(rows, MIN_ROWS)), items)
+        liked = round(like_rate * count)
+        if not 0 < 2 * liked < count:
+            raise FederationError(
+                f"client {client} would like {liked} of its {count} items, and Assumption 1 of the paper asks for some "
+                "and fewer than half; give another --like-rate, or more --rows"
+            )
+        chosen = _choose(count, log_weights, generator)
+        labels = np.full(count, -1, np.int8)
+        # A plain sum of products, which every platform rounds alike; a BLAS need not.
+        labels[np.argsort((item_vectors[chosen] * user).sum(axis=1))[count - liked :]] = 1
+        users.append(user)
+        features.append(chosen.astype(np.int32)[:, None])
+        targets.append(labels)
+    return (
+        np.concatenate(features), np.concatenate(targets), offsets_of(map(len, targets)), np.array(users), item_vectors
+    )  # fmt: skip
+
+
+def _choose(count: int, log_weights: NDArray[np.float64], generator: np.random.Generator) -> NDArray[np.int64]:
+    """Draw items by weight, without replacement, and return their indices in increasing order."""
+    # Exponential waiting times, whose rates are the probabilities, end in the order of draws without replacement.
+    # In logarithms, where no probability is too small.
+    waiting = np.log(generator.standard_exponential(len(log_weights))) - log_weights
+    return np.sort(np.argsort(waiting)[:count])
+
+
+@app.command()
+def main(
+    clients: Annotated[int, typer.Option(min=2, help="Number of clients; the last 10 % validate.")] = 100,
+    items: Annotated[int, typer.Option(min=1, help="Number of items.")] = 500,
+    factors: Annotated[
+        int, typer.Option(min=1, help="Latent factors, of the data and of the model that they are for.")
+    ] = 8,
+    rows: Annotated[int, typer.Option(min=1, help="Items that a client labels.")] = 40,
+    like_rate: Annotated[
+        float, typer.Option(help="Share of its items that a client likes, above 0 and below .5.")
+    ] = 0.2,
+    skew: Annotated[
+        float, typer.Option(min=0, help="Popular items are labelled more often: by rank**-skew. 0 for all alike.")
+    ] = 0.0,
+    spread: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="Clients differ in rows: standard deviation of the logarithm. MovieLens has about 1; 0 for none.",
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 0,
+    name: Annotated[str, typer.Option(help="Name of the federation.")] = "preferences",
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder to write, or a LEAF JSON file where it ends in .json.", show_default="$UMBEL_HOME/data/NAME"
+        ),
+    ] = None,
+) -> None:
+    """Write made-up preferences for items as a federation, one client a user."""
+    with errors_in_one_line():
+        path = (out or umbel_home() / "data" / name).expanduser().absolute()
+        if path.suffix != ".json":
+            check_out(path)
+        features, targets, offsets, _, _ = draw(clients, items, factors, rows, like_rate, skew, seed, spread)
+        settings = f"seed {seed}, rows {rows}, like rate {like_rate:g}, skew {skew:g}, spread {spread:g}"
+        manifest = _manifest(name, clients, items, factors, settings)
+        _write(path, manifest, features, targets, offsets)
+    typer.echo(
+        f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, {items} items, "
+        f"{len(targets)} rows, {(targets > 0).mean():.1%} of them likes"
+    )
+    typer.echo(path)
+
+
+def _manifest(name: str, clients: int, items: int, factors: int, settings: str) -> Manifest:
+    # In whole numbers, where no rounding can move the border.
+    train = clients * 9 // 10
+    return Manifest(
+        name=name,
+        model=f"factors-{items}x{factors}",
+        clients=clients,
+        split={"train": train, "validation": clients - train},
+        units={"items": items},
+        provenance=(
+            f"Generated by datasets/preferences.py with {settings}: a client likes the items of highest score u . v "
+            f"among those it labels, u ~ N(0, I/{factors}), v ~ N(0, I)."
+        ),
+        licence="Apache-2.0 (generated data)",
+    )
+
+
+def _write(
+    path: Path,
+    manifest: Manifest,
+    features: NDArray[np.int32],
+    targets: NDArray[np.int8],
+    offsets: NDArray[np.int64],
+) -> None:
+    """Write a LEAF JSON file where the path ends in .json, and a folder elsewhere."""
+    if path.suffix != ".json":
+        write_federation(path, manifest, features, targets, offsets)
+        return
+    names = [f"{part}-{i}" for part in ("train", "validation") for i in range(manifest.split[part])]
+    parts = (np.split(array, offsets[1:-1]) for array in (features, targets))
+    write_leaf(path, manifest, dict(zip(names, zip(*parts, strict=True), strict=True)))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,154 @@
+"""Recipe: handwritten digits by 539 writers, one client a writer, in two groups of clients.
+
+The MNIST training images with the QMNIST labels, which say who wrote each of them. They come from
+the same source as FEMNIST's digits and are small enough for two cores: the experiment of Sec. 5.3
+of the group privacy paper in miniature. All images of a client are turned by 90 degrees
+counter-clockwise with probability 1/2.
+
+    python datasets/qmnist.py --help
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import sys
+import zlib
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+
+# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from writers import SIDE, About, Handwriting, check_classes, write
+
+from umbel.data import check_out
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import umbel_home
+
+IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
+LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-train-labels-idx2-int.gz"
+
+CLASSES = 10
+
+COLUMNS = 8
+"""Columns of the QMNIST labels."""
+
+CLASS, WRITER = 0, 2
+"""The two that are read: the digit, and NIST's number of its writer."""
+
+ABOUT = About(
+    recipe="qmnist",
+    name="qmnist",
+    model="cnn10",
+    provenance=(
+        "Images: MNIST training set (LeCun, Cortes, Burges). Labels and writers: QMNIST (Yadav, Bottou; "
+        "github.com/facebookresearch/qmnist), training set. Both from NIST special database 19."
+    ),
+    licence=(
+        "labels: QMNIST, BSD-style licence, copyright Facebook, Inc. and its affiliates; images: MNIST, copyright "
+        "Yann LeCun and Corinna Cortes, CC BY-SA 3.0"
+    ),
+)
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArray[np.generic]:
+    """Read a file of MNIST's format IDX, plain or compressed (.gz).
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    dtype : str
+        What it must hold, as NumPy writes it: ``">u1"`` or ``">i4"``.
+    shape : tuple of int
+        Shape of a row that it must have.
+    url : str
+        Where to get it, for errors.
+
+    Returns
+    -------
+    ndarray, shape (rows, *shape)
+        The numbers as they are stored.
+
+    Raises
+    ------
+    FederationError
+        When the file is missing, is not IDX, or holds something else. The text names the file and the fix.
+    """
+    if not path.is_file():
+        raise FederationError(f"{path} is not a file; download {url}")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError, zlib.error) as error:
+        raise FederationError(f"{path} cannot be read: {error}; download {url} again") from None
+    # Two zero bytes, the type, the number of axes, then the length of each axis, big-endian.
+    magic = bytes([0, 0, {">u1": 0x08, ">i4": 0x0C}[dtype], 1 + len(shape)])
+    start = 4 + 4 * (1 + len(shape))
+    if raw[:4] != magic or len(raw) < start:
+        raise FederationError(f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}; download {url}")
+    found = tuple(np.frombuffer(raw, ">u4", 1 + len(shape), offset=4).tolist())
+    if found[1:] != shape:
+        raise FederationError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}")
+    if (size := math.prod(found) * np.dtype(dtype).itemsize) != len(raw) - start:
+        raise FederationError(
+            f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}; download {url} again"
+        )
+    return np.frombuffer(raw, dtype, offset=start).reshape(found)
+
+
+def read_digits(images: Path, labels: Path) -> Handwriting:
+    """Read MNIST images with their QMNIST labels.
+
+    Parameters
+    ----------
+    images, labels : Path
+        The files, plain or compressed (.gz); row ``i`` of one belongs to row ``i`` of the other.
+
+    Raises
+    ------
+    FederationError
+        When a file cannot be used or the two do not fit together.
+    """
+    # Labels first: they are small.
+    table = read_idx(labels, ">i4", (COLUMNS,), LABELS_URL)
+    pixels = read_idx(images, ">u1", (SIDE, SIDE), IMAGES_URL)
+    if len(pixels) != len(table):
+        raise FederationError(
+            f"{images} has {len(pixels)} images and {labels} has {len(table)} labels; give the two training files"
+        )
+    return Handwriting(
+        pixels.astype(np.uint8, copy=False), check_classes(table[:, CLASS], CLASSES, labels), table[:, WRITER]
+    )
+
+
+@app.command()
+def main(
+    images: Annotated[Path, typer.Option(help="MNIST's train-images-idx3-ubyte, compressed (.gz) or not.")],
+    labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-train-labels-idx2-int, compressed (.gz) or not.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/qmnist")] = None,
+    rows: Annotated[
+        int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
+    ] = 0,
+) -> None:
+    """Write MNIST's digits as a federation, one client a writer, half of the clients turned by 90 degrees."""
+    folder = (out or umbel_home() / "data" / "qmnist").expanduser().absolute()
+    with errors_in_one_line():
+        check_out(folder)
+        lines = write(folder, read_digits(images, labels), ABOUT, rows, seed)
+    typer.echo("\n".join(lines))
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,302 @@
+"""Recipe: handwritten digits as a few public features, for guarantees that are small and formal.
+
+The price n/nu of a guarantee grows with the number n of numbers that a client releases: 1.2 million
+for a network, 100 for a linear layer on 10 features. What makes the features of an image is learnt
+from images that no client holds, without their labels: MNIST's test images, whose writers did not
+write the training images. It is the same at all clients and never trained. There are three kinds of features:
+
+- ``pixels``: principal components of the grey values;
+- ``gradients``: principal components of histograms of the grey values' gradients;
+- ``neighbours``: where an image lies among the public ones. Each of these is joined to those that are most
+  like it by their gradients, and the smoothest functions on that graph are its features (the Laplacian
+  eigenmaps of Belkin and Niyogi, 2003); those of any other image are the mean over its neighbours.
+
+The last kind finds the ten digits nearly by itself: what is left for the clients is to say what they are
+called. It needs as many features as there are kinds of images, 10, or 20 where half are turned.
+
+A fourth kind, ``images``, writes the images themselves, dealt out to the same clients, so that whole networks
+can be trained beside the features: all else is the same, and nothing is then learnt from public images.
+
+The training images of a writer are dealt out to clients of 30, three or four a writer. With ``--rows 80``
+each writer with so many images is one client, and a guarantee for a client is one for a writer.
+
+    python datasets/qmnist_features.py --help
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from numpy.typing import NDArray
+from scipy.ndimage import gaussian_filter
+from sklearn.decomposition import PCA
+from sklearn.manifold import SpectralEmbedding
+from sklearn.neighbors import KNeighborsRegressor
+
+# Loaded by its path, a script does not find the modules next to it; the packages are one folder up.
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import qmnist
+from writers import SIDE, Handwriting, build
+
+from umbel.data import Manifest, check_out, offsets_of, write_federation
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import umbel_home
+
+NAME, IMAGES_NAME = "qmnist-features", "qmnist-images"
+PUBLIC_IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/t10k-images-idx3-ubyte.gz"
+PUBLIC_LABELS_URL = "https://raw.githubusercontent.com/facebookresearch/qmnist/master/qmnist-test-labels-idx2-int.gz"
+
+DIRECTIONS = 12
+"""Directions of a gradient that are counted apart."""
+COMPONENTS = 60
+"""Principal components in which neighbours are looked for."""
+NEIGHBOURS = 10
+
+IMAGES_MODEL = "lenet10"
+"""Of the images themselves: the smallest of umbel's networks for them. A run may name another."""
+
+_CHUNK = 2000  # images at a time: a histogram takes four times the memory of its image as 32-bit numbers
+
+Images = NDArray[np.uint8]
+Rows = NDArray[np.float32]
+Map = Callable[[Images], Rows]
+
+app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+
+
+class Kind(StrEnum):
+    """What features are made of; `IMAGES` makes none."""
+
+    PIXELS = "pixels"
+    GRADIENTS = "gradients"
+    NEIGHBOURS = "neighbours"
+    IMAGES = "images"
+
+    @property
+    def federation(self) -> str:
+        """The federation's name."""
+        return IMAGES_NAME if self is Kind.IMAGES else NAME
+
+
+def pixels(images: Images) -> Rows:
+    """Return the grey values of images (rows, 28, 28), each image a row of numbers from 0 to 1."""
+    return images.reshape(len(images), -1).astype(np.float32) / np.float32(255)
+
+
+def gradients(images: Images) -> Rows:
+    """Return histograms of gradients: how much ink ends where, and in which direction (Dalal and Triggs, 2005).
+
+    Each direction's share of the gradient is smoothed and read off on a grid, and an image's numbers have
+    norm 1 after their square roots are taken, so that a bold stroke counts little more than a fine one.
+    """
+    grey = gaussian_filter(images.astype(np.float32) / 255, (0, 0.7, 0.7))
+    down, right = np.gradient(grey, axis=(1, 2))
+    size, direction = np.hypot(down, right), np.arctan2(down, right) / (2 * np.pi) * DIRECTIONS
+    cells = []
+    for own in range(DIRECTIONS):
+        # Shared between the two nearest directions, so that a small turn changes little.
+        away = np.abs((direction - own + DIRECTIONS / 2) % DIRECTIONS - DIRECTIONS / 2)
+        cells.append(gaussian_filter(size * np.maximum(0, 1 - away), (0, 2, 2))[:, 2::3, 2::3])
+    counts: Rows = np.sqrt(np.stack(cells, axis=-1).reshape(len(images), -1)).astype(np.float32)
+    counts /= np.maximum(np.linalg.norm(counts, axis=1, keepdims=True), 1e-6)
+    return counts
+
+
+def in_chunks(make: Map, images: Images) -> Rows:
+    """Return what `make` makes of images, a chunk at a time."""
+    parts = [make(images[begin : begin + _CHUNK]) for begin in range(0, len(images), _CHUNK)]
+    return np.concatenate(parts).astype(np.float32)
+
+
+def learn(public: Images, kind: Kind, features: int) -> Map:
+    """Learn from public images what makes the features of an image.
+
+    Parameters
+    ----------
+    public : ndarray of uint8, shape (rows, 28, 28)
+    kind : Kind
+        One of features.
+    features : int
+        How many there shall be.
+
+    Returns
+    -------
+    callable
+        ``(images (rows, 28, 28)) -> (rows, features)``; over the public images, features have mean square 1
+        on average.
+
+    Raises
+    ------
+    FederationError
+        When there are too few images for so many features.
+    """
+    least = max(features, COMPONENTS) + 1
+    if len(public) < least:
+        raise FederationError(f"{features} features need {least} public images, got {len(public)}; give all of them")
+    if kind is not Kind.NEIGHBOURS:
+        return _principal(public, {Kind.PIXELS: pixels, Kind.GRADIENTS: gradients}[kind], features)
+    near = _principal(public, gradients, COMPONENTS)
+    rows = in_chunks(near, public)
+    graph = SpectralEmbedding(features, affinity="nearest_neighbors", n_neighbors=NEIGHBOURS, random_state=0)
+    smooth = graph.fit_transform(rows)
+    smooth /= np.sqrt(np.square(smooth).mean(axis=0))
+    mean = KNeighborsRegressor(NEIGHBOURS, algorithm="brute").fit(rows, smooth)
+    return lambda images: mean.predict(near(images))
+
+
+def _principal(public: Images, make: Map, features: int) -> Map:
+    """Return the map to principal components, each over the root of its standard deviation.
+
+    Neither as they are, where the first few drown the others, nor white, where noise in the data counts
+    as much as signal.
+    """
+    found = PCA(features, svd_solver="covariance_eigh").fit(in_chunks(make, public))
+    deviations = np.sqrt(np.maximum(found.explained_variance_, 1e-12))
+    # Components have mean square v^(1/2) each after this, and 1 on average after the second factor.
+    scale = np.sqrt(deviations.mean()) * np.sqrt(deviations)
+    return lambda images: (found.transform(make(images)) / scale).astype(np.float32)
+
+
+def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
+    """Read MNIST's test images and who wrote them.
+
+    QMNIST has 60,000 test labels, of which the first 10,000 are those of MNIST's test images.
+
+    Raises
+    ------
+    FederationError
+        When a file cannot be used or the two do not fit together.
+    """
+    table = qmnist.read_idx(labels, ">i4", (qmnist.COLUMNS,), PUBLIC_LABELS_URL)
+    pictures = qmnist.read_idx(images, ">u1", (SIDE, SIDE), PUBLIC_IMAGES_URL)
+    if len(pictures) > len(table):
+        raise FederationError(
+            f"{images} has {len(pictures)} images and {labels} has {len(table)} labels; give the two test files"
+        )
+    return pictures.astype(np.uint8, copy=False), table[: len(pictures), qmnist.WRITER].astype(np.int64)
+
+
+def deal(
+    found: Handwriting, rows: int, turn: bool, seed: int
+) -> tuple[Manifest, Images, NDArray[np.int64], NDArray[np.int64]]:
+    """Deal out the images of each writer to clients of so many rows.
+
+    All clients of a writer train or all validate, and all are turned or none is. What is left of a writer's
+    images, fewer than `rows`, is left out.
+
+    Returns
+    -------
+    manifest, images, classes, offsets
+        As `writers.build` returns them, with these clients in place of writers.
+
+    Raises
+    ------
+    FederationError
+        When no writer has so many images, of those that train or of those that validate.
+    """
+    whole, images, classes, ends = build(found, qmnist.ABOUT, None, seed)
+    per_writer = np.diff(ends) // rows
+    train, clients = int(per_writer[: whole.train].sum()), int(per_writer.sum())
+    if not 0 < train < clients:
+        raise FederationError(
+            f"{NAME}: {train} training and {clients - train} validation clients of {rows} images; lower --rows"
+        )
+    turned = np.repeat(whole.groups, per_writer)
+    # The rows of a writer lie together in random order: any run of them is a draw.
+    begins = np.concatenate([ends[i] + rows * np.arange(often) for i, often in enumerate(per_writer)])
+    kept = (begins[:, None] + np.arange(rows)).ravel()
+    dealt = images[kept]
+    if not turn:
+        back = np.repeat(turned == 1, rows)
+        dealt[back] = np.rot90(dealt[back], -1, axes=(1, 2))
+    manifest = _changed(
+        whole,
+        name=NAME,
+        clients=clients,
+        split={"train": train, "validation": clients - train},
+        groups=turned.tolist() if turn else [],
+        feature_scale=1.0,
+    )
+    return manifest, dealt, classes[kept], offsets_of([rows] * clients)
+
+
+def _changed(manifest: Manifest, **entries: Any) -> Manifest:
+    """Return a manifest with other entries, checked."""
+    return Manifest(**(manifest.model_dump() | entries))
+
+
+@app.command()
+def main(
+    images: Annotated[Path, typer.Option(help="MNIST's train-images-idx3-ubyte, compressed (.gz) or not.")],
+    labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-train-labels-idx2-int, compressed (.gz) or not.")],
+    public_images: Annotated[Path, typer.Option(help="MNIST's t10k-images-idx3-ubyte, compressed (.gz) or not.")],
+    public_labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-test-labels-idx2-int, compressed (.gz) or not.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder to write.", show_default=f"$UMBEL_HOME/data/{NAME}, or {IMAGES_NAME} of images"),
+    ] = None,
+    kind: Annotated[
+        Kind, typer.Option(help="What features are made of; images: none are, the images themselves are written.")
+    ] = Kind.NEIGHBOURS,
+    features: Annotated[int, typer.Option(min=1, help="Features of an image.")] = 10,
+    rows: Annotated[int, typer.Option(min=1, help="Images of a client.")] = 30,
+    turn: Annotated[bool, typer.Option(help="Turn the images of about half of the writers by 90 degrees.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the split, of who has which rows, of who is turned.")] = 0,
+) -> None:
+    """Write MNIST's digits as a federation of features, of which other writers' images are all that is public."""
+    folder = (out or umbel_home() / "data" / kind.federation).expanduser().absolute()
+    with errors_in_one_line():
+        check_out(folder)
+        public, others = read_public(public_images, public_labels)
+        found = qmnist.read_digits(images, labels)
+        if len(both := np.intersect1d(found.writers, others)):
+            raise FederationError(
+                f"{public_labels}: writer {both[0]} wrote images in {images} as well, which are not public; "
+                "give the test files"
+            )
+        manifest, dealt, classes, offsets = deal(found, rows, turn, seed)
+        most = int(np.unique(found.writers, return_counts=True)[1].max()) // rows
+        promised = f"a writer has up to {most}, and a guarantee is for one" if most > 1 else "one client a writer"
+        turned = ", turned by 90 degrees counter-clockwise where the writer is of group 1" if turn else ""
+        if kind is Kind.IMAGES:
+            made: Images | Rows = dealt
+            about, what = "", "images"
+            entries = {"name": IMAGES_NAME, "model": IMAGES_MODEL, "feature_scale": 1 / 255}
+        else:
+            ways = [public, np.rot90(public, axes=(1, 2))] if turn else [public]
+            made = in_chunks(learn(np.concatenate(ways), kind, features), dealt)
+            about = (
+                f" {features} features of an image, of kind {kind}, learnt without labels from {len(public)} MNIST "
+                f"test images of {len(np.unique(others))} other writers{', each upright and turned' if turn else ''}."
+            )
+            what = f"rows of {features} features"
+            entries = {"model": f"umbel.models.softmax:softmax{features}x{qmnist.CLASSES}"}
+        manifest = _changed(
+            manifest,
+            **entries,
+            provenance=(
+                f"{qmnist.ABOUT.provenance}{about} The images of a writer are dealt out to clients of "
+                f"{rows} images{turned}: {promised}. No writer both trains and validates. Made by "
+                f"datasets/qmnist_features.py with seed {seed}."
+            ),
+        )
+        write_federation(folder, manifest, made, classes, offsets)
+    split = manifest.split
+    typer.echo(
+        f"{split['train']} training and {split['validation']} validation clients, {len(classes)} {what}; "
+        f"clients whose images are turned: {sum(manifest.groups)}"
+    )
+    typer.echo(str(folder))
+
+
+if __name__ == "__main__":
+    app()

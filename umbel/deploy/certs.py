@@ -1,0 +1,242 @@
+"""Make what a federation across machines proves itself by: a CA, the server's certificate, secrets, the nodes' keys.
+
+    python -m umbel.deploy.certs --server umbel.example.org --node site-1 --node site-2
+
+What is there is kept. The server's certificate alone is made anew, when its names change or it is about to expire;
+nodes need nothing new then, because they trust the CA.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import secrets
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.errors import CertificateError
+
+CA_DAYS = 3650
+SERVER_DAYS = 365
+RENEW_DAYS = 30
+OWN_NAMES = ("localhost", "superlink")
+"""Names by which the server's own machine and the executor beside it know the server."""
+
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
+
+
+def main(
+    server: Annotated[str, typer.Option(help="Names and addresses of the server, separated by spaces or commas.")] = "",
+    node: Annotated[list[str] | None, typer.Option(help="A node to make a key for; again for each.")] = None,
+    out: Annotated[Path, typer.Option(help="The folder.")] = Path("certs"),
+    owner: Annotated[
+        int,
+        typer.Option(
+            envvar="IMAGE_UID", help="Number of the image's user, who gets the private files if root makes them."
+        ),
+    ] = 1000,
+) -> None:
+    """Make what is missing in the folder."""
+    with errors_in_one_line():
+        made = make(out, server.replace(",", " ").split(), node or [], owner)
+    for file in made:
+        typer.echo(f"made {file}")
+    if not made:
+        typer.echo(f"{out} has it all")
+
+
+def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) -> list[Path]:
+    """Make what is missing and return the files that were written.
+
+    Parameters
+    ----------
+    folder : Path
+        Where ``ca.crt``, ``ca.key``, ``server.crt``, ``server.key``, ``superexec.secret``,
+        ``control.secret`` and, for every node, ``NODE`` and ``NODE.pub`` are.
+    names : list of str
+        Host names and IP addresses of the server, besides `OWN_NAMES`.
+    nodes : list of str
+        Names of the nodes.
+    owner : int
+        Number of the image's user, who gets the private files when root writes them.
+
+    Raises
+    ------
+    CertificateError
+        When a name cannot be used or a file that is there cannot be read.
+    """
+    subjects = [_subject(name) for name in dict.fromkeys([*OWN_NAMES, *names])]
+    for node in nodes:
+        if not _NODE.fullmatch(node):
+            raise CertificateError(f"{node!r} is no name for a node; use letters, digits and hyphens, as in site-1")
+        if (folder / f"{node}.pub").exists() and not (folder / node).exists():
+            raise CertificateError(f"{folder} has {node}.pub alone; register it, for its private key is at the site")
+    folder.mkdir(parents=True, exist_ok=True)
+    made: list[Path] = []
+
+    def write(name: str, content: bytes, mode: int = 0o644, reader: int | None = None) -> None:
+        _write(folder / name, content, mode, reader)
+        made.append(folder / name)
+
+    def missing(name: str) -> bool:
+        return not (folder / name).exists()
+
+    if missing("ca.key") or missing("ca.crt"):
+        if not (missing("ca.key") and missing("ca.crt")):
+            raise CertificateError(f"{folder} has one of ca.key and ca.crt; restore the other, or remove both")
+        key = ec.generate_private_key(ec.SECP384R1())
+        write("ca.key", _pem(key), 0o600)  # no container reads it
+        write("ca.crt", _authority(key).public_bytes(Encoding.PEM))
+    ca_key, ca = _read_key(folder / "ca.key"), _read_certificate(folder / "ca.crt")
+    if missing("server.key") or missing("server.crt") or _stale(folder, ca, subjects):
+        key = ec.generate_private_key(ec.SECP384R1())
+        write("server.key", _pem(key), 0o600, owner)
+        write("server.crt", _server(key, subjects, ca, ca_key).public_bytes(Encoding.PEM))
+    for shared in ("superexec.secret", "control.secret"):
+        if missing(shared):
+            write(shared, secrets.token_hex(32).encode(), 0o600, owner)
+    for node in nodes:
+        if missing(node):
+            key = ec.generate_private_key(ec.SECP384R1())
+            write(node, key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()), 0o600, owner)
+            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            write(f"{node}.pub", public + f" {node}\n".encode())
+    return made
+
+
+def _subject(name: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    if not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", name):
+        raise CertificateError(f"{name!r} is no host name or IP address; give it without https:// and without a port")
+    return x509.DNSName(name)
+
+
+def _authority(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "umbel CA")])
+    return (
+        _builder(name, key, CA_DAYS)
+        .issuer_name(name)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs_certificates=True), critical=True)
+        .sign(key, hashes.SHA384())
+    )
+
+
+def _server(
+    key: ec.EllipticCurvePrivateKey,
+    subjects: list[x509.GeneralName],
+    ca: x509.Certificate,
+    ca_key: ec.EllipticCurvePrivateKey,
+) -> x509.Certificate:
+    return (
+        _builder(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "umbel server")]), key, SERVER_DAYS)
+        .issuer_name(ca.subject)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(subjects), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA384())
+    )
+
+
+def _builder(name: x509.Name, key: ec.EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Machines' clocks differ; an hour is more than a node may be off.
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _usage(signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _stale(folder: Path, ca: x509.Certificate, subjects: list[x509.GeneralName]) -> bool:
+    """Return whether the server's certificate is of another CA or key, lacks a name, or is about to expire."""
+    certificate, key = _read_certificate(folder / "server.crt"), _read_key(folder / "server.key")
+    try:
+        certificate.verify_directly_issued_by(ca)
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (InvalidSignature, ValueError, TypeError, x509.ExtensionNotFound):
+        return True
+    soon = datetime.now(UTC) + timedelta(days=RENEW_DAYS)
+    ours = certificate.public_key() == key.public_key()
+    return not ours or certificate.not_valid_after_utc < soon or not set(subjects) <= set(names)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_pem_private_key(file.read_bytes(), password=None)
+    except (OSError, ValueError, TypeError) as error:
+        raise CertificateError(f"{file} cannot be read as a private key: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise CertificateError(f"{file} is no elliptic-curve key; use the one that was made here")
+    return key
+
+
+def _read_certificate(file: Path) -> x509.Certificate:
+    try:
+        return x509.load_pem_x509_certificate(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise CertificateError(f"{file} cannot be read as a certificate: {error}") from None
+
+
+def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
+    """Write a file whole or not at all, and give it to `reader` if root writes it."""
+    scratch = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "wb") as stream:
+            os.fchmod(descriptor, mode)  # whatever the umask: a container must read what is public
+            stream.write(content)
+        if reader is not None and os.geteuid() == 0:
+            # A container mounts the file as it is, and its user is not root.
+            os.chown(scratch, reader, reader)
+        scratch.replace(file)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+if __name__ == "__main__":
+    command_line(main)()

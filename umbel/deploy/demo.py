@@ -1,0 +1,198 @@
+"""Learn what a hospital stay costs over three sites, in containers on this machine.
+
+A server and three sites, each with hospitals of its own, a key, a ledger and a policy, talk over TLS. All is taken down
+at the end but the volumes, where the ledgers remain: the next run goes on charging them.
+
+    python -m umbel.deploy.demo --csv IPPS_FY2011.csv.gz
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import tomli_w
+import typer
+
+from umbel.data import find_federation
+from umbel.deploy import certs
+from umbel.deploy.guard import read_secret
+from umbel.deploy.split import split
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.errors import DemoError, FederationError
+from umbel.protocol.flower import keep_secret
+from umbel.protocol.home import umbel_home
+
+ROOT = Path(__file__).resolve().parents[2]
+SITES = ("site-1", "site-2", "site-3")
+CONFIG = ROOT / "configs" / "hospital-sites.toml"
+POLICY = 'role="split" min-noise-multiplier=10.0 radius-mode="public" max-choice-epsilon=1.0 budget=16.0'
+"""Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3."""
+LEDGER = "/ledger/umbel.sqlite"
+MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"
+_ONLINE_S = 120.0
+
+Run = Callable[..., str]
+
+
+def main(
+    csv: Annotated[Path | None, typer.Option(help="The IPPS file; without it, the federation that is there.")] = None,
+    geonames: Annotated[Path | None, typer.Option(help="The GeoNames file; without it, it is downloaded.")] = None,
+) -> None:
+    """Build the image, start a server and three sites, run, show what came out, take all down."""
+    home = umbel_home() / "demo"
+    with errors_in_one_line():
+        split(_hospital(csv, geonames), len(SITES), home)
+        certs.make(home / "certs", [], list(SITES), owner=int(os.environ.get("IMAGE_UID", "1000")))
+        compose = composer(home)
+        compose("build", "image")
+        try:
+            results = _run(compose, home / "certs")
+        finally:
+            # The volumes stay, and with them what each site has spent.
+            compose("down")
+        _title("All is down; the sites' ledgers are still on their volumes")
+        for site in SITES:
+            compose("run", "--rm", "--no-deps", f"{site}-app", "umbel", "ledger", "check", LEDGER)
+        compose("down")
+    typer.echo(f"The results are in this folder; open report.html first:\n{results}")
+
+
+def composer(home: Path, project: str = "umbel-demo") -> Run:
+    """Return a function that runs Compose on the demo's services and returns what it wrote if asked to capture."""
+    environment = os.environ | {
+        "COMPOSE_PROJECT_NAME": project,
+        "CERTS": str(home / "certs"),
+        "DEMO": str(home),
+        "LISTEN": "127.0.0.1:",  # a free port, for this machine alone
+        "POLICY": POLICY,
+        "SERVER": "superlink:8000",
+    }
+    docker_compose = [_tool("docker-compose"), "--progress", "quiet", "--profile", "demo"]
+    return lambda *arguments, capture=False: _call([*docker_compose, *arguments], environment, capture)
+
+
+def _hospital(csv: Path | None, geonames: Path | None) -> Path:
+    """Return the hospital federation, built if there is a file to build it from."""
+    if csv:
+        recipe = [sys.executable, str(ROOT / "umbel" / "datasets" / "hospital.py"), "--csv", str(csv)]
+        _call(recipe + (["--geonames", str(geonames)] if geonames else []), os.environ)
+    try:
+        return find_federation("hospital")
+    except FederationError:
+        raise DemoError(
+            "there are no hospital data yet; get IPPS_FY2011.csv.gz (the README's section on hospital charges says "
+            "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz"
+        ) from None
+
+
+def _run(compose: Run, keys: Path) -> Path:
+    """Start everything, run the task, and return the folder with its results."""
+    with started(compose, keys) as flwr:
+        _title("The run")
+        flwr("run", str(ROOT), "demo", "--stream", "--run-config", str(CONFIG))
+        run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
+        if run["status"] != "finished:completed":
+            raise DemoError(f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}")
+    return _fetch(compose)
+
+
+@contextmanager
+def started(compose: Run, keys: Path) -> Iterator[Run]:
+    """Start the server and the sites; yield a function that runs `flwr` as the researcher, who has the secret."""
+    _title("The server")
+    compose("up", "--detach", "--wait", "superlink", "serverapp")
+    address = f"localhost:{compose('port', 'superlink', '8000', capture=True).strip().rpartition(':')[2]}"
+    with tempfile.TemporaryDirectory(prefix="umbel-demo-") as scratch:
+        connection = {"address": address, "root-certificates": str(keys / "ca.crt")}
+        (Path(scratch) / "config.toml").write_text(
+            tomli_w.dumps({"superlink": {"default": "demo", "demo": connection}}), encoding="utf-8"
+        )
+        keep_secret(Path(scratch), address, read_secret(keys / "control.secret").decode())
+        environment = os.environ | {
+            "FLWR_HOME": scratch,
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        }
+
+        def flwr(*arguments: str, capture: bool = False) -> str:
+            return _call([_tool("flwr"), *arguments], environment, capture)
+
+        _title("The sites: their keys are registered, their ledgers made, then they start")
+        for site in SITES:
+            _register(keys / f"{site}.pub", environment)
+            compose("run", "--rm", "--no-deps", f"{site}-app", "sh", "-c", MAKE_LEDGER)
+        compose("up", "--detach", "--wait")
+        _wait_until_online(flwr)
+        yield flwr
+
+
+def _register(key: Path, environment: Mapping[str, str]) -> None:
+    """Tell the server of a node's key, if it does not know it from the last time."""
+    command = [_tool("flwr"), "supernode", "register", str(key), "demo", "--name", key.stem]
+    done = subprocess.run(command, env=dict(environment), check=False, capture_output=True, text=True)
+    answer = (done.stdout + done.stderr).strip()
+    if done.returncode and "already in use" not in answer:
+        raise DemoError(f"{key.stem} could not be registered: {answer}")
+    typer.echo(f"{key.stem} is registered")
+
+
+def _nodes(flwr: Run) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = json.loads(flwr("supernode", "list", "demo", "--format", "json", capture=True))[
+        "nodes"
+    ]
+    return nodes
+
+
+def _wait_until_online(flwr: Run) -> None:
+    deadline = time.monotonic() + _ONLINE_S
+    while time.monotonic() < deadline:
+        if sum(node["status"] == "online" for node in _nodes(flwr)) >= len(SITES):
+            return
+        time.sleep(1)
+    raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {_nodes(flwr)}")
+
+
+def _fetch(compose: Run) -> Path:
+    """Copy the newest run's folder from the server's volume to this machine's runs."""
+    newest = compose("exec", "-T", "serverapp", "ls", "/umbel/runs", capture=True).split()[-1]
+    runs = umbel_home() / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
+    compose("cp", f"serverapp:/umbel/runs/{newest}", str(runs))
+    return runs / newest
+
+
+def _call(command: list[str], environment: Mapping[str, str], capture: bool = False) -> str:
+    """Run a command in the project's folder; raise when it fails."""
+    pipe = subprocess.PIPE if capture else None
+    done = subprocess.run(command, env=dict(environment), cwd=ROOT, check=False, stdout=pipe, text=True)
+    if done.returncode:
+        raise DemoError(f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above")
+    return done.stdout or ""
+
+
+def _tool(name: str) -> str:
+    """Return a command of this Python environment, or one of the system's."""
+    beside = Path(sys.executable).parent / name
+    if beside.exists():
+        return str(beside)
+    if found := shutil.which(name):
+        return found
+    raise DemoError(f"{name} is not installed; run make compose-demo, which installs it")
+
+
+def _title(text: str) -> None:
+    typer.secho(f"\n{text}", bold=True)
+
+
+if __name__ == "__main__":
+    command_line(main)()

@@ -1,0 +1,204 @@
+"""A guard in front of Flower's server, which itself starts a run for whoever reaches its port.
+
+It looks at where a request comes from and at what it asks for, before Flower reads any of it. Sites get to the
+Fleet interface, which checks their keys. Runs and registration are for whoever has the operator's secret, or calls
+from where the operator says; the executor's interface is for the executor. All else is refused, also what is not
+known here.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+from umbel.protocol.errors import GuardError
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+REFUSAL = "forbidden by this server's guard (docs/deployment.md, Errors)"
+"""What a caller reads; the ``flwr`` command prints it."""
+
+_LARGEST_BODY = 64 << 20
+"""Bytes of a request to the Fleet interface; Flower sends arrays in pieces of 5 MiB."""
+
+_PATH = re.compile(r"/v1/(fleet|control|runtime)/[a-z]+(?:-[a-z]+)*")
+_SECRET = re.compile(r"[!-~]{32,}")
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Who may do what.
+
+    Attributes
+    ----------
+    secret : bytes, optional
+        Whoever sends it may start runs and register nodes, from wherever.
+    control_from : tuple of networks
+        Whoever calls from there may, too. With neither, only this machine itself may.
+    runtime_at : frozenset of addresses
+        Addresses of this machine. The executor must call one of these; with none, it must be on this machine.
+    """
+
+    secret: bytes | None = field(default=None, repr=False)
+    control_from: tuple[Network, ...] = ()
+    runtime_at: frozenset[Address] = frozenset()
+
+    def let(self, scope: Scope) -> bool:
+        """Return whether a request may pass."""
+        path, method = scope["path"], scope["method"]
+        # Paths are compared as they were sent: what must be decoded, or cut, to be known is not known.
+        if scope.get("root_path") or scope.get("raw_path") != path.encode():
+            return False
+        if path == "/health":
+            return method in ("GET", "HEAD")
+        known = _PATH.fullmatch(path)
+        if not known or method != "POST":
+            return False
+        return {"fleet": lambda _: True, "control": self._controls, "runtime": self._executes}[known[1]](scope)
+
+    def _controls(self, scope: Scope) -> bool:
+        caller = _address(scope.get("client"))
+        if caller and any(caller in network for network in self.control_from):
+            return True
+        if self.secret:
+            sent = [value for name, value in scope["headers"] if name == b"authorization"]
+            return len(sent) == 1 and hmac.compare_digest(sent[0], b"Bearer " + self.secret)
+        return not self.control_from and _is_this_machine(scope)
+
+    def _executes(self, scope: Scope) -> bool:
+        if self.runtime_at:
+            return _address(scope.get("server")) in self.runtime_at
+        return _is_this_machine(scope)
+
+
+class Guard:
+    """An ASGI application that hands on to another what the rules let pass.
+
+    Parameters
+    ----------
+    app : ASGI application
+        What it stands in front of.
+    rules : Rules
+    """
+
+    def __init__(self, app: Asgi, rules: Rules) -> None:
+        self._app, self.rules = app, rules
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a connection on, or refuse it."""
+        kind = scope["type"]
+        if kind == "lifespan":
+            await self._app(scope, receive, send)
+        elif kind == "http":
+            if not self.rules.let(scope):
+                await _refuse(send, 403, REFUSAL)
+            elif scope["path"].startswith("/v1/fleet/"):
+                await self._bounded(scope, receive, send)
+            else:
+                await self._app(scope, receive, send)
+        elif kind == "websocket":
+            # Before it is accepted, which the caller sees as 403.
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _bounded(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand a site's request on, but for one that is too large: Flower reads all of it before it looks at a key."""
+        left = _LARGEST_BODY
+        begun = False
+
+        async def receive_some() -> MutableMapping[str, Any]:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            return message if left >= 0 else {"type": "http.disconnect"}
+
+        async def send_some(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            if left >= 0:
+                begun = True
+                await send(message)
+
+        try:
+            await self._app(scope, receive_some, send_some)
+        except Exception:
+            if left >= 0:
+                raise
+        if left < 0 and not begun:
+            await _refuse(send, 413, f"a request of more than {_LARGEST_BODY >> 20} MiB is not taken")
+
+
+async def _refuse(send: Send, status: int, detail: str) -> None:
+    body = json.dumps({"detail": detail}).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def read_secret(file: Path) -> bytes:
+    """Return the operator's secret that a file holds.
+
+    Raises
+    ------
+    GuardError
+        When it is too short to be one, or cannot travel in a header.
+    """
+    text = file.read_text(encoding="utf-8", errors="replace").strip()
+    if not _SECRET.fullmatch(text):
+        raise GuardError(f"{file} holds no secret of 32 or more letters, digits and signs; `make certs` makes one")
+    return text.encode()
+
+
+def parse_networks(text: str) -> tuple[Network, ...]:
+    """Return networks and single addresses that are separated by spaces or commas.
+
+    Raises
+    ------
+    GuardError
+        When one of them is neither.
+    """
+    try:
+        return tuple(ip_network(word) for word in text.replace(",", " ").split())
+    except ValueError as error:
+        raise GuardError(f"{error}; give addresses or networks, as in 192.0.2.7 or 10.8.0.0/24") from None
+
+
+def look_up(name: str) -> frozenset[Address]:
+    """Return the addresses that a name of this machine has.
+
+    Raises
+    ------
+    GuardError
+        When it has none.
+    """
+    try:
+        found = {_address(entry[4]) for entry in socket.getaddrinfo(name, None)}
+    except OSError as error:
+        raise GuardError(f"{name!r} is no name of this machine: {error}") from None
+    return frozenset(address for address in found if address)
+
+
+def _is_this_machine(scope: Scope) -> bool:
+    """Return whether a connection has the same address at both ends, as none from another machine has."""
+    caller = _address(scope.get("client"))
+    return caller is not None and caller == _address(scope.get("server"))
+
+
+def _address(end: Any) -> Address | None:
+    """Return the address of an end of a connection; None where it has none, as a Unix socket."""
+    try:
+        address = ip_address(end[0])
+    except (TypeError, ValueError, IndexError):
+        return None
+    # A socket that serves both families shows IPv4 addresses as IPv6 ones.
+    return getattr(address, "ipv4_mapped", None) or address

@@ -1,0 +1,76 @@
+"""A site's own table of hospital charges, served as it is: its schema is ``hospital.toml``, next to this file.
+
+A node reads it with ``reader="umbel.deploy.hospital_table:read"`` and ``reader-options="geonames=/data/US.txt"``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import cache
+from logging import WARNING
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pandas as pd
+
+from umbel.data import BUNDLED, Column, Federation
+from umbel.data.table import read as read_table
+from umbel.data.table import values_of
+from umbel.protocol.errors import FederationError, SiteError
+from umbel.protocol.flower import log
+
+SCHEMA = Path(__file__).resolve().with_name("hospital.toml")
+_ZIP = Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999)
+
+
+def read(csv: Path, register: Path, geonames: str = "") -> Federation:
+    """Turn hospital charges into a federation in memory, one client a provider (see `umbel.data.table.read`).
+
+    A provider lies where its ZIP code does, to which leading zeros are given back.
+
+    Parameters
+    ----------
+    csv : Path
+        Charges, in the columns of the IPPS provider summary.
+    register : Path
+        Where the site keeps which provider has which number.
+    geonames : str
+        Path of GeoNames' postal codes of the US.
+
+    Raises
+    ------
+    FederationError
+        When the table is not what the schema says, or a provider of the register has gone.
+    """
+    if not Path(geonames).is_absolute():
+        raise SiteError(
+            f"{csv} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, and set "
+            f'reader-options to "geonames=/path/to/US.txt" in its node configuration'
+        )
+
+    def locate(charges: pd.DataFrame) -> pd.DataFrame:
+        recipe = _recipe()
+        zips = values_of(charges, _ZIP, csv).astype(np.int64)
+        places = recipe.locate(zips, recipe.Zip.PADDED, Path(geonames))
+        found = np.isfinite(places).all(axis=1)
+        if not found.any():
+            raise FederationError(f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}")
+        if not found.all():
+            lost = sorted(set(zips[~found].tolist()))
+            log(WARNING, "%s: rows left out, because GeoNames does not know their ZIP codes: %s", csv, lost)
+        located: pd.DataFrame = charges.assign(longitude=places[:, 0], latitude=places[:, 1])[found]
+        return located
+
+    return read_table(csv, register, str(SCHEMA), locate)
+
+
+@cache
+def _recipe() -> ModuleType:
+    # By its path: `datasets` is a folder of scripts, and no package, so as not to shadow the library of that name.
+    spec = importlib.util.spec_from_file_location("umbel_hospital", BUNDLED / "hospital.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

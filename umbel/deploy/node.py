@@ -1,0 +1,103 @@
+"""A site's node on one machine: a SuperNode, and beside it umbel's own executor.
+
+    python -m umbel.deploy.node --superlink HOST:PORT --root-certificates ca.crt \\
+        --auth-supernode-private-key site.key --node-config 'data-path="/data/site"'
+
+takes the options of Flower's ``flower-supernode``. Started by itself, that would run the code that the
+server sends; here the site's own app answers (`umbel.client.executor`). The two end together.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+
+from umbel.deploy import supernode
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.errors import SiteError
+
+_DEFAULT_PORT = "9094"
+_LOOK_S = 1.0
+_OURS = ("--isolation", "--superexec-auth-secret-file")
+
+
+def _option(arguments: list[str], name: str, default: str) -> str:
+    """Return what an option is given, as ``--name value`` or ``--name=value``."""
+    for i, word in enumerate(arguments):
+        if word == name and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if word.startswith(f"{name}="):
+            return word.partition("=")[2]
+    return default
+
+
+def start(arguments: list[str]) -> list[str]:
+    """Start an executor beside this process, which is to become its SuperNode; return the SuperNode's options.
+
+    Parameters
+    ----------
+    arguments : list of str
+        As for ``flower-supernode``; by default it waits for its executor on this machine alone.
+    """
+    if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
+        raise SiteError(f"{taken[0]} is set by this command; leave it out")
+    host = _option(arguments, "--host", "127.0.0.1")
+    port = _option(arguments, "--port", _DEFAULT_PORT)
+    # Others on this machine reach the same port: without the secret they could take the site's messages.
+    folder = Path(tempfile.mkdtemp(prefix="umbel-node-"))
+    secret = folder / "secret"
+    secret.touch(mode=0o600)
+    secret.write_bytes(secrets.token_bytes(32))
+    own = os.getpid()
+    if os.fork() == 0:
+        _execute(own, folder, f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}", secret)
+    fixed = ["--isolation=process", f"--superexec-auth-secret-file={secret}", "--host", host, "--port", port]
+    return [*arguments, *fixed]
+
+
+def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
+    """Run an executor that ends with the SuperNode, and end the SuperNode with it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # both come to the executor as well, and it ends this
+    command = [sys.executable, "-m", "umbel.client.executor", "--insecure", "--runtime-api-address", address]
+    command += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
+    _wait(subprocess.Popen(command, preexec_fn=_listen), parent)
+    shutil.rmtree(folder, ignore_errors=True)
+    if os.getppid() == parent:
+        os.kill(parent, signal.SIGTERM)
+    os._exit(0)
+
+
+def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
+    """Wait until the executor ends; end it once this process's parent is no more the SuperNode."""
+    while executor.poll() is None:
+        if os.getppid() != parent:
+            executor.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            executor.wait(_LOOK_S)
+
+
+def _listen() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def main(context: typer.Context) -> None:
+    """Start a site's node: a SuperNode with these options of Flower's, and umbel's executor beside it."""
+    with errors_in_one_line():
+        arguments = start(context.args)
+    supernode.run(arguments)
+
+
+if __name__ == "__main__":
+    command_line(main, passes_on=True)()

@@ -1,0 +1,72 @@
+"""Split a federation into sites that share no client, each a federation of its own.
+
+python -m umbel.deploy.split hospital --sites 3 --out hospital-sites
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import typer
+
+from umbel.data import Manifest, find_federation, offsets_of, open_federation, write_federation
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.errors import FederationError
+
+
+def main(
+    federation: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
+    out: Annotated[Path, typer.Option(help="The folder in which site-1, site-2, ... are written.")],
+    sites: Annotated[int, typer.Option(help="How many.")] = 3,
+) -> None:
+    """Split a federation into as many as there are sites."""
+    with errors_in_one_line():
+        for folder in split(find_federation(federation), sites, out):
+            typer.echo(folder)
+
+
+def split(source: Path, sites: int, out: Path) -> list[Path]:
+    """Deal the clients of a federation to `sites` sites; return their folders.
+
+    Site ``i`` of ``s`` gets every ``s``-th training client from ``i`` on, and so of the validation
+    clients, so that its own manifest says which of its clients train.
+
+    Raises
+    ------
+    FederationError
+        When the federation cannot be read or a site would be left without a training client.
+    """
+    whole = open_federation(source)
+    manifest, offsets = whole.manifest, whole.offsets
+    if not 1 <= sites <= manifest.train:
+        raise FederationError(
+            f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
+        )
+    folders = []
+    for site in range(sites):
+        training = list(range(site, manifest.train, sites))
+        validation = list(range(manifest.train + site, manifest.clients, sites))
+        clients = training + validation
+        rows = np.concatenate([np.arange(offsets[client], offsets[client + 1]) for client in clients])
+        part = Manifest(
+            **manifest.model_dump()
+            | {
+                "name": f"{manifest.name}-{site + 1}",
+                "clients": len(clients),
+                "split": {"train": len(training), "validation": len(validation)},
+                "groups": [manifest.groups[client] for client in clients] if manifest.groups else [],
+                "provenance": f"Part {site + 1} of {sites} of {manifest.name}. {manifest.provenance}".strip(),
+            }
+        )
+        folder = out / f"site-{site + 1}"
+        lengths = (int(offsets[client + 1] - offsets[client]) for client in clients)
+        names = [whole.names[client] for client in clients] if len(whole.names) else ()
+        write_federation(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
+        folders.append(folder)
+    return folders
+
+
+if __name__ == "__main__":
+    command_line(main)()

@@ -1,0 +1,67 @@
+"""The server: Flower's SuperLink, with umbel's guard in front of it.
+
+    python -m umbel.deploy.superlink --control-secret certs/control.secret --host 0.0.0.0 --port 8000 ...
+
+takes the options of Flower's ``flower-superlink``. Started by itself, that would start runs and register nodes for
+whoever reaches its port; here the guard (`umbel.deploy.guard`) lets in whoever has the operator's secret.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from logging import INFO
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
+from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.flower import log, run_superlink
+
+
+def main(
+    context: typer.Context,
+    control_secret: Annotated[
+        Path | None,
+        typer.Option(help="A file with a secret: whoever has it may start runs and register nodes, from anywhere."),
+    ] = None,
+    control_from: Annotated[
+        str,
+        typer.Option(
+            help="Addresses and networks from which anybody may start runs and register nodes; by default, where "
+            "there is no secret, this machine's own."
+        ),
+    ] = "",
+    runtime_at: Annotated[
+        str,
+        typer.Option(
+            help="A name or address of this machine that only the ServerApp's executor can reach; by default the "
+            "executor must be on this machine."
+        ),
+    ] = "",
+) -> None:
+    """Start Flower's SuperLink with these options, and a guard in front of it."""
+    with errors_in_one_line():
+        rules = Rules(
+            secret=read_secret(control_secret) if control_secret else None,
+            control_from=parse_networks(control_from),
+            runtime_at=look_up(runtime_at) if runtime_at else frozenset(),
+        )
+    # There Flower finds its executor, also where this environment is not activated.
+    os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    log(INFO, "Runs and registration are for %s", _who(rules))
+    run_superlink(context.args, lambda served: Guard(served, rules))
+
+
+def _who(rules: Rules) -> str:
+    allowed = ["whoever has the operator's secret"] if rules.secret else []
+    allowed += [f"callers from {network}" for network in rules.control_from]
+    return " and ".join(allowed) or "this machine itself"
+
+
+app = command_line(main, passes_on=True)
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,180 @@
+"""Models by name, each with its loss and metric.
+
+A model of your own is a function that returns a ``torch.nn.Module`` (or a `Model`), given as
+``package.module:factory``, with its options if it has some: ``package.module:factory width=8``. Those of
+some libraries have names (`umbel.models.libraries`).
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+from torch import nn
+
+from umbel.data import Manifest
+from umbel.models.factors import BiasedFactors, Factors
+from umbel.models.libraries import library_of
+from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
+from umbel.models.model import Model, check
+from umbel.models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp, smooth_cnn
+from umbel.models.sized import sized
+from umbel.protocol.errors import ModelError
+from umbel.protocol.plugins import import_by_name, parse_pairs
+from umbel.protocol.run_config import RunConfig
+
+__all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
+
+MODELS = {
+    "linear": Model("linear", Linear, LOSSES["mse"], METRICS["rmse"]),
+    "mlp": Model("mlp", mlp, LOSSES["rmse"], METRICS["rmse"]),
+    "cnn": Model("cnn", CNN, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "cnn10": Model("cnn10", cnn10, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "cnn-sigmoid": Model("cnn-sigmoid", smooth_cnn, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "cnn10-sigmoid": Model("cnn10-sigmoid", partial(smooth_cnn, 10), LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "lenet": Model("lenet", LeNet, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    "lenet10": Model("lenet10", lenet10, LOSSES["cross-entropy"], METRICS["accuracy"]),
+}
+
+
+BIASED_FACTORS = "biased-factors"
+"""Name, without a size, of the recommender with biases; it takes the size of its federation's factors."""
+_FACTORS = re.compile(r"(?P<biased>biased-)?factors-(?P<items>[1-9]\d{0,6})x(?P<factors>[1-9]\d{0,3})")
+
+
+@lru_cache(maxsize=16)
+def load(
+    name: str,
+    loss: str = "",
+    frozen: str = "",
+    local: str = "",
+    metric: str = "",
+    pretrained: str = "",
+    usual_loss: str = "",
+) -> Model:
+    """Return the model called `name`, checked.
+
+    Parameters
+    ----------
+    name : str
+        A key of `MODELS`, ``linear-IxO`` or ``mlp-IxHxO`` for rows of I numbers and O outputs,
+        ``factors-IxD`` or ``biased-factors-IxD`` for I items with vectors of length D,
+        ``package.module:factory``, or ``library:model``, the last two with ``name=value`` after them.
+    loss : str
+        A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
+    frozen, local : str
+        Patterns on the names of parameters, separated by spaces, of those that are frozen and of
+        those that stay on the nodes.
+    metric : str
+        A key of `METRICS`, or ``package.module:function``; empty for the model's own.
+    pretrained : str
+        File of weights to start from (`umbel.models.weights.find_weights`); empty to draw them.
+    usual_loss : str
+        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has none of its own.
+
+    Raises
+    ------
+    ModelError
+        When the model or the loss is unknown or unusable; the text lists what there is.
+    """
+    own = load_loss(loss) if loss else None
+    if ":" in name:
+        usual = own or (load_loss(usual_loss) if usual_loss else None)
+        model = _from_factory(name, usual)
+    elif name in MODELS:
+        model = MODELS[name]
+    elif model_of_size := sized(name, own):
+        model = model_of_size
+    elif size := _FACTORS.fullmatch(name):
+        network = BiasedFactors if size["biased"] else Factors
+        model = Model(
+            name, partial(network, int(size["items"]), int(size["factors"])), LOSSES["log"], METRICS["right-sign"]
+        )
+        if loss and loss not in SLOPES:
+            raise ModelError(
+                f"model {name!r} needs a loss of the margin, not {loss!r}; choose from {', '.join(SLOPES)}"
+            )
+    else:
+        raise ModelError(
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, linear-IxO, mlp-IxHxO, factors-IxD, "
+            "biased-factors-IxD, or give package.module:factory"
+        )
+    if own:
+        model = replace(model, loss=own)
+    if metric:
+        model = replace(model, metric=load_metric(metric))
+    if frozen or local:
+        model = replace(model, frozen=(*model.frozen, *frozen.split()), local=(*model.local, *local.split()))
+    if pretrained:
+        model = replace(model, pretrained=pretrained)
+    check(model)
+    return model
+
+
+def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
+    """Return the model that a run asks for, or else the one its federation was made for.
+
+    A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
+    manifest says of frozen and local parameters is of the manifest's own model alone. ``biased-factors``
+    are of the size of the federation's factors, where it does not say.
+
+    Parameters
+    ----------
+    run : RunConfig
+    manifest : Manifest, optional
+        None where every node serves its own data.
+
+    Raises
+    ------
+    ModelError
+        See `load`; also when neither names a model.
+    """
+    default = manifest.model if manifest else ""
+    if not (run.model or default):
+        raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
+    name = run.model or default
+    if name == BIASED_FACTORS:
+        if not _FACTORS.fullmatch(default):
+            raise ModelError(f"model {name!r} has no size here; name a federation of preferences, or give {name}-IxD")
+        name = f"{BIASED_FACTORS}-{default.rpartition('-')[2]}"
+    loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
+    if manifest is not None and (not default or run.model in ("", default)):
+        loss, metric = loss or manifest.loss, metric or manifest.metric
+        frozen, local = frozen or manifest.frozen, local or manifest.local
+        pretrained = pretrained or manifest.pretrained
+    return load(name, loss, frozen, local, metric, pretrained, manifest.loss if manifest else "")
+
+
+def _from_factory(name: str, loss: Loss | None) -> Model:
+    path, _, words = name.partition(" ")
+    options = {key: _value(value) for key, value in parse_pairs(words, f"model {path!r}: options").items()}
+    if library := library_of(path):
+        if given := sorted({"weights", "pretrained"} & options.keys()):
+            raise ModelError(f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead")
+        factory = partial(library[0], library[1], **options)
+    else:
+        factory = import_by_name(path)
+        factory = partial(factory, **options) if options else factory
+    try:
+        made = factory()
+    except Exception as error:
+        raise ModelError(f"model {name!r} cannot be made: {type(error).__name__}: {error}") from error
+    if isinstance(made, Model):
+        return replace(made, name=name)
+    if not isinstance(made, nn.Module):
+        raise ModelError(f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model")
+    if loss is None:
+        raise ModelError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
+    metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
+    return Model(name, factory, loss, metric)
+
+
+def _value(text: str) -> Any:
+    """Return a number, a truth value, None or a tuple of such where that is what is written; else the text."""
+    try:
+        return ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return text

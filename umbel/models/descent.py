@@ -1,0 +1,120 @@
+"""How a client goes down its gradients: a local optimizer of ``torch.optim`` by name, clipping, a proximal term."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated, Self
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from umbel.protocol.plugins import parse_options
+from umbel.protocol.run_config import RunConfig
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Options of ``torch.optim.SGD``."""
+
+    momentum: Share = 0.0
+    nesterov: bool = False
+    weight_decay: NotNegative = 0.0
+
+    def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
+        """Return the optimizer of some parameters, with nothing yet in its memory."""
+        # Parameters of all clients at once where that is faster; the numbers are the same.
+        return torch.optim.SGD(
+            parameters,
+            step_size,
+            momentum=self.momentum,
+            nesterov=self.nesterov and self.momentum > 0,
+            weight_decay=self.weight_decay,
+            foreach=True,
+        )
+
+
+@dataclass(frozen=True)
+class Momentum(SGD):
+    """SGD with the usual momentum."""
+
+    momentum: Share = 0.9
+
+
+@dataclass(frozen=True)
+class Adam:
+    """Options of ``torch.optim.Adam``."""
+
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
+    weight_decay: NotNegative = 0.0
+
+    def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
+        """Return the optimizer of some parameters, with nothing yet in its memory."""
+        betas = self.beta1, self.beta2
+        return torch.optim.Adam(parameters, step_size, betas, self.epsilon, self.weight_decay, foreach=True)
+
+
+@dataclass(frozen=True)
+class AdamW(Adam):
+    """Options of ``torch.optim.AdamW``, whose weight decay is beside the gradient and not in it."""
+
+    weight_decay: NotNegative = 0.01
+
+    def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
+        """Return the optimizer of some parameters, with nothing yet in its memory."""
+        betas = self.beta1, self.beta2
+        return torch.optim.AdamW(parameters, step_size, betas, self.epsilon, self.weight_decay, foreach=True)
+
+
+OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
+"""Local optimizers by name, each with its options. A client's begins anew in each round."""
+
+
+@dataclass(frozen=True)
+class Descent:
+    """What a client makes of a gradient.
+
+    Attributes
+    ----------
+    optimizer : SGD or Adam
+    clip_gradient : float
+        Longest gradient, over all trained parameters of a client; 0 for no limit.
+    proximal : float
+        mu of FedProx (Li et al., MLSys 2020, Eq. 2): the loss has ``mu/2 |w - w_0|**2`` added, w_0 being the shared
+        parameters that the client starts the round from.
+    """
+
+    optimizer: SGD | Adam = SGD()
+    clip_gradient: float = 0.0
+    proximal: float = 0.0
+
+    @classmethod
+    def of(cls, run: RunConfig) -> Self:
+        """Return what a run asks for.
+
+        Raises
+        ------
+        ConfigError
+            When the optimizer has no such option.
+        """
+        return cls(_optimizer(run.optimizer, run.optimizer_options), run.clip_gradient, run.proximal)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is ``w - s g`` and nothing else."""
+        return self == PLAIN
+
+
+PLAIN = Descent()
+
+
+@lru_cache(maxsize=16)
+def _optimizer(name: str, options: str) -> SGD | Adam:
+    return parse_options(OPTIMIZERS[name], options, "optimizer-options")

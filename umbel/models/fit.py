@@ -1,0 +1,192 @@
+"""Whether a model takes a federation's features and its loss the targets, and what else a first look at it shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from umbel.data import Federation
+from umbel.models.losses import SLOPES
+from umbel.models.model import Model
+from umbel.protocol.errors import ModelError
+
+MOST_TOKENS = 1 << 24  # 32-bit numbers, as which a cohort holds its rows, count no further
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a model shows when it is applied to rows of zeros.
+
+    Attributes
+    ----------
+    tokens : bool
+        It takes whole numbers, as an embedding does, and no others.
+    draws : bool
+        It draws at random in training, as dropout does.
+    alone : bool
+        It scores a single row; batch normalisation without running statistics does not.
+    activations : int
+        How many numbers its layers put out for one row.
+    outputs : tuple of int
+        Shape of the outputs of one row.
+    """
+
+    tokens: bool
+    draws: bool
+    alone: bool
+    activations: int
+    outputs: tuple[int, ...]
+
+
+@lru_cache(maxsize=16)
+def look(model: Model, shape: tuple[int, ...]) -> Look:
+    """Apply a model to rows of a shape, and return what it shows.
+
+    Raises
+    ------
+    ModelError
+        When it does not take them; the text is for the end of a sentence.
+    """
+    rows = torch.zeros(2, *shape)
+    activations = int(np.prod(shape))
+
+    def count(_layer: nn.Module, _inputs: Any, outputs: Any) -> None:
+        nonlocal activations
+        activations += outputs.numel() // len(rows) if isinstance(outputs, Tensor) else 0
+
+    # Not in inference mode: what a network keeps from it for later cannot be trained with.
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        hooks = [layer.register_forward_hook(count) for layer in model.module.modules()]
+        try:
+            outputs, rows = _apply(model, rows)
+        except Exception as error:
+            raise ModelError(f"does not take features of shape {shape}: {one_line(error)}") from error
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if not isinstance(outputs, Tensor):
+            raise ModelError(f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor")
+        if outputs.ndim < 2 or len(outputs) != 2:
+            flat = "; let it return (rows, 1), without a squeeze" if tuple(outputs.shape) == (2,) else ""
+            raise ModelError(f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row){flat}")
+        if outputs.dtype != torch.float32:
+            raise ModelError(f"gives outputs of type {outputs.dtype}, not float32")
+        alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))
+        # Buffers change in training; those of the model itself shall not.
+        buffers = {name: value.clone() for name, value in model.module.named_buffers()}
+        before = torch.get_rng_state()
+        try:
+            model.apply(buffers, rows, training=True)
+        except Exception as error:
+            raise ModelError(
+                f"takes features of shape {shape} in scoring alone, not in training: {one_line(error)}"
+            ) from error
+        draws = not torch.equal(before, torch.get_rng_state())
+    return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]))
+
+
+def _apply(model: Model, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the outputs, and the rows: as numbers, or as tokens where the model does not take numbers."""
+    try:
+        return model.apply({}, rows), rows
+    except Exception as error:
+        try:
+            return model.apply({}, rows.long()), rows.long()
+        except Exception:
+            raise error from None
+
+
+def _scores_one(model: Model, row: Tensor, outputs: tuple[int, ...]) -> bool:
+    """Return whether a model scores a single row."""
+    try:
+        found = tuple(model.apply({}, row).shape)
+    except Exception:
+        return False
+    if found != (1, *outputs):
+        raise ModelError(f"gives one row outputs of shape {found}, not {(1, *outputs)}; keep the rows' axis")
+    return True
+
+
+def misfit(model: Model, federation: Federation) -> str:
+    """Return what keeps the model from the data, for the end of a sentence; empty if nothing does.
+
+    All clients' rows are looked at: training that failed at some clients and not at others would tell
+    about their data. A network may look for itself, by a method ``misfit(federation)``.
+    """
+    own = getattr(model.module, "misfit", None)
+    if own is not None:
+        return str(own(federation))
+    targets, shape = federation.targets, federation.features.shape[1:]
+    try:
+        seen = look(model, shape)
+    except ModelError as error:
+        return str(error)
+    if not seen.alone and federation.lengths.min() < 2:
+        return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
+    tokens = seen.tokens or federation.manifest.tokens
+    return (_bad_tokens(model, federation) if tokens else "") or _bad_targets(model, seen.outputs, targets)
+
+
+def _bad_tokens(model: Model, federation: Federation) -> str:
+    """Return what keeps a model that takes whole numbers from these: it is tried on the extremes of each place."""
+    features, manifest = federation.features, federation.manifest
+    lowest, highest = features.min(axis=0), features.max(axis=0)
+    if features.dtype.kind not in "iu" and not (np.asarray(features) == np.floor(features)).all():
+        return "takes whole numbers, as an embedding does, and the features are not; begin with a layer of numbers"
+    if manifest.feature_scale != 1 or max(abs(float(lowest.min())), abs(float(highest.max()))) >= MOST_TOKENS:
+        return f"takes whole numbers: set feature_scale = 1, and number tokens from 0 to {MOST_TOKENS - 1}"
+    if manifest.tokens:
+        # The last of the vocabulary: a table that is too small for it must not fail at some clients alone.
+        lowest, highest = np.zeros_like(lowest), np.full_like(highest, manifest.tokens - 1)
+    try:
+        with torch.no_grad():
+            model.apply({}, torch.from_numpy(np.stack([lowest, highest]).astype(np.int64)))
+    except Exception as error:
+        return f"does not know all of the tokens from {lowest.min()} to {highest.max()}: {one_line(error)}"
+    return ""
+
+
+def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
+    """Return what keeps the loss from the targets, given the shape of a row's outputs."""
+    width, shape = outputs[-1], targets.shape[1:]
+    if model.loss.by_row:
+        return _bad_extremes(model, outputs, targets)
+    if model.loss.name in SLOPES:
+        fits = outputs == (1,) and targets.ndim == 1 and bool(np.isin(targets, (-1, 1)).all())
+        return "" if fits else f"with loss {model.loss.name!r} needs one output, and labels of -1 and 1"
+    if targets.dtype.kind in "iu" and shape == outputs[:-1] and width > 1:
+        fits = bool(0 <= targets.min() <= targets.max() < width)
+        return "" if fits else f"knows the classes 0 to {width - 1} alone"
+    if model.loss.name == "cross-entropy" or model.metric.name == "accuracy":
+        if targets.dtype.kind in "iu" and len(outputs) > 1:
+            return f"gives outputs of shape {outputs} for a row, whose classes are of shape {shape}; classes come last"
+        return "needs classes, whole numbers, as targets"
+    fits = shape == outputs or (targets.ndim, outputs) == (1, (1,))
+    many = f"{width} outputs" if len(outputs) == 1 else f"outputs of shape {outputs}"
+    return "" if fits else f"has {many}, a target is of shape {shape}"
+
+
+def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
+    """Return what keeps a loss of one's own from the smallest and the largest of the targets."""
+    extremes = np.stack([targets.min(axis=0), targets.max(axis=0)])
+    extremes = extremes.astype(np.float32 if extremes.dtype.kind == "f" else np.int64)
+    try:
+        model.loss.of_rows(torch.zeros(2, *outputs), torch.from_numpy(extremes))
+    except Exception as error:
+        low, high = targets.min(), targets.max()
+        return (
+            f"has outputs of shape {outputs}, of which loss {model.loss.name!r} does not take the targets of shape "
+            f"{targets.shape[1:]} from {low} to {high}: {one_line(error)}"
+        )
+    return ""
+
+
+def one_line(error: Exception) -> str:
+    """Return the text of an error that came from elsewhere, in one line of no more than a few."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -1,0 +1,212 @@
+"""Losses and metrics: what a client descends and what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import vmap
+
+from umbel.protocol.errors import ModelError
+from umbel.protocol.plugins import import_by_name
+
+# RMSE has no gradient at zero residual; far below any real mean square, this gives it one.
+TINY = 1e-12
+
+Array = NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class Score:
+    """A per-sample value and how its mean over a client's samples is reported.
+
+    Attributes
+    ----------
+    name : str
+        The name used in run config and reports.
+    per_sample : callable
+        ``(outputs (*batch, o), targets (*batch,) or (*batch, o)) -> (*batch,)``; see `of_rows` for
+        outputs of more axes.
+    report : callable
+        Maps the mean over samples to the reported value, elementwise.
+    higher_is_better : bool
+    share : bool
+        It is from 0 to 1.
+    by_row : bool
+        `per_sample` is a function like those of ``torch.nn.functional``, in whose shapes, of a batch, and
+        is asked for one row at a time.
+    """
+
+    name: str
+    per_sample: Callable[[Tensor, Tensor], Tensor]
+    report: Callable[[Tensor], Tensor]
+    higher_is_better: bool = field(default=False, kw_only=True)
+    share: bool = field(default=False, kw_only=True)
+    by_row: bool = field(default=False, kw_only=True)
+
+    def of_rows(self, outputs: Tensor, targets: Tensor, axes: int = 1) -> Tensor:
+        r"""Return the value of each row.
+
+        Numbers of several axes, as images, are compared as one vector. Where a row has several classes, as
+        the next tokens of a sequence, its value is their mean.
+
+        Parameters
+        ----------
+        outputs : Tensor, shape (\*batch, \*output shape)
+            The last axis is that of classes.
+        targets : Tensor, shape (\*batch, \*target shape)
+        axes : int
+            How many axes are the batch's.
+
+        Returns
+        -------
+        Tensor, shape (\*batch,)
+        """
+        if self.by_row:
+            return self._row_by_row(outputs, targets, axes)
+        if outputs.ndim == axes + 1:
+            return self.per_sample(outputs, targets)
+        if targets.is_floating_point():
+            return self.per_sample(outputs.flatten(axes), targets.flatten(axes))
+        values = self.per_sample(outputs, targets)
+        return values.flatten(axes).mean(-1) if values.ndim > axes else values
+
+    def _row_by_row(self, outputs: Tensor, targets: Tensor, axes: int) -> Tensor:
+        if targets.is_floating_point() and targets.numel() == outputs.numel():
+            targets = targets.reshape(outputs.shape)  # one number a row is one output
+        flat = outputs.flatten(0, axes - 1), targets.flatten(0, axes - 1)
+        values = vmap(lambda one, target: self.per_sample(one[None], target[None]).mean())(*flat)
+        return torch.reshape(values, outputs.shape[:axes])
+
+
+@dataclass(frozen=True)
+class Loss(Score):
+    """A score that a local step can descend.
+
+    Attributes
+    ----------
+    objective : callable
+        Maps the mean over a minibatch to what the step descends, elementwise.
+    """
+
+    objective: Callable[[Tensor], Tensor]
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``|output - target|**2`` a sample; classes count as one-hot vectors.
+
+    Whole numbers are classes where there are several outputs and one target a sample.
+    """
+    if not targets.is_floating_point() and outputs.shape[-1] > 1 and targets.ndim < outputs.ndim:
+        targets = nn.functional.one_hot(targets.long(), outputs.shape[-1])
+    return (outputs - targets.reshape(outputs.shape)).square().sum(-1)
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``-log softmax(output)[target]`` a sample."""
+    return torch.logsumexp(outputs, -1) - outputs.gather(-1, targets.long().unsqueeze(-1)).squeeze(-1)
+
+
+def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 where the largest output is the target class, 0 elsewhere."""
+    return (outputs.argmax(-1) == targets).to(outputs.dtype)
+
+
+def right_sign(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return 1 where the score has the sign of the label, -1 or 1; 0 elsewhere."""
+    return (margin(outputs, targets) > 0).to(outputs.dtype)
+
+
+def _same(mean: Tensor) -> Tensor:
+    return mean
+
+
+def _rmse(mean: Tensor) -> Tensor:
+    return (mean + TINY).sqrt()
+
+
+LOSSES = {
+    "mse": Loss("mse", squared_error, torch.sqrt, _same),
+    "rmse": Loss("rmse", squared_error, torch.sqrt, _rmse),
+    "cross-entropy": Loss("cross-entropy", cross_entropy, _same, _same),
+    "log": Loss("log", lambda outputs, targets: nn.functional.softplus(-margin(outputs, targets)), _same, _same),
+    "hinge": Loss("hinge", lambda outputs, targets: (1 - margin(outputs, targets)).relu(), _same, _same),
+    "margin": Loss("margin", lambda outputs, targets: -margin(outputs, targets), _same, _same),
+}
+"""Losses by name. ``mse`` descends the mean square and reports its root, ``rmse`` descends the
+root itself (group privacy paper, Eq. 10); both report RMSE. ``log``, ``hinge`` and ``margin`` are
+of one score and a label of -1 or 1 (PAC paper, Sec. 3)."""
+
+METRICS = {
+    "rmse": Score("rmse", squared_error, torch.sqrt),
+    "accuracy": Score("accuracy", correct, _same, higher_is_better=True, share=True),
+    "right-sign": Score("right-sign", right_sign, _same, higher_is_better=True, share=True),
+}
+
+
+def load_loss(name: str) -> Loss:
+    """Return a loss by name, or by import path: a function ``(outputs, targets)`` that PyTorch can differentiate.
+
+    It may return the mean over the rows that it is given, or a value for each, as those of
+    ``torch.nn.functional`` do. It is asked for one row at a time, in a batch of one.
+
+    Raises
+    ------
+    ModelError, ConfigError
+        When there is none; the text lists what there is.
+    """
+    if ":" in name:
+        return Loss(name, _function(name), _same, _same, by_row=True)
+    if name not in LOSSES:
+        raise ModelError(f"unknown loss {name!r}; choose from {', '.join(LOSSES)} or give package.module:function")
+    return LOSSES[name]
+
+
+def load_metric(name: str) -> Score:
+    """Return a metric by name, or by import path: a function as for `load_loss`.
+
+    One of which more is better says so by an attribute, ``higher_is_better = True``.
+
+    Raises
+    ------
+    ModelError, ConfigError
+        When there is none; the text lists what there is.
+    """
+    if ":" in name:
+        own = _function(name)
+        return Score(name, own, _same, higher_is_better=bool(getattr(own, "higher_is_better", False)), by_row=True)
+    if name not in METRICS:
+        raise ModelError(f"unknown metric {name!r}; choose from {', '.join(METRICS)} or give package.module:function")
+    return METRICS[name]
+
+
+def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+    found: Callable[[Tensor, Tensor], Tensor] = import_by_name(name)
+    if not callable(found) or isinstance(found, type):
+        raise ModelError(f"{name!r} is no function of outputs and targets")
+    return found
+
+
+def margin(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Return ``y z``, the margin of scores (batch, 1) for labels -1 and 1."""
+    return outputs.squeeze(-1) * targets
+
+
+def _log_slope(margins: Array) -> Array:
+    return -0.5 * (1 - np.tanh(margins / 2))
+
+
+def _hinge_slope(margins: Array) -> Array:
+    return -(margins < 1).astype(margins.dtype)
+
+
+def _margin_slope(margins: Array) -> Array:
+    return -np.ones_like(margins)
+
+
+SLOPES: dict[str, Callable[[Array], Array]] = {"log": _log_slope, "hinge": _hinge_slope, "margin": _margin_slope}
+"""Derivative of each loss of the margin (Assumption 2); at 0 it is not 0."""

@@ -1,0 +1,323 @@
+"""A model: a network with its loss and its metric, and which of its parameters travel.
+
+Three kinds of parameters. *Frozen* ones are part of the model: never trained, never sent; both sides
+compare a digest of them. *Shared* ones are what a hypothesis is, what a release is, and what n counts.
+*Local* ones are each client's own: trained, and never leaving its node.
+
+Buffers are never shared. The running statistics of batch normalisation are local (FedBN: Li et al., ICLR
+2021), other buffers are frozen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from functools import cached_property
+from logging import INFO
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from umbel.models.losses import Loss, Score
+from umbel.models.weights import find_weights, read_weights, sha256_of
+from umbel.protocol.errors import ModelError
+from umbel.protocol.flower import log
+
+Parameters = dict[str, Tensor]
+Arrays = dict[str, NDArray[Any]]
+
+_FROZEN_SEED = 0  # of parameters that nobody trains and nobody sends
+_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+
+
+class Kind(StrEnum):
+    """What becomes of a parameter."""
+
+    FROZEN = "frozen"
+    SHARED = "shared"
+    LOCAL = "local"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network with its loss and metric.
+
+    A parameter that has several names, as tied weights do, counts once, by the first of them.
+
+    A network may say more of itself, in attributes of its class: ``local_parameters``, patterns on
+    the names of those that are each client's own; ``summed_parameters``, those whose step goes down
+    the sum over a minibatch instead of its mean (PAC paper, Protocol 1); ``decays``, by name the precisions of
+    parameters' Gaussian priors (`Model.decays`); ``draw_local(generator)``,
+    which returns a fresh client's own parameters by name; ``fit_local(...)``, see
+    `umbel.models.factors.Factors.fit_local`; ``misfit(federation)``, see `umbel.models.fit.misfit`. A parameter
+    with ``requires_grad=False`` is frozen. A layer that the network puts in evaluation mode stays there.
+
+    Attributes
+    ----------
+    name : str
+        As given in run config.
+    network : callable
+        Builds the network, a ``torch.nn.Module`` with floating point parameters.
+    loss : Loss
+        What a client descends and reports.
+    metric : Score
+        What a validation client reports beside the loss.
+    frozen, local : tuple of str
+        Patterns on names, as ``backbone.*``, of parameters to be frozen or local besides those that
+        the network makes so itself. A parameter that the network makes local stays so.
+    pretrained : str
+        File of weights to start from (`umbel.models.weights.find_weights`); empty to draw all. What the file
+        lacks, or has in another shape, is drawn.
+    """
+
+    name: str
+    network: Callable[[], nn.Module]
+    loss: Loss
+    metric: Score
+    frozen: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
+    pretrained: str = ""
+
+    @cached_property
+    def module(self) -> nn.Module:
+        """The network whose forward pass is used; of its parameters only the frozen ones are."""
+        network = self._build(_FROZEN_SEED)
+        # Weights from a library come in evaluation mode as a whole, which says nothing of single layers.
+        return network if network.training else network.train()
+
+    @cached_property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """All names of each parameter and buffer, by the first of them, in the order of the state dict."""
+        return _names(self.module)
+
+    @cached_property
+    def buffers(self) -> frozenset[str]:
+        """Names of the buffers, which no gradient trains."""
+        return frozenset(name for name, _ in self.module.named_buffers())
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind of each parameter and buffer."""
+        own = tuple(getattr(self.module, "local_parameters", ()))
+        trained = {name for name, value in self.module.named_parameters() if value.requires_grad}
+        statistics = {
+            f"{prefix}.{name}".lstrip(".")
+            for prefix, layer in _with_statistics(self.module)
+            for name in _STATISTICS
+            if layer.training
+        }
+        kinds = {}
+        for name, names in self.names.items():
+            if _matches(names, own):
+                kinds[name] = Kind.LOCAL
+            elif not {*names} & (trained | self.buffers) or _matches(names, self.frozen):
+                kinds[name] = Kind.FROZEN
+            elif _matches(names, self.local) or name in statistics:
+                kinds[name] = Kind.LOCAL
+            else:
+                kinds[name] = Kind.FROZEN if name in self.buffers else Kind.SHARED
+        return kinds
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each shared parameter."""
+        return self._shapes(Kind.SHARED)
+
+    @cached_property
+    def local_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shape of each local parameter; empty for a model that has none."""
+        return self._shapes(Kind.LOCAL)
+
+    @cached_property
+    def frozen_values(self) -> Parameters:
+        """The frozen parameters and buffers; empty for a model that has none."""
+        state = _tensors(self.module)
+        return {name: state[name].detach() for name, kind in self.kinds.items() if kind is Kind.FROZEN}
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """SHA-256 of the frozen parameters and their names, and of the file of weights; empty if there are none."""
+        digest = hashlib.sha256(sha256_of(find_weights(self.pretrained)).encode() if self.pretrained else b"")
+        for name, value in self.frozen_values.items():
+            digest.update(f"{name} {tuple(value.shape)} ".encode())
+            digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest() if self.frozen_values or self.pretrained else ""
+
+    @cached_property
+    def _weights(self) -> Parameters:
+        return read_weights(find_weights(self.pretrained)) if self.pretrained else {}
+
+    @cached_property
+    def summed(self) -> frozenset[str]:
+        """Parameters whose step goes down the sum over a minibatch instead of its mean."""
+        return frozenset(getattr(self.module, "summed_parameters", ()))
+
+    @cached_property
+    def decays(self) -> dict[str, NDArray[np.float32]]:
+        """Precisions of the Gaussian priors, of mean 0, of parameters that have one, (size of the last axis,).
+
+        That of a local parameter stands beside the loss summed over its client's rows, and that of a shared
+        one beside the loss summed over all clients' rows, which is for the strategy to see to.
+        """
+        own = getattr(self.module, "decays", {})
+        return {name: np.asarray(value, np.float32) for name, value in own.items()}
+
+    @cached_property
+    def num_parameters(self) -> int:
+        """Number of shared parameters, the papers' n."""
+        return sum(int(np.prod(shape)) for shape in self.shapes.values())
+
+    @cached_property
+    def batch_dependent(self) -> bool:
+        """Whether in training each row's outputs hang on the rows beside it, as in batch normalisation."""
+        return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self._changing)
+
+    def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
+        """Return the outputs ``(batch, ...)`` of the network with the given parameters.
+
+        Parameters
+        ----------
+        parameters : dict of Tensor
+            Frozen ones may be left out. Buffers that change in training change in here.
+        inputs : Tensor, shape (batch, \\*row shape)
+        training : bool
+            Whether the network shall do as in training: drop out, and take the statistics of the batch.
+        """
+        if self.module.training is not training:
+            for layer in self._changing:
+                layer.training = training
+        outputs = functional_call(self.module, parameters, (inputs,))
+        # Models of Hugging Face's transformers give a record.
+        found: Tensor = getattr(outputs, "logits", outputs)
+        return found
+
+    @cached_property
+    def _changing(self) -> tuple[nn.Module, ...]:
+        """The layers that act otherwise in training: not those left in evaluation mode or with frozen statistics."""
+        fixed = {
+            layer
+            for prefix, layer in _with_statistics(self.module)
+            if self.kinds[self._first[f"{prefix}.running_mean".lstrip(".")]] is Kind.FROZEN
+        }
+        layers = [layer for layer in self.module.modules() if layer.training]
+        for layer in fixed:
+            layer.training = False
+        return tuple(layer for layer in layers if layer not in fixed)
+
+    @cached_property
+    def _first(self) -> dict[str, str]:
+        return {name: first for first, names in self.names.items() for name in names}
+
+    def initial(self, seed: int) -> Arrays:
+        """Draw fresh shared parameters."""
+        return self._values(self.module if seed == _FROZEN_SEED else self._build(seed), Kind.SHARED)
+
+    def initial_local(self, generators: Sequence[np.random.Generator]) -> Arrays:
+        """Draw fresh local parameters, each (clients, \\*shape), from a generator a client."""
+        draw = getattr(self.module, "draw_local", None) or self._draw_local
+        drawn = [draw(generators[i]) for i in range(len(generators))]
+        return {
+            name: np.stack([one[name] for one in drawn]).astype(np.float32)
+            if drawn
+            else np.zeros((0, *shape), np.float32)
+            for name, shape in self.local_shapes.items()
+        }
+
+    def _draw_local(self, generator: np.random.Generator) -> Arrays:
+        return self._values(self._build(int(generator.integers(2**63))), Kind.LOCAL)
+
+    def _build(self, seed: int) -> nn.Module:
+        """Build the network. PyTorch's initialisers read the global generator alone: it is put back afterwards."""
+        with torch.random.fork_rng(devices=[]):
+            # `torch.manual_seed` seeds accelerators as well, and where none is in use yet keeps a trace of each call.
+            torch.default_generator.manual_seed(seed)
+            network = self.network()
+        state = _tensors(network)
+        with torch.no_grad():
+            for name, value in self._starts(network).items():
+                state[name].copy_(value)
+        return network
+
+    def _starts(self, network: nn.Module) -> Parameters:
+        """Return the weights in the file that the network has in the same shape."""
+        state = _tensors(network)
+        return {
+            name: value for name, value in self._weights.items() if name in state and state[name].shape == value.shape
+        }
+
+    def _shapes(self, kind: Kind) -> dict[str, tuple[int, ...]]:
+        state = _tensors(self.module)
+        return {name: tuple(state[name].shape) for name, own in self.kinds.items() if own is kind}
+
+    def _values(self, network: nn.Module, kind: Kind) -> Arrays:
+        state = _tensors(network)
+        return {name: state[name].detach().numpy().copy() for name, own in self.kinds.items() if own is kind}
+
+
+def check(model: Model) -> None:
+    """Raise `ModelError` for a network that umbel cannot train; the text names the layer or parameter and the fix."""
+    module, name = model.module, model.name
+    values = dict(module.named_parameters())
+    if not values:
+        raise ModelError(f"model {name!r} has no parameters")
+    if odd := [key for key, value in values.items() if not value.is_floating_point()]:
+        raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}")
+    if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
+        raise ModelError(f"model {name!r} has parameters that are not float32: {odd}")
+    every = [one for names in model.names.values() for one in names]
+    for kind, patterns in (("frozen", model.frozen), ("local", model.local)):
+        if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in every)]:
+            raise ModelError(f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}")
+    if both := [
+        key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
+    ]:
+        raise ModelError(f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one")
+    if model.pretrained:
+        found = model._starts(module)
+        missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
+        if not found or (lost := [key for key in missing if key in model.frozen_values and key in values]):
+            what = f"frozen parameters {lost}" if found else "parameters"
+            raise ModelError(
+                f"pretrained = {model.pretrained!r} has none of the {what} of model {name!r} in the right shape; "
+                f"it has {', '.join(model.names)}"
+            )
+        log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
+    if not model.shapes:
+        raise ModelError(
+            f"model {name!r} has no shared parameters left, and nothing would be learnt together; "
+            f"let frozen and local match fewer of {', '.join(every)}"
+        )
+
+
+def _tensors(network: nn.Module) -> Parameters:
+    """Return parameters and buffers by each of their names."""
+    return dict(network.named_parameters(remove_duplicate=False)) | dict(network.named_buffers(remove_duplicate=False))
+
+
+def _names(network: nn.Module) -> dict[str, tuple[str, ...]]:
+    tensors = _tensors(network)
+    # Buffers that are not part of the state dict come last.
+    ordered = [name for name in network.state_dict() if name in tensors]
+    ordered += [name for name in tensors if name not in {*ordered}]
+    names: dict[int, tuple[str, ...]] = {}
+    for name in ordered:
+        names[id(tensors[name])] = (*names.get(id(tensors[name]), ()), name)
+    return {every[0]: every for every in names.values()}
+
+
+def _with_statistics(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers that keep running statistics, with their names."""
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
+            yield name, layer
+
+
+def _matches(names: Sequence[str], patterns: Sequence[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for name in names for pattern in patterns)

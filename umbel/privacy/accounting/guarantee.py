@@ -1,0 +1,242 @@
+"""What releases guarantee together: one number, between any two data sets of a client.
+
+A release with a public radius is noise around "hypothesis plus update", and any two clipped updates lie
+within two radii. Which hypothesis that is, is covered by randomised response, or there is only one. So a
+release costs what these two cost together, and releases add up. Where the radius is the norm of the
+client's own update, the choice is open, or there is no noise, there is no guarantee.
+
+A site's release is noise around the sums of its clients' updates, and around the number of clients that
+chose each hypothesis. Another data set of one client moves one sum by up to two radii, or, where the
+client chooses otherwise, two sums by one radius and two counts by one each. Vector Laplace noise on each
+sum costs what these distances add up to, two radii either way, and choice-epsilon on top for the counts.
+Under Gaussian noise on all of it together they are the legs of one distance, of two radii either way.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from umbel.privacy.accounting.accountant import compose
+from umbel.privacy.mechanisms import load
+from umbel.privacy.mechanisms.base import Loss, Mechanism
+from umbel.privacy.mechanisms.choice import RandomisedResponse
+from umbel.protocol.release import Kind, RadiusMode, Release, exact
+
+DELTA = 1e-5
+"""Of the figures that are printed, where nobody says another."""
+
+MEANINGFUL = 20
+"""Beyond this epsilon, a factor of e**epsilon between what two data sets may lead to says nothing."""
+
+# How far apart two inputs of one client can move what is noised, in radii.
+DISTANCE = {Kind.TRAIN: 2, Kind.SITE: 2, Kind.REPORT: 1}
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """A guarantee between any two data sets of a client.
+
+    Attributes
+    ----------
+    pure : float
+        Epsilon at delta = 0; infinite where a mechanism has none.
+    epsilon, delta : float
+        The smaller of the epsilon at `delta` by numerical composition, and the pure one. It holds for
+        demands that were fixed in advance; for servers that pick them as they go, see `within_budget`.
+    """
+
+    pure: float
+    epsilon: float
+    delta: float
+
+
+def guarantee(releases: Mapping[Release, int], delta: float = DELTA) -> Guarantee | None:
+    """Return what is guaranteed to a client that released each so often; None where that is nothing."""
+    some = {release: times for release, times in releases.items() if times}
+    if any(gap(release) for release in some):
+        return None
+    if not some:
+        return Guarantee(0.0, 0.0, delta)
+    pure = _as_float(pure_spent(some))
+    return Guarantee(pure, min(pure, _composed(frozenset(some.items()), delta)), delta)
+
+
+def gap(release: Release) -> str:
+    """Return why a release has no guarantee; nothing where it has one."""
+    if not release.noise_multiplier > 0:
+        return "there is no noise"
+    if release.radius_mode is not RadiusMode.PUBLIC:
+        return "the radius is the norm of the client's own update"
+    if release.formal and not (_counts(release) and _own_pure(release) is not None and not release.choice_epsilon):
+        return ""
+    return f"the choice among {release.hypotheses or 'several'} hypotheses is open"
+
+
+def site_release(release: Release) -> Release:
+    """Return what each client of a site releases where the site noises sums, and each by itself would `release` this.
+
+    A choice that costs a site's release nothing extra is on record without a price.
+    """
+    alike = replace(release, kind=Kind.SITE)
+    if not (release.noise_multiplier > 0 and release.chooses):
+        return alike
+    return alike if _own_pure(alike) is not None else replace(alike, choice_epsilon=0.0)
+
+
+def pure_cost(release: Release) -> Fraction | float:
+    """Return the pure epsilon of a release, exactly; infinite where nothing pure bounds it.
+
+    2 n / nu for vector Laplace noise, and choice-epsilon on top where the client chose; of a site's release
+    as of a client's.
+    """
+    return _pure_cost(replace(release, radius=None))
+
+
+@lru_cache(maxsize=1024)
+def _pure_cost(release: Release) -> Fraction | float:
+    if gap(release):
+        return math.inf
+    own = _own_pure(release)
+    if own is None:
+        return math.inf
+    return own + (exact(release.choice_epsilon) if release.chooses else 0)
+
+
+def pure_spent(releases: Mapping[Release, int]) -> Fraction | float:
+    """Return the pure epsilon of all releases together."""
+    total: Fraction | float = Fraction(0)
+    for release, times in releases.items():
+        cost = pure_cost(release)
+        if isinstance(cost, float):
+            return math.inf
+        total += cost * times
+    return total
+
+
+def within_budget(
+    releases: Mapping[Release, int],
+    budget: Fraction,
+    delta: float,
+    min_noise_multiplier: float = 0.0,
+    max_choice_epsilon: float = math.inf,
+    reports: bool = False,
+) -> bool:
+    r"""Return whether an epsilon of `budget` at `delta` holds, whatever a server picked as it went.
+
+    Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016).
+    Numerical composition is proven for parameters fixed in advance. So releases of a client's first sort
+    are all taken for ones with the least noise that the site accepts: that dominates whatever the server
+    picked, and is fixed. Beside them there is room for nothing else, as a server could turn to it at the
+    moment that suits it best; but where training clients report, a quarter of the budget is set apart for
+    reports and all other sorts, by their pure epsilons.
+
+    What was seen exceeds the budget only where the pure sum does. There the first sort has at most as many
+    releases as its fixed part of the budget allows, and the others have at most theirs.
+
+    Parameters
+    ----------
+    releases : mapping from Release to int
+        In the order in which each came first.
+    budget : Fraction
+    delta : float
+        0 for a pure epsilon.
+    min_noise_multiplier, max_choice_epsilon : float
+        What the site accepts at most.
+    reports : bool
+        Whether the site's training clients report.
+    """
+    if pure_spent(releases) <= budget:
+        return True
+    some = [release for release, times in releases.items() if times]
+    trained = [release for release in some if release.kind is not Kind.REPORT]
+    if not delta or not trained or any(gap(release) for release in some):
+        return False
+    first = _Sort.of(trained[0])
+    alike = [release for release in trained if _Sort.of(release) == first]
+    worst = replace(
+        trained[0],
+        radius=None,
+        noise_multiplier=min(min_noise_multiplier or math.inf, *(release.noise_multiplier for release in alike)),
+        # Of two, a choice tells most.
+        hypotheses=2 if first.chooses else 1,
+        choice_epsilon=max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.randomised else 0.0,
+    )
+    if math.isinf(worst.choice_epsilon):
+        return False
+    apart = budget / 4 if reports else Fraction(0)
+    rest = pure_spent({release: releases[release] for release in some if release not in alike})
+    times = sum(releases[release] for release in alike)
+    return rest <= apart and _composed(frozenset({worst: times}.items()), delta) <= budget - apart
+
+
+@dataclass(frozen=True)
+class _Sort:
+    """Of which sort a release is: releases of one sort differ in how much noise they have alone."""
+
+    kind: Kind
+    n: int
+    mechanism: str
+    chooses: bool
+    randomised: bool
+
+    @classmethod
+    def of(cls, release: Release) -> _Sort:
+        return cls(release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0)
+
+
+def losses(release: Release) -> list[Loss]:
+    """Return the privacy losses of a release that has a guarantee."""
+    if _counts(release) and _own_pure(release) is not None:
+        # No law of sums and counts together is derived here: that of a choice among two dominates every release
+        # of the same pure epsilon (Kairouz, Oh and Viswanath, 2015).
+        return [RandomisedResponse(min(_as_float(pure_cost(release)), sys.float_info.max), 2)]
+    found: list[Loss] = [_mechanism(release).loss(release.n, DISTANCE[release.kind])]
+    if release.chooses and not _counts(release):
+        found.append(RandomisedResponse(release.choice_epsilon, release.hypotheses))
+    return found
+
+
+def _counts(release: Release) -> bool:
+    """Return whether it is a site's, and says of several hypotheses how many clients chose each."""
+    return release.kind is Kind.SITE and release.chooses
+
+
+def _mechanism(release: Release) -> Mechanism:
+    return load(release.mechanism)(release.noise_multiplier)
+
+
+def _own_pure(release: Release) -> Fraction | None:
+    """Return the pure epsilon of a release without its choice; None where its mechanism has none."""
+    return _mechanism(release).pure(release.n, DISTANCE[release.kind])
+
+
+@lru_cache(maxsize=4096)
+def _composed(releases: frozenset[tuple[Release, int]], delta: float) -> float:
+    times: dict[Loss, int] = {}
+    for release, often in releases:
+        for loss in losses(release):
+            times[loss] = times.get(loss, 0) + often
+    return compose(times, delta)
+
+
+def _as_float(cost: Fraction | float) -> float:
+    try:
+        return float(cost)
+    except OverflowError:
+        return math.inf
+
+
+def in_words(found: Guarantee | None) -> tuple[str, str]:
+    """Return the pure epsilon and that at delta as people read them: "none" where there is none."""
+    return ("none", "none") if found is None else (amount(found.pure), amount(found.epsilon))
+
+
+def amount(epsilon: Fraction | float) -> str:
+    """Return an epsilon in four digits, and "none" for one that bounds nothing."""
+    value = _as_float(epsilon)
+    return "none" if math.isinf(value) else f"{value:.4g}"

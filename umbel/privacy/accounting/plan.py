@@ -1,0 +1,246 @@
+"""What a run would cost its clients before anything is run, and what noise a wanted guarantee takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee
+from umbel.privacy.mechanisms import load
+from umbel.privacy.mechanisms.gaussian import calibrate
+from umbel.protocol.release import LAPLACE, Kind, RadiusMode, Release
+
+_CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
+_LEAST = 1e-4  # of a wanted epsilon; less takes more noise than anybody learns from
+_DIGITS = 4  # of a noise multiplier that is worked out
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be trained, as far as noise goes.
+
+    Attributes
+    ----------
+    parameters : int
+        n.
+    hypotheses : int
+        k.
+    clients, clients_per_round : int
+        Training clients, and U.
+    mechanism : str
+    """
+
+    parameters: int
+    hypotheses: int
+    clients: int
+    clients_per_round: int
+    mechanism: str = LAPLACE
+
+    def __post_init__(self) -> None:
+        for name in ("parameters", "hypotheses", "clients"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 1 <= self.clients_per_round <= self.clients:
+            raise ValueError(
+                f"clients-per-round must be between 1 and the {self.clients} clients, got {self.clients_per_round}"
+            )
+        load(self.mechanism)
+
+    def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
+        """Return what a client gives away each time that it takes part, with a public radius."""
+        return Release(
+            Kind.TRAIN,
+            self.parameters,
+            noise_multiplier,
+            RadiusMode.PUBLIC,
+            mechanism=self.mechanism,
+            hypotheses=self.hypotheses,
+            choice_epsilon=choice_epsilon if self.hypotheses > 1 else 0.0,
+        )
+
+    def noise_left(self, noise_multiplier: float) -> float:
+        """Return the root mean square norm of the noise left in a hypothesis after averaging, in radii.
+
+        Releases are taken to be shared out equally among the hypotheses.
+        """
+        deviation = load(self.mechanism)(noise_multiplier).deviation(self.parameters)
+        return deviation * math.sqrt(self.parameters * self.hypotheses / self.clients_per_round)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The figures of a planned run.
+
+    Attributes
+    ----------
+    release : Release
+        Of a participation, with a public radius.
+    median_participations, max_participations : int
+        Participations: of the median client, and of the busiest.
+    median, maximum : Guarantee or None
+        What is guaranteed to them between any two of their data sets; None where that is nothing.
+    noise_left : float
+        See `Task.noise_left`.
+    largest_curvature_step : float
+        Step size times curvature must stay below this for the rounds to be stable.
+    """
+
+    release: Release
+    median_participations: int
+    max_participations: int
+    median: Guarantee | None
+    maximum: Guarantee | None
+    noise_left: float
+    largest_curvature_step: float
+
+    @property
+    def warnings(self) -> list[str]:
+        """What the figures mean, where they mean trouble."""
+        found = []
+        if self.maximum is not None and self.maximum.epsilon > MEANINGFUL:
+            found.append(
+                f"The busiest client spends epsilon {self.maximum.epsilon:,.0f}. Above {MEANINGFUL} "
+                "a guarantee rules out nothing: the noise may stop particular attacks, but it proves nothing. "
+                "Use a smaller model, more noise, or fewer rounds."
+            )
+        if self.noise_left > 1:
+            found.append(
+                f"The noise left in a hypothesis after averaging is {self.noise_left:.2g} times the update. "
+                "Ask more clients a round, or use fewer hypotheses or less noise, if learning is too slow."
+            )
+        return found
+
+
+def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int, delta: float = DELTA) -> Plan:
+    """Return the figures of a run.
+
+    Every round draws `clients_per_round` of `clients` without replacement, so a client's
+    participations are Binomial(rounds, clients_per_round / clients). The expected maximum takes
+    clients for independent.
+
+    Raises
+    ------
+    ValueError
+        When a figure cannot be; the text names it.
+    """
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    from scipy import stats  # it takes half a second
+
+    count = stats.binom(rounds, task.clients_per_round / task.clients)
+    # E[max] is the sum over m of the chance that somebody has more than m.
+    most = round(float(np.sum(1 - count.cdf(np.arange(rounds)) ** task.clients)))
+    return _figures(task, noise_multiplier, choice_epsilon, int(count.median()), most, delta)
+
+
+def plan_for(task: Task, target: float, delta: float, participations: int, choice_epsilon: float | None = None) -> Plan:
+    """Return the figures of a run with as little noise as the wanted guarantee allows.
+
+    Parameters
+    ----------
+    task : Task
+    target : float
+        Epsilon between any two data sets of a client, over all its participations.
+    delta : float
+        With which it holds; 0 for a pure epsilon.
+    participations : int
+        The most often that a client takes part.
+    choice_epsilon : float, optional
+        By default a quarter of a participation's share of the target, and no more than 2.
+
+    Raises
+    ------
+    ValueError
+        When a figure cannot be, or no noise reaches the target; the text names it.
+    """
+    if not _LEAST <= target < math.inf:
+        raise ValueError(f"target-epsilon must be a finite number of at least {_LEAST}, got {target}")
+    if participations < 1:
+        raise ValueError(f"participations must be at least 1, got {participations}")
+    if choice_epsilon is None:
+        choice_epsilon = min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
+    _check_numbers(1.0, choice_epsilon, delta)
+    nu = _noise_for(task, target, delta, participations, choice_epsilon)
+    return _figures(task, nu, choice_epsilon, participations, participations, delta)
+
+
+def what_helps(
+    task: Task, target: float, delta: float, participations: int, choice_epsilon: float | None = None
+) -> dict[str, float]:
+    """Return by what factor the noise left in a hypothesis shrinks with each way to have less of it.
+
+    The guarantee stays. Ways that cannot be gone are left out.
+    """
+    now = plan_for(task, target, delta, participations, choice_epsilon).noise_left
+    ways: dict[str, Callable[[], Plan]] = {}
+    if 2 * task.clients_per_round <= task.clients:
+        more = replace(task, clients_per_round=2 * task.clients_per_round)
+        ways["twice the clients a round"] = lambda: plan_for(more, target, delta, participations, choice_epsilon)
+    if task.parameters > 1:
+        fewer = replace(task, parameters=task.parameters // 2)
+        ways["half the parameters"] = lambda: plan_for(fewer, target, delta, participations, choice_epsilon)
+    if participations > 1:
+        rarer = participations // 2
+        ways["half the participations"] = lambda: plan_for(task, target, delta, rarer, choice_epsilon)
+    return {name: now / make().noise_left for name, make in ways.items()}
+
+
+def _figures(task: Task, nu: float, choice_epsilon: float, median: int, most: int, delta: float) -> Plan:
+    _check_numbers(nu, choice_epsilon, delta)
+    release = task.release(nu, choice_epsilon)
+    left = task.noise_left(nu)
+    return Plan(
+        release=release,
+        median_participations=median,
+        max_participations=most,
+        median=guarantee({release: median}, delta),
+        maximum=guarantee({release: most}, delta),
+        noise_left=left,
+        largest_curvature_step=2 / (1 + left**2),
+    )
+
+
+def _check_numbers(nu: float, choice_epsilon: float, delta: float) -> None:
+    if not 0 < nu < math.inf:
+        raise ValueError(f"noise-multiplier must be a finite number above 0, got {nu}")
+    if not 0 <= choice_epsilon < math.inf:
+        raise ValueError(f"choice-epsilon must be a finite number of at least 0, got {choice_epsilon}")
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
+
+
+def _noise_for(task: Task, target: float, delta: float, participations: int, choice_epsilon: float) -> float:
+    """Return the least noise multiplier, in a few digits, that reaches the target."""
+
+    def epsilon(nu: float) -> float:
+        found = guarantee({task.release(nu, choice_epsilon): participations}, delta)
+        if found is None:
+            raise ValueError("choice-epsilon must be above 0: an open choice has no guarantee")
+        return found.epsilon
+
+    def excess(log_nu: float) -> float:
+        return math.log(epsilon(math.exp(log_nu)) / target)
+
+    # The loss of much noise is nearly normal: with mu = 2 / (nu of a Gaussian), and vector Laplace noise of n
+    # components behaves like one of deviation nu / sqrt(n).
+    scale = load(task.mechanism)(1.0).deviation(task.parameters)
+    guess = math.log(calibrate(target, max(delta, 1e-9), 2.0) * math.sqrt(participations) / scale)
+    low, high = guess - 0.5, guess + 0.5
+    while excess(high) > 0:
+        low, high = high, high + 1
+        if high > guess + 60:
+            raise ValueError(
+                f"no noise reaches epsilon {target:g} at delta {delta:g} over {participations} participations with "
+                f"choice-epsilon {choice_epsilon:g}; lower choice-epsilon, or give another delta or mechanism"
+            )
+    while excess(low) < 0:
+        low, high = low - 1, low
+    from scipy.optimize import brentq  # it takes a third of a second
+
+    root: Any = brentq(excess, low, high, xtol=5e-4)
+    nu = math.exp(root + 5e-4)
+    return math.ceil(nu / (unit := 10.0 ** (math.floor(math.log10(nu)) - _DIGITS + 1))) * unit

@@ -1,0 +1,132 @@
+"""What a client pays for, what it may spend, and what it has spent: the words of every ledger."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import lru_cache
+
+from umbel.privacy.accounting.guarantee import within_budget
+from umbel.protocol.release import Kind, RadiusMode, Release
+
+Account = Mapping[Release, int]
+"""How often a client released each kind of thing, in the order in which each came first; without radii."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """A release that each of some clients pays for.
+
+    Attributes
+    ----------
+    run : str
+    round : int
+    release : Release
+    """
+
+    run: str
+    round: int
+    release: Release
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The most a client may give.
+
+    Attributes
+    ----------
+    budget : Fraction or None
+        The largest epsilon between any two data sets of a client, over all that it ever released.
+    delta : float
+        With which that holds; 0 for a pure epsilon.
+    paper_budget : Fraction or None
+        The largest sum of n / nu: the paper's budget, a heuristic.
+    participations : int or None
+        The largest number of releases, whatever they cost.
+    min_noise_multiplier, max_choice_epsilon : float
+        What the site accepts at most: see `umbel.privacy.accounting.guarantee.within_budget`.
+    reports : bool
+        Whether training clients report.
+    """
+
+    budget: Fraction | None = None
+    delta: float = 0.0
+    paper_budget: Fraction | None = None
+    participations: int | None = None
+    min_noise_multiplier: float = 0.0
+    max_choice_epsilon: float = math.inf
+    reports: bool = False
+
+    @property
+    def any(self) -> bool:
+        """Whether there is a limit at all."""
+        return any(limit is not None for limit in (self.budget, self.paper_budget, self.participations))
+
+    def allow(self, account: Account, release: Release) -> bool:
+        """Return whether a client with this account may release once more."""
+        if not self.any:
+            return True
+        if self.participations is not None and sum(account.values()) >= self.participations:
+            return False
+        release = priced(release)
+        after = {**account, release: account.get(release, 0) + 1}
+        if self.paper_budget is not None and not paper_spent(after) <= self.paper_budget:
+            return False
+        return self.budget is None or self._covers(after, self.budget)
+
+    def bounds(self, release: Release) -> bool:
+        """Return whether any budget at all could cover a release."""
+        return self._covers({priced(release): 1}, _ANY)
+
+    def _covers(self, account: Account, budget: Fraction) -> bool:
+        least = (self.min_noise_multiplier, self.max_choice_epsilon, self.reports)
+        return within_budget(account, budget, self.delta, *least)
+
+
+_ANY = Fraction(10**400)  # more than any number that a policy could name
+NO_LIMITS = Limits()
+
+
+def priced(release: Release) -> Release:
+    """Return a release as accounts have it: without its radius, on which the price does not depend."""
+    return replace(release, radius=None)
+
+
+def paper_spent(account: Account) -> Fraction | float:
+    """Return the sum of n / nu, exactly; infinite after a release without noise."""
+    total = Fraction(0)
+    for release, times in account.items():
+        if release.paper_cost is None:
+            return math.inf
+        total += release.paper_cost * times
+    return total
+
+
+@lru_cache(maxsize=1024)
+def written(release: Release) -> str:
+    """Return a release, without its radius, as ledgers keep it."""
+    return json.dumps(
+        {
+            "kind": release.kind,
+            "n": release.n,
+            "noise_multiplier": release.noise_multiplier,
+            "radius_mode": release.radius_mode,
+            "mechanism": release.mechanism,
+            "hypotheses": release.hypotheses,
+            "choice_epsilon": release.choice_epsilon,
+        },
+        separators=(",", ":"),
+    )
+
+
+@lru_cache(maxsize=1024)
+def read(text: str) -> Release:
+    """Return the release that `written` made a text of; raise `ValueError` or `TypeError` for another text."""
+    entries = json.loads(text)
+    release = Release(**entries | {"kind": Kind(entries["kind"]), "radius_mode": RadiusMode(entries["radius_mode"])})
+    if written(release) != text:
+        raise ValueError(f"{text!r} is no release")
+    return release

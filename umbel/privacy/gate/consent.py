@@ -1,0 +1,98 @@
+"""What a site's people approve, where the site wants to be asked: a run config, and demands that are as it says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flwr.app import Context, RecordDict
+
+from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site import Site
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Evaluation, Training
+from umbel.protocol.messages import evaluation_in, training_in
+from umbel.protocol.release import ReleaseBy
+from umbel.protocol.run_config import RunConfig
+
+# Fields of a demand that a run config says, by the same names.
+_SAID = (
+    "local_epochs", "local_steps", "step_size", "batch_size", "noise_multiplier", "mechanism", "choice_epsilon",
+    "noise_per", "message_noise",
+)  # fmt: skip
+
+
+def check_approved(
+    site: Site, context: Context, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
+) -> None:
+    """Raise `Refused` where a site wants to be asked and has not approved what a message is part of.
+
+    A run is approved with its run config. A message that asks for anything else than that says waits by
+    itself, so that what was approved is what is done.
+
+    Parameters
+    ----------
+    site : Site
+    context : Context
+        Of the run.
+    n : int
+        Number of shared parameters, of which the price depends.
+    content : RecordDict, optional
+        Of a round's message, with its `hypotheses`.
+    hypotheses : dict of ndarray, optional
+    """
+    if site.simulated or site.policy.approve is not Approval.ASK:
+        return
+    config = RunConfig.of(context.run_config)
+    differs: dict[str, Any] = {}
+    if content is not None and hypotheses is not None:
+        differs = _differences(config, site.policy, content, hypotheses)
+    asks = {"config": config.entries(), "n": n, "differs": differs}
+    if site.policy.release is AcceptedRelease.SITE:
+        asks["release"] = str(site.policy.release)  # of which the price depends
+    Runs.of(site).check_approved(str(context.run_id), asks)
+
+
+def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:
+    """Return what a message asks for otherwise than its run config says."""
+    training, evaluation = training_in(content), evaluation_in(content)
+    differs: dict[str, Any] = {}
+    if training is not None:
+        differs = _of_training(config, policy, training)
+    if evaluation is not None:
+        differs |= _of_evaluation(config, evaluation)
+    if (k := len(next(iter(hypotheses.values())))) > config.most_hypotheses:
+        differs["hypotheses"] = k
+    return differs
+
+
+def _of_training(config: RunConfig, policy: Policy, demand: Training) -> dict[str, Any]:
+    asked: dict[str, Any] = {name: getattr(demand, name) for name in _SAID}
+    said: dict[str, Any] = {name: getattr(config, name) for name in _SAID}
+    asked |= {"radius_mode": demand.radius_mode, "disclose_choice": demand.disclose_choice}
+    said |= {"radius_mode": config.radius, "disclose_choice": False}
+    # A run config does not say it in words that a site could read; a site that accepts sums alone has said it itself.
+    asked["release_by"] = demand.release_by
+    said["release_by"] = ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT
+    asked["round"], said["round"] = demand.round, min(demand.round, config.rounds)
+    asked["radius"], said["radius"] = demand.radius, config.schedule.at(said["round"])
+    asked["clients_per_round"] = len(demand.clients)
+    said["clients_per_round"] = min(len(demand.clients), config.clients_per_round)
+    return _unlike(asked, said)
+
+
+def _of_evaluation(config: RunConfig, demand: Evaluation) -> dict[str, Any]:
+    # One evaluation follows the last round.
+    asked = {"round": demand.round, "step_size": demand.step_size, "validation_clients_per_round": len(demand.clients)}
+    most = config.validation_clients_per_round or len(demand.clients)
+    said = {
+        "round": min(demand.round, config.rounds + 1),
+        "step_size": config.step_size,
+        "validation_clients_per_round": min(len(demand.clients), most),
+    }
+    return _unlike(asked, said)
+
+
+def _unlike(asked: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(value) for name, value in asked.items() if value != said[name]}

@@ -1,0 +1,74 @@
+"""The ledger of a simulated node: in memory, for the time of one run."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+from numpy.typing import NDArray
+
+from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
+
+_RECORD = "umbel.ledger"
+
+
+class MemoryLedger:
+    """What each client of a node has released in this run; the same questions as `umbel.privacy.gate.ledger.Ledger`.
+
+    For each kind of release it holds how often each client paid for it, as pairs of int64 (client, times)
+    by client.
+
+    Parameters
+    ----------
+    state : RecordDict
+        The node's ``context.state``, which never leaves the node.
+    """
+
+    def __init__(self, state: RecordDict) -> None:
+        self._state = state
+        self._record = state.config_records.get(_RECORD, ConfigRecord())
+
+    def charge(
+        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+    ) -> list[bool]:
+        """Charge each client that can afford it, and return which those are; nobody where fewer than `at_least` can."""
+        if limits.any:
+            affords = [limits.allow(self.account(client), charge.release) for client in clients]
+        else:
+            affords = [True] * len(clients)
+        if sum(affords) < at_least:
+            affords = [False] * len(affords)
+        paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
+        key = written(charge.release)
+        self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()
+        self._state[_RECORD] = self._record
+        return affords
+
+    def account(self, client: int) -> Account:
+        """Return what a client has released."""
+        times = {key: self._times(key, client) for key in self._record}
+        return {read(key): often for key, often in times.items() if often}
+
+    def _paid(self, key: str) -> NDArray[np.int64]:
+        packed = self._record.get(key, b"")
+        assert isinstance(packed, bytes)
+        return np.frombuffer(packed, np.int64).reshape(-1, 2)
+
+    def _times(self, key: str, client: int) -> int:
+        clients, times = self._paid(key).T
+        place = bisect_left(clients, client)  # a search of NumPy's would copy the clients first, who may be a million
+        return int(times[place]) if place < len(clients) and clients[place] == client else 0
+
+
+def _paid_once_more(paid: NDArray[np.int64], paying: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return pairs (client, times) in which some clients have paid once more."""
+    paying = np.unique(paying)
+    clients, times = paid[:, 0], paid[:, 1].copy()
+    place = np.searchsorted(clients, paying)
+    known = np.append(clients, -1)[place] == paying
+    times[place[known]] += 1
+    # A column at a time, which takes a quarter of the time of inserting pairs.
+    new, where = paying[~known], place[~known]
+    return np.stack([np.insert(clients, where, new), np.insert(times, where, 1)], axis=1)

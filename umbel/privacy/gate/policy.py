@@ -1,0 +1,350 @@
+"""A site's policy: every entry of a node's configuration, what it means, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
+
+from umbel.privacy.mechanisms import MECHANISMS
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import Refused, SiteError
+from umbel.protocol.release import LAPLACE, RadiusMode, ReleaseBy
+from umbel.protocol.rules import Settings
+
+
+class Role(StrEnum):
+    """What a site's clients do."""
+
+    TRAIN = "train"
+    """All train, and none reports without noise."""
+    VALIDATION = "validation"
+    """All report, and none trains."""
+    SPLIT = "split"
+    """As the data's manifest says."""
+
+
+class AcceptedRelease(StrEnum):
+    """Who may add the noise to what the site's clients train."""
+
+    CLIENT = "client"
+    """Each client to its own, of which the site sees nothing else."""
+    SITE = "site"
+    """The site once for all of them, which they trust."""
+    ANY = "any"
+    """Either, as a run asks."""
+
+
+class AcceptedRadius(StrEnum):
+    """Which radius a site accepts."""
+
+    ANY = "any"
+    """The paper's as well, a heuristic."""
+    PUBLIC = "public"
+    """A radius that everybody knows, without which nothing is guaranteed."""
+
+
+class Approval(StrEnum):
+    """What a run needs before the site answers it."""
+
+    POLICY = "policy"
+    """Nothing but that the policy allows what it asks."""
+    ASK = "ask"
+    """That the site's people have approved it."""
+
+
+class Personal(StrEnum):
+    """What a site makes of the hypothesis that fits a client best, before it keeps it."""
+
+    NO = "no"
+    """Nothing."""
+    FINE_TUNE = "fine-tune"
+    """It is trained further on the client's rows."""
+    INTERPOLATE = "interpolate"
+    """And what comes of that is mixed with it, in the shares that suit rows kept apart best."""
+
+
+def _text(value: Any) -> Any:
+    """Return what an entry of text, as the environment has it, or TOML's own types stand for."""
+    return str(value)
+
+
+def _flag(value: Any) -> Any:
+    return {"true": True, "false": False}.get(str(value).lower(), value)
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return value
+    return str(value) if math.isnan(number) else number
+
+
+def _unlimited(value: Any, entry: ValidationInfo) -> Any:
+    """Return a number, which is infinite where that is written as a word and nowhere else.
+
+    A number too large for a machine is read as infinite. It was meant as a limit, and would be none.
+    """
+    if isinstance(value, str) and value.strip().lower() == "inf":
+        return math.inf
+    number = _number(value)
+    if number in (math.inf, -math.inf):
+        name = str(entry.field_name).replace("_", "-")
+        raise ValueError(f'{name} must be a number that this machine can hold, or the text "inf", got {value!r}')
+    return number
+
+
+def _whole(value: Any) -> Any:
+    number = _number(value)
+    return int(number) if isinstance(number, float) and number.is_integer() else value
+
+
+Text = Annotated[str, BeforeValidator(_text)]
+Flag = Annotated[bool, BeforeValidator(_flag)]
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Unlimited = Annotated[float, Field(allow_inf_nan=True), BeforeValidator(_unlimited)]
+Whole = Annotated[int, BeforeValidator(_whole)]
+
+
+class Policy(Settings):
+    """The entries of a node's configuration, and what each means."""
+
+    error = SiteError
+    source: ClassVar[str] = "this node's configuration"
+    renamed: ClassVar[Mapping[str, str]] = {
+        "least-noise-multiplier": "min-noise-multiplier",
+        "most-hypotheses": "max-hypotheses",
+        "most-participations": "max-participations",
+    }
+
+    data_path: Text = Field("", description="the site's data: a federation, or a table; an absolute path")
+    reader: Text = Field("", description="for a table: the function that reads it, as package.module:function")
+    reader_options: Text = Field("", description='the reader\'s options, as "name=value name=value"')
+    role: Annotated[Role, Field(strict=False)] = Field(
+        Role.TRAIN,
+        description="train: all clients train; validation: all report their loss; split: as the data's manifest says",
+    )
+    place: Text = Field(
+        "0/1", description='"i/n": the node hosts clients i, i + n, ... of a federation that other nodes host too'
+    )
+    min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
+    radius_mode: Annotated[AcceptedRadius, Field(strict=False)] = Field(
+        AcceptedRadius.ANY, description="public: accept only a public radius; any: the paper's as well, a heuristic"
+    )
+    radius_floor: Number = Field(
+        0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
+    )
+    release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
+        AcceptedRelease.CLIENT,
+        description="client: each client's model, with noise of its own; site: sums over the site's clients, which "
+        "trust it, with noise once; any: as a run asks",
+    )
+    min_clients: Whole = Field(
+        10, ge=1, description="a site's sums are of no fewer clients; where fewer can pay, nobody does"
+    )
+    max_hypotheses: Whole = Field(
+        10,
+        ge=1,
+        description="the largest k it accepts; an open choice among them tells log2 k bits an answer",
+    )
+    max_choice_epsilon: Unlimited = Field(
+        math.inf,
+        gt=0,
+        description="the largest choice-epsilon it accepts; below inf it refuses an open choice among hypotheses",
+    )
+    mechanisms: Text = Field(
+        LAPLACE, description="what noise it accepts: laplace, gaussian, package.module:Class, separated by spaces"
+    )
+    max_local_epochs: Unlimited = Field(100, ge=1, description="the most epochs a round that it accepts")
+    max_local_steps: Unlimited = Field(1000, ge=1, description="the most steps a round that it accepts")
+    max_examples: Unlimited = Field(
+        10_000_000,
+        ge=1,
+        description="how often rows are computed on in a client's round; passes beyond it are left out",
+    )
+    max_seconds: Unlimited = Field(
+        3600.0,
+        gt=0,
+        description="how long it computes for a message, of which each client has its share",
+    )
+    budget: Unlimited = Field(
+        math.inf,
+        ge=0,
+        description="the largest epsilon between any two data sets of a client, over all it ever released",
+    )
+    delta: Number = Field(0.0, ge=0, lt=1, description="with which the budget holds; 0 for a pure epsilon")
+    paper_budget: Unlimited = Field(
+        math.inf, ge=0, description="the most a client may spend by the paper's count, a sum of n/nu: a heuristic"
+    )
+    max_participations: Unlimited = Field(math.inf, ge=0, description="the most often a client may release")
+    max_evaluations: Unlimited = Field(
+        1000, ge=1, description="how often a run may have clients report; one asks once a round, and a few times before"
+    )
+    max_evaluations_in_all: Unlimited = Field(
+        math.inf, ge=1, description="how often all runs together may have clients report"
+    )
+    ledger_path: Text = Field("", description="the file where charges are kept; by default $UMBEL_HOME/ledger.sqlite")
+    approve: Annotated[Approval, Field(strict=False)] = Field(
+        Approval.POLICY,
+        description="policy: answer whatever the policy allows; ask: only runs that the site's people have approved",
+    )
+    app: Text = Field(
+        "",
+        description="the ClientApp with which the site's executor answers, as package.module:app; by default umbel's "
+        "own",
+    )
+    app_keys: Text = Field(
+        "",
+        description="entries of the node's configuration that are for that app, and none of these; separated by spaces",
+    )
+    bundle: Text = Field(
+        "",
+        description="SHA-256 of the bundles it has reviewed, separated by spaces; by default that of its own umbel",
+    )
+    report_noise_multiplier: Number = Field(
+        0.0, ge=0, description="above 0: training clients also report loss and metric, with noise of this multiplier"
+    )
+    report_bound: Number = Field(
+        1.0, gt=0, description="numbers that are reported with noise are clipped to lie between 0 and this"
+    )
+    keep_model: Text = Field("", description="folder for each client's best hypothesis at the end of a run")
+    personalise: Annotated[Personal, Field(strict=False)] = Field(
+        Personal.NO,
+        description="what becomes of it first, here: fine-tune: it is trained on the client's rows; interpolate: and "
+        "mixed with the result as suits rows kept apart",
+    )
+    personalise_epochs: Whole = Field(10, ge=1, description="for how long that training goes on")
+    tripwire: Flag = Field(
+        False, description="refuse to train models that no honest server would send: degenerate, or sent before"
+    )
+    noise_all_items: Flag = Field(
+        False, description="in simulation: where the run adds noise to rows that changed (message-noise), add it to all"
+    )
+    balanced_batches: Flag = Field(
+        False, description="fill minibatches with as many liked items as others (labels of -1 and 1)"
+    )
+    allow_unsanitised: Flag = Field(
+        False, description="whether releases without noise, and the chosen hypothesis, may leave; in simulation only"
+    )
+    insecure_seed: Flag = Field(
+        False,
+        description="draw everything from the run's seed, also the noise: for tests with data that need no protection, "
+        "since the server knows that seed and can subtract the noise",
+    )
+
+    @property
+    def bundles(self) -> list[str]:
+        """The bundles that the site names; none where its own umbel's is the one."""
+        return self.bundle.lower().split()
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if strange := [one for one in self.bundles if not re.fullmatch("[0-9a-f]{64}", one)]:
+            raise ValueError(
+                f"bundle must be SHA-256 sums of 64 hexadecimal digits, separated by spaces, got {strange[0]!r}"
+            )
+        for name in (
+            "max_local_epochs",
+            "max_local_steps",
+            "max_examples",
+            "max_participations",
+            "max_evaluations",
+            "max_evaluations_in_all",
+        ):
+            value = getattr(self, name)
+            if not (math.isinf(value) or float(value).is_integer()):
+                raise ValueError(f"{name.replace('_', '-')} must be a whole number, got {value}")
+        if unknown := [name for name in self.mechanisms.split() if name not in MECHANISMS and ":" not in name]:
+            raise ValueError(
+                f"mechanisms must be {', '.join(MECHANISMS)} or package.module:Class, separated by spaces, "
+                f"got {unknown[0]!r}"
+            )
+        if not self.mechanisms.split():
+            raise ValueError("mechanisms must name one at least")
+        if self.delta > 0 and math.isinf(self.budget):
+            raise ValueError("delta is of a budget, and there is none: set budget, or leave delta out")
+        if self.personalise is not Personal.NO and not self.keep_model:
+            raise ValueError("personalise is of the models that a site keeps: set keep-model, or leave it out")
+        if "personalise_epochs" in self.model_fields_set and self.personalise is Personal.NO:
+            raise ValueError('personalise-epochs trains nothing: set personalise = "fine-tune" or "interpolate"')
+        if self.report_noise_multiplier > 0 and self.role is not Role.TRAIN:
+            raise ValueError(f"report-noise-multiplier is for role train; role {self.role} reports without noise")
+        if self.role is Role.VALIDATION and min(self.budget, self.paper_budget, self.max_participations) < math.inf:
+            # It would look like a limit on what the site's clients tell.
+            raise ValueError(
+                "budget, paper-budget and max-participations are for clients that train; role validation reports "
+                "without noise, which has no price: set max-evaluations"
+            )
+        return self
+
+    def check(self, demand: Training, hypotheses: int) -> None:
+        """Raise `Refused` when the demand, among so many hypotheses, goes below the policy."""
+        self._check_release(demand)
+        if demand.noise_multiplier == 0 and not self.allow_unsanitised:
+            raise Refused(
+                "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it"
+            )
+        if demand.noise_multiplier < self.min_noise_multiplier:
+            raise Refused(
+                f"the server asks for noise multiplier {demand.noise_multiplier}; "
+                f"this site accepts no less than {self.min_noise_multiplier}"
+            )
+        if self.radius_mode is AcceptedRadius.PUBLIC and demand.radius_mode is not RadiusMode.PUBLIC:
+            raise Refused(
+                f"the server asks for radius {demand.radius_mode.value!r}; this site accepts only a public radius"
+            )
+        if (
+            demand.noise_multiplier > 0
+            and demand.mechanism not in self.mechanisms.split()
+            and not self.allow_unsanitised
+        ):
+            raise Refused(
+                f"the server asks for mechanism {demand.mechanism!r}; this site accepts {self.mechanisms or 'none'}"
+            )
+        if hypotheses > 1 and math.isfinite(self.max_choice_epsilon):
+            # A site's release covers the choice by itself, or its mechanism says what it lacks.
+            if demand.choice_epsilon == 0 and demand.release_by is ReleaseBy.CLIENT:
+                raise Refused(
+                    f"the server leaves the choice among {hypotheses} hypotheses open (choice-epsilon 0); "
+                    f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most"
+                )
+            if demand.choice_epsilon > self.max_choice_epsilon:
+                raise Refused(
+                    f"the server asks for choice-epsilon {demand.choice_epsilon:g}; "
+                    f"this site accepts {self.max_choice_epsilon:g} at most"
+                )
+        for key, asked, most in (
+            ("local-epochs", demand.local_epochs, self.max_local_epochs),
+            ("local-steps", demand.local_steps, self.max_local_steps),
+        ):
+            if asked > most:
+                raise Refused(f"the server asks for {key} = {asked}; this site accepts {most:g} at most")
+        if demand.disclose_choice and not self.allow_unsanitised:
+            raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")
+
+    def _check_release(self, demand: Training) -> None:
+        """Raise `Refused` where another would add the noise than the site says, or too few clients are asked."""
+        if demand.release_by is ReleaseBy.CLIENT:
+            if self.release is AcceptedRelease.SITE:
+                raise Refused(
+                    "the server asks for each client's own model; this site releases sums over its clients alone "
+                    '(release = "site"): use strategy site-average'
+                )
+            return
+        if self.release is AcceptedRelease.CLIENT:
+            raise Refused(
+                "the server asks for sums over this site's clients; here each client releases its own model: set "
+                'release = "site", or "any", if they trust the site'
+            )
+        if len(demand.clients) < self.min_clients:
+            raise Refused(
+                f"the server asks for the sums of {len(demand.clients)} clients; this site's are of {self.min_clients} "
+                "at least (min-clients): ask for more clients a round"
+            )

@@ -1,0 +1,104 @@
+"""Where random draws of a client come from.
+
+In simulation every client has streams of its own, keyed by seed, round and client, so that a
+result does not depend on which node computes it. Where the data are a site's own there is no
+seed: whoever knows it could predict the noise and subtract it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy.gate.entropy import SecureGenerator
+from umbel.privacy.mechanisms.base import NoiseSource
+
+
+def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
+    """Yield what each client's noise is drawn from, each good until the next is asked for.
+
+    Without a seed that is a `SecureGenerator` each.
+    """
+    if seed is None:
+        yield from (SecureGenerator() for _ in clients)
+        return
+    key = _key(seed, purpose)
+    philox = np.random.Philox(_NO_SEED)
+    generator = np.random.Generator(philox)
+    start = _start(key, round, 0)
+    counter = start["state"]["counter"]
+    for client in clients:
+        counter[_CLIENT] = client
+        philox.state = start
+        yield generator
+
+
+def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) -> Sequence[np.random.Generator]:
+    """Return a generator for each client; not for noise, see `noise`.
+
+    Parameters
+    ----------
+    seed : int or None
+        Of the run, 0 or more; None draws from the operating system's entropy.
+    purpose : str
+        Draws for different purposes are independent.
+    round : int
+        Round of training.
+    clients : iterable of int
+        Clients, counted over the whole federation.
+    """
+    if seed is None:
+        return [np.random.Generator(np.random.PCG64()) for _ in clients]
+    return _Streams(_key(seed, purpose), round, clients)
+
+
+class _Streams(Sequence[np.random.Generator]):
+    """A generator for each client, made when it is asked for and at its beginning each time."""
+
+    def __init__(self, key: NDArray[Any], round: int, clients: Iterable[int]) -> None:
+        self._key, self._round, self._clients = key, round, list(clients)
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @overload
+    def __getitem__(self, index: int) -> np.random.Generator: ...
+    @overload
+    def __getitem__(self, index: slice) -> _Streams: ...
+    def __getitem__(self, index: int | slice) -> np.random.Generator | _Streams:
+        if isinstance(index, slice):
+            return _Streams(self._key, self._round, self._clients[index])
+        philox = np.random.Philox(_NO_SEED)
+        philox.state = _start(self._key, self._round, self._clients[index])
+        return np.random.Generator(philox)
+
+
+@lru_cache(maxsize=16)
+def _key(seed: int, purpose: str) -> NDArray[Any]:
+    return np.random.SeedSequence([seed, zlib.crc32(purpose.encode())]).generate_state(2, np.uint64)
+
+
+def _start(key: NDArray[Any], round: int, client: int) -> Any:
+    """Return the state of a Philox at the beginning of a client's stream."""
+    # Philox computes each block from key and counter alone: the low half of the counter runs
+    # within a stream, the high half tells the streams apart.
+    return _START | {"state": {"counter": np.array([0, 0, round, client], np.uint64), "key": key}}
+
+
+_CLIENT = 3  # where the counter says which client's stream it is
+
+
+class _NoSeed(np.random.SeedSequence):
+    """Spares a generator, whose state is set at once, the work of seeding itself."""
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> NDArray[Any]:
+        return np.zeros(n_words, dtype)
+
+
+_NO_SEED = _NoSeed(0)
+_START: Any = np.random.Philox(_NO_SEED).state

@@ -1,0 +1,249 @@
+"""The mechanism applied to models: from what clients have trained to what may leave."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy import mechanisms
+from umbel.privacy.gate.precision import check_noise, grid_step, min_radius, resolution, round_to_grid
+from umbel.privacy.gate.site import Site
+from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, clip
+from umbel.protocol.arrays import Arrays, Packed, all_finite, flatten
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import Refused
+from umbel.protocol.records import MOST_STEPS
+from umbel.protocol.release import Kind, NoisePer, RadiusMode, Release
+
+LARGEST = float(np.finfo(np.float32).max)
+"""The largest number that travels."""
+_BLOCK = 1 << 17  # numbers that are sanitised together
+_FAR = 40.0  # standard deviations, beyond which less than one number in 10^20 comes
+
+
+def sanitise(
+    mechanism: Mechanism | None,
+    updates: Matrix,
+    radius: float,
+    radius_mode: RadiusMode,
+    sources: Iterable[NoiseSource],
+    parts: Sequence[slice] | None = None,
+) -> Matrix:
+    """Return clients' updates with a mechanism's noise (group privacy paper, Algorithm 2).
+
+    Parameters
+    ----------
+    mechanism : Mechanism or None
+        None adds no noise.
+    updates : ndarray, shape (m, n)
+        Trained parameters less the chosen hypothesis, a row a client.
+    radius : float
+        In mode ``public`` the radius r itself, to which updates are clipped. In mode ``update``
+        the least radius: r = max(|update|, radius), since an update of norm 0 would otherwise
+        go without noise.
+    radius_mode : RadiusMode
+    sources : iterable of NoiseSource, one a client
+        Each is used up before the next is asked for.
+    parts : sequence of slice, optional
+        Columns to be noised by themselves, each within its own radius, as the layers in the
+        paper's Sec. 5.3; together all columns, in order. By default the whole vector at once.
+
+    Returns
+    -------
+    ndarray of float64, shape (m, n)
+    """
+    sanitised = np.array(updates, np.float64)
+    sanitise_in_place(mechanism, sanitised, radius, radius_mode, sources, parts)
+    return sanitised
+
+
+def sanitise_in_place(
+    mechanism: Mechanism | None,
+    sanitised: Matrix,
+    radius: float,
+    radius_mode: RadiusMode,
+    sources: Iterable[NoiseSource],
+    parts: Sequence[slice] | None = None,
+) -> None:
+    """Do what `sanitise` does to the updates themselves: of large models a copy takes a while."""
+    if not 0 < radius < np.inf:
+        raise ValueError(f"cannot sanitise within radius {radius}")
+    public = RadiusMode(radius_mode) is RadiusMode.PUBLIC
+    columns = parts or [slice(0, sanitised.shape[1])]
+    radii = np.empty((len(sanitised), len(columns)))
+    for i, own in enumerate(columns):
+        part = sanitised[:, own]
+        if public:
+            part[:] = within(mechanism, part, radius)
+            radii[:, i] = radius
+        else:
+            radii[:, i] = np.maximum(np.sqrt(np.einsum("ij,ij->i", part, part)), radius)
+    if mechanism is not None:
+        generators = iter(sources)
+        sanitised += mechanism.noise([own.stop - own.start for own in columns], radii, generators)
+        if next(generators, None) is not None:
+            raise ValueError("there are more generators than clients")
+
+
+@dataclass(frozen=True)
+class Sanitiser:
+    """What a site makes of the updates that one demand asks for.
+
+    Attributes
+    ----------
+    demand : Training
+    hypotheses : ndarray, shape (k, n)
+    mechanism : Mechanism or None
+        None where no noise is asked for.
+    radius : float
+        As the site has it.
+    finest : float
+        See `umbel.privacy.gate.precision.resolution`.
+    parts : sequence of slice, optional
+        The columns of what is noised by itself; None for the whole vector.
+    """
+
+    demand: Training
+    hypotheses: NDArray[np.float64]
+    mechanism: Mechanism | None
+    radius: float
+    finest: float
+    parts: Sequence[slice] | None
+
+    @classmethod
+    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> Sanitiser:
+        """Return what a site makes of a demand; raise `Refused` for one that no release can come of."""
+        everything = flatten(hypotheses)
+        finest = resolution(everything)
+        parts = _parts(hypotheses, demand.noise_per)
+        radius, mechanism = max(demand.radius, site.policy.radius_floor), None
+        if demand.noise_multiplier > 0:
+            mechanism = mechanisms.load(demand.mechanism)(demand.noise_multiplier)
+            deviation = mechanism.deviation(everything.shape[1])
+            if not site.simulated:
+                radius = max(radius, min_radius(deviation, finest))
+            check_noise(mechanism, everything.shape[1], radius)
+        return cls(demand, everything, mechanism, radius, finest, parts)
+
+    @property
+    def step(self) -> float:
+        """The step of the public grid, if 16 bits hold how many of them a release's numbers are; 0 if they may not.
+
+        That is decided by what everybody knows, so that the length of a message tells nothing of the data.
+        """
+        if self.mechanism is None or self.demand.radius_mode is not RadiusMode.PUBLIC:
+            return 0.0
+        noise = self.mechanism.deviation(self.hypotheses.shape[1]) * self.radius
+        step = grid_step(noise, self.finest)
+        largest = float(np.abs(self.hypotheses).max()) + self.radius + _FAR * noise
+        return step if largest <= min(MOST_STEPS * step, LARGEST) else 0.0
+
+    @property
+    def release(self) -> Release:
+        """What is paid for."""
+        return train_release(self.demand, self.hypotheses, self.radius)
+
+    def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Packed:
+        r"""Return the releases of clients that have paid.
+
+        Parameters
+        ----------
+        trained : dict of ndarray, each (clients, \*shape)
+        chosen : ndarray of int, shape (clients,)
+            Where each client started.
+        sources : iterator of NoiseSource, one a client
+        """
+        n, mode = self.hypotheses.shape[1], self.demand.radius_mode
+        shapes = {name: value.shape[1:] for name, value in trained.items()}
+        releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
+        for block in blocks(len(chosen), n):
+            mine = chosen[block]
+            # Of large models one client is a block, and its hypothesis need not be copied.
+            start = self.hypotheses[mine[0] : mine[0] + 1] if len(mine) == 1 else self.hypotheses[mine]
+            noisy = updates_in(trained, block, start)
+            sanitise_in_place(self.mechanism, noisy, self.radius, mode, islice(sources, len(noisy)), self.parts)
+            noisy += start
+            if self.mechanism is not None:
+                noisy = round_to_grid(noisy, self.mechanism.deviation(n) * self.radius, self.finest)
+            np.clip(noisy, -LARGEST, LARGEST, out=noisy)
+            releases.matrix[block] = noisy
+        return releases
+
+
+def train_release(demand: Training, hypotheses: NDArray[np.float64], radius: float) -> Release:
+    """Return what a client releases by itself for a demand, of hypotheses (k, n), within the site's radius."""
+    k, n = hypotheses.shape
+    return Release(
+        Kind.TRAIN,
+        n,
+        demand.noise_multiplier,
+        demand.radius_mode,
+        radius if demand.radius_mode is RadiusMode.PUBLIC else None,
+        demand.mechanism,
+        hypotheses=k,
+        choice_epsilon=demand.choice_epsilon if k > 1 else 0.0,
+    )
+
+
+def within(mechanism: Mechanism | None, updates: Matrix, radius: float) -> Matrix:
+    """Return updates (m, n) moved to within a public radius, as the mechanism has it."""
+    return clip(updates, radius) if mechanism is None else mechanism.constrain(updates, radius)
+
+
+def updates_in(trained: Arrays, block: slice, start: NDArray[np.float64]) -> Matrix:
+    r"""Return the updates (m, n) of a block of the clients that trained `trained`, each (clients, \*shape).
+
+    They began at `start` (m, n).
+
+    Training that blew up counts as no update at all. Whether it does depends on the data and on what the
+    server asks for, so a release that stayed away would tell about the data.
+    """
+    updates = flatten({name: value[block] for name, value in trained.items()})
+    updates -= start
+    updates[~all_finite(updates, axis=1)] = 0.0
+    return updates
+
+
+def _parts(hypotheses: Arrays, noise_per: NoisePer) -> Sequence[slice] | None:
+    """Return the columns of what is noised by itself; None for the whole vector."""
+    if noise_per is NoisePer.VECTOR:
+        return None
+    return _layers(hypotheses) if noise_per is NoisePer.LAYER else _rows(hypotheses)
+
+
+def _rows(hypotheses: Arrays) -> Sequence[slice]:
+    """Return the columns of each row of each array; an array of one axis is a single row."""
+    rows: list[slice] = []
+    start = 0
+    for value in hypotheses.values():
+        shape = value.shape[1:]
+        size = int(np.prod(shape[1:] if len(shape) > 1 else shape))
+        stop = start + int(np.prod(shape))
+        rows += [slice(begin, begin + size) for begin in range(start, stop, size)]
+        start = stop
+    return rows
+
+
+def _layers(hypotheses: Arrays) -> Sequence[slice]:
+    """Return the columns of each layer: parameters that share a prefix, as weight and bias do."""
+    layers: dict[str, slice] = {}
+    start = 0
+    for name, value in hypotheses.items():
+        stop = start + int(np.prod(value.shape[1:]))
+        layer = name.rpartition(".")[0]
+        if layer in layers and layers[layer].stop != start:
+            raise Refused(f"the parameters of layer {layer!r} are not next to each other")
+        layers[layer] = slice(layers[layer].start if layer in layers else start, stop)
+        start = stop
+    return list(layers.values())
+
+
+def blocks(clients: int, n: int) -> Iterator[slice]:
+    """Yield clients some at a time: of large models as many as a cache holds, but one at least."""
+    size = max(1, _BLOCK // n)
+    for begin in range(0, clients, size):
+        yield slice(begin, begin + size)

@@ -1,0 +1,377 @@
+"""A site's own log: a line for each message, for whoever answers for the data.
+
+It lies beside the ledger, as JSON lines. Each line says what a message asked, what the site decided and
+why, and how many clients paid; never what the data are. Each has the SHA-256 of the line before and of
+itself, so that a line that was changed, moved or taken out is found. There is no key in it: whoever can
+write the file can write it anew.
+
+What is not on record does not leave: where a line cannot be written, the site refuses. A line that was
+cut off while it was written, as a process that is killed leaves it, let nothing leave: the next one takes
+its place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from enum import StrEnum
+from hashlib import sha256
+from logging import ERROR, WARNING
+from pathlib import Path
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from umbel.privacy.gate.site import DATA_PATH, Site
+from umbel.protocol.demands import LONGEST_NAME, Evaluation, Training
+from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
+from umbel.protocol.flower import log
+from umbel.protocol.home import make_home_of
+from umbel.protocol.messages import PARTS
+from umbel.protocol.once import one_message
+from umbel.protocol.records import unpack
+
+SUFFIX = ".log.jsonl"
+FIRST = "0" * 64
+"""What stands for the hash before the first line."""
+
+_LONGEST_TEXT = 300  # of what a server or a path may make long
+_LONGEST_ENTRY = LONGEST_NAME  # of a demand
+_LONGEST_END = 1 << 17  # more than two lines of all of that together
+_KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
+# The text of these is about the message or the site's set-up; that of others may hold data.
+_TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
+_END = b',"hash":"'
+
+Line = dict[str, Any]
+"""What stands in one line."""
+
+
+class Decision(StrEnum):
+    """What became of a message."""
+
+    ANSWERED = "answered"
+    PARTLY = "partly"
+    """Some of its clients, or one of its two parts, were refused."""
+    REFUSED = "refused"
+    SET_ASIDE = "set aside"
+    """No message: the log before this one was set aside."""
+
+
+@dataclass
+class Entry:
+    """A message, and what becomes of it.
+
+    Attributes
+    ----------
+    run : str
+        Flower's number of the run.
+    message : str
+        The message's type.
+    asked : dict
+        What it asks, in numbers.
+    paid : int
+        How many charges were made for it.
+    reasons : list of str
+        Why it, or a part of it, was refused.
+    """
+
+    run: str = ""
+    message: str = ""
+    asked: dict[str, Any] = field(default_factory=dict)
+    paid: int = 0
+    reasons: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, message: Message, context: Context) -> Self:
+        """Return the entry of a message that has just come."""
+        asked = outline(message.content) if message.has_content() else {}
+        return cls(str(context.run_id), _text(message.metadata.message_type), asked)
+
+    def refuse(self, what: str, error: Exception) -> None:
+        """Note why the message, or a part of it, is refused."""
+        known = isinstance(error, _TOLD)
+        reason = str(error) if known else f"{type(error).__name__}; the node's own log says more"
+        self.reasons.append(_text(f"{what}: {reason}"))
+
+    def line(self, decision: Decision) -> Line:
+        """Return what is written down, but for its place in the log."""
+        return {
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "run": self.run,
+            "message": self.message,
+            "asked": self.asked,
+            "decision": str(decision),
+            "reason": "; ".join(self.reasons),
+            "paid": self.paid,
+        }
+
+
+class SiteLog:
+    """The log of a site.
+
+    Parameters
+    ----------
+    path : Path
+        The file; the first line makes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> SiteLog | None:
+        """Return the log of the site that a node configuration describes; None where the data are no site's own."""
+        if not node_config.get(DATA_PATH):
+            return None
+        ledger = Site.of(node_config).ledger_path
+        assert ledger is not None, "a site of its own has a ledger"
+        make_home_of(ledger)
+        return cls(beside(ledger))
+
+    def check_end(self) -> None:
+        """Raise unless a line can be added: the log may be written, and its last line is as it was written."""
+        with self._locked() as file:
+            self._last(file)
+
+    def answered(self, entry: Entry, answered: bool) -> None:
+        """Add the line of a message; on return it is on disk."""
+        partly = Decision.PARTLY if entry.reasons else Decision.ANSWERED
+        self.append(entry.line(partly if answered else Decision.REFUSED))
+
+    def append(self, line: Line) -> None:
+        """Add a line; on return it is on disk."""
+        with self._locked() as file:
+            self._write(file, line)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield every line, oldest first; raise at one that is not as it was written.
+
+        A last line that was cut off while it was written is left out.
+        """
+        number, before = 0, FIRST
+        with self._guarded(), self.path.open("rb") as file:
+            for text in file:
+                if self._is_cut_off(text, number + 1):
+                    return
+                line = self._parsed(text)
+                number += 1
+                if (line["number"], line["previous"]) != (number, before):
+                    raise self._damaged(f"line {number} does not follow the one before it")
+                before = line["hash"]
+                yield line
+
+    def set_aside(self) -> Path:
+        """Rename the log and begin another, which names it; return where the old one lies."""
+        stamp = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+        aside = self.path.with_name(f"{self.path.name.removesuffix(SUFFIX)}.log-until-{stamp}.jsonl")
+        with self._locked(make=False) as file:
+            old = sha256(os.pread(file, os.fstat(file).st_size, 0)).hexdigest()
+            with self._guarded():
+                os.rename(self.path, aside)
+        reason = f"the log before this one is {aside.name}, SHA-256 {old}"
+        self.append(Entry(message="log", reasons=[reason]).line(Decision.SET_ASIDE))
+        return aside
+
+    @contextmanager
+    def _locked(self, make: bool = True) -> Iterator[int]:
+        """Open the file alone, among all processes that ask for it here."""
+        with self._guarded():
+            file = self._open(make)
+        try:
+            yield file
+        finally:
+            os.close(file)  # which unlocks it
+
+    def _open(self, make: bool) -> int:
+        while True:
+            there = self.path.exists()
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND | (os.O_CREAT if make else 0), 0o600)
+            try:
+                if not there:
+                    _sync_folder(self.path.parent)
+                fcntl.flock(file, fcntl.LOCK_EX)
+                # Another process may have set it aside since it was opened.
+                if self.path.exists() and os.path.samestat(os.fstat(file), os.stat(self.path)):
+                    return file
+            except BaseException:
+                os.close(file)
+                raise
+            os.close(file)
+
+    def _write(self, file: int, line: Line) -> None:
+        number, before, size = self._last(file)
+        placed = {"number": number + 1, **line, "previous": before}
+        with self._guarded():
+            # Strict JSON: `outline` leaves no number that it does not have.
+            body = json.dumps(placed, separators=(",", ":"), allow_nan=False).encode()[:-1]
+            text = body + _END + sha256(body).hexdigest().encode() + b'"}\n'
+            if size < os.fstat(file).st_size:
+                log(WARNING, "the last line of %s was cut off while it was written; it is written over", self.path)
+                os.ftruncate(file, size)
+            try:
+                if os.write(file, text) != len(text):
+                    raise OSError("the disk is full")
+                os.fsync(file)
+            except OSError:
+                os.ftruncate(file, size)
+                raise
+
+    def _last(self, file: int) -> tuple[int, str, int]:
+        """Return number and hash of the last whole line, and where in the file it ends."""
+        with self._guarded():
+            size = os.fstat(file).st_size
+            end = os.pread(file, _LONGEST_END, max(0, size - _LONGEST_END))
+        whole, cut = end[: end.rfind(b"\n") + 1], end[end.rfind(b"\n") + 1 :]
+        number, before = 0, FIRST
+        if whole:
+            line = self._parsed(whole[whole.rfind(b"\n", 0, -1) + 1 :])
+            number, before = line["number"], line["hash"]
+        if cut and not self._is_cut_off(cut, number + 1):
+            raise self._damaged("a line is not as it was written")
+        return number, before, size - len(cut)
+
+    def _is_cut_off(self, text: bytes, number: int) -> bool:
+        """Return whether this is what a process that was killed wrote of the line with that number."""
+        begins = b'{"number":%d,' % number
+        return not text.endswith(b"\n") and text[: len(begins)] == begins[: len(text)]
+
+    def _parsed(self, text: bytes) -> Line:
+        body, _, end = text.rpartition(_END)
+        if end != sha256(body).hexdigest().encode() + b'"}\n':
+            raise self._damaged("a line is not as it was written")
+        with self._guarded():
+            line: Line = json.loads(text)
+            return line
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise LogError(f"there is no log {self.path}, or no folder for it") from error
+        except (OSError, ValueError) as error:
+            raise LogError(f"the log {self.path} cannot be read or written: {error}") from error
+
+    def _damaged(self, fault: str) -> LogError:
+        return LogError(
+            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH"
+        )
+
+
+def beside(ledger: Path) -> Path:
+    """Return where the log of the site with that ledger lies."""
+    return ledger.with_name(ledger.name + SUFFIX)
+
+
+def outline(content: RecordDict) -> dict[str, Any]:
+    """Return what a message asks, in few words whatever a server has put into it."""
+    asked: dict[str, Any] = {}
+    for name in PARTS:
+        record = content.get(name)
+        if isinstance(record, ConfigRecord):
+            asked[name] = {
+                key: len(value) if isinstance(value, list) else _scalar(value)
+                for key, value in record.items()
+                if key in _KEYS
+            }
+        elif isinstance(record, ArrayRecord):
+            asked[name] = _sizes(record)
+    if others := len(set(content) - {*PARTS}):
+        asked["others"] = others
+    return asked
+
+
+def _sizes(record: ArrayRecord) -> dict[str, Any]:
+    """Return k and n of hypotheses; nothing where they cannot be read."""
+    try:
+        arrays = unpack(record).values()
+    except ProtocolError:
+        return {}
+    return {
+        "k": max((len(value) for value in arrays), default=0),
+        "n": sum(math.prod(value.shape[1:]) for value in arrays),
+    }
+
+
+def _scalar(value: Any) -> Any:
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    # As ASCII, since other characters take up to twelve times as much in a line.
+    return _text(value if str(value).isascii() else ascii(value), _LONGEST_ENTRY)
+
+
+def _text(value: Any, longest: int = _LONGEST_TEXT) -> str:
+    text = str(value)
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have a new file's name on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def on_record(
+    message: Message,
+    context: Context,
+    answer: Callable[[Entry], Message],
+    refuse: Callable[[Message, Exception], Message],
+) -> Message:
+    """Return an answer that stands in the site's log, or a refusal where it cannot stand there.
+
+    Parameters
+    ----------
+    message : Message
+    context : Context
+    answer : callable
+        Is asked once the log is known to be writable, so that nobody pays for what cannot leave.
+    refuse : callable
+        Makes the refusal.
+    """
+    with one_message():
+        return _on_record(message, context, answer, refuse)
+
+
+def _on_record(
+    message: Message,
+    context: Context,
+    answer: Callable[[Entry], Message],
+    refuse: Callable[[Message, Exception], Message],
+) -> Message:
+    entry = Entry()
+    try:
+        site_log = SiteLog.of(context.node_config)
+        if site_log is not None:
+            entry = Entry.of(message, context)
+            site_log.check_end()
+    except Exception as error:  # anything at all: fail closed
+        return refuse(message, error)
+    reply = answer(entry)
+    if site_log is None:
+        return reply
+    try:
+        site_log.answered(entry, not reply.has_error())
+    except Exception as error:
+        return refuse(message, error)
+    return reply
+
+
+def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
+    """Put on record a message that is refused before the app sees it; nothing leaves, on record or not."""
+    try:
+        if (site_log := SiteLog.of(context.node_config)) is not None:
+            entry = Entry.of(message, context)
+            entry.refuse(what, error)
+            site_log.answered(entry, False)
+    except UmbelError as fault:
+        log(ERROR, "a refusal is not on record: %s", fault)

@@ -1,0 +1,134 @@
+"""The mechanism applied to a site as a whole: from what its clients have trained to sums with noise once.
+
+Where the clients of a site trust it, the site adds up their clipped updates, by the hypothesis that each
+chose, and counts them. Noise hides a change of any one client's whole data, its choice included
+(`umbel.privacy.accounting.guarantee`). The counts of one hypothesis need none: everybody knows who took part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy import mechanisms
+from umbel.privacy.accounting.guarantee import site_release
+from umbel.privacy.gate.precision import STEPS, check_noise, resolution, round_to_grid
+from umbel.privacy.gate.releases import LARGEST, blocks, train_release, updates_in, within
+from umbel.privacy.gate.site import Site
+from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
+from umbel.protocol.arrays import Arrays, flatten, unflatten
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import Refused
+from umbel.protocol.release import Release
+
+
+@dataclass(frozen=True)
+class SiteSanitiser:
+    """What a site makes of its clients' updates together, where a demand asks for their sums.
+
+    Attributes
+    ----------
+    demand : Training
+    hypotheses : ndarray, shape (k, n)
+    mechanism : Mechanism or None
+        None where no noise is asked for.
+    radius : float
+        As the site has it.
+    count_radius : float
+        That of each count, in clients; 0 where counts get no noise.
+    """
+
+    demand: Training
+    hypotheses: NDArray[np.float64]
+    mechanism: Mechanism | None
+    radius: float
+    count_radius: float
+
+    @classmethod
+    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> SiteSanitiser:
+        """Return what a site makes of a demand; raise `Refused` for one that no release can come of."""
+        everything = flatten(hypotheses)
+        (k, n), radius = everything.shape, max(demand.radius, site.policy.radius_floor)
+        mechanism, count_radius = None, 0.0
+        if demand.noise_multiplier > 0:
+            mechanism = mechanisms.load(demand.mechanism)(demand.noise_multiplier)
+            check_noise(mechanism, n, radius)
+            if k > 1:
+                count_radius = mechanism.count_radius(demand.choice_epsilon)
+                check_noise(mechanism, 1, count_radius)
+        sanitiser = cls(demand, everything, mechanism, radius, count_radius)
+        if mechanism is not None and not site.simulated:
+            sanitiser._check_spans(mechanism)
+        return sanitiser
+
+    @property
+    def release(self) -> Release:
+        """What each client that takes part pays for."""
+        return site_release(train_release(self.demand, self.hypotheses, self.radius))
+
+    def sanitised(
+        self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
+    ) -> tuple[Arrays, list[float]]:
+        r"""Return the sums of the updates of clients that have paid, and how many there are, by hypothesis.
+
+        Parameters
+        ----------
+        trained : dict of ndarray, each (clients, \*shape)
+        chosen : ndarray of int, shape (clients,)
+            Where each client started.
+        sources : iterator of NoiseSource
+            One, for all noise of the release.
+
+        Returns
+        -------
+        sums : dict of ndarray, each (k, \*shape)
+        counts : list of float, length k
+        """
+        k, n = self.hypotheses.shape
+        sums, counts = self.summed(trained, chosen)
+        if self.mechanism is not None:
+            counted = k if self.count_radius else 0
+            radii = np.array([[self.radius] * k + [self.count_radius] * counted])
+            noise = self.mechanism.noise([n] * k + [1] * counted, radii, sources)[0]
+            if next(sources, None) is not None:
+                raise ValueError("a site's release has one source of noise")
+            sums += noise[: k * n].reshape(k, n)
+            sums = round_to_grid(sums, self.mechanism.deviation(n) * self.radius, self._finest)
+            if counted:
+                deviation = self.mechanism.deviation(1) * self.count_radius
+                counts = round_to_grid(counts + noise[k * n :], deviation, self._finest_count)
+        np.clip(sums, -LARGEST, LARGEST, out=sums)
+        return unflatten(sums, trained), counts.tolist()
+
+    def summed(self, trained: Arrays, chosen: NDArray[np.int64]) -> tuple[Matrix, NDArray[np.float64]]:
+        """Return the sums (k, n) of updates within the radius and the counts (k,), both without noise."""
+        k, n = self.hypotheses.shape
+        sums = np.zeros((k, n))
+        for block in blocks(len(chosen), n):
+            updates = updates_in(trained, block, self.hypotheses[chosen[block]])
+            sums += (chosen[block] == np.arange(k)[:, None]) @ within(self.mechanism, updates, self.radius)
+        return sums, np.bincount(chosen, minlength=k).astype(np.float64)
+
+    @property
+    def _finest(self) -> float:
+        """The spacing of 32-bit numbers at the largest that a sum may be, by what everybody knows."""
+        return resolution(np.array([len(self.demand.clients) * self.radius]))
+
+    @property
+    def _finest_count(self) -> float:
+        """That of the 64-bit numbers as which counts travel."""
+        return float(np.spacing(float(len(self.demand.clients))))
+
+    def _check_spans(self, mechanism: Mechanism) -> None:
+        """Raise where the noise spans too few steps of the numbers that travel: a larger radius would not help."""
+        n, clients = self.hypotheses.shape[1], len(self.demand.clients)
+        if mechanism.deviation(n) * self.radius < STEPS * self._finest or (
+            self.count_radius and mechanism.deviation(1) * self.count_radius < STEPS * self._finest_count
+        ):
+            raise Refused(
+                f"noise multiplier {mechanism.noise_multiplier:g} is too little for sums of {clients} clients: 32-bit "
+                "numbers as large as these may be are coarser than the noise; ask for more noise or fewer clients"
+            )

@@ -1,0 +1,23 @@
+"""Mechanisms by name: built in, or your own as ``package.module:Class``."""
+
+from __future__ import annotations
+
+from umbel.privacy.mechanisms.base import Mechanism
+from umbel.privacy.mechanisms.gaussian import Gaussian
+from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.protocol.plugins import load_class
+
+__all__ = ["MECHANISMS", "Gaussian", "Laplace", "Mechanism", "load"]
+
+MECHANISMS: dict[str, type[Mechanism]] = {"laplace": Laplace, "gaussian": Gaussian}
+
+
+def load(name: str) -> type[Mechanism]:
+    """Return the mechanism class called `name`.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or it is no `Mechanism`; the text lists what there is.
+    """
+    return load_class("mechanism", name, MECHANISMS, Mechanism)

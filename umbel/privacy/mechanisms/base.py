@@ -1,0 +1,190 @@
+"""What a mechanism is: noise on a client's update, what it costs, and the law of what it gives away.
+
+A mechanism adds noise to vectors of n numbers, in units of the radius that they lie within. Its price
+is told in two ways: pure epsilon, which adds up, and the privacy loss of one release, from which
+`umbel.privacy.accounting.accountant` computes epsilon at a delta.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.protocol.errors import Refused
+
+Matrix = NDArray[np.float64]
+
+
+class NoiseSource(Protocol):
+    """The part of ``numpy.random.Generator`` that mechanisms draw from."""
+
+    def standard_normal(self, size: int, /) -> Matrix:
+        """Return independent standard normals."""
+
+    def standard_gamma(self, shape: float, /) -> float:
+        """Return a gamma variate of scale 1."""
+
+    def random(self, size: int, /) -> Matrix:
+        """Return independent numbers, uniform in [0, 1)."""
+
+
+class Loss(ABC):
+    """The privacy loss of one release between two inputs; the same for adding and removing.
+
+    With P and Q the laws of the release for one input and the other, L = log(dP/dQ) under P. It is
+    symmetric: log(dQ/dP) under Q has the law of L. Subclasses are frozen dataclasses, so that equal
+    losses are counted and cached as one.
+    """
+
+    @property
+    @abstractmethod
+    def mean(self) -> float:
+        """E[L]. Like `deviation` only for the choice of a grid, so it may be approximate."""
+
+    @property
+    @abstractmethod
+    def deviation(self) -> float:
+        """Standard deviation of L."""
+
+    @property
+    @abstractmethod
+    def largest(self) -> float:
+        """The largest loss possible: epsilon at delta = 0; infinite for the Gaussian mechanism."""
+
+    @abstractmethod
+    def delta(self, epsilons: Matrix) -> Matrix:
+        """Return the hockey-stick divergence delta(epsilon) = E[(1 - exp(epsilon - L))+].
+
+        Accurate to 1e-12, and at epsilon >= 0 to about nine digits as well: the accountant multiplies small
+        ones by the number of participations.
+
+        Parameters
+        ----------
+        epsilons : ndarray, shape (m,)
+            Any real numbers, in any order.
+
+        Returns
+        -------
+        ndarray, shape (m,)
+        """
+
+
+@dataclass(frozen=True)
+class Mechanism(ABC):
+    """Additive noise on vectors of n numbers, in units of the radius.
+
+    Attributes
+    ----------
+    noise_multiplier : float
+        nu, finite and above 0; its meaning is the mechanism's.
+    """
+
+    noise_multiplier: float
+
+    name: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        if not 0 < self.noise_multiplier < math.inf:
+            raise ValueError(f"the noise multiplier must be finite and above 0, got {self.noise_multiplier}")
+
+    def constrain(self, updates: Matrix, radius: float) -> Matrix:
+        """Return `updates` (m, n) with each row moved to within `radius`: here to the Euclidean ball."""
+        return clip(updates, radius)
+
+    @abstractmethod
+    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+        """Draw noise: in each row independent vectors of the given sizes, side by side.
+
+        Parameters
+        ----------
+        sizes : sequence of int
+            Numbers in each part of a row.
+        radii : ndarray, shape (m, parts)
+            Part p of row i is scaled to ``radii[i, p]``.
+        generators : iterator of NoiseSource, one a row
+            Each is used up before the next is asked for.
+
+        Returns
+        -------
+        ndarray of float64, shape (m, sum(sizes))
+
+        Raises
+        ------
+        ValueError
+            When there are fewer generators than rows.
+        """
+
+    @abstractmethod
+    def deviation(self, n: int) -> float:
+        """Return the standard deviation of one of n components at radius 1."""
+
+    def longest(self, n: int, rare: float) -> float:
+        """Return a norm of n components at radius 1 that noise exceeds with a chance of at most exp(-rare).
+
+        Infinite, for no such bound, unless a mechanism says otherwise.
+        """
+        return math.inf
+
+    def count_radius(self, choice_epsilon: float) -> float:
+        """Return the radius of each count of a site's release, which says how many clients chose each hypothesis.
+
+        With it, and the clients' own radius for the sums of their updates, a change of any one client, its choice
+        included, must cost no more than ``pure(n, 2)`` plus `choice_epsilon` together, or, where nothing pure
+        bounds it, than ``loss(n, 2)``: the client may move one sum by 2 radii, or two sums by 1 each and two counts
+        by 1 each.
+
+        Raises
+        ------
+        Refused
+            When no radius does, as for mechanisms that do not say.
+        """
+        raise Refused(
+            f"mechanism {type(self).__name__!r} does not say how it hides which hypothesis each client of a site "
+            "chose; ask for 1 hypothesis, or give it a method count_radius"
+        )
+
+    @abstractmethod
+    def pure(self, n: int, distance: int) -> Fraction | None:
+        """Return epsilon at delta = 0 between two inputs `distance` radii apart; None when there is none.
+
+        Exact but for the rounding up of `umbel.protocol.release.quotient`.
+        """
+
+    @abstractmethod
+    def loss(self, n: int, distance: float) -> Loss:
+        """Return the privacy loss of one release between two inputs `distance` radii apart."""
+
+
+def clip(updates: Matrix, radius: float) -> Matrix:
+    """Shorten the rows of `updates` (m, n) that are longer than `radius`."""
+    norms = np.linalg.norm(updates, axis=1, keepdims=True)
+    shrink = np.divide(radius, norms, out=np.ones_like(norms), where=norms > radius)
+    clipped: Matrix = updates * shrink
+    return clipped
+
+
+def each(generators: Iterator[NoiseSource], rows: int) -> Iterator[NoiseSource]:
+    """Yield one generator a row, asking for each only when it is its turn.
+
+    Raises
+    ------
+    ValueError
+        When there are fewer generators than rows.
+    """
+    for _ in range(rows):
+        generator = next(generators, None)
+        if generator is None:
+            raise ValueError("there are fewer generators than clients")
+        yield generator
+
+
+def stacked(rows: Sequence[Matrix], n: int) -> Matrix:
+    """Return rows (n,), made for this alone, as a matrix (m, n): of a single one, which may be long, without a copy."""
+    return rows[0][None] if len(rows) == 1 else np.array(rows).reshape(len(rows), n)

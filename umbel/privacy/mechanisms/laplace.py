@@ -1,0 +1,261 @@
+"""The Laplace mechanism under Euclidean distance (group privacy paper, Lemma 4.1 and Algorithm 2).
+
+The noise rho in R^n has density proportional to exp(-epsilon |rho|), epsilon = n / (nu r) for a radius r.
+Its norm is Gamma(n, 1/epsilon), its direction uniform, its components have variance (n + 1)/epsilon^2
+(Lemma 4.3). All arithmetic is in float64.
+
+The privacy loss, with distances in units of 1/epsilon: two centres a distance s apart, the foci, and a
+point at distances a and b from them, of density exp(-a), give the loss L = b - a. In the coordinates
+u = a + b in (s, inf) and L in (-s, s), prolate spheroidal ones, the volume is proportional to
+((u^2 - s^2)(s^2 - L^2))^((n-3)/2) (u^2 - L^2) du dL and the density to exp((L - u)/2). Since
+u^2 - L^2 = (u^2 - s^2) + (s^2 - L^2), the integral over u leaves for L, with v = 1 - (L/s)^2, a density
+proportional to
+
+    exp(L/2) v^((n-3)/2) (c + v),    c = E[(u/s)^2 - 1] = (2 (n-1)/s) K_{n/2}(s/2) / K_{n/2-1}(s/2),
+
+the expectation being over the density exp(-u/2) (u^2 - s^2)^((n-3)/2) and K the Bessel function.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache, lru_cache
+from typing import ClassVar
+
+import numpy as np
+from scipy import special
+
+from umbel.privacy.mechanisms.base import Loss, Matrix, Mechanism, NoiseSource, each, stacked
+from umbel.protocol.errors import Refused
+from umbel.protocol.release import quotient
+
+# Nodes of the quadrature on each of two panels. A density is followed until it has fallen by exp(-_DROP),
+# and exp(-L) is taken for zero at _FLAT.
+_NODES = 100
+_DROP = 50.0
+_FLAT = 40.0
+_HALVINGS = 24
+# Epsilons at a time, which bounds the memory.
+_AT_ONCE = 1000
+# Steps of the recurrence for the ratio of Bessel functions.
+_STEPS = 2000
+
+
+@dataclass(frozen=True)
+class Laplace(Mechanism):
+    """Noise of scale epsilon = n / (nu r): one unit of epsilon is spread over nu components."""
+
+    name: ClassVar[str] = "laplace"
+
+    def noise(self, sizes: Sequence[int], radii: Matrix, generators: Iterator[NoiseSource]) -> Matrix:
+        """Draw noise as a scale mixture of Gaussians.
+
+        ``sqrt(W) g`` with W ~ Gamma((n+1)/2, scale 2/epsilon^2) and g ~ N(0, I_n) has the law of the paper's
+        norm and direction (Sec. 4.2) without a normalisation, so there is no zero norm to divide by. The
+        gammas of all parts are drawn first, then the row's normals: that order is part of what a seed means.
+        """
+        n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
+        mixing, normals = [], []
+        for generator in each(generators, len(radii)):
+            mixing.append([generator.standard_gamma(shape) for shape in shapes])
+            normals.append(generator.standard_normal(n))
+        noise = stacked(normals, n)
+        epsilons = np.asarray(sizes) / (self.noise_multiplier * radii)
+        scales = np.sqrt(np.array(mixing).reshape(radii.shape) * 2.0) / epsilons
+        noise *= scales if len(sizes) == 1 else np.repeat(scales, sizes, axis=1)
+        return noise
+
+    def deviation(self, n: int) -> float:
+        return self.noise_multiplier * math.sqrt(n + 1) / n
+
+    def longest(self, n: int, rare: float) -> float:
+        """Return the bound of a gamma variate, whose tail is sub-gamma (Boucheron, Lugosi and Massart, Sec. 2.4)."""
+        return self.noise_multiplier * (1 + math.sqrt(2 * rare / n) + rare / n)
+
+    def count_radius(self, choice_epsilon: float) -> float:
+        """Return the radius at which two counts that move by 1 each cost `choice_epsilon` together.
+
+        The sums cost what the distances by which they move add up to, which are 2 radii at most.
+        """
+        if not choice_epsilon > 0:
+            raise Refused(
+                "with more than one hypothesis a site's Laplace release hides how many clients chose each at a price "
+                "of its own: ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian"
+            )
+        return 2.0 / (self.noise_multiplier * choice_epsilon)
+
+    def pure(self, n: int, distance: int) -> Fraction | None:
+        return quotient(distance * n, self.noise_multiplier)
+
+    def loss(self, n: int, distance: float) -> Loss:
+        # A noise so small that its price is no float has a largest loss of the largest float.
+        return LaplaceLoss(n, min(distance * n / self.noise_multiplier, sys.float_info.max))
+
+
+@dataclass(frozen=True)
+class LaplaceLoss(Loss):
+    """The loss between two centres `shift` apart under a density proportional to exp(-|x|).
+
+    Attributes
+    ----------
+    n : int
+        Number of components, at least 1.
+    shift : float
+        Epsilon of the noise times the distance of the inputs, at least 0; from 1e-3 to 1e6 `delta` is
+        tested to its digits.
+    """
+
+    n: int
+    shift: float
+
+    def __post_init__(self) -> None:
+        if not (self.n >= 1 and self.shift >= 0):
+            raise ValueError(f"the Laplace mechanism needs n >= 1 and a shift >= 0, got {self.n} and {self.shift}")
+
+    @property
+    def mean(self) -> float:
+        return _moments(self.n, self.shift)[0]
+
+    @property
+    def deviation(self) -> float:
+        return _moments(self.n, self.shift)[1]
+
+    @property
+    def largest(self) -> float:
+        return self.shift
+
+    def delta(self, epsilons: Matrix) -> Matrix:
+        epsilons = np.asarray(epsilons, np.float64)
+        size = np.minimum(np.abs(epsilons), self.shift)
+        if self.n == 1 or self.shift == 0:
+            # The Laplace mechanism on the line, or nothing to tell.
+            positive = -np.expm1((size - self.shift) / 2)
+        else:
+            # An integral of what is never negative loses no digits, as 1 - F(eps) - e^eps F(-eps) would.
+            positive = np.concatenate(
+                [self._positive(some) for some in np.array_split(size, max(1, len(size) // _AT_ONCE))]
+            )
+        # Symmetry: delta(-epsilon) = 1 - exp(-epsilon) + exp(-epsilon) delta(epsilon).
+        below = np.abs(epsilons)
+        delta: Matrix = np.where(epsilons >= 0, positive, np.exp(-below) * positive - np.expm1(-below))
+        return delta
+
+    def _positive(self, epsilons: Matrix) -> Matrix:
+        """Return delta at epsilons between 0 and `shift`, for n >= 2."""
+        excess, weights, scale = _points(self.n, self.shift, epsilons)
+        delta: Matrix = (weights * -np.expm1(-excess)).sum(0) * np.exp(scale - _moments(self.n, self.shift)[2])
+        return delta
+
+
+@lru_cache(maxsize=256)
+def _mode(n: int, shift: float) -> float:
+    """Return about where the density of t = sqrt(shift - L) for L >= 0 is greatest.
+
+    It is a mixture of exp(-t^2/2) v^m t at m = (n - 3)/2 and (n - 1)/2; this is the mode halfway.
+    """
+    b, c = 2 * shift + 2 * n - 3, (n - 1) * 2 * shift
+    return min(math.sqrt(2 * c / (b + math.sqrt(b * b - 4 * c))), math.sqrt(shift))
+
+
+def _log_density(n: int, shift: float, t: Matrix) -> Matrix:
+    """Return the logarithm of the density of t = sqrt(shift - L) for L >= 0, less that at its mode.
+
+    In t the density is smooth, where in L it starts from L = shift like a power of (n - 3)/2. For a million
+    components the logarithm itself would be a million, and lose as many digits.
+    """
+    mode, t = _mode(n, shift), np.maximum(t, 1e-150)
+    w, w_mode = t / shift * t, mode / shift * mode
+    v, v_mode = w * (2 - w), w_mode * (2 - w_mode)
+    gain = (mode - t) * (mode + t)  # of L
+    change = -gain / shift * (2 - w - w_mode) / v_mode  # of v, as a share
+    log_v = np.where(np.abs(change) < 0.5, np.log1p(np.clip(change, -0.5, 0.5)), np.log(v / v_mode))
+    ratio = _ratio(n, shift)
+    log_density: Matrix = gain / 2 + (n - 3) / 2 * log_v + np.log((ratio + v) / (ratio + v_mode)) + np.log(t / mode)
+    return log_density
+
+
+def _points(n: int, shift: float, epsilons: Matrix) -> tuple[Matrix, Matrix, Matrix]:
+    """Return a quadrature of the losses above each epsilon, for n >= 2.
+
+    Parameters
+    ----------
+    n : int
+    shift : float
+    epsilons : ndarray, shape (m,)
+        Between 0 and `shift`.
+
+    Returns
+    -------
+    excess : ndarray, shape (nodes, m)
+        L - epsilon.
+    weights : ndarray, shape (nodes, m)
+        Measure of each node, times a constant.
+    scale : ndarray, shape (m,)
+        What to add to the logarithms of the weights for the constant to be the same for each epsilon.
+    """
+    end = np.sqrt(shift - epsilons)
+    mode = np.minimum(_mode(n, shift), end)
+    scale = _log_density(n, shift, mode)
+    # Bisect to where the density has fallen on either side of the mode.
+    sides = []
+    for bound in (np.zeros_like(end), end):
+        inner, outer = mode, bound
+        for _ in range(_HALVINGS):
+            middle = (inner + outer) / 2
+            inside = _log_density(n, shift, middle) > scale - _DROP
+            inner, outer = np.where(inside, middle, inner), np.where(inside, outer, middle)
+        sides.append(outer)
+    low, high = sides
+    # 1 - exp(epsilon - L) bends within a few units of L, and the density wherever it does: a panel each.
+    split = np.clip(np.sqrt(np.maximum(shift - epsilons - _FLAT, 0)), low, high)
+    nodes, weights = _quadrature()
+    t = np.concatenate([low + (split - low) * nodes, split + (high - split) * nodes])
+    measure = np.concatenate([(split - low) * weights, (high - split) * weights])
+    return (end - t) * (end + t), measure * np.exp(_log_density(n, shift, t) - scale), scale
+
+
+@cache
+def _quadrature() -> tuple[Matrix, Matrix]:
+    """Return nodes and weights of Gauss-Legendre quadrature on (0, 1), as columns."""
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    return (nodes[:, None] + 1) / 2, weights[:, None] / 2
+
+
+@lru_cache(maxsize=256)
+def _moments(n: int, shift: float) -> tuple[float, float, float]:
+    """Return mean and standard deviation of the loss, and the logarithm of the density's integral in t."""
+    if n == 1 or shift == 0:
+        # Atoms at both ends, of 1/2 at `shift`, and a density exp((L - shift)/2)/4 in between.
+        if shift < 1e-3:
+            # The series: the closed forms below lose their digits.
+            return shift * shift / 2, shift * math.sqrt(1 - shift / 3), 0.0
+        mean = shift + math.expm1(-shift)
+        second = shift * shift - 2 * shift + 4 - (2 * shift + 4) * math.exp(-shift)
+        return mean, math.sqrt(second - mean * mean), 0.0
+    losses, weights, scale = _points(n, shift, np.zeros(1))
+    # The density at -L is exp(-L) of that at L.
+    mirror = np.exp(-losses)
+    total = float((weights * (1 + mirror)).sum())
+    mean = float((weights * (1 - mirror) * losses).sum()) / total
+    second = float((weights * (1 + mirror) * np.square(losses)).sum()) / total
+    return mean, math.sqrt(max(second - mean * mean, 0.0)), float(scale[0]) + math.log(total)
+
+
+@lru_cache(maxsize=256)
+def _ratio(n: int, shift: float) -> float:
+    """Return c = E[(u/s)^2 - 1] for n >= 2."""
+    kappa, order = shift / 2, n / 2 - 1
+    steps = int(order)
+    least = order - steps
+    ratio = float(special.k1e(kappa) / special.k0e(kappa)) if least == 0 else 1 + 1 / kappa
+    if steps > _STEPS:
+        # The recurrence forgets where it began, so it may begin near, at an asymptotic ratio.
+        steps, least = _STEPS, order - _STEPS
+        ratio = (least + 0.5 + math.hypot(least + 0.5, kappa)) / kappa
+    for step in range(1, steps + 1):
+        ratio = 2 * (least + step) / kappa + 1 / ratio
+    return 2 * (n - 1) / shift * ratio

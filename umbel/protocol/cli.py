@@ -1,0 +1,46 @@
+"""How every command of umbel reports what went wrong: one line that begins with "Error:", and exit code 1."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from umbel.protocol.errors import UmbelError
+
+
+@contextmanager
+def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
+    """End the command with one line for any `UmbelError`, for an error of the operating system, and for `others`."""
+    reported: tuple[type[Exception], ...] = (UmbelError, OSError, *others)
+    try:
+        yield
+    except reported as error:
+        fail(str(error))
+
+
+def command_line(main: Callable[..., None], passes_on: bool = False) -> typer.Typer:
+    """Return the command that a function is. A traceback, which may end in a log, shows no values.
+
+    Parameters
+    ----------
+    main : callable
+    passes_on : bool
+        Whether it takes options that it does not know, to pass them on.
+    """
+    command = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
+    command.command(context_settings=dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), passes_on))(main)
+    return command
+
+
+def printable(text: str) -> str:
+    """Return text that a server wrote as it is, without what a terminal acts on."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+def fail(reason: str) -> NoReturn:
+    """End the command with one line."""
+    typer.echo(f"Error: {reason}", err=True)
+    raise typer.Exit(1) from None

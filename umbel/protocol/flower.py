@@ -1,0 +1,347 @@
+"""The parts of Flower that are not public, imported here and nowhere else in the app.
+
+They move from one release to the next; `tests/protocol/test_flower.py` says which is gone. What only a
+site's executor or the server needs is imported when it is called for, since it takes long.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from types import FunctionType, ModuleType, SimpleNamespace
+from typing import Any
+
+from flwr.app import Context, Message
+from flwr.common.constant import ErrorCode, SType
+from flwr.supercore import log
+from flwr.supercore.logger import FLOWER_LOGGER
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from umbel.protocol.polling import pause
+
+__all__ = [
+    "CLIENT_TASK",
+    "FLOWER_LOGGER",
+    "Answer",
+    "ErrorCode",
+    "Run",
+    "SType",
+    "TaskIdentity",
+    "build_bundle",
+    "identify",
+    "keep_beating",
+    "keep_secret",
+    "log",
+    "pull_soon",
+    "run_superexec",
+    "run_superlink",
+    "run_supernode",
+    "run_task",
+]
+
+Answer = Callable[[Message, Context], Message]
+"""What a ClientApp is: from a message and the node's context to the reply."""
+
+_SOON_S = 0.05
+"""After which a part of a message that is still on its way is looked for again; Flower waits a second at first."""
+
+_EXPIRED_S = 1.0
+"""From one look of a SuperLink for tasks whose processes died to the next."""
+
+_LOCKED_S = 30.0
+"""How long a request to a SuperLink waits for its turn to write to the database; Flower gives up after 5 seconds."""
+
+_OBJECTS = 10_000
+"""Parts of an answer, such as its records and arrays, and each 20 MiB of an array. The database is not free for others
+while they are noted, some thousand a second."""
+
+_IDLE_S = 1.0
+"""The most by which an executor without a task looks later for the next one."""
+
+CLIENT_TASK = "flwr-clientapp"
+"""The kind of task that is a ClientApp's."""
+
+
+def identify(node: int = 1) -> None:
+    """Say who this process is, where Flower has not: without that no Message can be made."""
+    if TaskIdentity._run_id is None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, node, 1
+
+
+def build_bundle(folder: Path) -> bytes:
+    """Return the bundle that ``flwr run`` would submit of the app in a folder.
+
+    Flower looks at every file there, which with a virtual environment in it takes seconds.
+    """
+    return bytes(import_module("flwr.cli.build").build_fab_from_files(_files(folder.resolve()))[0])
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files of a folder by their paths in it, but for those in folders that git ignores, and for links."""
+    utils = import_module("flwr.cli.utils")
+    rules = folder / ".gitignore"
+    patterns = [] if rules.is_symlink() else utils.load_gitignore_patterns(rules)
+    # A rule that takes others back may be about what lies in a folder that they leave out.
+    ignored = utils.build_pathspec([] if any(one.startswith("!") for one in patterns) else patterns)
+    found: dict[str, Path] = {}
+    for where, folders, names in os.walk(folder):
+        inside = Path(where).relative_to(folder)
+        folders[:] = [name for name in folders if not ignored.match_file(f"{inside / name}/")]
+        files = [Path(where, name) for name in names]
+        found |= {(inside / file.name).as_posix(): file for file in files if not file.is_symlink()}
+    return found
+
+
+def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> None:
+    """Run Flower's SuperExec with its own command-line options.
+
+    Whatever kind of task a server asks for, it goes to `launch`, where Flower would look for a command
+    on the PATH and start it.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for ``flower-superexec``.
+    launch : callable
+        Gets a task: ``task_type``, `CLIENT_TASK` or another, ``runtime_api_address``, ``token``,
+        ``insecure``, ``root_certificates_path``.
+    """
+    command = import_module("flwr.supercore.cli.flower_superexec")
+    superexec = import_module("flwr.supercore.superexec.run_superexec")
+    _replace(superexec, superexec.run_superexec, get_executor=lambda *_, **__: _Executor(launch))
+    sys.argv = ["flower-superexec", *arguments]
+    command.flower_superexec()
+
+
+def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None:
+    """Run Flower's SuperLink with its own command-line options.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for ``flower-superlink``.
+    guard : callable
+        From the application that it would serve to the one that it serves.
+    """
+    command = import_module("flwr.superlink.cli.flower_superlink")
+    uvicorn = import_module("uvicorn")
+
+    def serve(app: Any, **options: Any) -> None:
+        # By what a caller says of itself in a header it could name any address as its own.
+        uvicorn.run(app=guard(app), **options | {"proxy_headers": False})
+
+    _replace(command, command._run_superlink_http_api, uvicorn=SimpleNamespace(run=serve))
+    router = import_module("flwr.superlink.routers.fleet.router")
+    handlers = router.fleet_handlers
+    _replace(handlers, router.fleet_push_messages, push_messages=_answers_alone(handlers.push_messages))
+    state = import_module("flwr.supercore.corestate.sql_corestate").SqlCoreState
+    state._cleanup_expired_task_tokens = _seldom(state._cleanup_expired_task_tokens, _EXPIRED_S)
+    sql = import_module("flwr.supercore.sql_mixin")
+    patient = dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
+    _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(patient.items()))
+    for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
+        # With these Flower serves the same once more, on ports that nobody guards.
+        os.environ.pop(second_door, None)
+    sys.argv = ["flower-superlink", *arguments]
+    command.flower_superlink()
+
+
+def run_supernode(arguments: Sequence[str], sleep: Callable[[float], None]) -> None:
+    """Run Flower's SuperNode with its own command-line options.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As for ``flower-supernode``.
+    sleep : callable
+        Waits in place of Flower, which says how many seconds it would wait: for the next message, or a reply.
+    """
+    command = import_module("flwr.supernode.cli.flower_supernode")
+    client = import_module("flwr.supernode.start_client_internal")
+    for function in (client.start_client_internal, client._push_messages):
+        _replace(client, function, time=SimpleNamespace(sleep=sleep))
+    _replace(client, client._pull_and_store_message, pull_objects=_soon(client.pull_objects))
+    keep_beating()
+    sys.argv = ["flower-supernode", *arguments]
+    command.flower_supernode()
+
+
+def keep_beating() -> None:
+    """Have a node tell a SuperLink again that it is there, where that had no time for it: Flower never would again."""
+    connection = import_module("flwr.supernode.fleet_http_connection")
+    request_response = connection.http_request_response.__wrapped__  # of the function that makes it a context
+    _replace(connection, request_response, HeartbeatSender=partial(_steady, connection.HeartbeatSender))
+
+
+def _steady(sender: Callable[..., Any], beat: Callable[[], bool]) -> Any:
+    failure = import_module("httpx").HTTPStatusError
+
+    def beat_again() -> bool:
+        try:
+            return beat()
+        except failure as error:
+            if not error.response.is_server_error:
+                raise
+            return False
+
+    return sender(beat_again)
+
+
+def pull_soon() -> None:
+    """Have the grid of a ServerApp look soon for what is still missing of a reply; a simulation's has all of it."""
+    if (grid := sys.modules.get("flwr.superlink.grid.http_grid")) is not None:
+        _replace(grid, grid.HttpGrid.pull_messages, pull_objects=_soon(grid.pull_objects))
+
+
+def keep_secret(home: Path, address: str, secret: str) -> None:
+    """Have the ``flwr`` command send a secret to a server, in the header ``Authorization`` after ``Bearer``.
+
+    Parameters
+    ----------
+    home : Path
+        Flower's home, ``FLWR_HOME``.
+    address : str
+        Of the server, as in the connection.
+    secret : str
+    """
+    store = import_module("flwr.supercore.credential_store").FileCredentialStore(home / "credentials.yaml")
+    plugin = import_module("flwr.cli.auth_plugin").OidcCliPlugin(address)
+    plugin.store = store
+    # Flower sends no access token where there is nothing to refresh it by; this one is never refreshed.
+    tokens = import_module("flwr.supercore.auth.typing").AccountAuthCredentials(secret, refresh_token="none")
+    plugin.store_tokens(tokens)
+
+
+def run_task(
+    address: str, token: str, insecure: bool, certificates: str | None, parent_pid: int | None, app: Callable[..., Any]
+) -> None:
+    """Answer one message as Flower's ``flwr-clientapp`` does, with an app of one's own in place of the bundle's.
+
+    Parameters
+    ----------
+    address, token : str
+        Of the SuperNode, and of the task.
+    insecure : bool
+        Whether the SuperNode speaks plain HTTP.
+    certificates : str, optional
+        File with the certificate that it is checked by.
+    parent_pid : int, optional
+        A process whose end is the end of this one.
+    app : callable
+        From the bytes of the bundle, which are never unpacked, to what answers the message (`Answer`).
+    """
+    runtime = import_module("flwr.supernode.runtime.run_clientapp")
+    tls = import_module("flwr.supercore.tls")
+    bundles: list[bytes] = []
+    _replace(
+        runtime,
+        runtime.run_clientapp,
+        install_from_fab=lambda content, **_: bundles.append(bytes(content)),
+        get_project_dir=lambda *_: Path(),
+        get_load_client_app_fn=lambda **_: lambda *_: app(bundles[-1]),
+    )
+    pull = _soon(runtime.pull_and_inflate_object_from_tree)
+    _replace(runtime, runtime.pull_task_input, pull_and_inflate_object_from_tree=pull)
+    runtime.run_clientapp(
+        runtime_api_address=address,
+        token=token,
+        insecure=insecure,
+        certificates=tls.validate_and_resolve_root_certificates(certificates, insecure),
+        parent_pid=parent_pid,
+        runtime_dependency_install=False,
+    )
+
+
+def _seldom(look: Callable[[Any], None], seconds: float) -> Callable[[Any], None]:
+    """Return what looks only if the last time is so many seconds ago.
+
+    Flower looks with almost every request of a site, and writes to the database each time: all wait for each other.
+    """
+    due = -math.inf
+
+    def seldom(state: Any) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + seconds
+            look(state)
+
+    return seldom
+
+
+def _answers_alone(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes from a node its own answers to the server, and nothing that a node could send otherwise.
+
+    Flower knows the node by its key, but believes what its message says of who sent it to whom: one from the
+    server to another site would be an order.
+    """
+    server = import_module("flwr.common.constant").SUPERLINK_NODE_ID
+    refusal = import_module("fastapi").HTTPException
+
+    def push_own(request: Any, state: Any) -> Any:
+        said = [one.metadata for one in request.messages_list]
+        own = [(one.src_node_id, one.dst_node_id) == (request.node.node_id, server) for one in said]
+        if own != [True] or not said[0].reply_to_message_id or len(request.message_object_trees) != 1:
+            raise refusal(403, "a node sends its own answers to the server, and nothing else")
+        if not (math.isfinite(said[0].ttl) and math.isfinite(said[0].created_at)):
+            # The database has no such numbers: the server fails where it looks how old the answer is.
+            raise refusal(403, "an answer says when it was made, and for how long it is good")
+        if _more_than(_OBJECTS, request.message_object_trees[0]):
+            raise refusal(403, f"an answer has at most {_OBJECTS} parts")
+        return push(request=request, state=state)
+
+    return push_own
+
+
+def _more_than(most: int, tree: Any) -> bool:
+    """Return whether a tree of objects has more than so many."""
+    left, number = [tree], 0
+    while left and number <= most:
+        number += 1
+        left += left.pop().children
+    return number > most
+
+
+class _Executor:
+    """What Flower's SuperExec asks for a place to run a task, and to run it."""
+
+    def __init__(self, launch: Callable[[Any], None]) -> None:
+        self._launch = launch
+        self._last = time.monotonic()
+        self._results = import_module("flwr.supercore.superexec.executor.types").LaunchResult
+
+    def get_eligible_capacity(self, supported: Collection[Any], **_: Any) -> tuple[set[Any], set[str]]:
+        return set(supported), set()
+
+    def wait_for_capacity(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def launch(self, task: Any) -> Any:
+        self._last = time.monotonic()
+        self._launch(task)
+        return self._results.accepted()
+
+    def reconcile(self) -> None:
+        """Wait, where no task has come for a while, before Flower looks for the next one."""
+        time.sleep(pause(time.monotonic() - self._last, 0.0, _IDLE_S))
+
+    def close(self) -> None:
+        pass
+
+
+def _soon(pull: Callable[..., Any]) -> Callable[..., Any]:
+    return partial(pull, initial_backoff=_SOON_S)
+
+
+def _replace(module: ModuleType, function: FunctionType, **parts: Any) -> None:
+    """Have a function of Flower's use other parts; raise where it would not, since it would then do as it likes."""
+    if missing := set(parts) - set(function.__code__.co_names):
+        raise RuntimeError(f"Flower's {function.__name__} no longer uses {', '.join(sorted(missing))}; use Flower 1.41")
+    for name, part in parts.items():
+        setattr(module, name, part)

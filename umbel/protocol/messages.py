@@ -1,0 +1,301 @@
+"""What travels between server and clients: one message a node and round, not one a client.
+
+==========  ==============================================================================
+query       both ways the protocol version; back, how many clients the node hosts
+train       the hypotheses, and what is asked of the node's clients in a round: `Training`,
+            `Evaluation`, or both. Back, releases with public flags of who released, or the site's
+            sums and counts with flags of whom they are of, and loss and metric of each client
+            that reports. Releases that lie on a public grid may travel as numbers of its steps, in 16 bits
+evaluate    the same where a round asks for evaluation alone
+query.keep  the best hypotheses, when a run is over; back, nothing
+==========  ==============================================================================
+
+The records are Flower's own. Arrays are a model's shared parameters with one more axis in front: the
+hypotheses in what the server sends, the clients that released in what a node sends back, or the
+hypotheses where it releases sums. They travel packed (`umbel.protocol.records.pack`): as one matrix, a row a
+hypothesis or a client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import LONGEST_NAME, VERSION, Evaluation, Hosting, Training
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.records import Held, held_in, in_steps, pack, record_in, times_step, unpack
+
+_VERSION = "version"
+_HYPOTHESES = "hypotheses"
+_TRAINING = "training"
+_EVALUATION = "evaluation"
+_ASSIGNED = "assigned"
+_ARRAYS = "arrays"
+_RELEASED = "released"
+_STEP = "step"
+_SCORES = "scores"
+_HOSTING = "hosting"
+_RUN = "run"
+PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
+"""The records that a message to a node may have; a node looks at no others."""
+
+
+D = TypeVar("D", Training, Evaluation)
+
+# --- what the server sends
+
+
+def query() -> RecordDict:
+    """Return the content of a query."""
+    return RecordDict({_VERSION: ConfigRecord({_VERSION: VERSION})})
+
+
+def round_request(
+    hypotheses: ArrayRecord, training: Training | None = None, evaluation: Evaluation | None = None
+) -> RecordDict:
+    """Return the content of a round's message to a node; all of a round may share the packed `hypotheses`."""
+    content = RecordDict({_HYPOTHESES: hypotheses})
+    if training is not None:
+        content[_TRAINING] = training.to_record()
+    if evaluation is not None:
+        content[_EVALUATION] = evaluation.to_record()
+    return content
+
+
+def merged(messages: Iterable[Message]) -> list[Message]:
+    """Return a round's messages with those to one node, which start from the same hypotheses, made into one."""
+    by_node: dict[int, Message] = {}
+    for message in messages:
+        first = by_node.setdefault(message.metadata.dst_node_id, message)
+        if first is not message:
+            for name, record in message.content.items():
+                first.content.setdefault(name, record)
+    return list(by_node.values())
+
+
+def asks(content: RecordDict) -> tuple[bool, bool]:
+    """Return whether a round's message asks for training, and for evaluation."""
+    return _TRAINING in content, _EVALUATION in content
+
+
+def keep_request(hypotheses: ArrayRecord, run: str = "") -> RecordDict:
+    """Return the content of a message that tells nodes what the run of that name has found."""
+    return RecordDict({_HYPOTHESES: hypotheses, _RUN: ConfigRecord({_RUN: run})})
+
+
+# --- what a node reads in it
+
+
+def version_in(content: RecordDict) -> Any:
+    """Return the version of the protocol that a query names."""
+    return record_in(content, _VERSION, ConfigRecord).get(_VERSION)
+
+
+def run_in(content: RecordDict) -> str:
+    """Return the name of the run that has found what a message tells."""
+    name = record_in(content, _RUN, ConfigRecord).get(_RUN)
+    if not isinstance(name, str):
+        raise ProtocolError("the message does not name its run")
+    return name
+
+
+def run_names(content: RecordDict) -> set[str]:
+    """Return what a round's message calls its run, in the parts that can be read."""
+    names = (record.get(_RUN) for name, record in content.items() if name in (_TRAINING, _EVALUATION))
+    return {name for name in names if isinstance(name, str) and len(name) <= LONGEST_NAME}
+
+
+def hypotheses_in(content: RecordDict) -> Arrays:
+    """Return the hypotheses of a message."""
+    record = content.get(_HYPOTHESES)
+    if isinstance(record, Held):
+        return held_in(content, _HYPOTHESES, dict)
+    return unpack(record_in(content, _HYPOTHESES, ArrayRecord))
+
+
+def training_in(content: RecordDict) -> Training | None:
+    """Check and return what a message asks of training clients; None if that is nothing."""
+    return _demand_in(content, _TRAINING, Training)
+
+
+def evaluation_in(content: RecordDict) -> Evaluation | None:
+    """Check and return what a message asks of validation clients; None if that is nothing."""
+    return _demand_in(content, _EVALUATION, Evaluation)
+
+
+def _demand_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
+    record = content.get(name)
+    if record is None:
+        return None
+    return (
+        held_in(content, name, kind)
+        if isinstance(record, Held)
+        else kind.from_record(record_in(content, name, ConfigRecord))
+    )
+
+
+# --- what the gate asks its handler, within a node
+
+
+def training_only(hypotheses: Arrays, demand: Training, assigned: NDArray[np.int64]) -> RecordDict:
+    """Return a message that asks for training and nothing else, of what has been checked already.
+
+    Parameters
+    ----------
+    hypotheses : dict of ndarray, each (k, \\*shape)
+    demand : Training
+    assigned : ndarray of int, a client
+        The hypothesis that it shall train, or -1 for the one that fits it best.
+    """
+    return RecordDict({_HYPOTHESES: Held(hypotheses), _TRAINING: Held(demand), _ASSIGNED: Held(assigned)})
+
+
+def assigned_in(content: RecordDict) -> NDArray[np.int64]:
+    """Return what `training_only` says that each client shall train."""
+    return held_in(content, _ASSIGNED, np.ndarray)
+
+
+def evaluation_only(hypotheses: Arrays, demand: Evaluation) -> RecordDict:
+    """Return a message that asks for evaluation and nothing else, of what has been checked already."""
+    return RecordDict({_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(demand)})
+
+
+# --- what a node answers
+
+
+def hosting_reply(hosting: Hosting) -> RecordDict:
+    """Return the content of the reply to a query."""
+    return RecordDict({_HOSTING: hosting.to_record()})
+
+
+def training_reply(
+    releases: Arrays, released: Sequence[int], choices: Sequence[int] | None = None, step: float = 0.0
+) -> RecordDict:
+    """Return the part of a round's reply that holds releases.
+
+    Parameters
+    ----------
+    releases : dict of ndarray, each (m, \\*shape)
+        The sanitised parameters of the clients that released, in the order asked.
+    released : sequence of int
+        1 for each asked client that released, 0 for each that did not.
+    choices : sequence of int, optional
+        For each client that released, its hypothesis (`Training.disclose_choice`).
+    step : float
+        A power of two, of which all numbers of the releases are multiples that 16 bits can count; they travel so.
+        0 has them travel as they are.
+    """
+    counts: dict[str, int | float | list[int] | list[float]] = {"clients": list(released)}
+    if choices is not None:
+        counts["choices"] = list(choices)
+    if step:
+        releases, counts[_STEP] = in_steps(releases, step), step
+    return RecordDict({_ARRAYS: pack(releases), _RELEASED: MetricRecord(counts)})
+
+
+def site_reply(sums: Arrays, counts: Sequence[float], released: Sequence[int]) -> RecordDict:
+    """Return the part of a round's reply that holds a site's sums.
+
+    Parameters
+    ----------
+    sums : dict of ndarray, each (k, \\*shape)
+        The sum of the updates of each hypothesis, with noise.
+    counts : sequence of float, length k
+        How many clients trained each, with noise where there is more than one.
+    released : sequence of int
+        1 for each asked client that took part, 0 for each that did not.
+    """
+    record = MetricRecord({"clients": list(released), "counts": list(counts)})
+    return RecordDict({_ARRAYS: pack(sums), _RELEASED: record})
+
+
+def evaluation_reply(losses: NDArray[Any], metrics: NDArray[Any]) -> RecordDict:
+    """Return the part of a round's reply that holds loss and metric of each asked client, in order."""
+    scores = MetricRecord({"loss": np.asarray(losses, float).tolist(), "metric": np.asarray(metrics, float).tolist()})
+    return RecordDict({_SCORES: scores})
+
+
+# --- what the server reads in it
+
+
+def hosting_in(content: RecordDict) -> Hosting:
+    """Check and return what a node says of itself."""
+    record = content.get(_HOSTING)
+    if not isinstance(record, MetricRecord):
+        raise ProtocolError("does not say what it hosts")
+    return Hosting.from_record(record)
+
+
+def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.bool_], NDArray[np.int64] | None]:
+    """Check who released and return the releases, a flag for each asked client, and the choices if they are told."""
+    counts = record_in(content, _RELEASED, MetricRecord)
+    flags = _flags(counts, asked)
+    arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
+    if _STEP in counts:
+        arrays = times_step(arrays, counts[_STEP])
+    choices = np.asarray(counts["choices"]) if "choices" in counts else None
+    if choices is not None and (choices.dtype.kind not in "iu" and choices.size):
+        raise ProtocolError("it does not say what its clients chose")
+    return arrays, flags, None if choices is None else choices.astype(np.int64)
+
+
+def site_sums_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.float64], NDArray[np.bool_]]:
+    """Check who took part and return a site's sums, its counts, and a flag for each asked client."""
+    record = record_in(content, _RELEASED, MetricRecord)
+    flags = _flags(record, asked)
+    arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
+    counts = np.asarray(record.get("counts", ()), np.float64)
+    if counts.shape != (len(next(iter(arrays.values()))),) or not np.isfinite(counts).all():
+        raise ProtocolError("it does not say how many clients trained each hypothesis")
+    return arrays, counts, flags
+
+
+def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
+    flags = np.asarray(record.get("clients", ()))
+    if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
+        raise ProtocolError("it does not say who released")
+    return flags.astype(bool)
+
+
+def number_released(content: RecordDict, asked: int, rows: int | None = None) -> int:
+    """Return how many of the asked clients a reply says released; 0 for one that says something else.
+
+    Parameters
+    ----------
+    content : RecordDict
+    asked : int
+    rows : int, optional
+        Of its matrix: k where a site was asked for sums, and by default one a client that released.
+    """
+    record = content.get(_RELEASED)
+    flags = record.get("clients") if isinstance(record, MetricRecord) else None
+    if not isinstance(flags, list) or len(flags) != asked or not set(flags) <= {0, 1}:
+        return 0
+    arrays, released = content.get(_ARRAYS), sum(flag == 1 for flag in flags)
+    shape = (released if rows is None else rows,)
+    there = isinstance(arrays, ArrayRecord) and [value.shape[:1] for value in arrays.values()] == [shape]
+    return released if there else 0
+
+
+def let_go(content: RecordDict) -> None:
+    """Take the arrays out of a reply, once they are kept elsewhere."""
+    content.pop(_ARRAYS, None)
+
+
+def answers_training(content: RecordDict) -> bool:
+    """Return whether a reply has anything to say of training clients."""
+    return _RELEASED in content
+
+
+def scores_in(content: RecordDict, asked: int) -> NDArray[np.float64] | None:
+    """Return loss and metric (2, asked) of the asked clients; None where a reply has none that fit."""
+    record = content.get(_SCORES)
+    if not isinstance(record, MetricRecord):
+        return None
+    values = [np.asarray(record.get(name, ()), np.float64) for name in ("loss", "metric")]
+    return np.stack(values) if all(value.shape == (asked,) for value in values) else None

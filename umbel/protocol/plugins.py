@@ -1,0 +1,120 @@
+"""A user's own code, by import path, and the options that it takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.rules import fault_text
+
+T = TypeVar("T")
+
+
+@dataclasses.dataclass(frozen=True)
+class NoOptions:
+    """For code that has no options."""
+
+
+def import_by_name(name: str) -> Any:
+    """Return the object called ``package.module:attribute``.
+
+    Raises
+    ------
+    ConfigError
+        If there is none; the text says which half is missing.
+    """
+    module_name, _, attribute = name.partition(":")
+    if not module_name or module_name.startswith("."):
+        raise ConfigError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # whatever a user's code does when it is imported
+        raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})") from None
+
+
+def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:
+    """Return the class called `name`: built in, or a user's own as ``package.module:Class``.
+
+    Parameters
+    ----------
+    what : str
+        What it is, for errors.
+    name : str
+    built_in : mapping from str to type
+    base : type
+        On which a user's own must be built.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or it is built on something else; the text lists what there is.
+    """
+    if name in built_in:
+        return built_in[name]
+    if ":" not in name:
+        raise ConfigError(f"unknown {what} {name!r}; choose from {', '.join(built_in)} or give package.module:Class")
+    found = import_by_name(name)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{what} {name!r} is no class built on {base.__module__}.{base.__name__}")
+    return found
+
+
+def parse_pairs(text: str, key: str) -> dict[str, str]:
+    """Return the pairs of ``name=value name=value``; `key` is named in errors."""
+    pairs: dict[str, str] = {}
+    for word in text.split():
+        name, equals, value = word.partition("=")
+        if not (name and equals) or name in pairs:
+            raise ConfigError(f'{key} must be "name=value name=value", each name once, got {text!r}')
+        pairs[name] = value
+    return pairs
+
+
+def parse_options(kind: type[T], text: str, key: str) -> T:
+    """Return the options in ``name=value name=value`` as the dataclass that a user's code declares for them.
+
+    A field's name may be written with hyphens. Values are read as the type of the field.
+
+    Parameters
+    ----------
+    kind : type
+        A dataclass; annotate a field with ``pydantic.Field`` for bounds.
+    text : str
+    key : str
+        The setting that `text` belongs to, named in errors.
+
+    Raises
+    ------
+    ConfigError
+        If an option is unknown or missing, or a value does not fit.
+    """
+    given = parse_pairs(text, key)
+    pairs = {name.replace("-", "_"): value for name, value in given.items()}
+    if len(pairs) < len(given):
+        raise ConfigError(f"{key} must give each option once, got {text!r}")
+    dataclass: Any = kind
+    known = {field.name: field for field in dataclasses.fields(dataclass)}
+    for name in pairs:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            options = f"the options are {', '.join(known)}" if known else "there are none"
+            there = f"did you mean {near[0]}?" if near else options
+            raise ConfigError(f"{key}: there is no option {name}; {there}")
+    try:
+        return TypeAdapter(kind).validate_strings(pairs)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0]) if first["loc"] else ""
+        if first["type"] == "missing":
+            raise ConfigError(f"{key} lacks {name}") from None
+        raise ConfigError(f"{key}: {name} {fault_text(first)}, got {pairs.get(name)!r}") from None

@@ -1,0 +1,195 @@
+"""Flower's records: named arrays to and from them, and how they are taken out of a message."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from functools import lru_cache
+from io import BytesIO
+from operator import attrgetter
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import Arrays, Packed, as_matrix
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import SType
+
+_LONGEST_NAME = 1 << 18  # of a matrix, in characters: the names and shapes of some thousands of parameters
+_MOST_AXES = 32
+
+R = TypeVar("R", ArrayRecord, ConfigRecord, MetricRecord)
+T = TypeVar("T")
+
+
+class Held(ConfigRecord):
+    """A value on its way within a process, as it is: nothing of it can be sent, where Flower sees an empty record.
+
+    Parameters
+    ----------
+    value : any
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.__dict__["value"] = value
+
+
+def held_in(content: RecordDict, name: str, kind: type[T]) -> T:
+    """Return the value of that name which is held in a message; `ProtocolError` if there is none of that kind."""
+    value = getattr(content.get(name), "value", None)
+    if not isinstance(value, kind):
+        raise ProtocolError(f"there is no {kind.__name__} {name!r}")
+    return value
+
+
+def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
+    """Return the record of that name; `ProtocolError` if there is none of that kind."""
+    # By itself: `RecordDict.array_records` and its like make a new dictionary of all of them each time.
+    record = content.get(name)
+    if not isinstance(record, kind):
+        raise ProtocolError(f"there is no {kind.__name__} {name!r}")
+    return record
+
+
+def to_array_record(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return named arrays as Flower's record, each as ``Array(value)`` would be but copied once."""
+    record = ArrayRecord()
+    for name, value in arrays.items():  # given as a whole they would be made a second time
+        record[name] = _encode(np.asarray(value, order="C"))
+    return record
+
+
+def from_array_record(record: ArrayRecord) -> Arrays:
+    """Return Flower's record as named arrays, which share the record's memory and cannot be written to.
+
+    Raises
+    ------
+    ProtocolError
+        When an array is not in numpy's format, holds objects, or is shorter than it says.
+    """
+    arrays = {}
+    for name, value in record.items():
+        try:
+            arrays[name] = _decode(value)
+        except Exception as error:  # whatever numpy makes of bytes that are no array
+            raise ProtocolError(f"array {name!r} cannot be read: {error}") from None
+    return arrays
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return named arrays (m, \\*shape) of one type as a record of one matrix (m, n), called as its columns are.
+
+    Flower sends every array of a record by itself, in two requests, each of which a SuperLink's database waits for.
+    The name is JSON: an object that says each array's name and shape, in order.
+    """
+    lengths, types = ({of(value) for value in arrays.values()} for of in (len, attrgetter("dtype")))
+    if len(lengths) != 1 or len(types) != 1:
+        raise ValueError(f"arrays of one length and type can be packed, not of lengths {lengths} and types {types}")
+    name = _name(tuple((name, value.shape[1:]) for name, value in arrays.items()))
+    return to_array_record({name: as_matrix(arrays)})
+
+
+def unpack(record: ArrayRecord) -> Packed:
+    """Return what `pack` made a record of, as views of its memory that cannot be written to.
+
+    Raises
+    ------
+    ProtocolError
+        When the record is anything else.
+    """
+    if len(record) != 1:
+        raise ProtocolError(f"there are {len(record)} arrays where one matrix should be")
+    ((name, array),) = record.items()
+    try:
+        matrix, columns = _decode(array), _columns(name)
+        return Packed(matrix, columns)
+    except Exception as error:  # whatever a sender makes of it
+        raise ProtocolError(f"the matrix cannot be read: {error}") from None
+
+
+MOST_STEPS = 2**15 - 1
+"""How many 16 bits can count."""
+
+
+def in_steps(arrays: Arrays, step: float) -> Packed:
+    """Return multiples of a power of two as how many times they are it, `MOST_STEPS` at most, in 16 bits."""
+    times = as_matrix(arrays) / np.float32(step)
+    return _of(times.clip(-MOST_STEPS, MOST_STEPS).astype(np.int16), arrays)
+
+
+def times_step(arrays: Arrays, step: Any) -> Packed:
+    """Return what `in_steps` was given; `ProtocolError` where this is something else."""
+    matrix = as_matrix(arrays)
+    if type(step) is not float or math.frexp(step)[0] != 0.5 or matrix.dtype != np.int16:
+        raise ProtocolError("its numbers are no multiples of a power of two")
+    with np.errstate(over="ignore"):  # what is too large is infinite, and no release
+        return _of(matrix * np.float32(step), arrays)
+
+
+def _of(matrix: NDArray[Any], like: Arrays) -> Packed:
+    return Packed(matrix, {name: value.shape[1:] for name, value in like.items()})
+
+
+@lru_cache(maxsize=16)
+def _name(shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> str:
+    name = json.dumps(dict(shapes), separators=(",", ":"))
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"the names of the parameters are {len(name)} characters long, more than {_LONGEST_NAME}")
+    return name
+
+
+@lru_cache(maxsize=4)
+def _columns(name: str) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each array, in the order of its columns."""
+    if len(name) > _LONGEST_NAME:
+        raise ValueError(f"its name is {len(name)} characters long")
+    pairs = json.loads(name, object_pairs_hook=list)
+    for _, shape in pairs:
+        # Nothing else than whole numbers that fit an array: what is computed with them is as long as they are.
+        if len(shape) > _MOST_AXES or any(type(axis) is not int or not 0 <= axis < 2**40 for axis in shape):
+            raise ValueError("its name says no shapes")
+    columns = {name: tuple(shape) for name, shape in pairs}
+    if not columns or len(columns) != len(pairs) or not all(type(name) is str for name in columns):
+        raise ValueError("its name does not tell arrays apart")
+    return columns
+
+
+def _encode(value: NDArray[Any]) -> Array:
+    name, header = _header(value.dtype, value.shape)
+    return Array(name, value.shape, SType.NUMPY, b"".join((header, value.data if value.size else b"")))
+
+
+def _decode(array: Array) -> NDArray[Any]:
+    data = array.data
+    if array.stype != SType.NUMPY:
+        raise ValueError(f"its format is {array.stype!r}")
+    # The length of the header is in 2 bytes, from version 2 of the format in 4.
+    prefix = 10 if data[6:7] == b"\x01" else 12
+    start = prefix + int.from_bytes(data[8:prefix], "little")
+    dtype, shape, order = _parse_header(data[:start])
+    flat: NDArray[Any] = np.frombuffer(data, dtype, math.prod(shape), start)
+    return flat.reshape(shape, order=order)
+
+
+@lru_cache(maxsize=256)
+def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[str, bytes]:
+    """Return the name of a type, and the beginning of an array in numpy's format."""
+    buffer = BytesIO()
+    np.lib.format.write_array_header_1_0(buffer, {"descr": dtype.str, "fortran_order": False, "shape": shape})
+    return str(dtype), buffer.getvalue()
+
+
+@lru_cache(maxsize=256)
+def _parse_header(header: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """Return type, shape and order of an array in numpy's format."""
+    buffer = BytesIO(header)
+    version = np.lib.format.read_magic(buffer)
+    read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+    shape, fortran, dtype = read(buffer)
+    if dtype.kind not in "biufc" or min(shape, default=0) < 0:
+        raise ValueError(f"it is of type {dtype} and shape {shape}")
+    return dtype, shape, "F" if fortran else "C"

@@ -1,0 +1,219 @@
+"""Settings: each one defined once, with its default, its rule and its help, and checked by pydantic.
+
+A class built on `Settings` is the definition; error texts, the tables in the docs and the comments in
+pyproject.toml all come from it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+from collections.abc import Mapping
+from enum import StrEnum
+from functools import cache, lru_cache
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin
+
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.fields import FieldInfo
+
+from umbel.protocol.errors import UmbelError
+
+# What pydantic's types of error begin with, in our words.
+_KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a finite number",
+    "bool": "true or false",
+    "string": "text",
+}
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, in kebab-case outside, with no entry that nobody knows.
+
+    A subclass says in `error` what it raises, in `source` where its entries come from, and in
+    `renamed` which entries had another name.
+    """
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+        strict=True,
+        validate_default=False,
+    )
+    error: ClassVar[type[UmbelError]]
+    source: ClassVar[str]
+    renamed: ClassVar[Mapping[str, str]] = {}
+
+    def __init__(self, /, **entries: Any) -> None:
+        try:
+            super().__init__(**entries)
+        except ValidationError as error:
+            raise self.error(self._explain(error)) from None
+
+    @classmethod
+    def parse(cls, entries: Mapping[str, Any], source: str = "") -> Self:
+        """Check entries and return the settings in them.
+
+        Parameters
+        ----------
+        entries : mapping
+            By their names outside, in kebab-case.
+        source : str
+            Put before the text of an error, as the name of a file.
+
+        Raises
+        ------
+        UmbelError
+            Of the kind that the class says, for the first entry that cannot be used; the text
+            names the entry and the fix.
+        """
+        try:
+            # By the fields' own names, with underscores, they come from code alone.
+            if strange := entries.keys() - cls.names():
+                raise cls.error(cls._unknown(list(strange)))
+            return cls(**entries)
+        except cls.error as error:
+            raise cls.error(f"{source}: {error}" if source else str(error)) from None
+
+    @classmethod
+    def of(cls, entries: Mapping[str, Any]) -> Self:
+        """Return what `parse` does, at once when it is asked the same again, as it is in each message of a run."""
+        # With their types: 1, 1.0 and true are the same to Python, and not to a setting.
+        key = tuple(zip(entries, map(type, entries.values()), entries.values(), strict=True))
+        try:
+            settings: Self = _parsed(cls, key)
+        except TypeError:  # a value that cannot be looked up, which no setting is
+            return cls.parse(entries)
+        return settings
+
+    @classmethod
+    def _explain(cls, error: ValidationError) -> str:
+        """Return what is wrong with the first entry, unknown ones before all others."""
+        found = error.errors(include_url=False)
+        strange = [str(one["loc"][0]) for one in found if one["type"] == "extra_forbidden"]
+        if strange:
+            return cls._unknown(strange)
+        first = found[0]
+        if not first["loc"] or first["type"] == "value_error":
+            # What a validator of the class raised says it all.
+            return str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
+        key = str(first["loc"][0])
+        if first["type"] == "missing":
+            return f"{cls.source} lacks {key}"
+        if len(first["loc"]) > 1:
+            return f"{'.'.join(map(str, first['loc']))} {fault_text(first)}, got {first['input']!r}"
+        field = next(field for name, field in cls.model_fields.items() if key in (field.alias, name))
+        return f"{key} must be {rule(field)}, got {first['input']!r}"
+
+    @classmethod
+    def _unknown(cls, names: list[str]) -> str:
+        known = cls.names()
+        told = []
+        for name in sorted(names):
+            near = difflib.get_close_matches(name, known, 1)
+            if name in cls.renamed:
+                told.append(f"{name} is now called {cls.renamed[name]}")
+            elif near:
+                told.append(f"there is no {name}; did you mean {near[0]}?")
+            else:
+                told.append(f"there is no {name}")
+        return f"{cls.source}: {'; '.join(told)}"
+
+    @classmethod
+    @cache
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all settings, in order."""
+        return tuple(field.alias or name for name, field in cls.model_fields.items())
+
+    @classmethod
+    def table(cls) -> list[tuple[str, str, str, str]]:
+        """Return a row for each setting: name, default, rule, help."""
+        return [
+            (field.alias or name, shown(field.default), rule(field), field.description or "")
+            for name, field in cls.model_fields.items()
+        ]
+
+
+@lru_cache(maxsize=16)
+def _parsed(kind: type[Settings], entries: tuple[tuple[str, type, Any], ...]) -> Any:
+    return kind.parse({name: value for name, _, value in entries})
+
+
+def rule(field: FieldInfo) -> str:
+    """Return in words what a setting may be, as "a whole number of at least 1"."""
+    kind = field.annotation
+    options = _options(kind)
+    if options:
+        return f"one of {', '.join(options)}"
+    inner = _inner(kind)
+    if inner is bool:
+        return "true or false"
+    if inner in (int, float):
+        infinite = field.metadata and any(getattr(one, "allow_inf_nan", None) for one in field.metadata)
+        noun = "a whole number" if inner is int else "a number" if infinite else "a finite number"
+        low, high = "", ""
+        for one in field.metadata:
+            if isinstance(one, Gt):
+                low = f"above {one.gt:g}"
+            elif isinstance(one, Ge):
+                low = f"of at least {one.ge:g}"
+            elif isinstance(one, Le):
+                high = f"at most {one.le:g}"
+            elif isinstance(one, Lt):
+                high = f"below {one.lt:g}"
+        return " ".join(filter(None, (noun, low))) + (f", {high}" if low and high else f" {high}" if high else "")
+    if get_origin(inner) in (list, dict):
+        return "a list" if get_origin(inner) is list else "an object"
+    return "text"
+
+
+def fault_text(fault: Any) -> str:
+    """Return in our words what pydantic finds wrong with a value."""
+    bounds = {
+        "greater_than": "above {gt:g}",
+        "greater_than_equal": "at least {ge:g}",
+        "less_than": "below {lt:g}",
+        "less_than_equal": "at most {le:g}",
+    }
+    if fault["type"] in bounds:
+        return "must be " + bounds[fault["type"]].format(**fault["ctx"])
+    if fault["type"] in ("enum", "literal_error"):
+        return f"must be {fault['ctx']['expected']}"
+    for kind, words in _KINDS.items():
+        if fault["type"].startswith(kind):
+            return f"must be {words}"
+    if fault["type"] == "finite_number":
+        return "must be a finite number"
+    if fault["type"] == "value_error":
+        return str(fault["ctx"]["error"])
+    return str(fault["msg"])
+
+
+def shown(value: Any) -> str:
+    """Return a value as one writes it in TOML."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        return f'"{value}"'
+    if isinstance(value, float) and math.isinf(value):
+        return "inf"
+    return repr(value)
+
+
+def _inner(kind: Any) -> Any:
+    """Return the type in ``T | None``, or the type itself."""
+    if get_origin(kind) in (Union, types.UnionType):
+        return next(one for one in get_args(kind) if one is not type(None))
+    return kind
+
+
+def _options(kind: Any) -> tuple[str, ...]:
+    kind = _inner(kind)
+    if get_origin(kind) is Literal:
+        return tuple(map(str, get_args(kind)))
+    return tuple(kind) if isinstance(kind, type) and issubclass(kind, StrEnum) else ()

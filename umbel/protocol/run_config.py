@@ -1,0 +1,244 @@
+"""The run config: every key of ``[tool.flwr.app.config]``, with its default, its rule and its help."""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Kind, NoisePer, RadiusMode, RadiusSchedule, Release
+from umbel.protocol.rules import Settings
+
+# More than any experiment needs, and few enough that a node cannot be made to run out of memory.
+MAX_HYPOTHESES = 1000
+AUTO = 0
+"""Stands for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
+_AUTO_MOST, _RELEASES_EACH = 8, 4
+
+
+def _number(value: Any) -> Any:
+    # Flower hands 1 over where 1.0 is meant; a bool is no number.
+    return float(value) if type(value) is int else value
+
+
+def _hypotheses(value: Any) -> Any:
+    return AUTO if value == "auto" else value
+
+
+Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
+Radius = Annotated[RadiusMode, Field(strict=False)]
+Noised = Annotated[NoisePer, Field(strict=False)]
+
+
+class RunConfig(Settings):
+    """What a run is asked to do; the server's word, which a site's policy overrules."""
+
+    error = ConfigError
+    source: ClassVar[str] = "the run config"
+
+    strategy: str = Field(
+        "group-privacy",
+        description="group-privacy, site-average, trimmed-mean, geometric-median, fedavg, fedavgm, fedadam, fedyogi, "
+        "fedadagrad, ifca, cfl, recommender, flower:Class for one of Flower's own, or package.module:Class",
+    )
+    strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
+    federation: str = Field(
+        "synthetic",
+        description='a name under $UMBEL_HOME/data or in datasets/, or an absolute path; "" where every node '
+        "serves its own data",
+    )
+    model: str = Field(
+        "",
+        description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, "
+        "factors-IxD, biased-factors or biased-factors-IxD, package.module:factory or library:model, with options as "
+        '"... name=value"; "" for the federation\'s own',
+    )
+    loss: str = Field(
+        "",
+        description='mse, rmse, cross-entropy, log, hinge, margin, or package.module:function; "" for the model\'s own',
+    )
+    metric: str = Field(
+        "", description='rmse, accuracy, right-sign, or package.module:function; "" for the model\'s own'
+    )
+    pretrained: str = Field(
+        "",
+        description="weights to start from, safetensors or state dict: a file's path, or one in $UMBEL_HOME/models",
+    )
+    frozen: str = Field(
+        "", description='parameters that are never trained and never sent, as patterns on names: "conv* fc1.*"'
+    )
+    local: str = Field(
+        "", description='parameters that are trained and never leave the node, as patterns on names: "head.*"'
+    )
+    hypotheses: Annotated[int, BeforeValidator(_hypotheses)] = Field(
+        2,
+        ge=AUTO,
+        le=MAX_HYPOTHESES,
+        description='k, the number of models that are learnt at once; 0, or "auto", has it chosen from the releases',
+    )
+
+    rounds: int = Field(100, ge=1, description="maximum number of rounds")
+    patience: int = Field(
+        0, ge=0, description="stop after this many validations without a better loss; 0 to run all rounds"
+    )
+    clients_per_round: int = Field(7, ge=1, description="U, training clients asked in each round")
+    max_participations: int = Field(
+        0, ge=0, description="how often a client takes part at most, in turn with the others; 0 for a random draw"
+    )
+    validation_clients_per_round: int = Field(0, ge=0, description="validation clients asked each time; 0 for all")
+    validate_every: int = Field(1, ge=1, description="rounds from one validation to the next")
+    validate_by: Literal["mean", "median"] = Field(
+        "mean",
+        description="over clients; a loss far from all others is pulled in; median where many sites may lie",
+    )
+    min_releases: int = Field(1, ge=1, description="a round with fewer releases leaves the hypotheses as they are")
+    restarts: int = Field(
+        5, ge=1, description="random sets of initial hypotheses, of which validation clients pick the best"
+    )
+    start_from: str = Field(
+        "",
+        description="a run whose best hypotheses are the first ones here, for new data or new clients: its folder, or "
+        "the folder's name; local parameters begin anew",
+    )
+    resume: str = Field(
+        "",
+        description="an interrupted run to continue: its folder, or the folder's name; in simulation the nodes' own "
+        "limits and local parameters begin anew",
+    )
+    seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
+
+    local_epochs: int = Field(1, ge=0, description="E, passes over a client's rows in a round")
+    local_steps: int = Field(
+        0, ge=0, description="above 0: this many minibatches, each drawn from all rows, in place of epochs"
+    )
+    step_size: Number = Field(0.1, gt=0, description="s, the step size of local descent")
+    batch_size: int = Field(10, ge=0, description="B; 0 for all of a client's rows at once")
+    optimizer: Literal["sgd", "momentum", "adam", "adamw"] = Field(
+        "sgd", description="of torch.optim: sgd, momentum, adam, adamw; begins anew in each round"
+    )
+    optimizer_options: str = Field(
+        "", description='momentum, nesterov, weight-decay, beta1, beta2 or epsilon, as "name=value name=value"'
+    )
+    clip_gradient: Number = Field(0.0, ge=0, description="longest gradient of a step; 0 for no limit")
+    proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which holds clients near where a round starts")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses the GPU if there is one; cpu, cuda")
+    engine: Literal["auto", "loop", "batched"] = Field(
+        "auto", description="how a cohort is computed; loop and batched are for debugging"
+    )
+
+    noise_multiplier: Number = Field(
+        5.0, ge=0, description="nu, noise per unit of radius; 0 for no noise, in simulation only"
+    )
+    mechanism: str = Field(LAPLACE, description="the law of the noise: laplace, gaussian, or package.module:Class")
+    choice_epsilon: Number = Field(
+        0.0,
+        ge=0,
+        le=MAX_CHOICE_EPSILON,
+        description="epsilon of the randomised choice of a hypothesis; 0 for the paper's open choice",
+    )
+    noise_per: Noised = Field(
+        NoisePer.VECTOR,
+        description="the unit that gets noise by itself: vector (all parameters as one), layer, row",
+    )
+    radius: Radius = Field(
+        RadiusMode.UPDATE,
+        description="update: the norm of the client's update (the paper); public: a schedule, to which clients clip",
+    )
+    radius_floor: Number = Field(0.01, gt=0, description="the smallest radius")
+    radius_start: Number = Field(1.0, gt=0, description="public: the radius of round 1")
+    radius_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
+    message_noise: Number = Field(
+        0.0, ge=0, description="sigma of the PAC paper's noisy messages; it bounds nothing that is counted"
+    )
+
+    max_clients_per_node: int = Field(
+        1_000_000, ge=1, description="a node that says it hosts more is left out; a simulation may have more"
+    )
+    max_node_share: Number = Field(
+        1.0, gt=0, le=1, description="the largest share of a round's clients that one node may have, not in simulation"
+    )
+    max_update_norm: Number = Field(
+        0.0,
+        ge=0,
+        description="longer updates are left out; 0 for the radius where it is public, and elsewhere for 1,000,000",
+    )
+
+    observers: str = Field(
+        "", description='observers of the run, each as "package.module:Class name=value", separated by ;'
+    )
+
+    track: str = Field("", description='a tool in which to follow the run: mlflow, tensorboard, wandb; "" for none')
+    track_options: str = Field(
+        "", description='the tool\'s options, as "name=value": uri and experiment, folder, or project'
+    )
+
+    min_nodes: int = Field(1, ge=1, description="nodes that must be there before round 1")
+    node_wait: Number = Field(
+        300.0, gt=0, description="seconds to wait for them; a first answer takes as long as importing PyTorch does"
+    )
+    round_timeout: Number = Field(3600.0, gt=0, description="seconds to wait for a round's replies")
+    quorum: Number = Field(1.0, gt=0, le=1, description="a round closes when this share of its clients has answered")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.min_releases > self.clients_per_round:
+            raise ValueError(
+                f"min-releases = {self.min_releases} is more than clients-per-round = {self.clients_per_round}; "
+                "lower it"
+            )
+        if not self.radius_bounded:
+            raise ValueError(
+                f"radius-decay = {self.radius_decay} makes the radius infinite in {self.rounds} rounds; lower it"
+            )
+        if self.noise_per is not NoisePer.VECTOR and self.radius is RadiusMode.PUBLIC:
+            raise ValueError(f'noise-per = "{self.noise_per}" works only with radius = "update"; change one of them')
+        if self.mechanism != LAPLACE and self.radius is RadiusMode.UPDATE and self.noise_multiplier:
+            raise ValueError(
+                f'mechanism = "{self.mechanism}" bounds nothing with radius = "update"; set radius = "public"'
+            )
+        if self.max_participations and self.max_node_share < 1:
+            raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
+        if not (self.local_epochs or self.local_steps):
+            raise ValueError("local-epochs = 0 and local-steps = 0 train nothing; set one of them")
+        return self
+
+    @property
+    def most_hypotheses(self) -> int:
+        """k, or the most that are tried where it is chosen: so few that each gets several of a round's releases."""
+        if self.hypotheses != AUTO:
+            return self.hypotheses
+        return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
+
+    @property
+    def radius_bounded(self) -> bool:
+        """Whether the radius stays finite in all rounds."""
+        try:
+            return math.isfinite(self.schedule.at(self.rounds))
+        except OverflowError:
+            return False
+
+    @property
+    def schedule(self) -> RadiusSchedule:
+        """The radius of each round."""
+        return RadiusSchedule(self.radius, self.radius_floor, self.radius_start, self.radius_decay)
+
+    def release(self, n: int, hypotheses: int) -> Release:
+        """Return what a training client gives away of a model of n parameters each time that it takes part."""
+        return Release(
+            Kind.TRAIN,
+            n,
+            self.noise_multiplier,
+            self.radius,
+            mechanism=self.mechanism,
+            hypotheses=hypotheses,
+            choice_epsilon=self.choice_epsilon if hypotheses > 1 else 0.0,
+        )
+
+    def entries(self) -> dict[str, Any]:
+        """Return the config as Flower hands it to the app: kebab-case keys, plain values."""
+        return {
+            key: str(value) if isinstance(value, str) else value
+            for key, value in self.model_dump(by_alias=True).items()
+        }

@@ -1,0 +1,212 @@
+"""Canary clients behind the app's own gate, and the auditor who scores what leaves.
+
+Each canary has a coin, and one of two data sets by how it fell (`audit.pairs`). The auditor sees the
+messages that leave the node and knows the mechanism, the two data sets and the hypotheses; it scores each
+canary by the logarithm of how much likelier one coin is than the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from umbel.privacy.accounting.guarantee import gap
+from umbel.privacy.gate.gate import Gate
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.demands import Evaluation
+from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.messages import evaluation_in, round_request, training_in
+from umbel.protocol.records import pack
+from umbel.protocol.release import Kind, Release
+from umbel.research.attacks.audit.pairs import BOUND, NAME, REPORTED, Coins, Matrix, ReportPair, TrainingPair
+from umbel.simulation.grid import InProcessGrid
+
+_NUMBERS = 1 << 22  # that the canaries of one message release
+# What draws are for, so that none has the stream of another, nor of the noise.
+_COINS, _DIRECTIONS = 101, 102
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is audited: what each canary gives away.
+
+    Attributes
+    ----------
+    name : str
+    release : Release or None
+        Of a trained model, or of a site's sums, each time; None where canaries do not train.
+    report_noise_multiplier : float
+        Above 0, canaries also report with noise each time.
+    times : int
+        How often each takes part; all of it is scored together.
+    random : bool
+        Whether the updates of each canary point in a direction of its own, which the auditor knows, and not along
+        the last parameter.
+    moves : bool
+        Whether the two data sets lead to different updates; otherwise at most to different choices.
+    """
+
+    name: str
+    release: Release | None = None
+    report_noise_multiplier: float = 0.0
+    times: int = 1
+    random: bool = False
+    moves: bool = True
+
+    def __post_init__(self) -> None:
+        if self.release is not None and (why := gap(self.release)):
+            raise ConfigError(f"nothing is claimed, since {why}; there is nothing to audit")
+        if self.release is None and not self.report_noise_multiplier > 0:
+            raise ConfigError("canaries that neither train nor report give nothing away")
+        if self.times < 1:
+            raise ConfigError(f"canaries take part at least once, not {self.times} times")
+
+    @property
+    def by_site(self) -> bool:
+        """Whether each canary is in a site of its own, whose noise is drawn once."""
+        return self.release is not None and self.release.kind is Kind.SITE
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers leave for a canary each time."""
+        numbers = REPORTED if self.report_noise_multiplier else 0
+        if self.release is not None:
+            numbers += self.release.n * (self.release.hypotheses if self.by_site else 1)
+        return numbers
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of the canaries.
+
+    Attributes
+    ----------
+    coins : ndarray of -1 or 1, shape (m,)
+    scores : ndarray, shape (m,)
+        The auditor's: log likelihood of a coin of 1 less that of -1, by what left.
+    account : mapping from Release to int
+        What the node's ledger has of each canary.
+    """
+
+    coins: Coins
+    scores: Matrix
+    account: Mapping[Release, int]
+
+
+def watch(setting: Setting, canaries: int, seed: int) -> Seen:
+    """Send so many canaries through the gate and score them.
+
+    Raises
+    ------
+    FleetError
+        When the gate refuses, as it does where the environment holds a stricter policy.
+    """
+    herd = _Herd(setting, canaries, seed)
+    scores = np.zeros(canaries)
+    for some in _blocks(setting, canaries):
+        for number in range(setting.times):
+            scores[some.start : some.stop] += herd.take_part(number, some)
+    return Seen(herd.coins, scores, herd.account())
+
+
+class _Herd:
+    """Canaries on one node, and the auditor at the other end."""
+
+    def __init__(self, setting: Setting, canaries: int, seed: int) -> None:
+        self._setting, self._seed = setting, seed
+        self.coins: Coins = 2 * np.random.default_rng([seed, _COINS]).integers(2, size=canaries) - 1
+        self._training = TrainingPair.of(setting.release, setting.moves) if setting.release else None
+        self._report = ReportPair(setting.report_noise_multiplier) if setting.report_noise_multiplier else None
+        self._step = self._training.per_canary if self._training else 1
+        self._some, self._side = range(0), 1
+        config: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
+        if self._report:
+            nu = setting.report_noise_multiplier
+            config |= {"role": "train", "report-noise-multiplier": nu, "report-bound": BOUND}
+        app = ClientApp()
+        app.train(mods=[Gate(_whatever)])(self._answer)
+        self._grid = InProcessGrid(app, {"seed": seed}, node_configs=[config])
+        (self._node,) = self._grid.get_node_ids()
+
+    def take_part(self, number: int, some: range) -> Matrix:
+        """Have some canaries take part for the time `number`, from 0; return their scores."""
+        # Canaries change sides each time: draws that are used twice give them away.
+        self._some, self._side = some, 1 if number % 2 == 0 else -1
+        content, training, report = self._ask(number), self._training, self._report
+        scores = np.zeros(len(some))
+        if training:
+            scores += training.score(content, self._step * len(some), self._directions)
+        if report:
+            scores += report.score(content, len(some))
+        return self._side * scores
+
+    def account(self) -> Mapping[Release, int]:
+        """Return what the node's ledger has of each canary."""
+        ledger = MemoryLedger(self._grid.contexts[self._node].state)
+        first = ledger.account(0)
+        if ledger.account(self._step * (len(self.coins) - 1)) != first:
+            raise FleetError("the ledger charges canaries differently")
+        return first
+
+    def _ask(self, number: int) -> RecordDict:
+        """Return what leaves of the canaries whose turn it is."""
+        setting, some, training = self._setting, self._some, self._training
+        round = 1 + number
+        if setting.by_site:
+            # The node stands for another site in each round, with other clients and other noise.
+            round += some.start * setting.times
+        hypotheses = training.hypotheses if training else np.zeros((1, 1), np.float32)
+        everybody = tuple(range(self._step * some.start, self._step * some.stop))
+        content = round_request(
+            pack({NAME: hypotheses}),
+            training.demand(round, everybody) if training else None,
+            Evaluation(round, everybody[:: self._step]) if self._report else None,
+        )
+        message = self._grid.create_message(content, "train", self._node, "1")
+        (reply,) = self._grid.send_and_receive([message])
+        if reply.has_error():
+            raise FleetError("the gate refused; its reason is in the log above")
+        return reply.content
+
+    def _answer(self, msg: Message, context: Context) -> Message:
+        """Hand to the gate what the canaries' data lead to."""
+        demand, evaluation = training_in(msg.content), evaluation_in(msg.content)
+        if demand is not None and self._training:
+            coins = self._coins(demand.clients)
+            return Message(self._training.trained(msg.content, coins, self._directions), reply_to=msg)
+        assert evaluation is not None
+        assert self._report, "nothing else was asked"
+        return Message(self._report.reported(evaluation.clients, self._coins(evaluation.clients)), reply_to=msg)
+
+    def _coins(self, clients: tuple[int, ...]) -> Coins:
+        """Return on which side clients are this time; 0 for those that are no canaries."""
+        canary, place = np.divmod(np.array(clients), self._step)
+        return np.where(place == 0, self._side * self.coins[canary], 0)
+
+    @property
+    def _directions(self) -> Matrix:
+        """The unit vectors (canaries, n), or (1, n) for all, along which the updates of those asked point."""
+        assert self._setting.release is not None
+        n = self._setting.release.n
+        if not self._setting.random:
+            return np.eye(1, n, n - 1)
+        generator = np.random.default_rng([self._seed, _DIRECTIONS, self._some.start])
+        drawn = generator.standard_normal((len(self._some), n))
+        unit: Matrix = drawn / np.linalg.norm(drawn, axis=1, keepdims=True)
+        return unit
+
+
+def _blocks(setting: Setting, canaries: int) -> Iterator[range]:
+    """Yield the canaries of each message: in a site's there is one."""
+    size = 1 if setting.by_site else max(1, _NUMBERS // setting.numbers)
+    for begin in range(0, canaries, size):
+        yield range(begin, min(begin + size, canaries))
+
+
+def _whatever(content: RecordDict, context: Context) -> None:
+    """Find nothing wrong with what a message asks: canaries train anything."""

@@ -1,0 +1,196 @@
+"""An audit: what is claimed of a setting, beside the least epsilon that its canaries show.
+
+The scores of one canary in four say how many coins it is best to guess; the bound is on the others alone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, site_release
+from umbel.privacy.mechanisms import Gaussian
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import LAPLACE, Kind, RadiusMode, Release
+from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, p_value
+from umbel.research.attacks.audit.canaries import Seen, Setting, watch
+
+CONFIDENCE = 0.95
+"""Of each lower bound by itself."""
+
+ALARM = 1e-6
+"""A claim is taken for refuted where what was guessed right is less probable than this under it."""
+
+CANARIES = 50_000
+
+_PILOTS = 4  # one canary in so many
+_FEWEST = 100  # canaries
+_NUMBERS = 200_000_000  # that all canaries of a setting release at most, for the time that takes
+_MESSAGES = 4_000  # of canaries in sites of their own, each of which takes a message each time
+_ALL_NOISE = 1e6  # nu a parameter, beside which a choice is all that a release tells
+
+
+class Verdict(StrEnum):
+    """What a lower bound says of a claim."""
+
+    WITHIN = "within the claim"
+    CHANCE = "above, as 1 in 20 is by chance"
+    EXCEEDS = "EXCEEDS THE CLAIM"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is claimed, and what canaries show.
+
+    Attributes
+    ----------
+    delta : float
+    claimed : float
+        Epsilon at that delta; infinite where none is claimed.
+    shown : float
+        The lower bound on it.
+    guesses, right : int
+    chance : float
+        Bounds how probable so many right guesses are if the claim is true.
+    """
+
+    delta: float
+    claimed: float
+    shown: float
+    guesses: int
+    right: int
+    chance: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """What this says."""
+        if self.shown <= self.claimed:
+            return Verdict.WITHIN
+        return Verdict.EXCEEDS if self.chance < ALARM else Verdict.CHANCE
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A setting, the number of canaries on whom the bounds are, and the bounds at delta = 0 and at the delta asked."""
+
+    setting: Setting
+    canaries: int
+    pure: Bound
+    at_delta: Bound
+
+    @property
+    def verdict(self) -> Verdict:
+        """The worse of the two."""
+        return max(self.pure.verdict, self.at_delta.verdict, key=list(Verdict).index)
+
+    def cells(self) -> tuple[str, ...]:
+        """Return the row of a table, as `columns` heads it."""
+        pure, other = self.pure, self.at_delta
+        figures = (amount(pure.claimed), f"{pure.shown:.3g}", amount(other.claimed), f"{other.shown:.3g}")
+        return (self.setting.name, *figures, f"{other.right:,} of {other.guesses:,}", str(self.verdict))
+
+
+def columns(delta: float) -> tuple[str, ...]:
+    """Return what the columns of a table of findings are called."""
+    return ("setting", "claimed, pure", "shown", f"claimed at {delta:g}", "shown", "guessed right", "verdict")
+
+
+def audit(
+    setting: Setting, canaries: int = CANARIES, seed: int = 0, delta: float = DELTA, confidence: float = CONFIDENCE
+) -> Finding:
+    """Send canaries through the gate, and say what they show.
+
+    Parameters
+    ----------
+    setting : Setting
+    canaries : int
+        Asked for; fewer take part where they would release too many numbers.
+    seed : int
+        Of all draws, the gate's as well.
+    delta : float
+        Above 0 and below 1.
+    confidence : float
+        Of each lower bound.
+    """
+    if not 0 < delta < 1 or not 0 < confidence < 1:
+        raise ConfigError(f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}")
+    if canaries < _FEWEST:
+        raise ConfigError(f"an audit takes at least {_FEWEST} canaries, got {canaries}")
+    seen = watch(setting, affordable(setting, canaries), seed)
+    claimed = guarantee(seen.account, delta)
+    assert claimed is not None, "no setting is without a guarantee"
+    return Finding(
+        setting,
+        len(seen.coins) - len(seen.coins) // _PILOTS,
+        _bound(seen, claimed.pure, 0.0, confidence),
+        _bound(seen, claimed.epsilon, delta, confidence),
+    )
+
+
+def affordable(setting: Setting, canaries: int) -> int:
+    """Return how many of the canaries can take part in a time that people wait for."""
+    most = _NUMBERS // (setting.numbers * setting.times)
+    if setting.by_site:
+        most = min(most, _MESSAGES // setting.times)
+    return min(canaries, max(_FEWEST, most))
+
+
+def _bound(seen: Seen, claimed: float, delta: float, confidence: float) -> Bound:
+    pilots = len(seen.coins) // _PILOTS
+    scores, coins = seen.scores[pilots:], seen.coins[pilots:]
+    guesses = best_guesses(seen.scores[:pilots], len(coins), delta, confidence)
+    right = count_right(scores, coins, guesses)
+    chance = 1.0 if math.isinf(claimed) else p_value(len(coins), guesses, right, claimed, delta)
+    return Bound(delta, claimed, lower_bound(len(coins), guesses, right, delta, confidence), guesses, right, chance)
+
+
+def settings_of(release: Release, times: int = 1, report_noise_multiplier: float = 0.0) -> list[Setting]:
+    """Return what to audit of clients that release so, once and several times."""
+    found, what = [], "update and choice" if release.chooses else "update"
+    if release.choice_epsilon:
+        # The sum of both is audited below; what the choice alone gives away must not exceed its own share.
+        hidden = replace(release, noise_multiplier=_ALL_NOISE * release.n, radius=None, mechanism=LAPLACE)
+        found.append(Setting("choice alone", hidden, moves=False))
+    found.append(Setting(what, release))
+    if release.n > 1:
+        found.append(Setting(f"{what}, random directions", release, random=True))
+    if report_noise_multiplier:
+        found.append(Setting("report", None, report_noise_multiplier))
+        found.append(Setting(f"{what} and report", release, report_noise_multiplier))
+    if times > 1:
+        found.append(Setting(f"{what}, {times} times", release, report_noise_multiplier, times))
+    return found
+
+
+def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
+    """Return a training release with a public radius."""
+    return Release(
+        Kind.TRAIN, n, nu, RadiusMode.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon
+    )
+
+
+def standard() -> list[Setting]:
+    """Return the settings that are audited where nobody names one: of small models, with meaningful claims."""
+    joint, often = training(2, 4, 2, 1.0), training(2, 16, 2, 0.25)
+    return [
+        *(Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE),
+        Setting("laplace, n = 11, nu = 5.5, random directions", training(11, 5.5), random=True),
+        *(Setting(f"gaussian, n = {n}, nu = {nu:g}", training(n, nu, mechanism=Gaussian.name)) for n, nu in _GAUSSIAN),
+        *(
+            Setting(f"choice of {k}, choice-epsilon {epsilon:g}", training(1, _ALL_NOISE, k, epsilon), moves=False)
+            for k, epsilon in _CHOICES
+        ),
+        Setting("update and choice, n = 2, nu = 4, k = 2, choice-epsilon 1", joint),
+        Setting("the same with nu = 16, choice-epsilon 0.25, 8 times", often, times=8),
+        Setting("report, nu = 1", None, 1.0),
+        Setting("update and choice as above, and report, nu = 2", joint, 2.0),
+        Setting("site, laplace, n = 1, nu = 1", site_release(training(1, 1.0))),
+        Setting("site, laplace, n = 2, nu = 4, k = 2, choice-epsilon 1", site_release(joint)),
+        Setting("site, gaussian, n = 2, nu = 2.5, k = 2", site_release(training(2, 2.5, 2, mechanism=Gaussian.name))),
+    ]
+
+
+_LAPLACE = ((1, 2.0), (1, 0.5), (2, 2.0), (4, 4.0), (11, 11.0), (11, 5.5))
+_GAUSSIAN = ((2, 8.0), (11, 4.0), (11, 2.5))
+_CHOICES = ((2, 1.0), (10, 2.0))

@@ -1,0 +1,213 @@
+"""The two data sets of a canary, as far from each other as a client's can be, and the likelihood of what they lead to.
+
+By how its coin fell, the updates of a canary point in opposite directions, another hypothesis fits it best, or it
+reports from the opposite corner. An update is longer than the radius and a report beyond its square, so that a gate
+that does not clip is found as well.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+from scipy import special
+
+from umbel.privacy import mechanisms
+from umbel.privacy.gate.gate import local_report, local_result
+from umbel.privacy.mechanisms.choice import OWN
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.demands import Training
+from umbel.protocol.errors import FleetError
+from umbel.protocol.messages import assigned_in, hypotheses_in, released_in, scores_in, site_sums_in
+from umbel.protocol.release import LAPLACE, Kind, RadiusMode, Release, ReleaseBy
+
+Matrix = NDArray[np.float64]
+Coins = NDArray[np.int64]
+
+NAME = "canary"
+"""Of the hypotheses' only array."""
+
+BOUND = 1.0
+"""Of reports."""
+
+REPORTED = 2
+"""Numbers of a report: loss and metric."""
+
+_BEYOND = 10.0  # radii that an update is long before it is clipped
+_APART = 100.0  # between hypotheses, in deviations of a component of the noise: which one was trained can be told
+
+
+class TrainingPair(ABC):
+    """Canaries that train.
+
+    Parameters
+    ----------
+    release : Release
+        What each gives away.
+    moves : bool
+        Whether the two data sets lead to different updates, or at most to different choices.
+    """
+
+    per_canary = 1
+    """Clients of the node that stand for one canary; the first is the canary."""
+    by = ReleaseBy.CLIENT
+
+    def __init__(self, release: Release, moves: bool) -> None:
+        self.release, self.moves = release, moves
+        self.radius = 1.0 if release.radius is None else release.radius
+        self.mechanism = mechanisms.load(release.mechanism)(release.noise_multiplier)
+        k, n = release.hypotheses, release.n
+        self.hypotheses = np.zeros((k, n), np.float32)
+        self.hypotheses[:, 0] = _APART * self.mechanism.deviation(n) * self.radius * np.arange(k)
+
+    @classmethod
+    def of(cls, release: Release, moves: bool) -> TrainingPair:
+        """Return the pair for a release of a client, or of a site."""
+        return (_InSite if release.kind is Kind.SITE else _ByItself)(release, moves)
+
+    def demand(self, round: int, clients: tuple[int, ...]) -> Training:
+        """Return what the server asks of clients in a round."""
+        release = self.release
+        return Training(
+            round=round,
+            clients=clients,
+            local_epochs=1,
+            step_size=1.0,
+            batch_size=0,
+            noise_multiplier=release.noise_multiplier,
+            radius_mode=RadiusMode.PUBLIC,
+            radius=self.radius,
+            mechanism=release.mechanism,
+            choice_epsilon=release.choice_epsilon,
+            release_by=self.by,
+        )
+
+    def trained(self, content: RecordDict, coins: Coins, directions: Matrix) -> RecordDict:
+        """Return what clients with these coins hand over; they train what the gate assigned to them.
+
+        Parameters
+        ----------
+        content : RecordDict
+            What the gate asks of them.
+        coins : ndarray of -1 or 1, shape (clients,)
+            0 for a client that is no canary: it has no update, and the first hypothesis fits it best.
+        directions : ndarray, shape (clients, n) or (1, n)
+            Unit vectors.
+        """
+        assigned, hypotheses = assigned_in(content), hypotheses_in(content)[NAME]
+        chosen = np.where(assigned == OWN, self.best(coins), assigned)
+        updates = _BEYOND * self.updates(coins[:, None], directions)
+        trained: Arrays = {NAME: (hypotheses[chosen] + updates).astype(np.float32)}
+        return local_result(trained, chosen)
+
+    def best(self, coins: Coins) -> NDArray[np.int64]:
+        """Return the hypothesis that fits best: the second for a coin of -1, where there is a second."""
+        return np.where((coins < 0) & self.release.chooses, 1, 0)
+
+    def updates(self, coins: Coins | int, directions: Matrix) -> Matrix:
+        """Return updates of the length of the radius, or of 0."""
+        updates: Matrix = self.radius * coins * directions * self.moves
+        return updates
+
+    @abstractmethod
+    def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
+        """Return the log likelihood ratio of the coins of the canaries, by what left of so many clients."""
+
+
+class _ByItself(TrainingPair):
+    """Canaries that release their own models; one is likely to show which hypothesis it started from."""
+
+    def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
+        arrays, released, _ = released_in(content, asked)
+        if not released.all():
+            raise FleetError("some canaries could not pay: the environment holds a limit")
+        releases = flatten(arrays)
+        one, other = (self._likelihood(releases, coin, directions) for coin in (1, -1))
+        return one - other
+
+    def _likelihood(self, releases: Matrix, coin: int, directions: Matrix) -> Matrix:
+        """Return the log density (m,) of releases (m, n) of canaries with such a coin, up to a constant."""
+        release, (best,) = self.release, self.best(np.array([coin]))
+        logs = np.empty((release.hypotheses, len(releases)))
+        for j, hypothesis in enumerate(self.hypotheses.astype(np.float64)):
+            away = np.linalg.norm(releases - hypothesis - self.updates(coin, directions), axis=1)
+            # Randomised response: the best has e^eps times the probability of any other.
+            logs[j] = log_density(release.mechanism, release.noise_multiplier, release.n, self.radius, away)
+            logs[j] += release.choice_epsilon if j == best else 0.0
+        total: Matrix = special.logsumexp(logs, axis=0)
+        return total
+
+
+class _InSite(TrainingPair):
+    """A canary in a site of its own, with another client whose data the auditor knows.
+
+    With one hypothesis its two updates are two radii apart in one sum; with several it moves two sums by one
+    radius each, and two counts by one client each.
+    """
+
+    per_canary = 2
+    by = ReleaseBy.SITE
+
+    def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
+        arrays, counts, released = site_sums_in(content, asked)
+        if not released.all():
+            raise FleetError("some canaries could not pay: the environment holds a limit")
+        one, other = (self._likelihood(flatten(arrays), counts, coin, directions) for coin in (1, -1))
+        return np.array([one - other])
+
+    def _likelihood(self, sums: Matrix, counts: Matrix, coin: int, directions: Matrix) -> float:
+        """Return the log density of sums (k, n) and counts (k,), up to a constant."""
+        release, (best,) = self.release, self.best(np.array([coin]))
+        nu, away, others = release.noise_multiplier, sums.copy(), counts.copy()
+        away[best] -= self.updates(coin, directions)[0]
+        others[best] -= 1
+        others[0] -= self.per_canary - 1
+        total = log_density(release.mechanism, nu, release.n, self.radius, np.linalg.norm(away, axis=1)).sum()
+        if release.chooses:
+            radius = self.mechanism.count_radius(release.choice_epsilon)
+            total += log_density(release.mechanism, nu, 1, radius, np.abs(others)).sum()
+        return float(total)
+
+
+class ReportPair:
+    """Canaries that report: from the origin, or from the far corner of the square."""
+
+    def __init__(self, noise_multiplier: float) -> None:
+        self._nu = noise_multiplier
+
+    def reported(self, clients: tuple[int, ...], coins: Coins) -> RecordDict:
+        """Return what canaries with these coins hand over."""
+        corner = (1 + _BEYOND * coins) * BOUND / 2
+        return local_report(corner, corner, clients, True)
+
+    def score(self, content: RecordDict, asked: int) -> Matrix:
+        """Return the log likelihood ratio of the coins, by loss and metric."""
+        reported = scores_in(content, asked)
+        if reported is None or not np.isfinite(reported).all():
+            raise FleetError("the gate let no reports of canaries out; its reason is in the log above")
+        far, near = (np.linalg.norm(reported.T - corner, axis=1) for corner in (0.0, BOUND))
+        radius = math.sqrt(2) * BOUND
+        return log_density(LAPLACE, self._nu, REPORTED, radius, near) - log_density(
+            LAPLACE, self._nu, REPORTED, radius, far
+        )
+
+
+def log_density(mechanism: str, nu: float, n: int, radius: float, distances: Matrix) -> Matrix:
+    """Return the log density of noise in R^n at distances from its centre, up to a constant.
+
+    Of a mechanism that is not umbel's own only the deviation is known. Its scores are worse then, and what
+    they show holds all the same.
+    """
+    if mechanism == mechanisms.Gaussian.name:
+        return -np.square(distances / (nu * radius)) / 2
+    if mechanism == LAPLACE:
+        return -distances * n / (nu * radius)
+    return -distances / (mechanisms.load(mechanism)(nu).deviation(n) * radius)
+
+
+def report_release(noise_multiplier: float) -> Release:
+    """Return what a noised report is to the account."""
+    return Release(Kind.REPORT, REPORTED, noise_multiplier, RadiusMode.PUBLIC)

@@ -1,0 +1,384 @@
+"""The identification audit: what a malicious server learns of clients' local parameters, and at what price.
+
+It attacks the clients of a federation of preferences through the app's own ClientApp and gate
+(PAC identifiability in federated personalization, Protocol 2), in three ways, as they are and behind each defence
+that a site can switch on. What counts is the direction of a client's vector. Its sign is one bit more, which
+one known preference tells; how often the attack finds it by itself stands beside.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.progress import track
+
+from umbel.data import Federation, find_federation, open_federation
+from umbel.models import BIASED_FACTORS
+from umbel.protocol.errors import FederationError
+from umbel.protocol.home import write_atomically
+from umbel.protocol.plugins import parse_options
+from umbel.research.attacks.pac_attack import AttackOptions, PacAttack, lean_of, needed, theorem_1
+from umbel.simulation.in_process import play, run_config
+
+DELTA = 0.1
+"""Failure probability at which bounds are given."""
+
+NOISE_MULTIPLIERS = (0.0, 1.0, 3.0)
+
+NO_DEFENCE = "none"
+PAPER = "Protocol 2"
+ATTACKS: dict[str, dict[str, str]] = {
+    PAPER: {"attack": "zero", "reading": "sum"},
+    "spectral": {"attack": "jitter", "reading": "spectral"},
+    "spectral, honest items": {"attack": "spectral", "reading": "spectral"},
+}
+"""Ways to attack: the paper's, and two that read what comes back better, one of which no client notices."""
+
+_MAX_A_ROUND = 100
+_VALIDATE_EVERY = 100
+# With defences: what they are set to, and the noise multiplier.
+_CAP, _RADIUS, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
+
+
+@dataclass(frozen=True)
+class Defence:
+    """Something that keeps a server from stealing local parameters, or is said to.
+
+    Attributes
+    ----------
+    name : str
+        What it is, for people.
+    policy : dict
+        The entries of the site's policy that switch it on (`umbel.privacy.gate.policy.Policy`).
+    run : dict
+        What else the run config says.
+    """
+
+    name: str
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    run: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def noise_multiplier(self) -> float:
+        """That of the gate, where no other noise stands in for it."""
+        return 0.0 if "message_noise" in self.run else _DEFENDED
+
+
+def defences(after: int) -> list[Defence]:
+    """Return every defence beside what it is to be compared with, for `after` rounds of honest training."""
+    noisy = {"message_noise": _SIGMA}
+    public = {"radius": "public", "radius_start": _RADIUS, "radius_floor": _RADIUS, "noise_per": "vector"}
+    return [
+        Defence(NO_DEFENCE),
+        Defence(f"budget: {_CAP} participations left for the attack", {"max-participations": after + _CAP}),
+        Defence(f"public radius {_RADIUS:g}", {"radius-mode": "public"}, public),
+        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", run=noisy),
+        Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, noisy),
+        Defence("tripwire", {"tripwire": "true"}),
+        Defence("balanced batches", {"balanced-batches": "true"}),
+    ]
+
+
+@dataclass(frozen=True)
+class Stolen:
+    """What an attack on one client came to.
+
+    Attributes
+    ----------
+    client, interactions : int
+    likes : float
+        p, the share of liked items among the client's own.
+    error : float or None
+        Share of the items on which the estimate of its vector errs (Definition 1), under the better of both
+        signs; None where nothing was released.
+    by_rate, by_items : float or None
+        The same under the sign that the population's rate tells, and that the victims' items tell together
+        (`umbel.research.attacks.pac_attack.PacAttack`); None where nothing tells it.
+    enough : int or None
+        Interactions from which on the error was low enough; None when it never was.
+    spent : float or None
+        What the client's participations in the attack cost it by the paper's budget, n/nu each, a
+        heuristic; None when that counts nothing.
+    bound : int or None
+        Interactions that suffice without noise by Theorem 1; None where it says nothing.
+    """
+
+    client: int
+    interactions: int
+    likes: float
+    error: float | None
+    by_rate: float | None
+    by_items: float | None
+    enough: int | None
+    spent: float | None
+    bound: int | None
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """What one way to attack came to.
+
+    Attributes
+    ----------
+    defence : str
+    nu : float
+    attack : str
+        A key of `ATTACKS`.
+    stolen : list of Stolen
+    limit : float
+        The error at which a vector counts as stolen.
+    """
+
+    defence: str
+    nu: float
+    attack: str
+    stolen: list[Stolen]
+    limit: float
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """What it came to over all clients, as a row of a table."""
+        stolen = self.stolen
+        done = [one for one in stolen if one.enough is not None]
+        enough = [one.enough for one in done if one.enough is not None]
+        errors = [one.error for one in stolen if one.error is not None]
+        spent = [one.spent / one.interactions * (one.enough or 0) for one in done if one.spent is not None]
+        return {
+            "nu": self.nu,
+            "attack": self.attack,
+            "stolen": f"{len(enough)} of {len(stolen)}",
+            "sign by rate": self._signed([one.by_rate for one in done]),
+            "by items": self._signed([one.by_items for one in done]),
+            "enough": float(np.median(enough)) if enough else None,
+            "maximum": max(enough, default=None),
+            "asked": max((one.interactions for one in stolen), default=0),
+            "error": float(np.median(errors)) if errors else None,
+            "spent": float(np.median(spent)) if spent else None,
+        }
+
+    def _signed(self, errors: Sequence[float | None]) -> int | None:
+        """Return how many errors are low; None where no sign is settled."""
+        known = [error for error in errors if error is not None]
+        return None if errors and not known else sum(error <= self.limit for error in known)
+
+    @property
+    def strength(self) -> tuple[int, float, int]:
+        """How many vectors it steals, how fast, and how many of their signs: the larger, the stronger."""
+        enough = [one.enough for one in self.stolen if one.enough is not None]
+        return len(enough), -float(np.median(enough)) if enough else 0.0, self.row["by items"] or 0
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What attacks came to.
+
+    Attributes
+    ----------
+    federation : str
+    lean : str
+        Which labels its training clients have more of (`umbel.research.attacks.pac_attack.lean_of`).
+    plain, defended : list of Attacked
+        Without a defence, and behind each.
+    """
+
+    federation: str
+    lean: str
+    plain: list[Attacked]
+    defended: list[Attacked]
+
+    def tables(self) -> list[tuple[str, list[dict[str, Any]]]]:
+        """Return tables as title and rows."""
+        tables = [(f"{self.federation}: all clients", [one.row for one in self.plain])]
+        tables.append((f"{self.federation}: the strongest attack", [one.row for one in strongest(self.plain)]))
+        if self.defended:
+            papers = {one.defence: one.row["stolen"] for one in self.defended if one.attack == PAPER}
+            rows = [{"defence": one.defence, **one.row, PAPER: papers[one.defence]} for one in strongest(self.defended)]
+            tables.append((f"{self.federation}: behind defences of the site, the strongest attack", rows))
+        return tables
+
+    def clients(self) -> list[dict[str, Any]]:
+        """Return a row a client and attack."""
+        return [
+            {"defence": one.defence, "nu": one.nu, "attack": one.attack, **vars(stolen)}
+            for one in (*self.plain, *self.defended)
+            for stolen in one.stolen
+        ]
+
+    def notes(self) -> list[str]:
+        """Return how to read the tables."""
+        victims = self.plain[0].stolen
+        against = sum(one.likes >= 0.5 for one in victims)
+        sign = {
+            "dislikes": "most labels are dislikes, as Assumption 1 says of each client",
+            "likes": "most labels are likes, against Assumption 1, so the other sign is taken",
+            "unknown": "likes and dislikes are as many, so that no sign is settled",
+        }[self.lean]
+        return [
+            f"Assumption 1 of the paper, p < 1/2, does not hold for {against} of {len(victims)} victims. Over the "
+            f"whole population {sign}.",
+            "error is the share of items on which the stolen vector errs under the better of both signs: near 0 the "
+            "server knows what the client knows, but for one bit that one known preference tells; one half is the "
+            "most there can be. stolen counts the vectors with a low error, and beside it those whose sign the server "
+            "finds as well: by the population's rate, each client by itself, and by the items, on which people agree, "
+            "all victims together. Items' biases tell the sign of each. enough is the number of interactions from "
+            "which on the error stayed low; over all clients, the median of those stolen, beside the maximum. asked "
+            "is how often the server asked. spent is what these cost the client by the paper's budget, n/nu each: a "
+            "heuristic that guarantees nothing, and counts nothing that is released without noise. bound (in "
+            f"clients.csv) is what suffices for Protocol 2 without noise by Theorem 1 at delta = {DELTA:g}.",
+            f"Attacks: {PAPER} is the paper's, items of zeros and the sum of what comes back from a minibatch. The "
+            "others ask for one step on all rows at once, as long or short as suits the noise, and read the direction "
+            "in which updates are longest: of items that are almost zeros, which pass a tripwire, and of the honest "
+            "ones, which nobody can tell from training. The strongest is the one that steals most, and of these the "
+            "fastest. A defence that stops these may not stop the next.",
+        ]
+
+
+def strongest(attacked: Sequence[Attacked]) -> list[Attacked]:
+    """Return the strongest attack at each noise multiplier, behind each defence."""
+    found: dict[tuple[str, float], Attacked] = {}
+    for one in attacked:
+        key = one.defence, one.nu
+        if key not in found or one.strength > found[key].strength:
+            found[key] = one
+    return list(found.values())
+
+
+def audit(
+    federation: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
+) -> Audit:
+    """Attack a federation's clients as they are, and behind each defence.
+
+    Parameters
+    ----------
+    federation : str
+        Name or path.
+    multipliers : sequence of float
+        nu, one attack each.
+    defended : bool
+        Whether to try the defences as well.
+    options : mapping
+        Of all attacks (`umbel.research.attacks.pac_attack.AttackOptions`).
+    **changes
+        Of the run config, for all attacks (`attack`).
+    """
+    data = _preferences(federation)
+    plans = [(Defence(NO_DEFENCE), nu) for nu in multipliers]
+    if defended:
+        plans += [(defence, defence.noise_multiplier) for defence in defences(int(options["after"]))]
+    todo = [(defence, nu, name) for defence, nu in plans for name in ATTACKS]
+    done = []
+    for defence, nu, name in track(todo, "attacking", transient=True, disable=not Console().is_terminal):
+        own = {"multipliers": f"{nu:g}", "lean": lean_of(data), **options, **ATTACKS[name]}
+        stolen = attack(federation, defence.policy, own, **{**changes, **defence.run})
+        limit = float(own.get("error", AttackOptions.error))
+        done.append(Attacked(defence.name, nu, name, stolen, limit))
+    first = len(multipliers) * len(ATTACKS)
+    return Audit(Path(federation).name, lean_of(data), done[:first], done[first:])
+
+
+def write(folder: Path, done: Audit) -> None:
+    """Write ``table.md`` and, for each client and attack, ``clients.csv``."""
+    page = ["# What a server can steal\n"]
+    for title, rows in done.tables():
+        lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
+        page.append(f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
+    page += [f"{note}\n" for note in done.notes()]
+    write_atomically(folder / "table.md", "\n".join(page).encode())
+    write_atomically(folder / "clients.csv", pd.DataFrame(done.clients()).to_csv(index=False).encode())
+
+
+def cell(value: Any) -> str:
+    """Return a table's value as text."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def attack(federation: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
+    """Attack a federation's clients in this process, at one noise multiplier.
+
+    Parameters
+    ----------
+    federation : str
+        Name or path.
+    policy : mapping
+        Entries of the site's policy.
+    options : mapping
+        Of the attack (`umbel.research.attacks.pac_attack.AttackOptions`); its ``multipliers`` are one.
+    **changes
+        Of ``configs/pac-attack.toml``; of ``configs/recommender.toml`` where the model has biases.
+    """
+    data = _preferences(federation)
+    text = " ".join(f"{name}={value}" for name, value in options.items())
+    own = parse_options(AttackOptions, text, "strategy-options")
+    # A model with biases is to be attacked as it is to be trained.
+    biased = str(changes.get("model", "")).startswith(BIASED_FACTORS)
+    config = run_config(
+        "recommender" if biased else "pac-attack",
+        federation=federation,
+        strategy=PacAttack.__module__ + ":" + PacAttack.__name__,
+        validate_every=_VALIDATE_EVERY,
+        strategy_options=text,
+        noise_multiplier=own.multipliers[0],
+        rounds=own.rounds,
+        clients_per_round=min(_MAX_A_ROUND, data.manifest.train),
+        **changes,
+    )
+    with _quiet():
+        # A client that has spent its budget refuses, which is no fault of the run.
+        run = play(config, node_configs=[{"partition-id": 0, "num-partitions": 1, **policy}], strict=False)
+    strategy = run.strategy
+    assert isinstance(strategy, PacAttack)
+    enough = needed(strategy.findings, own.error)
+    last = {row["client"]: row for row in strategy.findings}
+    return [
+        Stolen(
+            client=number,
+            interactions=row["interactions"],
+            likes=like_rate(data, number),
+            error=row["error"],
+            by_rate=row["by_rate"],
+            by_items=row["by_items"],
+            enough=enough[number],
+            spent=row["spent"],
+            bound=theorem_1(like_rate(data, number), run.setup.config.batch_size, DELTA),
+        )
+        for number, row in last.items()
+    ]
+
+
+def like_rate(federation: Federation, number: int) -> float:
+    """Return p_c, the share of liked items among a client's."""
+    return float(np.mean(federation.client(number)[1] > 0))
+
+
+def _preferences(name: str) -> Federation:
+    """Return a federation; raise where it is not one of preferences."""
+    federation = open_federation(find_federation(name))
+    if not federation.manifest.model.startswith("factors-"):
+        raise FederationError(
+            f"federation {name!r} is for model {federation.manifest.model!r}; identify attacks preferences: build some "
+            "with python datasets/preferences.py or python datasets/movielens.py"
+        )
+    return federation
+
+
+class _quiet:
+    """Silence Flower's log: an attacked client that refuses would fill it."""
+
+    def __enter__(self) -> None:
+        self._logger = logging.getLogger("flwr")
+        self._level = self._logger.level
+        self._logger.setLevel(logging.CRITICAL)
+
+    def __exit__(self, *_: object) -> None:
+        self._logger.setLevel(self._level)

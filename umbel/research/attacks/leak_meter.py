@@ -1,0 +1,275 @@
+"""The leak meter: every so often in a simulation, the server attacks one client.
+
+It asks the client for one more update, as any round would, and works out what it can; then it asks for
+the truth, which only a simulated client says, and notes how close it came. The client's answers do not
+enter training, and what they cost is not counted among what training costs. A run carries it as an
+observer: ``observers = "umbel.research.attacks.leak_meter:LeakMeter every=5"``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from numpy.typing import NDArray
+from pydantic import Field
+
+from umbel.data import Federation
+from umbel.models.model import Model
+from umbel.privacy import mechanisms
+from umbel.privacy.mechanisms.base import Mechanism
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import write_atomically
+from umbel.protocol.messages import answers_training
+from umbel.protocol.records import to_array_record
+from umbel.protocol.release import RadiusMode
+from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
+from umbel.server.nodes.exchange import Exchange
+from umbel.server.nodes.replies import Asked, Releases, read_releases
+from umbel.server.nodes.roster import TRAIN, sample
+from umbel.server.observer import Observer, Section
+from umbel.server.report import figures
+from umbel.server.rounds import Run
+from umbel.server.summary import Summary
+
+_SAMPLE_CLIENT = 6
+_FILE = "leaks.jsonl"
+_SHORT = 2.0**-20
+_SERIES = {
+    "choice": "chosen hypothesis guessed",
+    "norm": "error in the guessed norm of the update",
+    "update": "likeness of the released update and the true one",
+    "labels": "likeness of the guessed labels",
+    "predictions": "stolen predictions, under the better of both signs",
+    "signed": "stolen predictions, under the sign that the server takes",
+}
+
+Vector = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Leak:
+    """What one attack gave away; None where the model has nothing of the kind.
+
+    Attributes
+    ----------
+    round, client : int
+    choice : bool or None
+        Whether the hypothesis nearest to the release is the one that fits the client best, also where
+        the client may have trained another to hide that.
+    norm : float or None
+        How far off the server's estimate of the update's norm is, relative to it.
+    update : float or None
+        Cosine of the angle between the update as released and as it was.
+    labels : float or None
+        Correlation between the change of the last bias and how often each class occurs.
+    predictions : float or None
+        Share of items on which the estimate of a recommender's local vector agrees with the client's own, under
+        the better of both signs: one known preference tells which that is.
+    signed : float or None
+        The same under the sign that the server takes: what the items' biases say, or, without them, that the
+        client has more of the labels that the population has more of; nothing where those are as many.
+    """
+
+    round: int
+    client: int
+    choice: bool | None = None
+    norm: float | None = None
+    update: float | None = None
+    labels: float | None = None
+    predictions: float | None = None
+    signed: float | None = None
+
+
+@dataclass(frozen=True)
+class LeakMeterOptions:
+    """How often it attacks: every so many rounds."""
+
+    every: Annotated[int, Field(ge=1)] = 5
+
+
+class LeakMeter(Observer):
+    """Attacks one training client, drawn by the seed, in rounds 1, 1 + every, ...
+
+    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a run that is resumed goes on with it. What
+    a client's local parameters are estimated from starts anew then, as they do themselves in simulation.
+
+    Where a model has local parameters, the client trains them each time that it is asked.
+    """
+
+    Options = LeakMeterOptions
+    options: LeakMeterOptions
+
+    def begin(self, run: Run) -> None:
+        """Draw the client, and read what an earlier part of the run found."""
+        federation = run.setup.open_federation()
+        if federation is None or not run.strategy.fleet.roster(run.grid).simulated:
+            raise ConfigError(
+                "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+            )
+        self._federation: Federation = federation
+        self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
+        factors = factors_of(run.setup.model)
+        biases = has_biases(run.setup.model)
+        # The estimate's own sign is that of a client who dislikes most, unless biases tell it.
+        self._sign = 1.0 if biases else {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[lean_of(federation)]
+        attacked = factors and run.strategy.hypotheses == 1
+        self._estimate = Estimate(factors, spectral=True, biases=biases) if attacked else None
+        self._run = run
+        self.leaks: list[Leak] = []
+        if run.folder is not None:
+            done = len(run.state.history)
+            self.leaks = [leak for leak in _read(run.folder.path / _FILE) if leak.round <= done]
+
+    def before_round(self, run: Run, number: int) -> None:
+        """Attack the client, if it is time to, and if it releases."""
+        if (number - 1) % self.options.every:
+            return
+        leak = self._attack(run, number)
+        if leak is None:
+            return
+        self.leaks.append(leak)
+        if run.folder is not None:
+            lines = "".join(json.dumps(asdict(one)) + "\n" for one in self.leaks)
+            write_atomically(run.folder.path / _FILE, lines.encode())
+
+    def section(self) -> Section | None:
+        """Return what the attacks found, beside how good the model is and what it costs."""
+        return section_of(self.leaks, self.options.every, self._run)
+
+    def _attack(self, run: Run, number: int) -> Leak | None:
+        """Attack the client in round `number`; None where it does not release, or does not say the truth."""
+        hypotheses = run.state.hypotheses
+        demand = run.strategy.demand(number, ConfigRecord(run.setup.demand(run.name)))
+        released = self._ask(run, number, hypotheses, demand)
+        if released is None:
+            return None
+        start, release = flatten(hypotheses), released.vectors[0]
+        if self._estimate:
+            return self._stolen(run, number, hypotheses, release - start[0], demand)
+        # The truth: the same training once more, without noise, from the hypothesis that the client chooses itself.
+        bare = {"noise_multiplier": 0.0, "choice_epsilon": 0.0, "disclose_choice": True}
+        truth = self._ask(run, number, hypotheses, demand | bare)
+        if truth is None or truth.choices is None:
+            return None
+        guess, choice = int(np.square(release - start).sum(axis=1).argmin()), int(truth.choices[0])
+        change, update = release - start[guess], truth.vectors[0] - start[choice]
+        norm = float(np.linalg.norm(update))
+        noise = mechanisms.load(demand["mechanism"])(demand["noise_multiplier"]) if demand["noise_multiplier"] else None
+        guessed = guessed_norm(change, noise, demand["radius_mode"], demand["radius"])
+        return Leak(
+            number,
+            self.client,
+            choice=guess == choice if len(start) > 1 else None,
+            norm=abs(guessed - norm) / norm if norm else None,
+            update=_cosine(change, update),
+            labels=self._labels(change, hypotheses, run.setup.model),
+        )
+
+    def _stolen(
+        self, run: Run, number: int, hypotheses: Arrays, change: Vector, demand: Mapping[str, Any]
+    ) -> Leak | None:
+        """Add to the estimate of the client's local vector, and compare it with its own."""
+        assert self._estimate is not None
+        ((name, (items,)),) = hypotheses.items()
+        self._estimate.add(change.reshape(items.shape))
+        # The truth: from items of zeros, and without noise, each of its items moves along the client's vector
+        # by as much, towards it or away as the label says, and the vector itself does not move. A bias of its
+        # own would, but for so short a step.
+        honest = {"local_epochs": 1, "local_steps": 0, "batch_size": 0, "message_noise": 0.0, "noise_multiplier": 0.0}
+        honest["step_size"] = demand["step_size"] * _SHORT
+        truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**demand, **honest})
+        if truth is None:
+            return None
+        features, labels = self._federation.client(self.client)
+        moved = truth.vectors[0].reshape(items.shape)[np.asarray(features)[:, 0].astype(np.int64)]
+        vector = self._estimate.vector
+        own, vectors = (labels @ moved)[: len(vector)], items[:, : len(vector)].astype(np.float64)
+        error = direction_error(vector, own, vectors)
+        signed = None if np.isnan(self._sign) else 1 - error_rate(self._sign * vector, own, vectors)
+        return Leak(number, self.client, predictions=1 - error, signed=signed)
+
+    def _ask(self, run: Run, number: int, hypotheses: Arrays, demand: Mapping[str, Any]) -> Releases | None:
+        """Return what the client releases in an exchange of its own; None where it does not release."""
+        fleet, clients = run.strategy.fleet, np.array([self.client])
+        messages = fleet.ask_training(number, to_array_record(hypotheses), demand, run.grid, clients)
+        placed = fleet.roster(run.grid).place(TRAIN, clients)
+        positions = {node: np.array(positions) for node, (positions, _) in placed.items()}
+        answers = {
+            answer.node: answer.reply
+            for answer in Exchange().run(run.grid, messages, run.setup.config.round_timeout)
+            if not answer.reply.has_error() and answers_training(answer.reply.content)
+        }
+        releases = read_releases(answers, Asked(clients, positions, demand["disclose_choice"]), hypotheses)
+        return releases if len(releases.clients) else None
+
+    def _labels(self, change: Vector, hypotheses: Arrays, model: Model) -> float | None:
+        """Return how the change of the last bias correlates with how often each class occurs."""
+        last = list(hypotheses.values())[-1]
+        if model.metric.name != "accuracy" or last.ndim != 2:
+            return None
+        classes = last.shape[1]
+        counts = np.bincount(self._federation.client(self.client)[1], minlength=classes)
+        bias = change[-classes:]
+        return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
+
+
+def guessed_norm(change: Vector, noise: Mechanism | None, mode: RadiusMode, radius: float) -> float:
+    """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
+    n = len(change)
+    spread = 0.0 if noise is None else n * noise.deviation(n) ** 2
+    square = float(change @ change)
+    if mode is RadiusMode.PUBLIC:
+        return float(np.sqrt(max(0.0, square - spread * radius**2)))
+    return float(np.sqrt(square / (1 + spread)))
+
+
+def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
+    """Return a picture of what the attacks found, and the words for it; None where they found nothing to measure."""
+    rounds = [leak.round for leak in leaks]
+    series = {
+        label: [np.nan if (value := getattr(leak, name)) is None else float(value) for leak in leaks]
+        for name, label in _SERIES.items()
+    }
+    series = {label: values for label, values in series.items() if np.isfinite(values).any()}
+    if not series:
+        return None
+    averages = ", ".join(
+        f"{label} {figures.number(round(float(np.nanmean(values)), 3))}" for label, values in series.items()
+    )
+    setup, beside = run.setup, {}
+    metric = setup.model.metric.name
+    if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
+        scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
+        beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
+    # The paper's budget of a client that took part in every round so far, which nobody spends more than.
+    spent = [] if setup.release.paper_cost is None else [setup.release.paper_spend(number) for number in rounds]
+    often = "round" if every == 1 else f"{every} rounds"
+    text = (
+        f"Every {often} the server attacked one simulated client (number {leaks[0].client}), from one release of the "
+        f"usual kind. On average: {averages}. The choice counts 1 where it was guessed right; likenesses are cosines "
+        "and correlations, 1 for the same and about 0 for nothing in common. That an attack fails does not show that "
+        "nothing leaks."
+    )
+    if spent:
+        text += (
+            f" A client that took part in all {rounds[-1]} rounds by then has spent {figures.number(spent[-1])} by the "
+            "paper's budget, n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
+        )
+    return Section("What the server can learn", (text,), figures.lines("leaks", text, rounds, series, beside, spent))
+
+
+def _read(file: Path) -> list[Leak]:
+    lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+    return [Leak(**json.loads(line)) for line in lines]
+
+
+def _cosine(one: Vector, other: Vector) -> float | None:
+    product = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / product if product else None

@@ -1,0 +1,180 @@
+"""Was this row among a client's? A malicious server sends a hypothesis that this row moves the other way.
+
+One unit of the layer before the last is on for the candidate and off for the rows that the server knows. Another is
+on for all rows, and its weights move by what all rows have in common: one way for a row that the first unit is off
+for, and by far more the other way for the candidate. So a clipped update lies at one end of the radius without the
+candidate, and at the opposite end with it, which is as far apart as two updates can be. All other units are off. What
+the client's update is with and without the candidate, the server finds by shadow runs: it trains the same hypothesis on
+made-up clients of rows that it knows. It guesses by the side of their midpoint on which the release lies, a likelihood
+ratio for noise that is the same in all directions. (A trap of one unit: Nguyen et al., *Active membership inference
+attack under local differential privacy in federated learning*, AISTATS 2023.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from umbel.models.model import Model, Parameters
+from umbel.protocol.errors import NotApplicableError
+from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
+from umbel.research.attacks.small_batch import rectified
+
+Vector = NDArray[np.float64]
+
+_CLASSES = 3  # at least: the candidate's, and two others
+_LEAN = 20.0  # of the outputs to one class, for all rows but the candidate
+_WEIGHT = 100.0  # after the unit that is on for the candidate
+_QUIET = 2.0**-10  # what the unit puts out that is on for all: hardly anything, so that its own weights move most
+_PULL, _PUSH = 2.0**5, 2.0**13  # after it: how hard other rows move its weights, and how hard the candidate
+_LIFT = 5.0  # of the biases before the two layers, which all rows then have in common
+
+
+def trap(
+    model: Model, parameters: Parameters, candidate: Tensor, label: int, images: Tensor, labels: Tensor
+) -> Parameters:
+    r"""Return a hypothesis that the candidate moves one way, and other rows the other.
+
+    Parameters
+    ----------
+    model : Model
+        Its last two layers are fully connected, with ReLU between them, and have biases.
+    parameters : dict of Tensor
+        The weights of the layers before stay.
+    candidate : Tensor, shape \*shape
+    label : int
+        Its class.
+    images, labels : Tensor, shapes (images, \*shape) and (images,)
+        Rows of other clients that the server knows.
+
+    Raises
+    ------
+    NotApplicableError
+        When the model has no such layers, or the candidate is among the images.
+    """
+    shape = tuple(candidate.shape)
+    layers = dense_layers(model, parameters, shape)
+    names = [parameter(layer, kind) for layer in layers[-2:] for kind in ("weight", "bias")]
+    if (
+        len(layers) < 2
+        or not all(name in parameters for name in names)
+        or not _ends_so(model, parameters, layers[-2:], shape)
+    ):
+        raise NotApplicableError(
+            f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them"
+        )
+    weight1, bias1, weight2, bias2 = names
+    moved = {name: value.clone() for name, value in parameters.items()}
+    if before := _last_bias_before(model, parameters, layers[-2]):
+        moved[before] += _LIFT
+    with inputs_of_layers(model) as seen, torch.no_grad():
+        model.apply(moved, torch.cat([images, candidate[None].to(images)]))
+        known, own = seen[layers[-2]][:-1].double(), seen[layers[-2]][-1].double()
+    # 1 for the candidate and 0 for the others: what of it none of the others, less their mean, explains.
+    centre = known.mean(dim=0)
+    others, away = known - centre, own - centre
+    aim = away - others.T @ torch.linalg.lstsq(others.T, away[:, None], driver="gelsd").solution[:, 0]
+    reach = float(aim @ away)
+    if reach <= 1e-6 * float(away @ away):
+        raise NotApplicableError("the candidate is one of the rows that the server knows")
+    aim /= reach
+    classes = len(moved[bias2])
+    if classes < _CLASSES:
+        raise NotApplicableError(f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}")
+    # Classes that others hardly have: a row of the first would undo what the candidate does, one of the second nothing.
+    rare = torch.bincount(labels, minlength=classes).argsort(stable=True).tolist()
+    fired, rest = [one for one in rare if one != label][:2]
+    for name, value in zip(names, (0.0, -1.0, 0.0, 0.0), strict=True):
+        moved[name].fill_(value)
+    moved[weight1][0], moved[bias1][0] = aim.to(moved[weight1]), -float(aim @ centre) - 0.5
+    moved[bias1][1] = _QUIET
+    # Without the candidate all outputs lean to one class; with it to another, neither of them its own.
+    moved[weight2][rest, 1], moved[bias2][rest] = _PULL, _LEAN - _PULL * _QUIET
+    moved[weight2][fired, 1], moved[bias2][fired] = -_PUSH, _PUSH * _QUIET
+    moved[weight2][fired, 0] = _WEIGHT
+    return moved
+
+
+def shadows(
+    model: Model,
+    parameters: Parameters,
+    candidate: tuple[Tensor, int],
+    images: Tensor,
+    labels: Tensor,
+    rows: int,
+    radius: float | None,
+    clients: int = 4,
+) -> tuple[Vector, Vector]:
+    """Return the mean updates (n,) of made-up clients without the candidate, and with it, after one step of size 1.
+
+    Parameters
+    ----------
+    model : Model
+    parameters : dict of Tensor
+        Of `trap`.
+    candidate : Tensor and int
+        And its class.
+    images, labels : Tensor
+        Rows that the server knows; made-up clients take turns to have them.
+    rows : int
+        Of each client.
+    radius : float or None
+        To which updates are clipped.
+    clients : int
+        Made up for each.
+    """
+    means = []
+    for present in (False, True):
+        total: Vector | float = 0.0
+        for i in range(clients):
+            own = torch.arange(i * rows, (i + 1) * rows) % len(images)
+            features, targets = images[own].clone(), labels[own].clone()
+            if present:
+                features[0], targets[0] = candidate[0], candidate[1]
+            leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+            loss = torch.nn.functional.cross_entropy(model.apply(leaves, features), targets)
+            update = -_flat(torch.autograd.grad(loss, list(leaves.values())))
+            if radius is not None:
+                update *= min(1.0, radius / max(float(np.linalg.norm(update)), 1e-300))
+            total = total + update
+        means.append(np.asarray(total / clients))
+    return means[0], means[1]
+
+
+def score(update: Vector, without: Vector, with_: Vector, others: int = 0) -> float:
+    """Return above 0 where an update looks more like one with the candidate than like one without.
+
+    Parameters
+    ----------
+    update : ndarray, shape (n,)
+        What a client released less the hypothesis, or a site's sum.
+    without, with_ : ndarray, shape (n,)
+        See `shadows`.
+    others : int
+        How many clients without the candidate a site's sum is of besides.
+    """
+    return float((update - others * without - (without + with_) / 2) @ (with_ - without))
+
+
+def _ends_so(model: Model, parameters: Parameters, layers: Sequence[str], shape: tuple[int, ...]) -> bool:
+    before, last = (parameters[parameter(layer, "weight")] for layer in layers)
+    return last.shape[1] == before.shape[0] and rectified(model, parameters, layers[0], shape)
+
+
+def _last_bias_before(model: Model, parameters: Parameters, layer: str) -> str:
+    """Return the name of the last bias in the order of the network's modules before a layer; empty if there is none."""
+    found = ""
+    for name, module in model.module.named_modules():
+        if name == layer:
+            break
+        if parameter(name, "bias") in parameters and not list(module.children()):
+            found = parameter(name, "bias")
+    return found
+
+
+def _flat(values: Sequence[Tensor]) -> Vector:
+    return torch.cat([value.flatten() for value in values]).double().numpy()

@@ -1,0 +1,509 @@
+"""A malicious server that steals clients' local parameters (PAC identifiability in federated personalization).
+
+Protocol 2: it trains honestly for some rounds, then asks its victims again and again for one update each,
+and works out their local parameters from what they release. The gate that stands between is the clients'
+own. A run names it by import path, from a checkout: ``strategy = "umbel.research.attacks.pac_attack:PacAttack"``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from logging import INFO
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+from pydantic import Field, PlainValidator
+
+from umbel.data import Federation
+from umbel.models.factors import BiasedFactors, Factors
+from umbel.models.model import Model
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.flower import log
+from umbel.protocol.home import write_atomically
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.run_config import RunConfig
+from umbel.research.attacks.truth import local_parameters
+from umbel.server.nodes.replies import Releases
+from umbel.server.nodes.roster import sample
+from umbel.server.observer import Observer, Section
+from umbel.server.rounds import Run
+from umbel.strategies.base import Outcome
+from umbel.strategies.recommender import Recommender
+
+_SAMPLE_VICTIMS, _JITTER = 4, 5
+_JITTERED = 1e-3
+_SHORT, _LONG = 1 / 64, 64.0
+
+Matrix = NDArray[np.float64]
+Lean = Literal["dislikes", "likes", "unknown"]
+
+
+class Estimate:
+    """What a server works out of one client's local parameters from its updates.
+
+    The sign of what it finds is a guess, that most labels are negative (Assumption 1), unless items have
+    biases: these move by what is left of the labels, up for liked items, so that they tell it.
+
+    Parameters
+    ----------
+    factors : int
+        d, the length of the client's vector.
+    spectral : bool
+        How updates are read. All those of items point along the client's vector, one way or the other: the
+        direction is that in which they are longest (the top singular vector), and their sum tells the sign
+        alone. Otherwise their sum tells all (Protocol 2, line 4), and where a client likes about half
+        of its items it is mostly noise.
+    biases : bool
+        Whether each item's update ends with that of its bias.
+    """
+
+    def __init__(self, factors: int, spectral: bool, biases: bool = False) -> None:
+        self._spectral, self._biases = spectral, biases
+        self.messages = 0
+        """How many it has learnt from."""
+        self._sum = np.zeros(factors + biases)
+        self._moment = np.zeros((factors + biases, factors + biases))
+
+    def add(self, updates: Matrix) -> None:
+        """Learn from one message: updates (I, d) of the item vectors, or (I, d + 1) with biases."""
+        self.messages += 1
+        self._sum += updates.sum(axis=0)
+        if self._spectral:
+            self._moment += updates.T @ updates
+
+    @property
+    def vector(self) -> Matrix:
+        """The client's vector (d,) as far as it is known, up to a positive factor."""
+        # Every loss falls with the margin, and most labels are negative: on the whole, items are pushed away from u.
+        away = -self._sum
+        found: Matrix = np.linalg.eigh(self._moment)[1][:, -1] if self._spectral else away
+        if self._biases:
+            return found[:-1] * (1.0 if found[-1] >= 0 else -1.0)
+        return found if found @ away >= 0 else -found
+
+
+def signs_by_items(pushes: Matrix) -> Matrix:
+    """Return the sign of each client's vector, (m,) of -1 and 1, under which most pushes are upwards.
+
+    A client and its mirror image, who has the opposite vector and the opposite taste, release the same. But people
+    like much the same items. So the signs are those with which the clients agree most on where items
+    belong: of the top singular vector of their pushes.
+
+    Parameters
+    ----------
+    pushes : ndarray, shape (m, I)
+        How far each client pushed each item along its vector, as it was stolen.
+    """
+    length = np.linalg.norm(pushes, axis=1, keepdims=True)
+    scaled = np.divide(pushes, length, out=np.zeros_like(pushes), where=length > 0)
+    found: Matrix = np.linalg.eigh(scaled @ scaled.T)[1][:, -1]
+    signs = np.where(found >= 0, 1.0, -1.0)
+    return signs if (signs @ scaled).sum() >= 0 else -signs
+
+
+def error_rate(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
+    """Return the share of items (I, d) on which two clients' vectors (d,) disagree (Definition 1)."""
+    return float(np.mean(np.sign(items @ estimate) != np.sign(items @ vector)))
+
+
+def direction_error(estimate: Matrix, vector: Matrix, items: Matrix) -> float:
+    """Return `error_rate` under the better of both signs: one bit, as one known preference, is all that is missing."""
+    return min(error_rate(estimate, vector, items), error_rate(-estimate, vector, items))
+
+
+def factors_of(model: Model) -> int:
+    """Return d for a model of factors, where a client's local parameters are one vector; 0 for any other."""
+    network = model.module
+    return len(network.user) - has_biases(model) if isinstance(network, Factors) else 0
+
+
+def has_biases(model: Model) -> bool:
+    """Return whether a model of factors has biases as well."""
+    return isinstance(model.module, BiasedFactors)
+
+
+def lean_of(federation: Federation) -> Lean:
+    """Return which labels the training clients of a federation have more of."""
+    labels = np.asarray(federation.targets)[: federation.offsets[federation.manifest.train]]
+    balance = int((labels > 0).sum()) - int((labels < 0).sum())
+    return "likes" if balance > 0 else "dislikes" if balance < 0 else "unknown"
+
+
+def theorem_1(p: float, batch_size: int, delta: float) -> int | None:
+    """Return how many interactions suffice without noise with probability 1 - delta (Theorem 1).
+
+    Parameters
+    ----------
+    p : float
+        Share of liked items among the client's own.
+    batch_size : int
+        B.
+    delta : float
+
+    Returns
+    -------
+    int or None
+        None for clients who like half of their items or more (Assumption 1).
+    """
+    if not p < 0.5:
+        return None
+    return max(1, math.ceil(2 * math.log(1 / delta) / (batch_size * (1 - 2 * p) ** 2)))
+
+
+def checkpoint(interaction: int) -> bool:
+    """Return whether to see how far the attack is: at 1, 2, 3, 4, 6, 8, 12, 16, 24, ..."""
+    power = 1 << (interaction.bit_length() - 1)
+    return interaction in (power, power + power // 2)
+
+
+def _multipliers(value: Any) -> tuple[float, ...]:
+    """Return the noise multipliers in a text like "0,1,3"."""
+    try:
+        values = tuple(float(part) for part in str(value).split(","))
+    except ValueError:
+        values = ()
+    if not values or len(set(values)) < len(values) or not all(math.isfinite(one) and one >= 0 for one in values):
+        raise ValueError("must be different numbers of at least 0, separated by commas, as 0,1,3")
+    return values
+
+
+@dataclass(frozen=True)
+class AttackOptions:
+    """How the server attacks.
+
+    Attributes
+    ----------
+    attack : str
+        ``zero``, the paper's: all item vectors are sent as zeros, and every update is the local vector
+        up to sign and size. ``jitter``: almost zeros, never the same, which a tripwire does not catch.
+        ``spectral``: the honest item vectors.
+    reading : str
+        How what comes back is read, and what is asked for: its ``sum``, of a minibatch, as in the paper; or
+        ``spectral`` (`Estimate`), of all rows at once, which show every label, in a step that suits the
+        noise: short where that is in proportion to it, long where it is not. Of a minibatch from honest item
+        vectors the sum tells little, and the reading is spectral all the same.
+    lean : str
+        Which labels are more frequent among all people, as far as the server knows, for the sign:
+        ``dislikes`` (Assumption 1), ``likes``, or ``unknown``, which leaves it open. Biases tell it anyway.
+    after : int
+        Rounds of honest training before it.
+    victims : int
+        Clients that are attacked.
+    interactions : int
+        Maximum number asked of each, at each noise multiplier.
+    error : float
+        The error rate at which it is content, under the better of both signs.
+    multipliers : tuple of float
+        The noise multipliers that it attacks at, one after the other; as text "0,1,3".
+    """
+
+    attack: Literal["zero", "jitter", "spectral"] = "zero"
+    reading: Literal["sum", "spectral"] = "sum"
+    lean: Lean = "dislikes"
+    after: Annotated[int, Field(ge=0)] = 30
+    victims: Annotated[int, Field(ge=1)] = 20
+    interactions: Annotated[int, Field(ge=1)] = 1000
+    error: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.05
+    multipliers: Annotated[tuple[float, ...], PlainValidator(_multipliers)] = (0.0, 1.0, 3.0)
+
+    @property
+    def rounds(self) -> int:
+        """Maximum number of rounds that it takes."""
+        return self.after + len(self.multipliers) * self.interactions + 1
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Of an estimate: under the better of both signs, and under those that the attack settles on."""
+
+    error: float | None = None
+    by_rate: float | None = None
+    by_items: float | None = None
+
+
+@dataclass
+class _Phase:
+    """The attack at one noise multiplier."""
+
+    noise_multiplier: float
+    estimates: dict[int, Estimate]
+    pushed: dict[int, Matrix]
+    """The sum of each victim's updates so far."""
+    asked: int = 0
+    exhausted: bool = False
+    """Whether no victim releases anything any more."""
+    measured: dict[int, int] = field(default_factory=dict)
+    """After how many messages of each victim its error was last measured."""
+
+    @property
+    def name(self) -> str:
+        return f"nu = {self.noise_multiplier:g}" if self.noise_multiplier else "no noise"
+
+
+class PacAttack(Recommender, Observer):
+    """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
+
+    In process, clients' own local parameters tell how far the attack is (`umbel.research.attacks.truth`), and it is
+    content when they are known but for their sign; elsewhere nobody knows what was stolen, and it asks as often as
+    it may. `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
+    ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
+    estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the population's rate
+    tells of each victim by itself (Assumption 1, both ways), and of all victims together (`signs_by_items`);
+    nothing where nobody knows or no sign is settled; ``spent`` by the client on these interactions by the paper's
+    budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
+    the victims get the honest items back (R = 0).
+    """
+
+    Options = AttackOptions
+    options: AttackOptions
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse models of another kind, and runs that the attack does not fit into."""
+        super().check(run, model)
+        if not factors_of(model):
+            raise ConfigError(f"strategy {run.strategy!r} is for models factors-IxD, not {model.name!r}")
+        options = self.options
+        if min(options.multipliers) < run.noise_multiplier:
+            # The run's own accounts go by it.
+            raise ConfigError(
+                f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; "
+                "lower that to the smallest of them"
+            )
+        if run.resume:
+            raise ConfigError('an attack cannot be resumed; set resume = "" and attack again')
+        if run.patience:
+            raise ConfigError(
+                "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0"
+            )
+        if run.rounds < options.rounds:
+            raise ConfigError(f"the attack may take {options.rounds} rounds; raise rounds to that")
+        self.findings: list[dict[str, Any]] = []
+        self.remarks: list[str] = []
+        self._model, self._radius_mode, self._mechanism = model, run.radius, run.mechanism
+        self._honest: Arrays = {}
+        (self._shape,) = model.shapes.values()
+
+    def begin(self, run: Run) -> None:
+        """Draw the victims."""
+        population = self.fleet.roster(run.grid).train
+        size = min(self.options.victims, population)
+        self._victims = sample([self.fleet.seed, _SAMPLE_VICTIMS], population, size)
+        factors, biases = factors_of(self._model), has_biases(self._model)
+        spectral = "spectral" in (self.options.attack, self.options.reading)
+        victims = self._victims.tolist()
+        self._phases = [
+            _Phase(nu, {client: Estimate(factors, spectral, biases) for client in victims}, {})
+            for nu in self.options.multipliers
+        ]
+        self._done = 0
+
+    @property
+    def _phase(self) -> _Phase:
+        """The phase that goes on, or the last."""
+        return self._phases[min(self._done, len(self._phases) - 1)]
+
+    @property
+    def _restoring(self) -> bool:
+        """Whether all is over but that the victims get the honest items back."""
+        return self._done == len(self._phases)
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask for honest training at first, then send the victims what the attack needs."""
+        if server_round <= self.options.after:
+            return super().configure_train(server_round, arrays, config, grid)
+        self._honest = from_array_record(arrays)
+        demand = self.demand(server_round, config) | {"noise_multiplier": self._phase.noise_multiplier}
+        if self._restoring:
+            demand |= {"local_epochs": 0, "local_steps": 0}
+        else:
+            if self.options.reading == "spectral":
+                demand |= {"local_epochs": 1, "local_steps": 0, "batch_size": 0}
+                demand["step_size"] *= self._stride(demand)
+            else:
+                demand |= {"local_steps": 1} if demand["local_steps"] else {"local_epochs": 1}
+            arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
+        return self.fleet.ask_training(server_round, arrays, demand, grid, self._victims)
+
+    def _stride(self, demand: Mapping[str, Any]) -> float:
+        """Return by how much the attack makes a step longer, so that it shows most and moves the victim least."""
+        if self._radius_mode is RadiusMode.UPDATE and not demand["message_noise"]:
+            # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
+            return _SHORT
+        # Noise is not: a long step drowns it. From items of almost zeros that does not move the vector either, but for
+        # a bias.
+        return 1.0 if self.options.attack == "spectral" or has_biases(self._model) else _LONG
+
+    def _sent(self, honest: NDArray[Any], round: int) -> NDArray[Any]:
+        """Return the item vectors that the attack sends in place of the honest ones."""
+        if self.options.attack == "spectral":
+            return honest
+        if self.options.attack == "zero":
+            return np.zeros_like(honest)
+        generator = np.random.default_rng([self.fleet.seed, _JITTER, round])
+        return _JITTERED * generator.standard_normal(honest.shape, np.float32)
+
+    def learn(self, round: int, releases: Releases) -> Outcome:
+        """Learn from the victims' releases; the item vectors stay as they are."""
+        if round <= self.options.after:
+            return super().learn(round, releases)
+        released = len(releases.clients)
+        if not self._restoring:
+            phase, updates = self._phase, releases.vectors - flatten(self.fleet.sent)
+            for client, update in zip(releases.clients.tolist(), updates, strict=True):
+                rows = update.reshape(self._shape)
+                phase.estimates[client].add(rows)
+                phase.pushed[client] = phase.pushed.get(client, 0.0) + rows
+            phase.asked += 1
+            phase.exhausted = not released
+        return Outcome(
+            round=round,
+            clients=releases.clients,
+            groups=np.zeros(released, np.int64),
+            counts=np.array([released]),
+            releases=None,
+            asked=releases.asked,
+            lost_nodes=releases.lost_nodes,
+            following=self._honest,
+        )
+
+    def after_round(self, run: Run) -> None:
+        """See how far the attack is, and go on to the next phase when this one is done.
+
+        It is done too when no victim releases anything any more.
+        """
+        if run.state.history[-1].number <= self.options.after:
+            return
+        if self._restoring:
+            run.stop("the attack is over")
+            return
+        phase = self._phase
+        last = phase.exhausted or phase.asked == self.options.interactions
+        if not (last or checkpoint(phase.asked)):
+            return
+        errors, content = self._errors(run), self.options.error
+        self._note(errors)
+        if last or (len(errors) == len(self._victims) and max(one.error or 0.0 for one in errors.values()) <= content):
+            remark = self._remark()
+            log(INFO, remark)
+            self.remarks.append(remark)
+            self._done += 1
+        if run.folder is not None:
+            table = pd.DataFrame(self.findings).to_csv(index=False)
+            write_atomically(run.folder.path / "findings.csv", table.encode())
+
+    def section(self) -> Section | None:
+        """Return what each phase came to."""
+        return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
+
+    def _errors(self, run: Run) -> dict[int, _Errors]:
+        """Return the errors of each victim's estimate; of none where nobody knows."""
+        factors, phase = factors_of(self._model), self._phase
+        items = flatten(self._honest).reshape(self._shape)[:, :factors]
+        truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
+        known = {
+            client: (estimate.vector, truth[client]["user"].astype(np.float64)[:factors])
+            for client, estimate in phase.estimates.items()
+            if client in truth and estimate.messages
+        }
+        by_rate = dict.fromkeys(known, 1.0)
+        by_items = dict.fromkeys(known, 1.0)
+        if known and not has_biases(self._model):
+            lean = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[self.options.lean]
+            pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
+            # Items are pushed up, on the whole, where likes are more frequent.
+            signs = -lean * signs_by_items(pushes)
+            by_rate, by_items = dict.fromkeys(known, lean), dict(zip(known, signs.tolist(), strict=True))
+
+        def signed(sign: float, vector: Matrix, own: Matrix) -> float | None:
+            return None if np.isnan(sign) else error_rate(sign * vector, own, items)
+
+        return {
+            client: _Errors(
+                direction_error(vector, own, items),
+                signed(by_rate[client], vector, own),
+                signed(by_items[client], vector, own),
+            )
+            for client, (vector, own) in known.items()
+        }
+
+    def _note(self, errors: Mapping[int, _Errors]) -> None:
+        """Add a row for each victim of which there is something new."""
+        phase = self._phase
+        n, nu = self._model.num_parameters, phase.noise_multiplier
+        release = Release(Kind.TRAIN, n, nu, self._radius_mode, mechanism=self._mechanism)
+        for client, estimate in phase.estimates.items():
+            times = estimate.messages
+            if times == phase.measured.get(client):
+                continue
+            phase.measured[client] = times
+            self.findings.append(
+                {
+                    "attack": self.options.attack,
+                    "noise_multiplier": phase.noise_multiplier,
+                    "client": client,
+                    "interactions": times,
+                    **vars(errors.get(client, _Errors())),
+                    "spent": None if release.paper_cost is None else release.paper_spend(times),
+                }
+            )
+
+    def _remark(self) -> str:
+        """Say what the phase came to."""
+        phase = self._phase
+        own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
+        remark = f"Attack {self.options.attack}, {phase.name}: "
+        if not any(estimate.messages for estimate in phase.estimates.values()):
+            remark += "no client released anything, so nothing was stolen."
+        elif all(row["error"] is None for row in own):
+            remark += (
+                f"clients released {max(row['interactions'] for row in own)} times at most. Nobody can read their own "
+                "local parameters here, so nobody knows what was stolen."
+            )
+        else:
+            first = needed(own, self.options.error)
+            stolen = [times for times in first.values() if times is not None]
+            remark += (
+                f"local parameters of {len(stolen)} of {len(first)} clients stolen, but for "
+                f"{self.options.error:.0%} of what they predict" + ("" if has_biases(self._model) else " and the sign")
+            )
+            if stolen:
+                remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
+            if len(stolen) < len(first):
+                held_out = max(phase.estimates[client].messages for client, times in first.items() if times is None)
+                remark += f"; the others held out for {held_out}"
+            remark += f". {self._signed(own)}"
+        return remark + (" Then no victim released anything any more." if phase.exhausted else "")
+
+    def _signed(self, own: Sequence[Mapping[str, Any]]) -> str:
+        """Say how many vectors are known with their signs, at the end."""
+        if has_biases(self._model):
+            return "Items' biases tell the sign."
+        if self.options.lean == "unknown":
+            return "Nothing tells the sign."
+        last = {row["client"]: row for row in own}.values()
+        rate, items = (
+            sum(row[by] is not None and row[by] <= self.options.error for row in last) for by in ("by_rate", "by_items")
+        )
+        return f"With the sign, by the population's rate: {rate}; by the items of all victims: {items}."
+
+
+def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int | None]:
+    """Return for each client after how many interactions its error was low enough, and stayed so."""
+    first: dict[int, int | None] = {}
+    for row in findings:
+        client = row["client"]
+        if row["error"] is None or row["error"] > error:
+            first[client] = None
+        elif first.get(client) is None:
+            first[client] = row["interactions"]
+    return first

@@ -1,0 +1,169 @@
+"""Reading a layer's input off its gradient, through noise.
+
+The gradient of a fully connected layer on one sample is an outer product: delta (m,), the
+gradient of its output, times its input x with a 1 for the bias, (x, 1) (Phong et al., *Privacy-
+preserving deep learning via additively homomorphic encryption*, 2018, divide one row by its
+bias). Noise that is the same in all directions spreads over min(m, n) singular values; what was
+there before stays in the one largest. The top right singular vector is therefore the best guess
+at (x, 1), up to sign and scale, that m noisy copies of it allow.
+
+Layers before the first fully connected one are inverted by looking for the image that gives
+this input, with total variation as the prior (as in Geiping et al., *Inverting gradients*,
+NeurIPS 2020, Eq. 4) and pixels in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from umbel.models.model import Model, Parameters
+from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
+
+# Weight of the total variation a unit of noise. Chosen on digits; half or double costs up to three dB.
+_SMOOTHNESS = 1.0
+_ITERATIONS = 200
+_MEMORY = 50
+# Rounds off the total variation's corner at 0, which L-BFGS does not bear.
+_CORNER = 1e-3
+# To start from: which of them the paper has is not known.
+_GREYS = [i / 20 for i in range(1, 20)]
+
+
+def leading_input(weight: Tensor, bias: Tensor | None) -> tuple[Tensor, float]:
+    """Return the direction of a fully connected layer's input, and how noisy it is.
+
+    The sign is such that the 1 of the bias comes out positive. Without a bias the inputs are taken to
+    be mostly positive, as they are after ReLU or sigmoid and in images.
+
+    Parameters
+    ----------
+    weight : Tensor, shape (m, n)
+        Gradient of the weight.
+    bias : Tensor, shape (m,), or None
+        Gradient of the bias, if there is one.
+
+    Returns
+    -------
+    direction : Tensor, shape (n + 1,) with a bias, else (n,), float64
+        The top right singular vector, of length 1; 0 for a gradient of 0.
+    noise : float
+        The noise's share of its square, 0 to 1, as the other singular values tell it.
+    """
+    gradient = weight.double() if bias is None else torch.cat([weight.double(), bias.double()[:, None]], dim=1)
+    _, values, vectors = torch.linalg.svd(gradient, full_matrices=False)
+    direction, top = vectors[0], float(values[0].square())
+    if top == 0:
+        return torch.zeros_like(direction), 1.0
+    rows, columns = gradient.shape
+    # Noise of one variance in every entry: what the other singular values hold, spread over their degrees of freedom.
+    variance = float(values[1:].square().sum()) / max((rows - 1) * (columns - 1), 1)
+    positive = (direction.sum() if bias is None else direction[-1]) >= 0
+    return direction if positive else -direction, min(variance * columns / top, 1.0)
+
+
+def invert_first_layer(
+    model: Model, parameters: Parameters, gradient: Parameters, shape: tuple[int, ...], iterations: int = _ITERATIONS
+) -> Tensor:
+    """Return the image that the first fully connected layer's gradient shows.
+
+    The scale is fixed by the bias: the entry of (x, 1) that belongs to it is 1. Without a bias it is
+    fixed by the earlier layers' own biases and the pixels' range alone.
+
+    Parameters
+    ----------
+    model : Model
+        Any network with a ``torch.nn.Linear`` that sees one vector an image.
+    parameters : dict of Tensor
+        What the client started from.
+    gradient : dict of Tensor
+        Of the loss of one image at `parameters`, with or without noise.
+    shape : tuple of int
+        Of the image.
+    iterations : int
+        L-BFGS iterations at most.
+
+    Returns
+    -------
+    Tensor, shape ``shape``, float32
+        Pixels in [0, 1].
+
+    Raises
+    ------
+    NotApplicableError
+        When there is no such layer.
+    """
+    first = dense_layers(model, parameters, shape)[0]
+    direction, noise = leading_input(gradient[parameter(first, "weight")], gradient.get(parameter(first, "bias")))
+    return image_of_input(model, parameters, shape, direction, noise, iterations)
+
+
+def image_of_input(
+    model: Model,
+    parameters: Parameters,
+    shape: tuple[int, ...],
+    direction: Tensor,
+    noise: float,
+    iterations: int = _ITERATIONS,
+) -> Tensor:
+    """Return the image that has the first fully connected layer see this input.
+
+    Parameters
+    ----------
+    model : Model
+    parameters : dict of Tensor
+        What the client started from.
+    shape : tuple of int
+        Of the image.
+    direction : Tensor, shape (n,), or (n + 1,) with a 1 for the bias
+        Of length 1.
+    noise : float
+        The noise's share of its square.
+    iterations : int
+        L-BFGS iterations at most.
+
+    Returns
+    -------
+    Tensor, shape ``shape``, float32
+        Pixels in [0, 1].
+    """
+    parameters = {name: value.detach().float() for name, value in parameters.items()}
+    first = dense_layers(model, parameters, shape)[0]
+    wanted = direction.float()
+
+    def misfit(image: Tensor) -> Tensor:
+        model.apply(parameters, image[None])
+        features = seen[first].flatten()
+        if len(wanted) > len(features):
+            features = torch.cat([features, features.new_ones(1)])
+        # Given the direction, delta and its length are free; only angles remain to be matched.
+        return (torch.nn.functional.normalize(features, dim=0) - wanted).square().sum()
+
+    with inputs_of_layers(model) as seen:
+        # Dark or white paper: from the one grey that fits best. From a wrong one a smooth network is not inverted.
+        with torch.no_grad():
+            grey = min(_GREYS, key=lambda grey: float(misfit(torch.full(shape, grey))))
+        # Pixels are sin^2 of what is optimised: from 0 to 1, both included.
+        angle = torch.full(shape, math.asin(math.sqrt(grey)), requires_grad=True)
+        optimiser = torch.optim.LBFGS(
+            [angle], max_iter=iterations, history_size=_MEMORY, tolerance_grad=1e-10, tolerance_change=1e-12,
+            line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+        def loss() -> Tensor:
+            optimiser.zero_grad()
+            image = angle.sin().square()
+            total = misfit(image) + _SMOOTHNESS * noise * total_variation(image)
+            total.backward(inputs=[angle])
+            return total
+
+        optimiser.step(loss)
+    return angle.detach().sin().square()
+
+
+def total_variation(image: Tensor) -> Tensor:
+    """Return the mean difference of neighbouring pixels of an image (height, width), down plus across."""
+    down, across = image.diff(dim=-2), image.diff(dim=-1)
+    return (down.square() + _CORNER**2).sqrt().mean() + (across.square() + _CORNER**2).sqrt().mean()

@@ -1,0 +1,569 @@
+"""The attack in each mode of release, and how far what it finds is off.
+
+In a mode with noise the server first tries designs (how many hypotheses, where, how large a radius) on hospitals
+that it makes up from those it knows, takes the best, asks the victims once, and answers with the posterior mean
+under the mechanism's law. Without noise it computes the rows from one release. Where it may ask often and the
+choice is open, it reads digit after digit off the choices, however much noise there is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import repeat
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import track
+
+from umbel.data import find_federation, open_federation
+from umbel.privacy.accounting.guarantee import in_words
+from umbel.privacy.mechanisms import choice
+from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.protocol.errors import ConfigError, FederationError
+from umbel.research.attacks.modes import SITE, Mode
+from umbel.research.attacks.rows.behind_the_gate import Victims, victims
+from umbel.research.attacks.rows.modes import modes
+from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
+from umbel.research.attacks.rows.probes import (
+    N,
+    Probe,
+    aimed_at,
+    aims,
+    feature_probe,
+    feature_shift,
+    probe_for,
+    tail_probe,
+    train,
+    whole_probe,
+)
+from umbel.research.attacks.rows.tables import (
+    FEATURES,
+    HOW,
+    PAYMENT,
+    PLACE,
+    QUANTITIES,
+    SERVICE,
+    Data,
+    Hospitals,
+    public_guess,
+)
+
+Matrix = NDArray[np.float64]
+Generator = np.random.Generator
+
+CLIENTS = 300
+"""Victims of each kind."""
+
+FEW = 20
+"""Victims where each is asked often, with hypotheses of its own."""
+
+_EPOCHS = 20
+_CANDIDATES = 2000
+_FLOOR = 0.01  # the least radius where it is the norm of the update
+_IN_SITES = 1200  # candidates there, where each is weighed with many made-up others
+# For the choice of a design: pilots, and candidates.
+_PILOTS, _TRIED = 200, 500
+_OTHERS = 50  # made-up sets of the other clients of a site
+_OPEN = 10  # hypotheses, where the choice among them is open
+# Hypotheses, and how far apart: at quantiles of what is known, or at a share of the way there from the median.
+_FORMAL = ((1, 1.0), (2, 1.0), (2, 0.2), (4, 1.0))
+_BY_SITE = ((1, 1.0), (2, 1.0))
+_RADII = (0.25, 1.0, 2.5)  # of the median norm of an update
+_BOOTSTRAPS = 1000
+_GATE, _ATTACK = 1, 2  # streams of the seed
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is audited.
+
+    Attributes
+    ----------
+    federation : str
+        Name or path.
+    clients : int
+        Victims of each kind, at most.
+    seed : int
+        Of every draw.
+    """
+
+    federation: str = "hospital"
+    clients: int = CLIENTS
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """How well one quantity of clients of one kind is found in one mode.
+
+    Attributes
+    ----------
+    mode : str
+    noise_multiplier : float or None
+        None for a guess without a release.
+    releases : int
+        Of each client.
+    rows : int
+        Of each client.
+    quantity : str
+    claimed : str
+        Pure epsilon by the node's ledger; "none" where nothing is guaranteed, empty for a guess.
+    relative, low, high : float
+        Root mean square error over that of guessing the mean, with a 95 % bootstrap interval over clients.
+    error : float
+        Root mean square error in `unit`; of a place the length of the error.
+    unit : str
+    right : float or None
+        Share of services that are guessed right.
+    clients : int
+    """
+
+    mode: str
+    noise_multiplier: float | None
+    releases: int
+    rows: int
+    quantity: str
+    claimed: str
+    relative: float
+    low: float
+    high: float
+    error: float
+    unit: str
+    right: float | None
+    clients: int
+
+
+@dataclass(frozen=True)
+class Design:
+    """What the server asks, once.
+
+    Attributes
+    ----------
+    probe : Probe
+    radius : float
+    """
+
+    probe: Probe
+    radius: float
+
+
+@dataclass(frozen=True)
+class _Guess:
+    """What the attacker answers: means (m, numbers) and, of a service, the likeliest (m, 1)."""
+
+    mean: Matrix
+    likeliest: Matrix
+    claimed: str
+
+
+def audit(setting: Setting) -> list[Finding]:
+    """Attack hospitals in all modes.
+
+    One thread computes, so that the digits do not depend on the number of cores.
+
+    Raises
+    ------
+    FederationError
+        When the federation is not there, or holds no such rows; it says how to make it.
+    FleetError
+        When the gate refuses, as it does where the environment holds a stricter policy.
+    """
+    if setting.clients < SITE:
+        raise ConfigError(f"the audit takes at least {SITE} clients, which a site's sums are of; got {setting.clients}")
+    path = Path(setting.federation)
+    try:
+        path = find_federation(str(path.absolute()) if path.exists() else setting.federation)
+    except FederationError as error:
+        raise FederationError(f"{error}. For the audit {HOW}") from None
+    data = Data.of(open_federation(path), setting.seed)
+    torch.set_num_threads(1)
+    found: list[Finding] = []
+    kinds = [(mode, rows) for mode in modes() for rows in data.victims]
+    for rows in data.victims:
+        found += guesses(data, _asked(data, rows, setting), rows)
+    for mode, rows in track(kinds, "modes", console=Console(stderr=True), transient=True):
+        found += attack(data, mode, rows, _asked(data, rows, setting), setting.seed)
+    return found
+
+
+def _asked(data: Data, rows: int, setting: Setting) -> Hospitals:
+    """Return the victims of so many rows: as many whole sites as there are."""
+    there = min(setting.clients, len(data.victims[rows]))
+    return data.victims[rows].some(slice(0, max(SITE, there // SITE * SITE)))
+
+
+def guesses(data: Data, asked: Hospitals, rows: int) -> list[Finding]:
+    """Return what is off without any release: by the mean, and by a model that knows services and places."""
+    found = []
+    for quantity in _quantities(rows):
+        mean = _prior(data.known[rows], quantity, len(asked))
+        found.append(_finding(data, Mode("the mean", 0.0), None, asked, quantity, mean))
+    public = public_guess(data.known[rows], asked)
+    guess = _Guess(public, public, "")
+    return [*found, _finding(data, Mode("public model, given service and place", 0.0), None, asked, PAYMENT, guess)]
+
+
+def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> list[Finding]:
+    """Attack victims in one mode, with a probe for each quantity; return what is found of each."""
+    known = data.known[rows]
+    if mode.releases > 1:
+        asked = asked.some(slice(0, FEW))
+    found = []
+    with victims(asked, data.manifest) as folder:
+
+        def fresh() -> Victims:
+            # For each quantity another federation's worth of clients: each is asked no more than the mode allows.
+            return Victims(folder, mode.policy, int(np.random.SeedSequence([seed, _GATE]).generate_state(1)[0]))
+
+        generator = np.random.default_rng([seed, _ATTACK, rows])
+        if not mode.noise_multiplier:
+            guess = _without_noise(mode, known, asked, fresh(), generator)
+        elif mode.releases > 1:
+            guess = _digit_by_digit(mode, known, asked, fresh())
+        else:
+            guess = _once(mode, known, asked, fresh, generator)
+        for quantity in _quantities(rows):
+            found.append(_finding(data, mode, mode.noise_multiplier, asked, quantity, guess(quantity)))
+    return found
+
+
+def _quantities(rows: int) -> tuple[str, ...]:
+    """Return what there is to find: hospitals that have all services have no secret one."""
+    return QUANTITIES if rows == 1 else (PLACE, PAYMENT)
+
+
+# --- one release with noise
+
+
+def _once(
+    mode: Mode, known: Hospitals, asked: Hospitals, fresh: Callable[[], Victims], generator: Generator
+) -> Callable[[str], _Guess]:
+    """Ask once for each quantity, with the best design for it, and answer with the posterior mean."""
+
+    def guess(quantity: str) -> _Guess:
+        node, design = fresh(), design_for(mode, known, quantity, generator)
+        candidates = known.blurred(_IN_SITES if mode.by_site else _CANDIDATES, generator)
+        law = law_of(mode, design)
+        if mode.by_site:
+            sites = [range(at, at + SITE) for at in range(0, len(asked), SITE)]
+            seen = [node.sums(mode, design.probe, design.radius, site) for site in sites]
+            posterior = _of_sites(mode, law, design.probe, seen, candidates, asked, known, generator)
+        else:
+            releases = node.release(mode, design.probe, design.radius, range(len(asked)))
+            updates, best = train(design.probe, candidates)
+            posterior = weights(log_likelihood(law, design.probe.hypotheses, releases, updates, best))
+        secret = candidates.secret(quantity)
+        return _Guess(posterior @ secret, _likeliest(posterior, secret[:, 0]), in_words(node.claimed(0))[0])
+
+    return guess
+
+
+def law_of(mode: Mode, design: Design) -> Law:
+    """Return how a release of this mode comes about."""
+    several = len(design.probe.hypotheses) > 1
+    return Law(mode.noise_multiplier, design.radius, mode.public, mode.choice_epsilon if several else 0.0)
+
+
+def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> Design:
+    """Return the design that finds most of a quantity of hospitals made up from those known."""
+    pilots, candidates = known.blurred(_PILOTS, generator), known.blurred(_TRIED, generator)
+    truth, secret = pilots.secret(quantity), candidates.secret(quantity)
+    best, least = None, math.inf
+    for design in designs(mode, known, quantity):
+        law = law_of(mode, design)
+        posterior = _tried(mode, law, design.probe, pilots, candidates, known, generator)
+        off = float(np.square(posterior @ secret - truth).sum())
+        if off < least:
+            best, least = design, off
+    assert best is not None
+    return best
+
+
+def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[Design]:
+    """Yield what a server can ask that aims at a quantity."""
+    formal = mode.choice_epsilon > 0
+    for column in aims(quantity):
+        value = aimed_at(known, column)
+        for k, spread in _BY_SITE if mode.by_site else _FORMAL if formal else [(_OPEN, 1.0)]:
+            centres = np.quantile(value, (np.arange(k) + 0.5) / k)
+            centres = np.median(value) + spread * (centres - np.median(value))
+            apart = np.abs(value[:, None] - centres)
+            reach = float(np.quantile(apart if formal else apart.min(axis=1), 0.95))
+            probe = probe_for(quantity, column, centres, _EPOCHS, max(reach, 1e-3))
+            updates, chosen = train(probe, known.some(slice(0, _TRIED)))
+            norms = np.linalg.norm(updates, axis=-1)
+            for factor in (_RADII[:2] if mode.by_site else _RADII) if mode.public else (None,):
+                radius = _FLOOR if factor is None else max(_FLOOR, factor * float(np.median(norms)))
+                own = norms[np.arange(len(norms)), chosen]
+                longest = radius if factor is not None else float(own.max())
+                deviation = Laplace(mode.noise_multiplier).deviation(N) * longest
+                yield Design(probe.marked(deviation), radius)
+
+
+def _tried(
+    mode: Mode, law: Law, probe: Probe, pilots: Hospitals, candidates: Hospitals, known: Hospitals, generator: Generator
+) -> Matrix:
+    """Return the posterior (pilots, candidates) from releases that the server makes up itself."""
+    updates, best = train(probe, candidates)
+    theirs, chosen = train(probe, pilots)
+    k = len(probe.hypotheses)
+    mechanism = Laplace(law.noise_multiplier)
+    if mode.by_site:
+        seen = []
+        for at in range(0, len(pilots), SITE):
+            sums, counts = _summed(law, theirs[at : at + SITE][None], chosen[at : at + SITE][None])
+            noise = mechanism.noise([N] * k, np.full((1, k), law.radius), repeat(generator))
+            sums = sums[0] + noise.reshape(k, N)
+            if k > 1:
+                radius = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
+                counts = counts + mechanism.noise([1] * k, radius, repeat(generator))
+            seen.append((sums, counts[0]))
+        return _of_sites(mode, law, probe, seen, candidates, pilots, known, generator)
+    if law.choice_epsilon:
+        assigned = choice.draw(law.choice_epsilon, k, [generator] * len(pilots))
+        chosen = np.where(assigned == choice.OWN, chosen, assigned)
+    own = theirs[np.arange(len(pilots)), chosen]
+    noise = mechanism.noise([N], law.radii(own)[:, None], repeat(generator))
+    releases = probe.hypotheses[chosen] + law.clipped(own) + noise
+    return weights(log_likelihood(law, probe.hypotheses, releases, updates, best))
+
+
+def _of_sites(
+    mode: Mode,
+    law: Law,
+    probe: Probe,
+    seen: list[tuple[Matrix, Matrix]],
+    candidates: Hospitals,
+    asked: Hospitals,
+    known: Hospitals,
+    generator: Generator,
+) -> Matrix:
+    """Return the posterior (clients, candidates) of each client of each site.
+
+    The others of the site are averaged over: many times as many are made up, and the posterior is alike for all
+    clients of a site. Of a mode where the server knows the others, it subtracts what they do.
+    """
+    updates, best = train(probe, candidates)
+    k = len(probe.hypotheses)
+    if not mode.others_known:
+        made_up, chosen = train(probe, known.blurred(_OTHERS * (SITE - 1), generator))
+        made_up, chosen = made_up.reshape(_OTHERS, SITE - 1, k, N), chosen.reshape(_OTHERS, SITE - 1)
+        others, counts = _summed(law, made_up, chosen)
+        logs = [site_log_likelihood(law, *site, updates, best, others, counts) for site in seen]
+        return np.repeat(weights(np.array(logs)), SITE, axis=0)
+    theirs, chosen = train(probe, asked)
+    logs = []
+    for client in range(len(asked)):
+        site = client // SITE
+        peers = [other for other in range(site * SITE, (site + 1) * SITE) if other != client]
+        others, counts = _summed(law, theirs[peers][None], chosen[peers][None])
+        logs.append(site_log_likelihood(law, *seen[site], updates, best, others, counts))
+    return weights(np.array(logs))
+
+
+def _summed(law: Law, updates: Matrix, chosen: NDArray[np.int64]) -> tuple[Matrix, Matrix]:
+    """Return sums (s, k, n) and counts (s, k) of sites whose clients have updates (s, clients, k, n)."""
+    member = (chosen[..., None] == np.arange(updates.shape[2])).astype(np.float64)
+    sums: Matrix = np.einsum("sckn,sck->skn", law.clipped(updates), member)
+    return sums, member.sum(axis=1)
+
+
+def _likeliest(posterior: Matrix, values: Matrix) -> Matrix:
+    """Return the most probable of the values (c,) by a posterior (m, c) as (m, 1)."""
+    kinds, place = np.unique(values, return_inverse=True)
+    if len(kinds) > len(values) // 2:
+        return posterior @ values[:, None]
+    mass = np.stack([posterior[:, place == i].sum(axis=1) for i in range(len(kinds))], axis=1)
+    likeliest: Matrix = kinds[mass.argmax(axis=1)][:, None]
+    return likeliest
+
+
+# --- many releases with an open choice
+
+
+def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Callable[[str], _Guess]:
+    """Ask each client again and again, with ever nearer hypotheses: which it chose stands out from any noise.
+
+    The update is made so short that the radius is its floor, and the hypotheses lie far apart.
+    """
+    services = np.unique(known.features[0, :, 0])
+    width = float(np.diff(services).min()) if known.rows > 1 else 1.0
+    tails = [known.payments[:, i:].mean(axis=1) for i in range(known.rows)]
+    columns = [column for quantity in _quantities(known.rows) if quantity != PAYMENT for column in aims(quantity)]
+    features = [known.features[:, 0, column] for column in columns]
+    rounds = mode.releases // (len(tails) + len(features))
+    noise = Laplace(mode.noise_multiplier).deviation(N) * _FLOOR
+    least, base = services[: known.rows], float(np.median(known.payments))
+    if known.rows == 1:
+        # Whatever the service of the only row.
+        least = np.full(1, known.features[..., 0].min() - width)
+    found = np.empty((len(asked), len(tails) + len(features)))
+    for client in range(len(asked)):
+        for i, usual in enumerate([*tails, *features]):
+            slack = 0.1 * float(np.ptp(usual))
+            low, high = float(usual.min()) - slack, float(usual.max()) + slack
+            for _ in range(rounds):
+                centres = low + (high - low) * (np.arange(_OPEN) + 0.5) / _OPEN
+                if i < len(tails):
+                    probe = tail_probe(float(least[i]), base, centres, width)
+                else:
+                    probe = feature_probe(columns[i - len(tails)], centres, 1, 1e-6).marked(noise)
+                release = node.release(mode, probe, _FLOOR, [client])
+                nearest = int(np.linalg.norm(release - probe.hypotheses, axis=1).argmin())
+                half = (high - low) / _OPEN / 2
+                low, high = float(centres[nearest]) - half, float(centres[nearest]) + half
+            found[client, i] = (low + high) / 2
+    rows, claimed = known.rows, in_words(node.claimed(0))[0]
+    sums = found[:, :rows] * (rows - np.arange(rows))
+    payments = sums - np.append(sums[:, 1:], np.zeros((len(sums), 1)), axis=1)
+    shown = found[:, rows:] + feature_shift(payments.mean(axis=1))[:, None]
+
+    def guess(quantity: str) -> _Guess:
+        if quantity == PAYMENT:
+            return _Guess(payments, payments, claimed)
+        own = shown[:, [columns.index(column) for column in aims(quantity)]]
+        return _Guess(own, _rounded(own, known) if quantity == SERVICE else own, claimed)
+
+    return guess
+
+
+def _rounded(found: Matrix, known: Hospitals) -> Matrix:
+    services = np.unique(known.features[..., 0])
+    nearest: Matrix = services[np.abs(found[:, :1] - services).argmin(axis=1)][:, None]
+    return nearest
+
+
+# --- one release without noise
+
+
+def _without_noise(
+    mode: Mode, known: Hospitals, asked: Hospitals, node: Victims, generator: Generator
+) -> Callable[[str], _Guess]:
+    """Compute the rows from one release without noise."""
+    everybody = range(len(asked))
+    if known.rows == 1:
+        probe = single_row_probe(known)
+        read = read_row(probe, node.release(mode, probe, _FLOOR, everybody))
+    else:
+        probe = all_rows_probe(known)
+        updates = node.release(mode, probe, _FLOOR, everybody) - probe.hypotheses[0]
+        read = fit_rows(probe, updates, known.blurred(_CANDIDATES, generator))
+    claimed = in_words(node.claimed(0))[0]
+
+    def guess(quantity: str) -> _Guess:
+        own = read.secret(quantity)
+        return _Guess(own, _rounded(own, known) if quantity == SERVICE else own, claimed)
+
+    return guess
+
+
+def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
+    """Return constants all over the range of payments, which end next to the payment of a client's only row.
+
+    With an odd number of epochs no client ends where it began, whatever it did in between.
+    """
+    edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), _OPEN + 1)
+    centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
+    # A step moves a constant by the step size times about 3, the squared length of its gradient.
+    return whole_probe(centres, epochs, half / (2.5 * epochs), None).marked(1.0)
+
+
+def read_row(probe: Probe, releases: Matrix) -> Hospitals:
+    """Return the only row of clients that released (m, 11) without noise from `single_row_probe`.
+
+    The weights of a unit move by multiples of the row's features, its bias by the same multiples of 1. Training goes
+    to and fro about the payment, which lies within a step of where it ends.
+    """
+    apart = np.linalg.norm(releases[:, None] - probe.hypotheses, axis=2)
+    start = probe.hypotheses[apart.argmin(axis=1)]
+    moved = releases - start
+    features = moved[:, :FEATURES] / moved[:, 6:7]
+    hidden = (releases[:, :FEATURES] * features).sum(axis=1) + releases[:, 6]
+    output = releases[:, 8] * hidden + releases[:, 10]
+    return Hospitals(features[:, None], output[:, None])
+
+
+def all_rows_probe(known: Hospitals) -> Probe:
+    """Return a function of few large steps, in which features and payments of all rows leave their mark."""
+    services = np.unique(known.features[0, :, 0])
+    threshold = float((services[len(services) // 2 - 1] + services[len(services) // 2]) / 2)
+    return whole_probe(np.array([0.5 * float(known.payments.min())]), 5, 0.05, threshold)
+
+
+def fit_rows(probe: Probe, updates: Matrix, candidates: Hospitals, rounds: int = 30) -> Hospitals:
+    """Return the hospitals whose training gives these updates (m, 11), by Levenberg and Marquardt's method.
+
+    It starts from the candidate with the nearest update; services are those of the candidates.
+    """
+    theirs, _ = train(probe, candidates)
+    near = np.linalg.norm(updates[:, None] - theirs[None, :, 0], axis=2).argmin(axis=1)
+    at, rows = candidates.some(near), candidates.rows
+    point = np.concatenate([at.features[:, 0, 1:], at.payments], axis=1)
+    scale = np.full(2 + rows, 1e-5)
+
+    def hospitals(values: Matrix) -> Hospitals:
+        features = at.features.copy()
+        features[:, :, 1:] = values[:, None, :2]
+        return Hospitals(features, values[:, 2:])
+
+    def off(values: Matrix) -> Matrix:
+        return train(probe, hospitals(values))[0][:, 0] - updates
+
+    damping, rest = np.full(len(point), 1e-3), off(point)
+    for _ in range(rounds):
+        slopes = np.stack([(off(point + step) - rest) / scale[0] for step in np.diag(scale)], axis=2)
+        square = np.einsum("mni,mnj->mij", slopes, slopes)
+        diagonal = np.einsum("mii->mi", square)[:, :, None] * np.eye(2 + rows)
+        lhs = square + damping[:, None, None] * diagonal + 1e-14 * np.eye(2 + rows)
+        step = np.linalg.solve(lhs, np.einsum("mni,mn->mi", slopes, rest)[..., None])[..., 0]
+        moved = off(point - step)
+        better = np.square(moved).sum(axis=1) < np.square(rest).sum(axis=1)
+        point[better], rest[better] = (point - step)[better], moved[better]
+        damping = np.where(better, damping / 5, damping * 5)
+    return hospitals(point)
+
+
+# --- how far off
+
+
+def _prior(known: Hospitals, quantity: str, clients: int) -> _Guess:
+    """Return the guess of who has seen no release: the mean, and the service that is most frequent."""
+    secret = known.secret(quantity)
+    mean = np.repeat(secret.mean(axis=0)[None], clients, axis=0)
+    even = np.full((clients, len(secret)), 1 / len(secret))
+    return _Guess(mean, _likeliest(even, secret[:, 0]), "")
+
+
+def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantity: str, guess: _Guess) -> Finding:
+    known, truth = data.known[asked.rows], asked.secret(quantity)
+    mean = _prior(known, quantity, len(asked)).mean
+    off, usual = (np.square(values - truth).sum(axis=1) for values in (guess.mean, mean))
+    # Clients of a site are found together, or not at all.
+    size = SITE if mode.by_site else 1
+    groups = np.stack([off, usual], axis=1).reshape(-1, size, 2).sum(axis=1)
+    generator = np.random.default_rng(0)
+    drawn = groups[generator.integers(len(groups), size=(_BOOTSTRAPS, len(groups)))].sum(axis=1)
+    low, high = np.quantile(np.sqrt(drawn[:, 0] / drawn[:, 1]), (0.025, 0.975))
+    scale, unit = data.unit(quantity)
+    # Of payments the mean over rows; of a place both coordinates together.
+    numbers = truth.shape[1] if quantity == PAYMENT else 1
+    return Finding(
+        mode.name,
+        nu,
+        mode.releases if nu is not None else 0,
+        asked.rows,
+        quantity,
+        guess.claimed,
+        float(np.sqrt(off.sum() / usual.sum())),
+        float(low),
+        float(high),
+        float(np.sqrt(off.mean() / numbers) * scale),
+        unit,
+        float((np.abs(guess.likeliest - truth) < 1e-6).mean()) if quantity == SERVICE else None,
+        len(asked),
+    )

@@ -1,0 +1,190 @@
+"""What the server sends: hypotheses of the network 3 -> 2 -> 1 whose training tells one number of a client's rows.
+
+The server knows the code that clients run. `train` is the same training, without noise, of many made-up clients.
+A hypothesis is a vector of 11: the weights of the first layer by unit, its biases, the weights of the second, its
+bias. A unit of the first layer whose weights are 0 and whose bias is below 0 is dead: nothing moves it, or its
+weight in the second layer, which can hold a number that tells hypotheses apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.models.losses import TINY
+from umbel.protocol.arrays import Arrays
+from umbel.research.attacks.rows.tables import FEATURES, PAYMENT, PLACE, SERVICE, Hospitals
+
+Matrix = NDArray[np.float64]
+
+N = 11
+"""Parameters."""
+_UNITS = 2
+_BIAS1, _WEIGHT2, _BIAS2 = _UNITS * FEATURES, _UNITS * FEATURES + _UNITS, N - 1
+_DEAD = -1.0
+_GAIN = 30.0  # of a feature over the payment, squared: what is left of the payment is hardly 1/1000
+_LIFT = 2.0  # keeps the unit of a feature above 0
+_APART = 200.0  # between hypotheses, in standard deviations of the noise of a component
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Hypotheses and the part of a demand that belongs to them.
+
+    Attributes
+    ----------
+    hypotheses : ndarray, shape (k, 11)
+    epochs : int
+    step_size : float
+    """
+
+    hypotheses: Matrix
+    epochs: int
+    step_size: float
+
+    def marked(self, length: float) -> Probe:
+        """Return the same with the last unit's weight in the second layer so that noise of such a length hides no j."""
+        hypotheses = self.hypotheses.copy()
+        # In powers of two, so that 32-bit numbers hold them.
+        step = 2.0 ** np.ceil(np.log2(max(_APART * length, 1.0)))
+        hypotheses[:, _WEIGHT2 + 1] = step * np.arange(len(hypotheses))
+        return Probe(hypotheses.astype(np.float32).astype(np.float64), self.epochs, self.step_size)
+
+
+def payment_probe(centres: Matrix, epochs: int, reach: float) -> Probe:
+    """Return constants: training moves them towards the mean payment, by `reach` at most.
+
+    The client chooses the constant next to its mean payment.
+    """
+    hypotheses = _blank(len(centres))
+    hypotheses[:, _BIAS2] = centres
+    return Probe(hypotheses, epochs, reach / epochs)
+
+
+def feature_probe(column: int, centres: Matrix, epochs: int, reach: float) -> Probe:
+    """Return functions so steep in one feature that the payment is nothing beside it, each zero at its centre.
+
+    The client chooses the one whose centre is next to its feature; training moves it there, by `reach` of the
+    feature at most.
+    """
+    hypotheses = _blank(len(centres))
+    hypotheses[:, column] = _GAIN
+    hypotheses[:, _BIAS1] = _GAIN * _LIFT
+    hypotheses[:, _WEIGHT2] = _GAIN
+    hypotheses[:, _BIAS2] = -(_GAIN**2) * (_LIFT + centres)
+    # A step moves the output by the step size times the squared length of its gradient: about gain^2 (2 lift^2 + 1).
+    slope = _GAIN**2 * (_LIFT**2 + 1)
+    return Probe(hypotheses, epochs, _GAIN**2 * reach / (epochs * slope))
+
+
+def tail_probe(least: float, base: float, centres: Matrix, width: float) -> Probe:
+    """Return steps from `base` to each centre at the service `least`: the choice tells the payments from there on.
+
+    Parameters
+    ----------
+    least : float
+        Service; those below it are `width` away or more.
+    base : float
+    centres : ndarray, shape (k,)
+    width : float
+        Between services.
+    """
+    hypotheses = np.zeros((len(centres), N))
+    steep, start = 2.0 / width, least - 0.75 * width
+    # relu(z) - relu(z - 1) rises from 0 to 1. The scale, which the second layer takes back, tells hypotheses apart.
+    scale = 2.0 ** np.arange(len(centres))
+    for unit in range(_UNITS):
+        hypotheses[:, unit * FEATURES] = scale * steep
+        hypotheses[:, _BIAS1 + unit] = -scale * (steep * start + unit)
+        hypotheses[:, _WEIGHT2 + unit] = (1 - 2 * unit) * (centres - base) / scale
+    hypotheses[:, _BIAS2] = base
+    return Probe(hypotheses, 1, 1e-6)
+
+
+def whole_probe(centres: Matrix, epochs: int, step_size: float, threshold: float | None) -> Probe:
+    """Return constants whose first unit sees all rows, and the second those of services above a threshold, if any."""
+    hypotheses = _blank(len(centres))
+    hypotheses[:, _BIAS1] = hypotheses[:, _WEIGHT2] = 1.0
+    hypotheses[:, _BIAS2] = centres - 1.0
+    if threshold is not None:
+        hypotheses[:, FEATURES] = hypotheses[:, _WEIGHT2 + 1] = 1.0
+        hypotheses[:, _BIAS1 + 1] = -threshold
+    return Probe(hypotheses, epochs, step_size)
+
+
+def probe_for(quantity: str, direction: int, centres: Matrix, epochs: int, reach: float) -> Probe:
+    """Return the probe that aims at a quantity; of a place, at the column `direction`."""
+    if quantity == PAYMENT:
+        return payment_probe(centres, epochs, reach)
+    return feature_probe(0 if quantity == SERVICE else direction, centres, epochs, reach)
+
+
+def aims(quantity: str) -> Sequence[int]:
+    """Return the columns that a probe for a quantity can aim at."""
+    return {SERVICE: (0,), PLACE: (1, 2), PAYMENT: (FEATURES,)}[quantity]
+
+
+def aimed_at(hospitals: Hospitals, column: int) -> Matrix:
+    """Return the number (m,) that a probe asks for: a feature of the first row, or the mean payment."""
+    return hospitals.payments.mean(axis=1) if column == FEATURES else hospitals.features[:, 0, column]
+
+
+def train(probe: Probe, hospitals: Hospitals) -> tuple[Matrix, NDArray[np.int64]]:
+    """Return the updates (m, k, 11) of hospitals from each hypothesis, and the one (m,) that fits each best.
+
+    As the app trains under the loss ``rmse`` with all rows in a batch, in 64 bits.
+    """
+    start, (m, rows) = probe.hypotheses, hospitals.payments.shape
+    k = len(start)
+    x, y = hospitals.features[:, None], hospitals.payments[:, None]
+    now = np.tile(start, (m, 1, 1))
+    dead = [not start[:, u * FEATURES : (u + 1) * FEATURES].any() and (start[:, _BIAS1 + u] < 0).all() for u in (0, 1)]
+    live = [u for u in range(_UNITS) if not dead[u]]
+    best = np.zeros(m, np.int64)
+    for epoch in range(probe.epochs):
+        residual, hidden = np.broadcast_to(now[:, :, None, _BIAS2] - y, (m, k, rows)).copy(), {}
+        for u in live:
+            at = u * FEATURES
+            before = sum(now[:, :, None, at + i] * x[..., i] for i in range(FEATURES)) + now[:, :, None, _BIAS1 + u]
+            hidden[u] = np.maximum(before, 0.0)
+            residual += now[:, :, None, _WEIGHT2 + u] * hidden[u]
+        loss = np.sqrt(np.square(residual).mean(axis=2) + TINY)
+        if not epoch:
+            best = loss.argmin(axis=1)
+        share = residual / (rows * loss[..., None])
+        gradient = np.zeros_like(now)
+        gradient[..., _BIAS2] = share.sum(axis=2)
+        for u in live:
+            gradient[..., _WEIGHT2 + u] = (share * hidden[u]).sum(axis=2)
+            back = share * (hidden[u] > 0) * now[:, :, None, _WEIGHT2 + u]
+            gradient[..., _BIAS1 + u] = back.sum(axis=2)
+            for i in range(FEATURES):
+                gradient[..., u * FEATURES + i] = (back * x[..., i]).sum(axis=2)
+        now -= probe.step_size * gradient
+    return now - start, best
+
+
+def as_arrays(hypotheses: Matrix) -> Arrays:
+    """Return hypotheses (k, 11) as the app's arrays."""
+    k = len(hypotheses)
+    return {
+        "0.weight": hypotheses[:, :_BIAS1].reshape(k, _UNITS, FEATURES).astype(np.float32),
+        "0.bias": hypotheses[:, _BIAS1:_WEIGHT2].astype(np.float32),
+        "2.weight": hypotheses[:, _WEIGHT2:_BIAS2].reshape(k, 1, _UNITS).astype(np.float32),
+        "2.bias": hypotheses[:, _BIAS2:].astype(np.float32),
+    }
+
+
+def _blank(k: int) -> Matrix:
+    hypotheses = np.zeros((k, N))
+    hypotheses[:, _BIAS1:_WEIGHT2] = _DEAD
+    return hypotheses
+
+
+def feature_shift(payments: Matrix) -> Matrix:
+    """Return by how much a feature lies above what `feature_probe` finds, by the mean payments (m,)."""
+    shift: Matrix = payments / _GAIN**2
+    return shift

@@ -1,0 +1,186 @@
+"""Hospitals: those that are attacked, and those that the attacker knows already.
+
+A row is a service, a place (longitude, latitude) and a payment, as `datasets/hospital.py` has them. All rows of
+a hospital share its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.data import Federation, Manifest, offsets_of, write_federation
+from umbel.protocol.errors import FederationError
+
+Matrix = NDArray[np.float64]
+
+SERVICE, PLACE, PAYMENT = "service", "place", "payment"
+QUANTITIES = (SERVICE, PLACE, PAYMENT)
+FEATURES = 3
+
+HOW = (
+    "build the federation hospital with python datasets/hospital.py --csv FILE (see --help for where FILE is "
+    "published), or name another of the same columns"
+)
+
+_FEWEST = 20  # hospitals that the attacker knows, without which it has no idea of what is usual
+_NEIGHBOURS = (1, 3, 10, 30, 100)
+# How far made-up hospitals lie from those they are made from: shares of the deviation of places, and of a payment.
+_BLUR_PLACE, _BLUR_PAYMENT = 0.1, 0.05
+
+
+@dataclass(frozen=True)
+class Hospitals:
+    """Hospitals of equally many rows, in stored units.
+
+    Attributes
+    ----------
+    features : ndarray, shape (m, rows, 3)
+        Service, longitude, latitude.
+    payments : ndarray, shape (m, rows)
+    """
+
+    features: Matrix
+    payments: Matrix
+
+    def __len__(self) -> int:
+        return len(self.payments)
+
+    @property
+    def rows(self) -> int:
+        """Rows of each."""
+        return int(self.payments.shape[1])
+
+    def some(self, which: Any) -> Hospitals:
+        """Return those with such numbers."""
+        return Hospitals(self.features[which], self.payments[which])
+
+    def secret(self, quantity: str) -> Matrix:
+        """Return what is to be found (m, numbers): the service of the only row, the place, or all payments."""
+        if quantity == PAYMENT:
+            return self.payments
+        return self.features[:, 0, :1] if quantity == SERVICE else self.features[:, 0, 1:]
+
+    def blurred(self, size: int, generator: np.random.Generator) -> Hospitals:
+        """Return so many made-up hospitals: each is one of these with its place and payments moved a little."""
+        # Each of these about equally often: the mean of what is made up is then that of these, but for a little.
+        rounds = [generator.permutation(len(self)) for _ in range(-(-size // len(self)))]
+        drawn = self.some(np.concatenate(rounds)[:size])
+        features, scale = drawn.features.copy(), self.features[:, 0, 1:].std(axis=0)
+        features[:, :, 1:] += _BLUR_PLACE * scale * generator.standard_normal((size, 1, 2))
+        # Payments of a hospital are high or low together.
+        moved = generator.standard_normal((size, 1)) + generator.standard_normal((size, self.rows))
+        return Hospitals(features, drawn.payments * np.exp(_BLUR_PAYMENT * moved - _BLUR_PAYMENT**2))
+
+
+@dataclass(frozen=True)
+class Data:
+    """A federation as the audit uses it.
+
+    Attributes
+    ----------
+    manifest : Manifest
+    victims, known : dict from int to Hospitals
+        By the number of rows: 1, of which every hospital keeps one alone, and as many as there are services, of
+        the hospitals that have all. The attacker knows the second, which are the validation clients.
+    """
+
+    manifest: Manifest
+    victims: dict[int, Hospitals]
+    known: dict[int, Hospitals]
+
+    @classmethod
+    def of(cls, federation: Federation, seed: int) -> Data:
+        """Sort the clients of a federation; raise `FederationError` for one that has no such rows."""
+        manifest, name = federation.manifest, federation.manifest.name
+        if federation.features.shape[1:] != (FEATURES,) or federation.targets.ndim != 1 or manifest.model != "mlp":
+            raise FederationError(f"{name}: no rows of service, longitude, latitude and payment; {HOW}")
+        services = np.unique(federation.features[:, 0])
+        if not 2 <= len(services) <= 50:
+            raise FederationError(f"{name}: its first column has {len(services)} values and is no service; {HOW}")
+        generator = np.random.default_rng(seed)
+        train, everybody = manifest.train, manifest.clients
+        victims = _by_rows(federation, generator.permutation(train), services, generator)
+        known = _by_rows(federation, range(train, everybody), services, None)
+        for rows, hospitals in known.items():
+            if len(hospitals) < _FEWEST or not len(victims[rows]):
+                raise FederationError(
+                    f"{name}: {len(victims[rows])} training and {len(hospitals)} validation hospitals of {rows} rows; "
+                    f"the audit takes 1 and {_FEWEST} at least. Or {HOW}"
+                )
+        return cls(manifest, victims, known)
+
+    def unit(self, quantity: str) -> tuple[float, str]:
+        """Return what to multiply stored numbers by, and the unit that this leads to."""
+        units = self.manifest.units
+        if quantity == PAYMENT:
+            return float(units.get("target", {}).get("scale", 1.0)), str(units.get("target", {}).get("unit", ""))
+        column = 0 if quantity == SERVICE else 1
+        about = (units.get("features") or [{}] * FEATURES)[column]
+        return float(about.get("scale", 1.0)), "index" if quantity == SERVICE else str(about.get("unit", ""))
+
+
+def _by_rows(
+    federation: Federation, clients: Sequence[int] | NDArray[np.int64], services: Matrix, one: Any
+) -> dict[int, Hospitals]:
+    """Return clients of one row and of all services; of each client `one` draws its row, or all count where None."""
+    single: list[tuple[Matrix, Matrix]] = []
+    whole: list[tuple[Matrix, Matrix]] = []
+    for client in clients:
+        features, payments = (np.asarray(part, np.float64) for part in federation.client(int(client)))
+        rows = range(len(payments)) if one is None else [int(one.integers(len(payments)))]
+        single += [(features[i : i + 1], payments[i : i + 1]) for i in rows]
+        if len(payments) == len(services) and np.array_equal(np.sort(features[:, 0]), services):
+            order = np.argsort(features[:, 0])
+            whole.append((features[order], payments[order]))
+    found = {}
+    for rows_, some in ((1, single), (len(services), whole)):
+        shape = (len(some), rows_)
+        found[rows_] = Hospitals(
+            np.array([features for features, _ in some]).reshape(*shape, FEATURES),
+            np.array([payments for _, payments in some]).reshape(shape),
+        )
+    return found
+
+
+def write_clients(folder: Path, hospitals: Hospitals, manifest: Manifest) -> None:
+    """Write a federation whose training clients are these hospitals."""
+    count, rows = hospitals.payments.shape
+    write_federation(
+        folder,
+        Manifest(
+            name="victims", clients=count, split={"train": count, "validation": 0}, model=manifest.model,
+            loss=manifest.loss,
+        ),
+        hospitals.features.reshape(-1, FEATURES).astype(np.float32),
+        hospitals.payments.reshape(-1).astype(np.float32),
+        offsets_of([rows] * count),
+    )  # fmt: skip
+
+
+def public_guess(known: Hospitals, asked: Hospitals) -> Matrix:
+    """Return what a public model makes of services and places: the payments (m, rows) of the nearest known hospitals.
+
+    How many neighbours is settled on the known hospitals, each predicted by the others.
+    """
+    found = np.empty_like(asked.payments)
+    for row in range(asked.rows):
+        errors = [_nearest(known, known, row, count, 1)[1] for count in _NEIGHBOURS]
+        found[:, row] = _nearest(known, asked, row, _NEIGHBOURS[int(np.argmin(errors))], 0)[0]
+    return found
+
+
+def _nearest(known: Hospitals, asked: Hospitals, row: int, count: int, skip: int) -> tuple[Matrix, float]:
+    """Return the mean payment (m,) of the nearest but `skip`, and the mean square by which it is off."""
+    theirs, ours = known.features[:, row], asked.features[:, row]
+    # Another service is further away than any place.
+    weights = np.array([100.0, 1.0, 1.0])
+    apart = np.square((ours[:, None] - theirs[None]) * weights).sum(axis=2)
+    near = np.argsort(apart, axis=1, kind="stable")[:, skip : skip + count]
+    guess: Matrix = known.payments[:, row][near].mean(axis=1)
+    return guess, float(np.square(guess - asked.payments[:, row]).mean())

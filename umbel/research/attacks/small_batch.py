@@ -1,0 +1,232 @@
+"""Taking a small batch apart: the inputs of a ReLU layer for each of several rows, from one gradient.
+
+The gradient of a fully connected layer on b rows is a product D X, with D (m, b) the gradients of its outputs and
+X (b, n + 1) its inputs, each with a 1 for the bias. So it has rank b, and its singular vectors U give D = U Q up to
+an unknown Q (b, b). ReLU sets D to exactly 0 wherever a unit is off for a row; hence a column of Q is a direction q
+along which U q is 0 in many units, and hardly any other direction has that (Dimitrov et al., *SPEAR: exact gradient
+inversion of batches in federated learning*, NeurIPS 2024). SPEAR draws sets of b - 1 units and looks whether their
+common null vector is such a direction, which takes 2^b draws. Here directions are made sparse by descent from random
+ones, as in dictionary learning: iteratively reweighted least squares on sum_j log((U q)_j^2 + tau^2), where tau
+shrinks to the size of the noise. Without noise the rows are exact; with noise, each is as blurred as it says.
+
+The inputs are those of a row up to scale, which the 1 of the bias fixes. The units that are on for a row can be
+worked out from its input as well: where these are not the units that D has, the row has not been found.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from umbel.models.model import Model, Parameters
+from umbel.protocol.errors import NotApplicableError
+from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
+
+SURE = 0.99
+"""The share of units from which on a row counts as found by the attacker itself."""
+
+_STARTS = 60  # random directions for each row
+_STEPS = 40
+_SHRINK = 0.7  # of tau, a step
+_DEVIATIONS = 3.0  # of the noise, up to which a number may be a 0
+_EXACT = 1e-5  # what 32-bit numbers make of a 0, as a share
+_EDGE = 1.1  # above the largest singular value of noise alone
+_NEW = 0.05  # of a direction's length, that lies outside of those found before
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What a gradient shows of the rows that it was computed on.
+
+    Attributes
+    ----------
+    inputs : Tensor, shape (b, n + 1), float64
+        Directions of a layer's inputs, each with a 1 for the bias: of length 1, the last number positive.
+    noise : tuple of float, b numbers
+        The noise's share of the square of each, 0 to 1.
+    agreement : tuple of float, b numbers
+        The share of units that are on or off for a row as its input says; from `SURE` on the attacker knows.
+    """
+
+    inputs: Tensor
+    noise: tuple[float, ...]
+    agreement: tuple[float, ...]
+
+
+def rows_in(
+    model: Model,
+    parameters: Parameters,
+    gradient: Parameters,
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    most: int = 16,
+) -> Rows:
+    """Return the inputs of the first fully connected layer for each row of a batch.
+
+    Parameters
+    ----------
+    model : Model
+        Its first ``torch.nn.Linear`` has a bias and ReLU after it.
+    parameters : dict of Tensor
+        What the client started from.
+    gradient : dict of Tensor
+        Of the mean loss of the batch at `parameters`, with or without noise.
+    shape : tuple of int
+        Of a row.
+    generator : torch.Generator
+        Draws directions to start from.
+    most : int
+        Rows that are looked for at most.
+
+    Raises
+    ------
+    NotApplicableError
+        When there is no such layer; when noise, or more rows than `most`, leave no low rank; when
+        fewer directions than rows are sparse, as where units are on for all rows or for none. Where rows are alike in
+        label and units, or several steps were taken, what comes back may be wrong; its agreement tells.
+    """
+    layer = dense_layers(model, parameters, shape)[0]
+    weight, bias = gradient[parameter(layer, "weight")], gradient.get(parameter(layer, "bias"))
+    if bias is None:
+        raise NotApplicableError(f"layer {layer!r} of model {model.name!r} has no bias, which tells the scale of rows")
+    if not rectified(model, parameters, layer, shape):
+        raise NotApplicableError(f"layer {layer!r} of model {model.name!r} has no ReLU after it, whose zeros tell rows")
+    product = torch.cat([weight, bias[:, None]], dim=1).double()
+    units, values, right = torch.linalg.svd(product, full_matrices=False)
+    rank, deviation = _rank(values, product.shape)
+    if not 0 < rank <= min(most, len(values) - 1):
+        raise NotApplicableError(
+            f"the gradient of layer {layer!r} shows {rank} rows beside its noise; 1 to {most} can be told apart, in a "
+            "single step with little noise"
+        )
+    units, values, right = units[:, :rank], values[:rank], right[:rank]
+    found = _sparse(units, values, deviation, generator)
+    if len(found) < rank:
+        raise NotApplicableError(f"{len(found)} of {rank} rows can be told apart by the units that are on for them")
+    apart = torch.stack(found)
+    mixing = torch.linalg.inv(apart.T)
+    inputs = mixing @ (values[:, None] * right)
+    lengths = inputs.norm(dim=1)
+    noise = (inputs.shape[1] * (deviation * mixing.norm(dim=1) / lengths).square()).clamp(max=1.0)
+    inputs = inputs * (inputs[:, -1:].sign() / lengths[:, None])
+    # Whether units are on, by the layer's own weights and by the gradient of their outputs.
+    own = torch.cat([parameters[parameter(layer, "weight")], parameters[parameter(layer, "bias")][:, None]], dim=1)
+    on = inputs @ own.double().T > 0
+    moved = (apart @ units.T).abs() > _thresholds(apart, values, deviation)[:, None]
+    return Rows(inputs, tuple(noise.tolist()), tuple((on == moved).double().mean(dim=1).tolist()))
+
+
+def rectified(model: Model, parameters: Parameters, layer: str, shape: tuple[int, ...]) -> bool:
+    """Return whether what a layer puts out below 0 has no effect, and what it puts out above 0 has one."""
+    kept: list[Tensor] = []
+
+    def keep(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        output.retain_grad()
+        kept.append(output)
+
+    hook: RemovableHandle = model.module.get_submodule(layer).register_forward_hook(keep)
+    generator = torch.Generator().manual_seed(0)
+    try:
+        own = {name: value.detach().requires_grad_() for name, value in parameters.items()}
+        images = torch.randn(32, *shape, generator=generator).to(next(iter(own.values())))
+        scores = model.apply(own, images)
+        (scores * torch.randn(scores.shape, generator=generator).to(scores)).sum().backward()
+    finally:
+        hook.remove()
+    (output,) = kept
+    assert output.grad is not None
+    off = output <= 0
+    return bool((output.grad[off] == 0).all() and (output.grad[~off] != 0).any())
+
+
+def poised(model: Model, parameters: Parameters, images: Tensor) -> Parameters:
+    """Return parameters that a server can send to tell rows apart: with biases by public images.
+
+    Blank paper, the median pixel everywhere, switches nothing on before the first fully connected layer, so that rows
+    are not alike in what they have in common; each unit of that layer is on for half of the images.
+
+    Parameters
+    ----------
+    model : Model
+    parameters : dict of Tensor
+        All weights stay.
+    images : Tensor, shape (images, \\*shape)
+        Of other clients than those that are attacked.
+    """
+    moved = {name: value.clone() for name, value in parameters.items()}
+    shape = tuple(images.shape[1:])
+    first = dense_layers(model, parameters, shape)[0]
+    blank = images.median().expand(1, *shape)
+    for name, module in model.module.named_modules():
+        if name == first:
+            break
+        if parameter(name, "bias") not in moved or list(module.children()):
+            continue
+        out: list[Tensor] = []
+        hook = module.register_forward_hook(lambda _module, _inputs, output, out=out: out.append(output))
+        with torch.no_grad():
+            model.apply(moved, blank)
+        hook.remove()
+        moved[parameter(name, "bias")] -= out[0][0].flatten(1).mean(dim=1)
+    with inputs_of_layers(model) as seen, torch.no_grad():
+        model.apply(moved, images)
+    bias = parameter(first, "bias")
+    moved[bias] = -(seen[first] @ moved[parameter(first, "weight")].T).median(dim=0).values
+    return moved
+
+
+def _rank(values: Tensor, shape: torch.Size) -> tuple[int, float]:
+    """Return how many singular values stand out from noise of one deviation in every entry, and that deviation.
+
+    One after the other: whether the next is larger than what noise as large as all the rest would have.
+    """
+    rows, columns = shape
+    exact = int((values > _EXACT * values[0]).sum())
+    if exact < len(values):
+        return exact, math.sqrt(float(values[exact:].square().mean()) / max(shape))
+    for rank, value in enumerate(values.tolist()):
+        rest = float(values[rank:].square().sum())
+        deviation = math.sqrt(rest / max((rows - rank) * (columns - rank), 1))
+        if value <= _EDGE * deviation * (math.sqrt(rows) + math.sqrt(columns)):
+            return rank, deviation
+    return len(values), 0.0
+
+
+def _sparse(units: Tensor, values: Tensor, deviation: float, generator: torch.Generator) -> list[Tensor]:
+    """Return directions (b,) along which most units (m, b) are 0, as many as are independent, up to b."""
+    rank = units.shape[1]
+    live = units[units.norm(dim=1) > _EXACT]
+    ways = torch.randn(_STARTS * rank, rank, generator=generator, dtype=torch.float64)
+    for step in range(_STEPS):
+        tau = _thresholds(ways, values, deviation).clamp(min=0.5 * _SHRINK**step / math.sqrt(len(units)))
+        weights = 1 / ((ways @ live.T).square() + tau[:, None].square())
+        ways = torch.linalg.eigh(torch.einsum("sj,jk,jl->skl", weights, live, live))[1][:, :, 0]
+    limits = _thresholds(ways, values, deviation)
+    zeros = ((ways @ live.T).abs() < limits[:, None]).sum(dim=1)
+    # By how much there are more zeros than chance makes along a direction without any structure. So many as b - 1 are
+    # no wonder: any direction can be made to have them.
+    chance = torch.erf(limits * math.sqrt(len(units) / 2))
+    wonder = (zeros - len(live) * chance) / (len(live) * chance * (1 - chance)).clamp(min=1e-12).sqrt()
+    wonder[zeros < (rank if rank > 1 else 0)] = -math.inf
+    order = wonder.argsort(descending=True, stable=True)
+    found: list[Tensor] = []
+    for way in ways[order[wonder[order] > -math.inf]]:
+        rest = way
+        if found:
+            basis = torch.stack(found, dim=1)
+            rest = way - basis @ torch.linalg.lstsq(basis, way[:, None]).solution[:, 0]
+        if rest.norm() > _NEW:
+            found.append(way)
+        if len(found) == rank:
+            break
+    return found
+
+
+def _thresholds(ways: Tensor, values: Tensor, deviation: float) -> Tensor:
+    """Return up to where a number may be a 0, for units along each of the ways (s, b)."""
+    noise: Tensor = _DEVIATIONS * deviation * (nn.functional.normalize(ways, dim=1) / values).norm(dim=1)
+    return noise.clamp(min=_EXACT)

@@ -1,0 +1,414 @@
+"""Clients that change (the group privacy paper's future work): rows that drift, clients that change sides, come and go.
+
+Seven phases on linear models in the plane, each a run of its own on the same nodes, whose ledgers go on. A run starts
+from what the one before has found, or from hypotheses drawn anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from umbel.data import Manifest, open_federation, write_leaf
+from umbel.privacy.accounting.guarantee import DELTA, guarantee
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.research.experiments.figures import COLOURS, figure
+from umbel.research.experiments.runs import Finished, Spec, Trace
+from umbel.research.experiments.sweep import FIRST_SEED, Result
+from umbel.research.experiments.synthetic import recipe
+from umbel.research.experiments.tables import Section, Value, good, plus_minus, write
+from umbel.server.rounds import Run
+from umbel.server.run_folder import RunFolder
+from umbel.simulation import in_process
+from umbel.simulation.grid import InProcessGrid
+
+SEEDS = 20
+ROUNDS = 30
+"""Of a phase."""
+CLIENTS, NEWCOMERS, ROWS = 100, 50, 10
+"""Training clients, those that come, and rows of each; there are as many validation clients of each kind."""
+_DECIMALS = 6  # so that files stay small
+_CHANGE_SIDES = 0.3
+_STEPS, _STEP_ROUNDS = 5, 4
+_FAR = 6.0  # between optima, and from where one was to where it goes
+_REACH = 8.0  # no optimum is further from the origin
+NEAR = 1.1
+"""Errors up to so many times that of the true parameters count as found again."""
+_IN_A_ROW = 3  # rounds
+FRESH, BEFORE = "", "the run before"
+"""What a phase starts from: hypotheses drawn anew, or those of the phase before."""
+SPARE = "a spare from"
+"""No key of the run config: the phase from which on there is one hypothesis more, 0 for none."""
+
+Clients = dict[str, tuple[NDArray[np.float64], NDArray[np.float64]]]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of the time line.
+
+    Attributes
+    ----------
+    name : str
+    steps : tuple of int
+        Rounds before the rows change again, within the phase.
+    """
+
+    name: str
+    steps: tuple[int, ...] = (ROUNDS,)
+
+
+_GRADUAL = (*[_STEP_ROUNDS] * (_STEPS - 1), ROUNDS - _STEP_ROUNDS * (_STEPS - 1))
+PHASES = (
+    Phase("start"),
+    Phase("one optimum jumps"),
+    Phase("the other drifts", _GRADUAL),
+    Phase("clients change sides"),
+    Phase("a third group comes"),
+    Phase("it leaves"),
+    Phase("it is back"),
+)
+
+GUARANTEED = "k = 3, kept, guaranteed"
+_FORMAL = {"radius": "public", "radius-start": 0.5, "noise-multiplier": 1.5, "choice-epsilon": 2.0, "local-epochs": 10}
+ARMS: Mapping[str, dict[str, Any]] = {
+    "k = 1, kept": {"hypotheses": 1, "start-from": BEFORE},
+    "k = 2, kept": {"hypotheses": 2, "start-from": BEFORE},
+    "k = 2, drawn anew": {"hypotheses": 2, "start-from": FRESH},
+    "k = 2, kept, a spare": {"hypotheses": 2, "start-from": BEFORE, SPARE: 4},
+    "k = 3, kept": {"hypotheses": 3, "start-from": BEFORE},
+    "k = 3, drawn anew": {"hypotheses": 3, "start-from": FRESH},
+    GUARANTEED: {"hypotheses": 3, "start-from": BEFORE, **_FORMAL},
+}
+
+
+def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+    """Return the runs of every arm, and write the data of each seed, a file a step, under `folder`."""
+    arms = {arm: ARMS[arm] for arm in ("k = 2, kept", "k = 2, drawn anew")} if quick else ARMS
+    runs = []
+    for seed in range(first, first + seeds):
+        data = folder / "data" / f"drift-{seed}"
+        for file, (manifest, clients) in zip(_files(), _world(seed), strict=True):
+            write_leaf(data / file, manifest, clients)
+        common = in_process.run_config(
+            "synthetic",
+            federation=str(data),
+            model="linear",
+            seed=seed,
+            clients_per_round=30,
+            noise_multiplier=3.0,
+            step_size=0.3,
+        )
+        runs += [Spec(_name(arm, seed), common | {SPARE: 0} | changes) for arm, changes in arms.items()]
+    return runs
+
+
+def _name(arm: str, seed: int) -> str:
+    return f"{arm}-seed{seed}".replace(" = ", "").replace(", ", "-").replace(" ", "-")
+
+
+def _files() -> list[str]:
+    return [f"{p}-{s}.json" for p, phase in enumerate(PHASES) for s in range(len(phase.steps))]
+
+
+def _world(seed: int) -> Iterator[tuple[Manifest, Clients]]:
+    """Yield the data of each step: all rows are new, drawn from where the client's group is then."""
+    generator = np.random.default_rng(seed)
+    optima = [np.array(one) for one in recipe().OPTIMA]
+    trains, validates = generator.integers(2, size=(2, CLIENTS))
+    yield _rows(generator, optima, trains, validates)
+    optima[0] = _elsewhere(generator, optima)
+    yield _rows(generator, optima, trains, validates)
+    start, end = optima[1], _elsewhere(generator, optima)
+    for step in range(1, _STEPS + 1):
+        optima[1] = start + (end - start) * step / _STEPS
+        yield _rows(generator, optima, trains, validates)
+    trains, validates = (groups ^ (generator.random(CLIENTS) < _CHANGE_SIDES) for groups in (trains, validates))
+    yield _rows(generator, optima, trains, validates)
+    optima.append(_elsewhere(generator, optima))
+    # The last of each kind, so that all others keep the numbers by which ledgers know them.
+    more = [np.append(groups, np.full(NEWCOMERS, 2)) for groups in (trains, validates)]
+    yield _rows(generator, optima, *more)
+    yield _rows(generator, optima[:2], trains, validates)
+    yield _rows(generator, optima, *more)
+
+
+def _elsewhere(generator: np.random.Generator, optima: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+    """Draw a place for an optimum, far from all there are; uniform over the disc otherwise."""
+    while True:
+        place = generator.uniform(-_REACH, _REACH, 2).round(3)
+        if np.linalg.norm(place) <= _REACH and min(np.linalg.norm(place - one) for one in optima) >= _FAR:
+            return place
+
+
+def _rows(
+    generator: np.random.Generator,
+    optima: Sequence[NDArray[np.float64]],
+    trains: NDArray[np.int64],
+    validates: NDArray[np.int64],
+) -> tuple[Manifest, Clients]:
+    """Draw rows as ``datasets/synthetic.py`` does, for clients of given groups."""
+    groups = np.concatenate([trains, validates])
+    clients: Clients = {}
+    for client, group in enumerate(groups):
+        x = generator.uniform(-1, 1, (ROWS, 2)).round(_DECIMALS)
+        y = (x * optima[group]).sum(axis=1) + generator.uniform(0, 1, ROWS)
+        clients[str(client)] = x, y.round(_DECIMALS)
+    manifest = Manifest(
+        name="drift",
+        model="linear",
+        loss="mse",
+        clients=len(groups),
+        split={"train": len(trains), "validation": len(validates)},
+        truth=[one.tolist() for one in optima],
+        groups=groups.tolist(),
+    )
+    return manifest, clients
+
+
+def play(config: Mapping[str, Any]) -> Finished:
+    """Do the phases one after the other, on nodes that keep their ledgers.
+
+    Parameters
+    ----------
+    config : mapping
+        A run config and `SPARE`. Its federation is a folder with the data of each step, and it starts from `FRESH` or
+        `BEFORE`. Each step has a seed of its own, made of the config's: the same would draw the same noise again.
+
+    Returns
+    -------
+    Finished
+        Its `measures` hold, for each round, ``error``, the mean RMSE of the validation clients under the hypotheses
+        that it starts from, ``least``, that of the true parameters, and how often training clients have released by
+        its end: ``most`` and ``mean`` of those that are there from the start, ``newcomers`` for the busiest of those
+        that come. Then ``price`` and ``pure``, the paper's budget and the pure epsilon of a participation (None where
+        there is none), ``epsilon``, that of the busiest client in the end at `accounting.guarantee.DELTA`, and
+        ``charged``, how often each client has paid by the node's own ledger.
+    """
+    torch.set_num_threads(1)
+    config, spare = dict(config), config[SPARE]
+    del config[SPARE]
+    often = np.zeros(CLIENTS + NEWCOMERS, np.int64)
+    errors, leasts, counts = [], [], []
+    before, found, files = None, FRESH, iter(_files())
+    with TemporaryDirectory() as scratch:
+        for number, phase in enumerate(PHASES):
+            k = config["hypotheses"] + int(0 < spare <= number)
+            found = found if config["start-from"] == BEFORE else FRESH
+            for step, rounds in enumerate(phase.steps):
+                data = Path(config["federation"]) / next(files)
+                seed = int(np.random.SeedSequence([config["seed"], number, step]).generate_state(1)[0])
+                own = {"federation": str(data), "rounds": rounds, "seed": seed, "start-from": found, "hypotheses": k}
+                trace, least = Trace(), _least(data)
+                before = in_process.play(config | own, observers=[trace], before=before)
+                found = _kept(before, config | own, Path(scratch) / data.stem)
+                # The last entry evaluates what the last round left, as the next step's first one does.
+                for entry, outcome in zip(before.state.history, trace.outcomes, strict=False):
+                    often[outcome.clients] += 1
+                    errors.append(entry.metric)
+                    leasts.append(least)
+                    counts.append(often.copy())
+    assert before is not None
+    assert isinstance(before.grid, InProcessGrid)
+    (node,) = before.grid.contexts.values()
+    ledger, release = MemoryLedger(node.state), before.setup.release
+    first, new = np.split(np.array(counts), [CLIENTS], axis=1)
+    once, most = guarantee({release: 1}), guarantee({release: int(often.max())})
+    measures = {
+        "error": errors,
+        "least": leasts,
+        "most": first.max(axis=1).tolist(),
+        "mean": first.mean(axis=1).tolist(),
+        "newcomers": new.max(axis=1).tolist(),
+        "price": release.paper_spend(1),
+        "pure": once.pure if once else None,
+        "epsilon": most.epsilon if most else None,
+        "charged": [sum(ledger.account(client).values()) for client in range(len(often))],
+    }
+    return Finished(measures, participations=often)
+
+
+def _kept(run: Run, config: Mapping[str, Any], folder: Path) -> str:
+    """Leave what a run has found behind, for another to start from, and return where."""
+    kept = RunFolder(folder)
+    kept.write_config(config)
+    kept.write_round(run.state, run.strategy.fleet.participations, run.setup.release, run.strategy.state)
+    return str(kept.path)
+
+
+def _least(path: Path) -> float:
+    """Return the mean RMSE of a federation's validation clients under the true parameters of their groups."""
+    federation = open_federation(path)
+    manifest = federation.manifest
+    losses = []
+    for client in range(manifest.train, manifest.clients):
+        x, y = federation.client(client)
+        losses.append(math.sqrt(np.square(x @ np.array(manifest.truth[manifest.groups[client]]) - y).mean()))
+    return float(np.mean(losses))
+
+
+def tables(results: Sequence[Result], folder: Path) -> None:
+    """Write tables and the picture of the runs of `specs`."""
+    by_name = {result.spec.name: result for result in good(results)}
+    seeds = sorted({result.spec.config["seed"] for result in results})
+    groups = {
+        arm: runs
+        for arm in ARMS
+        if (runs := [by_name[name] for seed in seeds if (name := _name(arm, seed)) in by_name])
+    }
+    rows = [_row(arm, number, runs) for arm, runs in groups.items() for number in range(len(PHASES))]
+    write(folder, "Clients that change", _sections(rows, groups), rows, results)
+    _picture(groups, folder)
+
+
+def _part(number: int) -> slice:
+    """Return the rounds of a phase."""
+    return slice(number * ROUNDS, (number + 1) * ROUNDS)
+
+
+def back_after(errors: Sequence[float], least: Sequence[float], changed: int) -> float:
+    """Return after how many rounds of a phase errors are near the least there is, and stay there for some.
+
+    Parameters
+    ----------
+    errors, least : sequence of float
+        Of each round.
+    changed : int
+        Rounds before which rows went on changing; these count, too.
+
+    Returns
+    -------
+    float
+        Infinite where they are not.
+    """
+    near: NDArray[np.bool_] = np.less_equal(errors, NEAR * np.asarray(least))
+    rows = np.all(np.lib.stride_tricks.sliding_window_view(near, _IN_A_ROW), axis=1)
+    found = np.flatnonzero(rows[changed:])
+    return float(changed + found[0]) if len(found) else math.inf
+
+
+def _row(arm: str, number: int, runs: Sequence[Result]) -> dict[str, Value]:
+    phase, part = PHASES[number], _part(number)
+    steps = np.cumsum([0, *phase.steps[:-1]])
+    measured = [run.measures for run in runs]
+    errors, least = (np.array([one[name][part] for one in measured]) for name in ("error", "least"))
+    most = np.array([[0, *one["most"]] for one in measured])[:, part.start : part.stop + 1]
+    back = [back_after(*one, int(steps[-1])) for one in zip(errors, least, strict=True)]
+    price = measured[0]["pure"] if arm == GUARANTEED else measured[0]["price"]
+    spent = [price * (own[int(b)] - own[0]) for own, b in zip(most, back, strict=True) if b < math.inf]
+    median = float(np.median(back))
+    return {
+        "arm": arm,
+        "phase": phase.name,
+        "runs": len(runs),
+        "after_the_change": float(np.median(errors[:, steps].max(axis=1))),
+        "in_the_end": float(np.median(errors[:, -1])),
+        "back": sum(b < math.inf for b in back),
+        "rounds": median if math.isfinite(median) else None,
+        "spent": float(np.median(spent)) if spent else None,
+    }
+
+
+def _sections(rows: Sequence[Mapping[str, Any]], groups: Mapping[str, Sequence[Result]]) -> list[Section]:
+    def table(title: str, text: str, cell: Any, only: Sequence[str] = ()) -> Section:
+        lines = [[arm, *(cell(row) for row in rows if row["arm"] == arm)] for arm in groups if not only or arm in only]
+        return Section(title, text, ("hypotheses", *(phase.name for phase in PHASES)), lines)
+
+    def rounds(row: Mapping[str, Any]) -> str:
+        median = "never" if row["rounds"] is None else f"{row['rounds']:g}"
+        return median if row["back"] == row["runs"] else f"{median} ({row['back']} of {row['runs']})"
+
+    near = f"within {100 * (NEAR - 1):.0f} % of that of the true parameters"
+    spending = [
+        [
+            arm,
+            *(plus_minus((run.measures[name][-1] * run.measures[price] for run in runs), 1)
+              for name in ("mean", "most", "newcomers")),
+            f"{np.median([run.measures['epsilon'] for run in runs]):.1f}" if arm == GUARANTEED else "no guarantee",
+        ]
+        for arm, runs in groups.items()
+        for price in ["pure" if arm == GUARANTEED else "price"]
+    ]  # fmt: skip
+    return [
+        table(
+            "Rounds until the models fit again",
+            f"Rounds of {ROUNDS} until the validation clients' mean RMSE is {near} for {_IN_A_ROW} rounds in a row: "
+            "median over seeds; in how many of them, where it is not in all. The drift itself takes "
+            f"{sum(_GRADUAL[:-1])} rounds.",
+            rounds,
+        ),
+        table(
+            "Error right after the change",
+            "RMSE in the round in which rows have just changed (of a drift, in the worst of these); median over seeds. "
+            "The least there is, is about .577.",
+            lambda row: f"{row['after_the_change']:.2f}",
+        ),
+        table(
+            "Error in the end of the phase",
+            "RMSE before the last round; median over seeds.",
+            lambda row: f"{row['in_the_end']:.2f}",
+        ),
+        table(
+            "Spent until the models fit again",
+            "By how much the highest spending of a client that was there from the start grows in the phase, until "
+            "then: the paper's heuristic, n/ν a participation, and with a guarantee the pure "
+            "epsilon. Median over seeds in which they do.",
+            lambda row: "" if row["spent"] is None else f"{row['spent']:.1f}",
+        ),
+        Section(
+            "Spent in the end",
+            "In all phases together, by client: the mean and the busiest of those that were there from the start, and "
+            f"the busiest newcomer; in the same units. Mean ± standard deviation over seeds. Last, "
+            f"the busiest client's epsilon at delta {DELTA:g}.",
+            ("hypotheses", "mean", "busiest", "busiest newcomer", "epsilon"),
+            spending,
+        ),
+    ]
+
+
+_SHOWN = ("k = 1, kept", "k = 2, kept", "k = 2, drawn anew", "k = 2, kept, a spare", "k = 3, kept", GUARANTEED)
+_TICKS = (0.6, 1, 2, 3, 4)
+
+
+def _picture(groups: Mapping[str, Sequence[Result]], folder: Path) -> None:
+    """Draw the error by round, with the changes marked, and below it what is spent."""
+    rounds = np.arange(1, len(PHASES) * ROUNDS + 1)
+
+    def median(runs: Sequence[Result], name: str) -> NDArray[np.float64]:
+        return np.asarray(np.median([run.measures[name] for run in runs], axis=0))
+
+    with figure(folder, "drift", 2, 1, (10, 6)) as axes:
+        top, below = axes[:, 0]
+        for i, arm in enumerate(arm for arm in _SHOWN if arm in groups):
+            top.plot(rounds, median(groups[arm], "error"), color=COLOURS[i], linewidth=1.2, label=arm)
+        top.set(ylabel="RMSE, median over seeds", yscale="log")
+        top.set_yticks(_TICKS, _TICKS)
+        top.set_yticks([], minor=True)
+        top.legend(ncols=3, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1.1))
+        # Who is asked hangs on the seed alone, and not on what is learnt.
+        runs = next(iter(groups.values()))
+        lines = {"busiest client": "most", "mean client": "mean", "busiest newcomer": "newcomers"}
+        for (label, name), style in zip(lines.items(), ("-", "--", ":"), strict=True):
+            below.plot(rounds, median(runs, name), color="black", linestyle=style, linewidth=1.2, label=label)
+        prices = [f"n/\N{GREEK SMALL LETTER NU} = {runs[0].measures['price']:.2g} of the paper's budget, a heuristic"]
+        if GUARANTEED in groups:
+            prices.append(f"where it is guaranteed, a pure epsilon of {groups[GUARANTEED][0].measures['pure']:.3g}")
+        below.set(xlabel="round", ylabel="participations so far")
+        below.set_title("each costs " + "; ".join(prices), fontsize=9)
+        below.legend(fontsize=8)
+        changes = [1 + number * ROUNDS for number in range(len(PHASES))]
+        for ax in (top, below):
+            ax.set(xlim=(1, len(rounds)), xticks=changes)
+            ax.grid(visible=False, axis="x")
+            for change in changes[1:]:
+                ax.axvline(change, color="grey", linewidth=0.8, linestyle=":")
+        for number, phase in enumerate(PHASES):
+            top.text((number + 0.5) / len(PHASES), 1.02, phase.name, transform=top.transAxes, ha="center", fontsize=8)

@@ -1,0 +1,214 @@
+"""What a guarantee costs in accuracy: measured error against the epsilon of a client, over its whole training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from umbel.data import find_federation, open_federation
+from umbel.privacy.accounting.guarantee import DELTA
+from umbel.research.experiments.figures import COLOURS, MARKERS, figure
+from umbel.research.experiments.runs import Finished, Spec, finish
+from umbel.research.experiments.splits import split_by_seed
+from umbel.research.experiments.sweep import FIRST_SEED, Result
+from umbel.research.experiments.tables import Section, Value, average, good, plus_minus, write
+from umbel.simulation.in_process import run_config
+
+SEEDS = 10
+_COUNTS = 2.0  # choice-epsilon with which a site's counts are hardly disturbed
+SITES = 3
+"""Sites among which the clients are dealt out, where sites release."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learnt, and how it is told.
+
+    Attributes
+    ----------
+    name : str
+        Of the data; ``configs/NAME-epsilon-E.toml`` has the settings for each epsilon.
+    epsilons : tuple of int
+        For which there are settings.
+    pure : bool
+        Whether epsilon is pure, or at `umbel.privacy.accounting.guarantee.DELTA`.
+    parameters : int
+        n.
+    plain : dict
+        Runs without noise to compare with, by name: what they change of the largest epsilon's settings.
+    multipliers : tuple of float
+        nu of the paper's heuristic.
+    metric : str
+        Its name and unit.
+    digits : int
+        After the point.
+    shuffled : bool
+        Whether each seed draws which clients train; not where several are of one person.
+    """
+
+    name: str
+    epsilons: tuple[int, ...]
+    pure: bool
+    parameters: int
+    plain: Mapping[str, Mapping[str, Any]]
+    multipliers: tuple[float, ...]
+    metric: str
+    digits: int
+    shuffled: bool
+
+
+HOSPITAL = Task(
+    "hospital",
+    (2, 4, 8, 16),
+    True,
+    11,
+    {"k = 1": {"hypotheses": 1}, "k = 5": {}},
+    (1.0, 3.0, 10.0),
+    "RMSE in dollars",
+    0,
+    True,
+)
+HANDWRITING = Task("qmnist-features", (2, 4, 8), False, 100, {"k = 1": {}}, (3.0, 10.0, 30.0), "accuracy", 3, False)
+TASKS = {task.name: task for task in (HOSPITAL, HANDWRITING)}
+
+CLIENT, OPEN, ONE, SITE = "client release, private choice", "client release, open choice", "k = 1", "site release"
+HEURISTIC, PLAIN = "paper's radius, open choice", "no noise"
+
+
+def specs(name: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+    """Return the runs of a task: every arm at every epsilon it has settings for.
+
+    Data whose split the seed draws are written under `folder`.
+    """
+    task = TASKS[name]
+    epsilons = task.epsilons[-1:] if quick else task.epsilons
+    points = _points(task, epsilons)
+    data, own = points[0][-1]["federation"], range(first, first + seeds)
+    return [
+        Spec(
+            f"{arm}-{epsilon}-seed{seed}".replace(" ", "-").replace(",", ""),
+            config | {"federation": path, "seed": seed},
+        )
+        for seed, path in (split_by_seed(data, folder, own) if task.shuffled else ((one, data) for one in own))
+        for arm, epsilon, config in points
+    ]
+
+
+def play(config: Mapping[str, Any]) -> Finished:
+    """Do a run, over several sites where sites release."""
+    return finish(config, nodes=SITES if config["strategy"] == "site-average" else 1)
+
+
+def tables(name: str, results: Sequence[Result], folder: Path) -> None:
+    """Write the table and the picture of the runs of `specs`."""
+    task = TASKS[name]
+    manifest = open_federation(find_federation(results[0].spec.config["federation"])).manifest
+    scale = float(manifest.units.get("target", {}).get("scale", 1.0))
+    by_arm: dict[tuple[str, str], list[Result]] = {}
+    for result in good(results):
+        by_arm.setdefault(_arm(result), []).append(result)
+    rows = [_row(task, arm, label, runs, scale) for (arm, label), runs in by_arm.items()]
+    what = "pure" if task.pure else f"at delta {DELTA:g}"
+    text = (
+        f"{task.metric} of all validation clients under their best hypothesis, of the round of lowest validation loss; "
+        f"mean ± standard deviation over seeds. Epsilon is {what}, between any two data sets of a client, over its "
+        f"whole training, its choice included. Where there is no guarantee it says none, and the paper's budget stands "
+        f"alone. Sites: the clients are dealt out among {SITES}, which their clients trust."
+    )
+    columns = ("who protects what", "setting", "epsilon", "paper's budget", task.metric, "worst seed", "last round")
+    shown = [
+        [str(row[key]) for key in ("arm", "label", "epsilon_text", "paper_text", "text", "worst", "last")]
+        for row in rows
+    ]
+    write(folder, f"The frontier: {name}", [Section("Accuracy against epsilon", text, columns, shown)], rows, results)
+    _picture(task, rows, folder)
+
+
+def _points(task: Task, epsilons: Sequence[int]) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return arm, label and configuration of every point."""
+    points: list[tuple[str, str, dict[str, Any]]] = []
+    chooses = False
+    for epsilon in epsilons:
+        base = run_config(f"{task.name}-epsilon-{epsilon}")
+        chooses = base["hypotheses"] > 1
+        label = f"epsilon {epsilon}"
+        if chooses:
+            points += [
+                (CLIENT, label, base),
+                (OPEN, label, base | {"choice-epsilon": 0.0}),
+                (SITE, label, _by_sites(task, base, epsilon)),
+            ]
+            if task.pure:
+                alone = {"hypotheses": 1, "noise-multiplier": 2 * task.parameters / epsilon}
+                points.append((ONE, label, base | alone))
+        else:
+            points += [(ONE, label, base), (SITE, label, base | {"strategy": "site-average"})]
+    base = run_config(f"{task.name}-epsilon-{task.epsilons[-1]}")
+    heuristic = {"radius": "update", "choice-epsilon": 0.0}
+    for nu in task.multipliers:
+        points.append((HEURISTIC, f"nu {nu:g}", base | heuristic | {"noise-multiplier": nu}))
+    for what, changes in task.plain.items():
+        points.append((PLAIN, what, base | heuristic | {"noise-multiplier": 0.0, **changes}))
+    return points
+
+
+def _by_sites(task: Task, base: Mapping[str, Any], epsilon: int) -> dict[str, Any]:
+    """Return settings for sites: their counts need more of a small epsilon than a client's choice does."""
+    choice = max(base["choice-epsilon"], min(epsilon / 2, _COUNTS))
+    nu = math.ceil(200 * task.parameters / (epsilon - choice)) / 100
+    return {**base, "strategy": "site-average", "choice-epsilon": choice, "noise-multiplier": nu}
+
+
+def _arm(result: Result) -> tuple[str, str]:
+    config = result.spec.config
+    for task in TASKS.values():
+        for arm, label, other in _points(task, task.epsilons):
+            if other | {key: config[key] for key in ("federation", "seed")} == config:
+                return arm, label
+    raise KeyError(result.spec.name)
+
+
+def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Value]:
+    measured = [run.measures["best"]["mean"] * scale for run in runs]
+    epsilon = runs[0].measures["pure_epsilon" if task.pure else "epsilon"]
+    paper = runs[0].measures["max_budget"]
+    worst = max(measured) if task.pure else min(measured)
+    mean, deviation = average(measured)
+    return {
+        "arm": arm,
+        "label": label,
+        "epsilon": epsilon,
+        "epsilon_text": "none" if epsilon is None else f"{epsilon:.3g}",
+        "paper_text": "none" if paper is None else f"{paper:.3g}",
+        "mean": mean,
+        "deviation": deviation,
+        "text": plus_minus(measured, task.digits),
+        "worst": f"{worst:,.{task.digits}f}",
+        "last": plus_minus((run.measures["last"]["mean"] * scale for run in runs), task.digits),
+        "runs": len(runs),
+        "paper": paper,
+    }
+
+
+def _picture(task: Task, rows: Sequence[Mapping[str, Any]], folder: Path) -> None:
+    with figure(folder, "frontier", size=(7, 4)) as axes:
+        ax = axes[0, 0]
+        formal = [arm for arm in (CLIENT, ONE, SITE) if any(row["arm"] == arm for row in rows)]
+        for i, arm in enumerate(formal):
+            points = sorted((row["epsilon"], row["mean"], row["deviation"]) for row in rows if row["arm"] == arm)
+            x, mean, deviation = zip(*points, strict=True)
+            ax.errorbar(x, mean, deviation, color=COLOURS[i], marker=MARKERS[i], capsize=3, linewidth=1, label=arm)
+        for i, row in enumerate(row for row in rows if row["arm"] == PLAIN):
+            ax.axhline(
+                row["mean"],
+                color="black",
+                linewidth=0.8,
+                linestyle=("--", ":")[i % 2],
+                label=f"no noise, {row['label']}",
+            )
+        ax.set_xscale("log", base=2)
+        ax.set(xlabel="epsilon of a client, whole training, any two data sets", ylabel=task.metric)
+        ax.legend()

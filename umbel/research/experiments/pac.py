@@ -1,0 +1,337 @@
+"""PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.progress import track
+
+from umbel.client.cohort import LocalUpdate
+from umbel.client.noisy_messages import noisy_messages
+from umbel.models.losses import SLOPES
+from umbel.privacy.gate.releases import sanitise
+from umbel.privacy.mechanisms import Laplace
+from umbel.protocol.release import RadiusMode
+from umbel.research.attacks.pac_attack import checkpoint, theorem_1
+from umbel.research.experiments.figures import COLOURS, MARKERS, figure
+from umbel.research.experiments.pac_trials import (
+    FACTORS,
+    ITEMS,
+    LABELLED,
+    LOSS,
+    NOISE,
+    Matrix,
+    Trials,
+    attack,
+    interactions,
+    vectors,
+)
+from umbel.research.experiments.sweep import PACKAGES
+from umbel.research.experiments.tables import Section, Value, write_page
+from umbel.server.run_folder import versions
+
+BATCH, STEP = 10, 0.1
+DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
+RATES = (0.1, 0.3, 0.4, 0.45)
+SIGMAS = (0.02, 0.05)
+MULTIPLIERS = (1.0, 3.0, 5.0)
+MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256
+"""After which an attack is given up."""
+
+# Of clients whose local parameters are fitted, for so many epochs, before they are attacked.
+_RATE, _EPOCHS = 0.3, 50
+# Interactions for Proposition 1.
+_ASKED = 16
+# So small that each radius is the norm of the update.
+_FLOOR = 1e-9
+SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
+
+_ONE_BATCH, _ONE_EPOCH = LocalUpdate(0, STEP, BATCH, 1), LocalUpdate(1, STEP, BATCH)
+"""What a client does in an interaction."""
+
+
+def tables(trials: int, seed: int, folder: Path) -> None:
+    """Write all tables and the figure; one thread computes."""
+    torch.set_num_threads(1)
+    folder.mkdir(parents=True, exist_ok=True)
+    fitted = _fitted(trials // 20, seed)
+    parts = [
+        _theorem_1(trials, seed),
+        _noisy(trials // 10, seed, 2),
+        _noisy(trials // 10, seed, 3),
+        _laplace(fitted, seed, folder),
+        _proposition_1(fitted, seed),
+    ]
+    rows = [row for _, own in parts for row in own]
+    document = {"versions": versions(PACKAGES), "trials": trials, "seed": seed}
+    title = "PAC identifiability in federated personalization"
+    write_page(folder, title, [section for section, _ in parts], rows, document)
+
+
+Part = tuple[Section, list[dict[str, Value]]]
+
+
+def _theorem_1(trials: int, seed: int) -> Part:
+    """Without noise an attack fails only if most labels of all minibatches were positive."""
+    rows: list[dict[str, Value]] = []
+    for p in track(RATES, "Theorem 1", transient=True):
+        bound = theorem_1(p, BATCH, DELTA)
+        assert bound is not None
+        clients = Trials.draw(trials, p, seed)
+        failures = [
+            float((clients.errors(estimates, local) > 0).mean())
+            for _, estimates, local in islice(attack(clients.narrowed(), _ONE_BATCH, True, seed), bound)
+        ]
+        rows.append(
+            {"table": "theorem 1", "p": p, "bound": bound, "trials": trials, "failures": failures[-1],
+             "suffices": _suffices(failures)}
+        )  # fmt: skip
+    text = (
+        f"Protocol 1 without noise, R = 1, B = {BATCH}, delta = {DELTA:g}. A failure is a client of which any of "
+        f"{ITEMS} predictions comes out wrong. Rows are like rates p. Enough is the least T from which on failures "
+        "stay below delta."
+    )
+    columns = ("p", "bound T", "trials", "failure rate at T", "T that is enough")
+    cells = [[f"{r['p']:g}", str(r["bound"]), str(trials), f"{r['failures']:.4f}", str(r["suffices"])] for r in rows]
+    return Section("Theorem 1", text, columns, cells), rows
+
+
+def _noisy(trials: int, seed: int, theorem: int) -> Part:
+    """Noisy messages (Eq. 3): Protocol 1 for Theorem 2, Protocol 3 with E = 1 for Theorem 3."""
+    update = _ONE_BATCH if theorem == 2 else _ONE_EPOCH
+    rows: list[dict[str, Value]] = []
+    for p in track(RATES[:2], f"Theorem {theorem}", transient=True):
+        for sigma in SIGMAS:
+            clients = Trials.draw(trials, p, seed)
+            bounds = (_theorem_2 if theorem == 2 else _theorem_3)(clients, p, sigma)
+            errors = _noisy_errors(clients, update, sigma, bounds, seed)
+            rows.append(
+                {"table": f"theorem {theorem}", "p": p, "sigma": sigma, "bound": float(np.median(bounds)),
+                 "trials": trials, "failures": float((errors.at_bound > EPSILON).mean()),
+                 "suffices": errors.enough, "ratio": float(np.median(bounds)) / errors.enough}
+            )  # fmt: skip
+    text = (
+        f"Messages with Gaussian noise sigma a component on items that changed, epsilon = {EPSILON:g}, delta = "
+        f"{DELTA:g}; each client is attacked for as long as its own bound says"
+        + (", with the beta that makes it least" if theorem == 2 else "")
+        + f". An update of a minibatch moves an item by {STEP * SLOPE:g} |u|, .14 on average. A failure is a "
+        "client with more than a share epsilon of predictions wrong. Enough is the least T from which on failures stay "
+        "below delta."
+    )
+    columns = ("p", "sigma", "bound T (median)", "trials", "failure rate at T", "T that is enough", "bound / enough")
+    cells = [
+        [f"{r['p']:g}", f"{r['sigma']:g}", f"{r['bound']:,.0f}", str(trials), f"{r['failures']:.4f}",
+         str(r["suffices"]), f"{r['ratio']:.0f}"]
+        for r in rows
+    ]  # fmt: skip
+    return Section(f"Theorem {theorem}", text, columns, cells), rows
+
+
+@dataclass(frozen=True)
+class _NoisyErrors:
+    at_bound: Matrix
+    enough: int
+
+
+def _noisy_errors(
+    clients: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
+) -> _NoisyErrors:
+    """Attack each client until its own bound, and see how it stood on the way."""
+    noised = partial(_messages, sigma=sigma, noise=np.random.default_rng([seed, NOISE]))
+    at_bound = np.full(len(bounds), np.nan)
+    times: list[int] = []
+    failures: list[float] = []
+    for t, estimates, local in attack(clients.narrowed(), update, True, seed, noised):
+        due = bounds == t
+        if due.any() or checkpoint(t):
+            errors = clients.errors(estimates, local)
+            at_bound[due] = errors[due]
+            if checkpoint(t):
+                times.append(t)
+                failures.append(float((errors > EPSILON).mean()))
+        if t == bounds.max():
+            break
+    return _NoisyErrors(at_bound, times[_suffices(failures) - 1])
+
+
+def _messages(updates: NDArray[np.float32], sigma: float, noise: np.random.Generator) -> NDArray[np.float32]:
+    """Return noisy messages (m, I, d) of clients who were sent zeros."""
+    # As one client with all their items: their noise comes from the same source, one after the other.
+    items = updates.reshape(1, -1, FACTORS)
+    zeros, chosen = np.zeros_like(items), np.zeros(1, np.int64)
+    noisy = noisy_messages({"items": items}, {"items": zeros}, chosen, sigma, [noise], everywhere=False)
+    return noisy["items"].reshape(updates.shape)
+
+
+def _theorem_2(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
+    """Return each client's bound on T, the minimum over beta (Theorem 2)."""
+    longest, tau = _geometry(clients)
+    beta = np.linspace(0, 1 - 2 * p, 1002)[1:-1, None]
+    first = 2 * math.log(2 / DELTA) / (BATCH * (1 - 2 * p - beta) ** 2)
+    second = 2 * (sigma * longest) ** 2 * math.log(4 * ITEMS / DELTA) / (BATCH * (STEP * beta * SLOPE * tau) ** 2)
+    minimum: NDArray[np.int64] = np.ceil(np.maximum(first, second).min(axis=0)).astype(np.int64)
+    return minimum
+
+
+def _theorem_3(clients: Trials, p: float, sigma: float) -> NDArray[np.int64]:
+    """Return each client's bound on T (Theorem 3, Eq. 4)."""
+    longest, tau = _geometry(clients)
+    signal = STEP * (1 - 2 * p) * SLOPE * tau
+    bound: NDArray[np.int64] = np.ceil(
+        2 * (sigma * longest) ** 2 * math.log(2 * ITEMS / DELTA) / (LABELLED * signal**2)
+    ).astype(np.int64)
+    return np.maximum(bound, 1)
+
+
+def _geometry(clients: Trials) -> tuple[float, Matrix]:
+    """Return M, the largest norm of an item, and tau_c(epsilon) of each client, an order statistic."""
+    scores = np.sort(np.abs(clients.local @ clients.items.T), axis=1)
+    # The largest tau below which lie at most a share epsilon of the items.
+    return float(np.linalg.norm(clients.items, axis=1).max()), scores[:, int(EPSILON * ITEMS)]
+
+
+def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
+    """Return what the Laplace release costs an attacker, by attack, way of noise and nu."""
+    cells = [(zero, unit, nu) for zero in (True, False) for unit in ("row", "vector") for nu in MULTIPLIERS]
+    rows: list[dict[str, Value]] = []
+    for zero, unit, nu in track(cells, "Laplace release", transient=True):
+        found = _laplace_cell(clients, zero, unit, nu, seed)
+        rows.append(
+            {"table": "laplace", "attack": "zero" if zero else "spectral", "noise_per": unit, "nu": nu,
+             "trials": len(clients.local), **found}
+        )  # fmt: skip
+    text = (
+        f"The gate's Laplace release instead, p = {_RATE:g}, B = {BATCH}: interactions until half of the clients' "
+        f"vectors, and until 9 of 10, are stolen but for {ERROR:.0%} of what they predict. Noise per row is each "
+        "item's own, within the norm of its own change; noise per vector is within the norm of the whole update. A "
+        f"participation costs n/ν, with n = {ITEMS * FACTORS:,}. The spectral attack sends honest items, from which "
+        "clients go on learning: their vectors move on while it averages, so that more than some dozens of "
+        "interactions make it worse."
+    )
+    columns = ("attack", "noise per", "ν", "T, half", "T, 9 of 10", "T/ν², half", "lowest median error")
+    lines = [
+        [
+            str(r["attack"]), str(r["noise_per"]), f"{r['nu']:g}", _or_never(r["half"]), _or_never(r["most"]),
+            f"{r['half'] / r['nu'] ** 2:.1f}" if isinstance(r["half"], int) and isinstance(r["nu"], float) else "",
+            f"{r['lowest']:.3f} at T = {r['lowest_at']}",
+        ]
+        for r in rows
+    ]  # fmt: skip
+    _figure(rows, folder)
+    return Section("The Laplace release", text, columns, lines), rows
+
+
+def _or_never(value: Value) -> str:
+    return f"{value:,}" if isinstance(value, int) else "never"
+
+
+def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
+    """Attack until 9 of 10 are stolen, or it makes no sense to go on."""
+    # With noise on an item's own change alone, items that nobody changed come back as they were.
+    narrow = clients.narrowed() if zero and unit == "row" else clients
+    noised = partial(_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
+    found: dict[str, Value] = {"half": None, "most": None, "lowest": math.inf, "lowest_at": 0}
+    for t, estimates, local in attack(narrow, _ONE_BATCH, zero, seed, noised):
+        if not checkpoint(t):
+            continue
+        errors = clients.errors(estimates, local)
+        median = float(np.median(errors))
+        if median < float(found["lowest"] or 0):
+            found |= {"lowest": median, "lowest_at": t}
+        if found["half"] is None and median <= ERROR:
+            found["half"] = t
+        if found["most"] is None and (errors > ERROR).mean() <= DELTA:
+            found["most"] = t
+            return found
+        if t >= (MAX_INTERACTIONS if zero else _MAX_SPECTRAL):
+            return found
+    raise AssertionError("interactions never end")
+
+
+def _fitted(trials: int, seed: int) -> Trials:
+    """Return clients whose local parameters have learnt from honest items."""
+    clients = Trials.draw(trials, _RATE, seed)
+    # An epoch an interaction: within one, items move as well, and a client's vector fits those.
+    honest = interactions(clients, _ONE_EPOCH, False, seed)
+    *_, (_, _, local) = islice(honest, _EPOCHS)
+    return Trials(clients.items, local, clients.cohort)
+
+
+def _rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
+    """Sanitise each changed item by itself; the others stay as they are."""
+    rows = updates.reshape(-1, FACTORS).astype(np.float64)
+    changed = rows.any(axis=1)
+    rows[changed] = sanitise(Laplace(nu), rows[changed], _FLOOR, RadiusMode.UPDATE, [noise] * int(changed.sum()))
+    return rows.reshape(updates.shape)
+
+
+def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
+    """Sanitise each client's update as one vector."""
+    flat = updates.reshape(len(updates), -1).astype(np.float64)
+    return sanitise(Laplace(nu), flat, _FLOOR, RadiusMode.UPDATE, [noise] * len(flat)).reshape(updates.shape)
+
+
+def _proposition_1(clients: Trials, seed: int) -> Part:
+    """What a stolen vector, that fits its client's labels, tells about the labels."""
+    local, trials = clients.local, len(clients.local)
+    labelled = clients.cohort.features[:, 0].long().numpy().reshape(trials, LABELLED)
+    labels = clients.cohort.targets.numpy().reshape(trials, LABELLED)
+
+    def wrong(users: NDArray[Any], truth: NDArray[Any]) -> Matrix:
+        scores = np.einsum("cnd,cd->cn", clients.items[labelled], users)
+        return np.asarray((np.sign(scores) != truth).mean(axis=1))
+
+    own = np.sign(np.einsum("cnd,cd->cn", clients.items[labelled], local))
+    rows: list[dict[str, Value]] = []
+    noise = np.random.default_rng([seed, NOISE])
+    for nu in (0.0, *MULTIPLIERS):
+        noised = partial(_rows, nu=nu, noise=noise) if nu else None
+        *_, (_, estimates, _) = islice(attack(clients.narrowed(), _ONE_BATCH, True, seed, noised), _ASKED)
+        found = vectors(estimates)
+        eta, epsilon, error = wrong(local, labels), wrong(found, own), wrong(found, labels)
+        rows.append(
+            {"table": "proposition 1", "nu": nu, "trials": trials, "eta": float(eta.mean()),
+             "epsilon": float(epsilon.mean()), "error": float(error.mean()),
+             "holds": float((error <= epsilon + eta + 1e-12).mean())}
+        )  # fmt: skip
+    text = (
+        f"Clients whose vector was fitted to their {LABELLED} labels, p = {_RATE:g}, {_ASKED} interactions of the "
+        "zeroing attack with noise per row: eta is the share of their labels that their own vector gets wrong, epsilon "
+        "the share on which the stolen one differs from it, error the share of labels that the server gets wrong; "
+        f"means over clients. Guessing that everything is disliked errs on {_RATE:g}."
+    )
+    columns = ("ν", "eta", "epsilon", "error", "error ≤ epsilon + eta")
+    cells = [
+        [f"{r['nu']:g}", f"{r['eta']:.3f}", f"{r['epsilon']:.3f}", f"{r['error']:.3f}", f"{r['holds']:.0%}"]
+        for r in rows
+    ]
+    return Section("Proposition 1", text, columns, cells), rows
+
+
+def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
+    """Draw how many interactions it takes to steal a vector by noise multiplier."""
+    with figure(folder, "interactions", size=(6, 4)) as axes:
+        ax = axes[0, 0]
+        for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
+            own = [r for r in rows if (r["attack"], r["noise_per"]) == (name, unit) and r["half"]]
+            style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "linewidth": 1}
+            ax.plot([r["nu"] for r in own], [r["half"] for r in own], **style, label=f"{name}, noise per {unit}")
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.set(xlabel="noise multiplier ν", ylabel="interactions until half are stolen")
+        ax.legend()
+
+
+def _suffices(failures: Sequence[float]) -> int:
+    """Return from which place on, counted from 1, failures stay at delta or below."""
+    bad = [i for i, rate in enumerate(failures, 1) if rate > DELTA]
+    return min((bad[-1] if bad else 0) + 1, len(failures))

@@ -1,0 +1,184 @@
+"""The page of results, ``docs/reproduce.md``: its text is written by hand, its tables are taken from experiments.
+
+What an experiment made, and how, is kept in ``docs/results/NAME``. A table whose experiment has
+changed since says so on the page, until the experiment is done again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from jinja2 import Environment, StrictUndefined
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import write_atomically
+from umbel.simulation.in_process import ROOT
+
+DOCS = ROOT / "docs"
+_TEMPLATE, _PAGE, _RESULTS = "reproduce.md.j2", "reproduce.md", "results"
+_TABLE, _MADE = "table.md", "made.toml"
+
+# Numbers that training gives are pinned by the saved runs: whoever changes those changes all results.
+_PINNED = ("tests/saved_runs",)
+
+_HERE, _DATA = "umbel/research/experiments", "umbel/datasets"
+
+SOURCES: Mapping[str, tuple[str, ...]] = {
+    "synthetic": (f"{_HERE}/synthetic.py", f"{_HERE}/fairness.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
+    "hospital": (
+        f"{_HERE}/hospital.py", f"{_HERE}/splits.py", f"{_HERE}/fairness.py", "configs/hospital.toml",
+        f"{_DATA}/hospital.py",
+    ),
+    "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
+    "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
+    "frontier-hospital": (
+        f"{_HERE}/frontier.py", f"{_HERE}/splits.py", "configs/hospital-*.toml", f"{_DATA}/hospital.py",
+    ),
+    "frontier-qmnist-features": (
+        f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
+    ),
+    "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
+    "recommender": (
+        f"{_HERE}/recommender.py", f"{_HERE}/splits.py", "configs/recommender.toml", "umbel/models/factors.py",
+        "umbel/models/rules_of_thumb.py", "umbel/strategies/recommender.py", f"{_DATA}/movielens.py",
+    ),
+    "attacks": (
+        f"{_HERE}/attacks.py", "umbel/research/attacks/*.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py",
+        f"{_DATA}/movielens.py", f"{_DATA}/writers.py",
+    ),
+    "pac": (f"{_HERE}/pac.py", f"{_HERE}/pac_trials.py", "umbel/research/attacks/pac_attack.py"),
+}  # fmt: skip
+"""By its name: the files that make an experiment's numbers, besides what the saved runs pin."""
+
+
+def digest(name: str) -> str:
+    """Return a digest of the code that makes an experiment's numbers."""
+    content = hashlib.sha256()
+    for pattern in (*SOURCES[name], *(f"{folder}/*" for folder in _PINNED)):
+        for file in sorted(path for path in ROOT.glob(pattern) if path.is_file()):
+            content.update(hashlib.sha256(file.read_bytes()).digest())
+    return content.hexdigest()[:16]
+
+
+def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
+    """Write beside an experiment's table what made it: the command, the commit, the seeds, and a digest of the code."""
+    document = {"command": command, "commit": _commit(), "seeds": _ranges(seeds), "code": digest(name)}
+    write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
+
+
+def mark_as_quick(folder: Path) -> None:
+    """Say in an experiment's table that its numbers are of too few runs, or too short ones, to be results."""
+    title, _, rest = (folder / _TABLE).read_text(encoding="utf-8").partition("\n")
+    said = "**A quick look** (`--quick`): fewer runs, and shorter ones. Its numbers are not results."
+    write_atomically(folder / _TABLE, f"{title}\n\n{said}\n{rest}".encode())
+
+
+def take(name: str, folder: Path, docs: Path = DOCS) -> None:
+    """Copy an experiment's tables and what made them to where the page finds them.
+
+    Raises
+    ------
+    ConfigError
+        When the experiment has no place on the page, or has not been done in this folder.
+    """
+    if name not in SOURCES:
+        raise ConfigError(f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}")
+    for file in (_TABLE, _MADE):
+        if not (folder / file).is_file():
+            raise ConfigError(f"{folder} has no {file}; do the experiment first: umbel experiment {name}")
+    for file in (_TABLE, _MADE):
+        target = docs / _RESULTS / name / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(target, (folder / file).read_bytes())
+
+
+def write(docs: Path = DOCS) -> Path:
+    """Write the page from its text and the tables that were taken, and return its path; errors as `render`."""
+    page = docs / _PAGE
+    write_atomically(page, render(docs).encode())
+    return page
+
+
+def render(docs: Path = DOCS) -> str:
+    """Return the page as it should be.
+
+    In its text, ``{{ table(experiment, heading) }}`` is the table under a heading, or with more arguments its rows
+    that begin with these words; ``{{ text(experiment, heading) }}`` is what else stands there, and
+    ``{{ made(experiment) }}`` says in a line what made them.
+
+    Raises
+    ------
+    ConfigError
+        When the text asks for what no experiment has made.
+    """
+    environment = Environment(undefined=StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    results = _Results(docs / _RESULTS)
+    source = (docs / _TEMPLATE).read_text(encoding="utf-8")
+    return environment.from_string(source).render(table=results.table, text=results.text, made=results.made)
+
+
+class _Results:
+    """What the page's text may ask for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def table(self, name: str, heading: str, *only: str) -> str:
+        lines = [line for line in self._section(name, heading).splitlines() if line.startswith("|")]
+        firsts = {line.split("|")[1].strip(): line for line in lines[2:]}
+        if missing := [first for first in only if first not in firsts]:
+            raise ConfigError(f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}")
+        return "\n".join([*lines[:2], *map(firsts.__getitem__, only)] if only else lines)
+
+    def text(self, name: str, heading: str) -> str:
+        lines = self._section(name, heading).splitlines()
+        return "\n".join(line for line in lines if not line.startswith("|")).strip()
+
+    def made(self, name: str) -> str:
+        said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
+        line = f"Made by `{said['command']}` at commit {said['commit']}, seeds {said['seeds']}."
+        if said["code"] != digest(name):
+            line += " **The code of this experiment has changed since.**"
+        return line
+
+    def _section(self, name: str, heading: str) -> str:
+        sections = re.split(r"^## ", self._read(name, _TABLE), flags=re.MULTILINE)[1:]
+        found = {title.strip(): body.strip() for title, _, body in (one.partition("\n") for one in sections)}
+        if heading not in found:
+            raise ConfigError(f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}")
+        return found[heading]
+
+    def _read(self, name: str, file: str) -> str:
+        path = self._folder / name / file
+        if name not in SOURCES or not path.is_file():
+            raise ConfigError(f"there is no {path}; do the experiment, then: umbel experiment page {name}")
+        return path.read_text(encoding="utf-8")
+
+
+def _commit() -> str:
+    """Return the commit of this checkout, with a plus if files are not as they were committed."""
+
+    def git(*words: str) -> str:
+        told = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
+        return told.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return (git("rev-parse", "--short=10", "HEAD") or "unknown") + ("+" if changed else "")
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return whole numbers as text, neighbours as ranges."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs)

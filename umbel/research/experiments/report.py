@@ -1,0 +1,128 @@
+"""Reports of runs: of one that has none yet, and of one beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors
+
+from umbel.client.learner import best_hypothesis, learner_for
+from umbel.protocol.errors import ConfigError
+from umbel.research.experiments.baselines import local_only, measure, validation_cohort
+from umbel.server.report import HeldOut, Measured, View, check, render
+from umbel.server.report.compare import MAX_KINDS, runs_of
+from umbel.server.run_folder import RunFolder
+from umbel.server.runs import find_run
+from umbel.server.setup import Setup
+from umbel.server.snapshots import Snapshots
+from umbel.server.summary import Summary
+from umbel.simulation.in_process import play
+
+LOCAL_ONLY, FEDAVG = "local-only", "fedavg"
+"""Stand for runs that are made for comparison: clients that train by themselves, and one model for all."""
+
+
+def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
+    """Write the report of a run from what it left behind, and return its path.
+
+    Of a simulation whose federation is on this machine, the report also says which hypotheses fit the
+    validation clients, and how the run serves them on rows held out; of sites' own data nobody can tell.
+
+    Parameters
+    ----------
+    run : str or Path
+        A run's name, or its folder.
+    against : sequence of str or Path
+        Runs to compare it with; such that differ in the seed alone are told together. ``"fedavg"`` and
+        ``"local-only"`` stand for these baselines, made here from the run's own config, where its
+        federation is on this machine: FedAvg takes about as long as the run did.
+
+    Raises
+    ------
+    ConfigError
+        When a folder holds no run that has finished a round, or a run is of other data.
+    """
+    folder, setup, view = _open(run)
+    others = [_baseline(setup) if one == FEDAVG else _open(one)[2] for one in against if one != LOCAL_ONLY]
+    for other in others:
+        check(view, other)
+    if len(runs_of(view, others)) > MAX_KINDS + 1:
+        raise ConfigError(f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out")
+    alone = None
+    if LOCAL_ONLY in against:
+        _needs_data(setup, LOCAL_ONLY)
+        federation = setup.open_federation()
+        assert federation is not None
+        try:
+            alone = _held_out(local_only(setup.model, federation, setup.config))
+        except ValueError as error:
+            raise ConfigError(f"{LOCAL_ONLY}: {error}; leave it out") from error
+    page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
+    folder.write_report(page)
+    return folder.path / "report.html"
+
+
+def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
+    """Return a run's folder, what it was, and what its report is made from."""
+    path = find_run(str(run))
+    folder = RunFolder(path)
+    try:
+        config = folder.read_config()["config"]
+        # What it was watched with has no part in what it left behind.
+        setup = Setup.parse({**config, "observers": "", "track": "", "track-options": ""})
+        state, spent, _ = folder.read(list(setup.model.shapes))
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise ConfigError(f"{path} holds no run that finished a round: {error}; give the folder of one run") from error
+    state.stopped = state.stopped or "it was interrupted"
+    clients = setup.manifest.train if setup.manifest else max(spent, default=-1) + 1
+    participations = np.zeros(clients, np.int64)
+    participations[list(spent)] = list(spent.values())
+    releases = path / "releases.safetensors"
+    snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
+    summary = Summary(setup.model, setup.manifest, setup.release)
+    view = View(path.name, summary, state, participations, snapshots, config)
+    # A federation of the same name may lie here without being what sites trained on.
+    nodes = folder.read_nodes() if (path / "nodes.json").exists() else []
+    if all(hosting.simulated for _, hosting in nodes):
+        view.measured = _measured(setup, view)
+    return folder, setup, view
+
+
+def _baseline(setup: Setup) -> View:
+    """Return a run of FedAvg from the same config."""
+    _needs_data(setup, FEDAVG)
+    none = {"strategy-options": "", "observers": "", "track": "", "track-options": "", "resume": ""}
+    config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
+    run = play(config)
+    summary = Summary(run.setup.model, run.setup.manifest, run.setup.release)
+    view = View(FEDAVG, summary, run.state, run.strategy.fleet.participations, Snapshots(run.state), config)
+    view.measured = _measured(run.setup, view)
+    return view
+
+
+def _needs_data(setup: Setup, what: str) -> None:
+    if setup.manifest is None:
+        raise ConfigError(f"{what} needs the clients' rows, and each site has its own; give a run of it instead")
+
+
+def _measured(setup: Setup, view: View) -> Measured | None:
+    """Measure a run on the rows of validation clients; None where they are not on this machine."""
+    federation = setup.open_federation()
+    model, best = setup.model, view.state.best
+    if federation is None or not federation.manifest.split["validation"]:
+        return None
+    held_out = _held_out(measure(model, federation, best, setup.config.step_size)["held_out"])
+    if view.k == 1 or model.local_shapes:
+        return Measured(held_out)
+    learner = learner_for(model)
+    losses, _ = learner.score(best, validation_cohort(federation, learner))
+    chosen = best_hypothesis(losses)
+    own = [losses[j, chosen == j].mean() if (chosen == j).any() else np.nan for j in range(view.k)]
+    return Measured(held_out, np.bincount(chosen, minlength=view.k).tolist(), own, losses.mean(axis=1).tolist())
+
+
+def _held_out(told: Mapping[str, float]) -> HeldOut | None:
+    clients = int(told["clients"])
+    return HeldOut(told["mean"], told["worst_decile"], clients) if clients else None

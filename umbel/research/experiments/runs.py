@@ -1,0 +1,158 @@
+"""One run of an experiment, in this process, and what is measured of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from umbel.data import Federation
+from umbel.privacy.accounting.guarantee import guarantee
+from umbel.privacy.gate.policy import Personal
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.release import Release
+from umbel.research.experiments.baselines import local_only, measure, personalised
+from umbel.server.history import State
+from umbel.server.observer import Observer, Section
+from umbel.server.rounds import Run
+from umbel.server.setup import Setup
+from umbel.simulation.in_process import play
+from umbel.strategies.base import Outcome
+
+LOCAL_ONLY = "local-only"
+"""Stands for a strategy where validation clients train by themselves, for comparison."""
+FINE_TUNE, INTERPOLATE = Personal.FINE_TUNE.value, Personal.INTERPOLATE.value
+"""Stand for `group-privacy` (of one hypothesis: federated averaging) where validation clients make theirs their own."""
+HELD_OUT_ALONE = (LOCAL_ONLY, FINE_TUNE, INTERPOLATE)
+"""Strategies of which nothing but ``held_out`` is measured."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A run to do.
+
+    Attributes
+    ----------
+    name : str
+        Tells it from the other runs of a sweep; the name of its folder.
+    config : dict
+        The whole run config. The strategy may also be one of `HELD_OUT_ALONE`.
+    """
+
+    name: str
+    config: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What came out of a run.
+
+    Attributes
+    ----------
+    measures : dict
+        Numbers by name, as JSON takes them (see `finish`).
+    state : State or None
+        As the run left it; None for clients that train by themselves.
+    participations : ndarray of int, shape (training clients,)
+    release : Release or None
+        What a client gives away each time that it takes part.
+    kept : dict of ndarray
+        What the strategy keeps from round to round.
+    trace : tuple of Outcome
+        The releases of each round, for models of two parameters.
+    sections : tuple of Section
+        What observers add to the report.
+    """
+
+    measures: dict[str, Any]
+    state: State | None = None
+    participations: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    release: Release | None = None
+    kept: Arrays = field(default_factory=dict)
+    trace: tuple[Outcome, ...] = ()
+    sections: tuple[Section, ...] = ()
+
+
+class Trace(Observer):
+    """Keeps the releases of each round, for models of two parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outcomes: list[Outcome] = []
+
+    def after_round(self, run: Run) -> None:
+        """Keep what the round released, if it trained."""
+        outcome = run.strategy.outcome
+        if run.state.history[-1].asked and outcome is not None and outcome.releases is not None:
+            self.outcomes.append(outcome)
+
+
+def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
+    """Do a run, from its configuration to what is measured of it.
+
+    One thread computes, so that the digits do not depend on the number of cores.
+
+    Parameters
+    ----------
+    config : mapping
+        The whole run config.
+    nodes : int
+        Simulated nodes among which the clients are dealt out.
+
+    Returns
+    -------
+    Finished
+        Its `measures` are ``rounds``, ``stopped``, ``best_round``, ``best_loss`` (the lowest
+        validation loss), ``median_budget`` and ``max_budget`` (the paper's, over training clients; None
+        without noise), ``max_participations``, what they guarantee to the client that took part most
+        often as ``pure_epsilon`` and ``epsilon`` (at `umbel.privacy.accounting.guarantee.DELTA`; None where that is
+        nothing), and for the ``best`` and the ``last`` hypotheses what
+        `umbel.research.experiments.baselines.measure` says.
+
+    Raises
+    ------
+    FleetError
+        When the node of the simulation refuses; its reason is in the log.
+    """
+    torch.set_num_threads(1)
+    if config["strategy"] == LOCAL_ONLY:
+        setup = Setup.parse({**config, "strategy": "fedavg"})
+        return Finished({"held_out": local_only(setup.model, _federation(setup), setup.config)})
+    if config["strategy"] in HELD_OUT_ALONE:
+        run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
+        setup, how = run.setup, Personal(config["strategy"])
+        return Finished({"held_out": personalised(setup.model, _federation(setup), run.state.best, setup.config, how)})
+    trace = Trace()
+    run = play(config, nodes=nodes, observers=[trace])
+    setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
+    model, federation, release = setup.model, _federation(setup), setup.release
+    bounded = release.paper_cost is not None
+    most = guarantee({release: int(spent.max())})
+    measures = {
+        "rounds": sum(1 for entry in state.history if entry.asked),
+        "stopped": state.stopped,
+        "best_round": state.best_round,
+        "best_loss": state.best_loss,
+        "median_budget": release.paper_spend(float(np.median(spent))) if bounded else None,
+        "max_budget": release.paper_spend(int(spent.max())) if bounded else None,
+        "max_participations": int(spent.max()),
+        "pure_epsilon": most.pure if most and math.isfinite(most.pure) else None,
+        "epsilon": most.epsilon if most else None,
+        "best": measure(model, federation, state.best, setup.config.step_size),
+        "last": measure(model, federation, state.hypotheses, setup.config.step_size),
+    }
+    sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
+    return Finished(measures, state, spent, release, run.strategy.state, tuple(trace.outcomes), sections)
+
+
+def _federation(setup: Setup) -> Federation:
+    federation = setup.open_federation()
+    if federation is None:
+        raise ConfigError("an experiment measures on the validation clients of a federation; name one in federation")
+    return federation

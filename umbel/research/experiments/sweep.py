@@ -1,0 +1,300 @@
+"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import ray
+import safetensors.numpy
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from umbel.data import digest_of, find_federation, read_manifest
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.errors import SweepError
+from umbel.protocol.home import write_atomically
+from umbel.research.experiments.runs import Finished, Spec, finish
+from umbel.server.run_folder import RunFolder, versions
+from umbel.simulation import cluster
+from umbel.simulation.in_process import ROOT
+
+Task = Callable[[Mapping[str, Any]], Finished]
+
+FIRST_SEED = 2000
+"""The runs that are shown have seeds from here on; settings were chosen on lower ones."""
+
+# What a result depends on besides its configuration.
+_CODE = (
+    "umbel/protocol", "umbel/data", "umbel/client", "umbel/models", "umbel/privacy", "umbel/strategies",
+    "umbel/server/nodes", "umbel/server/setup.py", "umbel/server/rounds.py", "umbel/server/history.py",
+    "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
+    "umbel/simulation/in_process.py", "umbel/research/experiments/runs.py", "umbel/research/experiments/baselines.py",
+)  # fmt: skip
+PACKAGES = ("umbel", "flwr", "numpy", "torch", "scikit-learn", "ray")
+# One thread a worker. And workers keep the memory that they free: to give it back and take it again
+# costs a third of a round's time where models have a million parameters.
+_WORKER = {
+    "OMP_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 33),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+}
+_RESULT = "result.json"
+_TRACE = "trace.npz"
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that is done, or that failed.
+
+    Attributes
+    ----------
+    spec : Spec
+    measures : dict
+        See `umbel.research.experiments.runs.finish`; empty for a run that failed.
+    folder : Path
+        What the run left behind.
+    error : str
+        Why it failed; empty for a run that is done.
+    """
+
+    spec: Spec
+    measures: dict[str, Any]
+    folder: Path
+    error: str = ""
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """A dict a round, see `umbel.server.rounds.Round`."""
+        lines = (self.folder / "history.jsonl").read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines]
+
+    @property
+    def hypotheses(self) -> Arrays:
+        """The best hypotheses, each array (k, \\*shape)."""
+        return safetensors.numpy.load_file(self.folder / "hypotheses.safetensors")
+
+    @property
+    def trace(self) -> dict[str, NDArray[Any]]:
+        """For models of two parameters, a row a release: ``rounds``, ``clients``, ``groups``, ``releases``."""
+        with np.load(self.folder / _TRACE) as arrays:
+            return dict(arrays)
+
+
+def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Result]:
+    """Do all runs that are not done yet, and return the results of all in the order of `specs`.
+
+    A run is done when its folder ``runs/NAME`` holds the result of the same configuration, made
+    from the same data by the same code and versions. A run that fails does not stop the others,
+    and is tried again the next time.
+
+    Parameters
+    ----------
+    specs : sequence of Spec
+        With names that differ.
+    folder : Path
+        Of the sweep.
+    task : callable
+        Does one run.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            return _sweep(specs, folder, task)
+    except Timeout:
+        raise SweepError(f"another sweep is running in {folder}; wait for it, or give another folder") from None
+
+
+def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
+    results = {spec.name: result for spec in specs if (result := _read(spec, folder, task)) is not None}
+    missing = [spec for spec in specs if spec.name not in results]
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, TextColumn("left"), TimeRemainingColumn(), console=console) as progress:
+        bar = progress.add_task(folder.name, total=len(specs), completed=len(results))
+        for spec, finished, error in _each(missing, task) if missing else ():
+            results[spec.name] = _save(spec, finished, error, folder, task)
+            progress.advance(bar)
+            if error:
+                progress.console.print(f"[red]{spec.name} failed:[/red] {error.strip().splitlines()[-1]}")
+    return [results[spec.name] for spec in specs]
+
+
+def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Finished | None, str]]:
+    """Yield each run with what came out or why it failed, in the order in which they end."""
+    with _cluster() as remote:
+        data: dict[str, Any] = dict.fromkeys(spec.config["federation"] for spec in specs)
+        if remote:
+            data = {name: ray.put(_pack(find_federation(name))) for name in data}
+        there = ray.cluster_resources()
+        # As many runs share a GPU as there are cores for each.
+        gpus = there.get("GPU", 0) / there["CPU"]
+        run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_work)
+        pending = {run.remote(task, spec.config, data[spec.config["federation"]]): spec for spec in specs}
+        while pending:
+            (done,), _ = ray.wait(list(pending), num_returns=1)
+            spec = pending.pop(done)
+            try:
+                finished, error = ray.get(done)
+            except ray.exceptions.RayError as lost:  # the worker itself died
+                finished, error = None, str(lost)
+            yield spec, finished, error
+
+
+@contextmanager
+def _cluster() -> Iterator[bool]:
+    """Start Ray on this machine, or join the cluster that ``RAY_ADDRESS`` names; yield whether it is one."""
+    if cluster.address():
+        with cluster.joined(_WORKER):
+            yield True
+        return
+    cluster.quiet()
+    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    # Not a cluster that happens to run here: it may be busy, or another version.
+    ray.init(
+        "local",
+        include_dashboard=False,
+        runtime_env={"env_vars": environment | _WORKER},
+        logging_level=logging.ERROR,
+        log_to_driver=False,
+    )
+    try:
+        yield False
+    finally:
+        ray.shutdown()
+
+
+def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
+    """Do a run in a worker, where Flower's log of it would be lost."""
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    return _attempt(task, config, data)
+
+
+def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
+    """Do a run; return what came out, or why it failed."""
+    try:
+        return task(config if data is None else {**config, "federation": str(_unpack(data))}), ""
+    except Exception:
+        return None, traceback.format_exc()
+
+
+def _pack(path: Path) -> bytes:
+    """Return a federation, a folder or a file, as bytes that can travel."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+            archive.write(file, file.name)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> Path:
+    """Write a packed federation to this machine's scratch folder, once, and return its path."""
+    folder = Path(tempfile.gettempdir()) / f"umbel-{hashlib.sha256(data).hexdigest()[:16]}"
+    if not folder.exists():
+        scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="umbel-"))
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            archive.extractall(scratch)
+        try:
+            scratch.rename(folder)
+        except OSError:  # another worker was first
+            shutil.rmtree(scratch)
+    files = list(folder.iterdir())
+    return folder if len(files) > 1 else files[0]
+
+
+def _save(spec: Spec, finished: Finished | None, error: str, folder: Path, task: Task = finish) -> Result:
+    """Save a run, its result last, which marks it as done."""
+    path = folder / "runs" / spec.name
+    if finished is None:
+        failure = _failure(spec, folder)
+        failure.parent.mkdir(exist_ok=True)
+        write_atomically(failure, error.encode())
+        return Result(spec, {}, path, error)
+    run = RunFolder(path)
+    run.write_config(spec.config)
+    if finished.state is not None and finished.release is not None:
+        run.write_round(finished.state, finished.participations, finished.release, finished.kept)
+        run.write_sections(finished.sections)
+    if finished.trace:
+        buffer = io.BytesIO()
+        np.savez_compressed(
+            buffer,
+            rounds=np.repeat([one.round for one in finished.trace], [len(one.clients) for one in finished.trace]),
+            clients=np.concatenate([one.clients for one in finished.trace]),
+            groups=np.concatenate([one.groups for one in finished.trace]),
+            releases=np.concatenate([one.releases for one in finished.trace if one.releases is not None]),
+        )
+        write_atomically(path / _TRACE, buffer.getvalue())
+    document = {"made_by": _maker(spec.config, task), "config": spec.config, "measures": finished.measures}
+    write_atomically(path / _RESULT, json.dumps(document, indent=1).encode())
+    _failure(spec, folder).unlink(missing_ok=True)
+    return Result(spec, finished.measures, path)
+
+
+def _failure(spec: Spec, folder: Path) -> Path:
+    """Return the file that tells why a run failed."""
+    return folder / "failed" / f"{spec.name}.txt"
+
+
+def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
+    """Return a run that was done before, by the same code, in the same configuration."""
+    path = folder / "runs" / spec.name
+    try:
+        document = json.loads((path / _RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if document.get("config") != spec.config or document.get("made_by") != _maker(spec.config, task):
+        return None
+    return Result(spec, document["measures"], path)
+
+
+def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
+    """Return what else a result depends on: versions, data, and code, with what of it is the user's own."""
+    path = find_federation(config["federation"])
+    names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
+    own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
+    more = getattr(sys.modules[task.__module__], "CODE", ())
+    return {**versions(PACKAGES), "code": _digest((*own, task.__module__), more), "data": _fingerprint(path)}
+
+
+@lru_cache
+def _model_of(path: Path) -> str:
+    """Return the model that a federation is for; many runs share one, and to read it may take long."""
+    return read_manifest(path).model
+
+
+_fingerprint = lru_cache(digest_of)
+
+
+@lru_cache
+def _digest(modules: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> str:
+    """Return a digest of the code that makes results, with these modules and files or folders besides."""
+    files: list[Path] = []
+    for name in (*_CODE, *more):
+        path = ROOT / name
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    for module in modules:
+        found = find_spec(module)
+        files += [Path(found.origin)] if found and found.origin else []
+    digest = hashlib.sha256()
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]

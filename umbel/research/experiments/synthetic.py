@@ -1,0 +1,315 @@
+"""Two linear models in the plane (group privacy paper, Sec. 5.1): figures 1 and 2, and how typical they are."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from umbel.data import write_leaf
+from umbel.protocol.arrays import flatten
+from umbel.research.experiments.fairness import Grouping, group_fairness
+from umbel.research.experiments.figures import COLOURS, MARKERS, figure
+from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec
+from umbel.research.experiments.sweep import FIRST_SEED, Result
+from umbel.research.experiments.tables import (
+    Section,
+    Value,
+    alone,
+    average,
+    good,
+    plus_minus,
+    rate,
+    what_a_client_gets,
+    write,
+)
+from umbel.simulation.in_process import ROOT, run_config
+
+SEEDS = 100
+NEAR = 1.0
+"""An optimum counts as found when a hypothesis is this near to it."""
+TOLD_APART = 0.5
+"""Below this adjusted Rand index the choices of validation clients do not tell the distributions apart."""
+PRINTED_LEAKAGE = 2.4
+"""The highest privacy leakage in figure 2."""
+HOLDS = 0.95
+"""A claim holds if it does in this share of the runs."""
+
+ARMS: Mapping[str, dict[str, Any]] = {
+    "FedAvg": {"strategy": "fedavg", "hypotheses": 1, "noise_multiplier": 0.0},
+    "IFCA": {"strategy": "ifca", "hypotheses": 2, "noise_multiplier": 0.0},
+    "Algorithm 1": {"strategy": "group-privacy", "hypotheses": 2, "noise_multiplier": 5.0},
+}
+# What the paper does, what it takes to find the optima, and that with umbel's cure for collapse.
+PAPER, LONG, RESTARTS = "patience 6", "100 rounds", "100 rounds, 5 restarts"
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    PAPER: {"rounds": 500, "patience": 6, "restarts": 1},
+    LONG: {"rounds": 100, "patience": 0, "restarts": 1},
+    RESTARTS: {"rounds": 100, "patience": 0, "restarts": 5},
+}
+CFL = "CFL, k ≤ 2"
+OWN: Mapping[str, dict[str, Any]] = {
+    "FedAvg, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise_multiplier": 0.0},
+    "FedAvg, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise_multiplier": 0.0},
+    "k = 1, ν = 5, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 1, "noise_multiplier": 5.0},
+    "k = 1, ν = 5, interpolated": {"strategy": INTERPOLATE, "hypotheses": 1, "noise_multiplier": 5.0},
+    "Algorithm 1, fine-tuned": {"strategy": FINE_TUNE, "hypotheses": 2, "noise_multiplier": 5.0},
+}
+"""What clients have that make a hypothesis their own."""
+OTHERS: Mapping[str, dict[str, Any]] = {
+    CFL: {"strategy": "cfl", "hypotheses": 2, "noise_multiplier": 0.0},
+    "by itself": {"strategy": LOCAL_ONLY},
+    **OWN,
+}
+"""What else there is for every client to have a model that fits it; each with the setting `LONG`."""
+
+TRUE_GROUPS = Grouping(("first", "second"), lambda federation: np.array(federation.manifest.groups), 0.5)
+
+
+def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+    """Return the runs, and write the data of each seed, drawn anew, under `folder`."""
+    wanted = [
+        (arm, setting, keys) for setting in SETTINGS for arm, keys in ARMS.items() if setting == PAPER or not quick
+    ]
+    wanted += [(other, LONG, keys) for other, keys in OTHERS.items()]
+    return [
+        Spec(
+            _name(kind, setting, seed),
+            run_config("synthetic", federation=str(path), seed=seed, **SETTINGS[setting] | changes),
+        )
+        for seed, path in _data(folder, range(first, first + seeds))
+        for kind, setting, changes in wanted
+    ]
+
+
+def tables(results: Sequence[Result], folder: Path) -> None:
+    """Write tables and figures of the runs of `specs`."""
+    groups = _groups(good(results))
+    write(folder, "Two linear models", _sections(groups, results), _rows(groups), results)
+    by_name = {result.spec.name: result for result in good(results)}
+    seed = min(result.spec.config["seed"] for result in results)
+    for setting, name in ((PAPER, "figure-1"), (RESTARTS, "figure-1-long")):
+        shown = [by_name.get(_name(arm, setting, seed)) for arm in ARMS]
+        if all(shown):
+            _figure_1([result for result in shown if result], folder, name)
+    for setting, name in ((PAPER, "figure-2"), (RESTARTS, "figure-2-long")):
+        if result := by_name.get(_name("Algorithm 1", setting, seed)):
+            _figure_2(result, folder, name)
+
+
+@lru_cache
+def recipe() -> ModuleType:
+    """Load ``datasets/synthetic.py``, which is a script and no module of a package."""
+    path = ROOT / "umbel" / "datasets" / "synthetic.py"
+    spec = importlib.util.spec_from_file_location("umbel_synthetic_recipe", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _data(folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, Path]]:
+    make = recipe().make
+    for seed in seeds:
+        path = folder / "data" / f"synthetic-{seed}.json"
+        write_leaf(path, *make(seed))
+        yield seed, path
+
+
+def _name(arm: str, setting: str, seed: int) -> str:
+    words = f"{arm} {setting} seed{seed}".lower().replace("≤", "").replace("ν", "nu").replace("=", "").replace(",", "")
+    return "-".join(words.split())
+
+
+def _groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
+    """Return the runs of each arm in each setting, and of `OTHERS`."""
+    by_name = {result.spec.name: result for result in results}
+    seeds = sorted({result.spec.config["seed"] for result in results})
+    wanted = [(arm, setting) for setting in SETTINGS for arm in ARMS] + [(other, LONG) for other in OTHERS]
+    return {
+        (arm, setting): runs
+        for arm, setting in wanted
+        if (runs := [by_name[name] for seed in seeds if (name := _name(arm, setting, seed)) in by_name])
+    }
+
+
+def _found(result: Result) -> bool:
+    return float(max(result.measures["best"]["to_truth"])) <= NEAR
+
+
+def _collapsed(result: Result) -> bool:
+    """Return whether what clients pick does not tell the two distributions apart."""
+    measures = result.measures["best"]
+    return len(measures["chosen"]) > 1 and measures["rand_index"] < TOLD_APART
+
+
+def _as_printed(result: Result) -> bool:
+    return _found(result) and float(result.measures["max_budget"]) <= PRINTED_LEAKAGE + 1e-9
+
+
+def _sections(groups: Mapping[tuple[str, str], Sequence[Result]], results: Sequence[Result]) -> list[Section]:
+    rows = []
+    learnt = {key: runs for key, runs in groups.items() if key[0] in (*ARMS, CFL)}
+    for (arm, setting), runs in learnt.items():
+        losses = [result.measures["best_loss"] for result in runs]
+        private = runs[0].measures["max_budget"] is not None
+        rows.append(
+            [
+                arm,
+                setting,
+                plus_minus(losses, 3),
+                f"{np.median(losses):.3f}",
+                f"{average(r.measures['rounds'] for r in runs)[0]:.0f}",
+                rate(sum(map(_found, runs)), len(runs)) if arm != "FedAvg" else "",
+                rate(sum(map(_collapsed, runs)), len(runs)) if arm != "FedAvg" else "",
+                plus_minus((r.measures["max_budget"] for r in runs), 2) if private else "no bound",
+            ]
+        )
+    outcomes = Section(
+        "What comes out",
+        "Lowest validation RMSE (mean ± standard deviation over seeds, and median); runs in which both optima have a "
+        f"hypothesis within {NEAR:g}, and runs in which what validation clients pick does not "
+        f"tell the two distributions apart (adjusted Rand index below {TOLD_APART:g}), each with a 95 % interval; "
+        "highest privacy leakage of a client. Without noise nothing bounds the leakage. The irreducible RMSE is "
+        "√(1/3) = .577.",
+        ("who", "setting", "RMSE", "median", "rounds", "optima found", "not told apart", "leakage"),
+        rows,
+    )
+    arms = {f"{arm}, {setting}": runs for (arm, setting), runs in learnt.items()}
+    own = [(f"{kind}, {LONG}", groups[kind, LONG]) for kind in OWN if (kind, LONG) in groups]
+    gets = what_a_client_gets("RMSE", arms.items(), alone(good(results)), 3, own=own)
+    text = (
+        "Groups of clients are the two distributions. Losses are RMSE; what is decided of a row is whether its target "
+        f"is above {TRUE_GROUPS.threshold:g}, which half of the rows of both are."
+    )
+    return [_claims(groups), outcomes, gets, group_fairness(arms, TRUE_GROUPS, text, 3)]
+
+
+def _loss(result: Result) -> float:
+    return float(result.measures["best_loss"])
+
+
+CLAIMS: Mapping[str, Callable[[Result, Result, Result], bool]] = {
+    "one hypothesis has the highest loss of the three": lambda one, ifca, noisy: (
+        _loss(one) > max(map(_loss, (ifca, noisy)))
+    ),
+    "two without noise have the lowest": lambda one, ifca, noisy: _loss(ifca) < min(map(_loss, (one, noisy))),
+    "two without noise find both optima": lambda one, ifca, noisy: _found(ifca),
+    "two with ν = 5 find both optima": lambda one, ifca, noisy: _found(noisy),
+    f"and their highest leakage is at most {PRINTED_LEAKAGE}": lambda one, ifca, noisy: _as_printed(noisy),
+}
+"""What the paper says of figures 1 and 2, of the runs of `ARMS` from one seed."""
+
+
+def _claims(groups: Mapping[tuple[str, str], Sequence[Result]]) -> Section:
+    """Count the seeds for which what the paper says of its figures is true."""
+    trios: dict[str, list[tuple[Result, ...]]] = {}
+    for setting in SETTINGS:
+        arms = [{run.spec.config["seed"]: run for run in groups.get((arm, setting), ())} for arm in ARMS]
+        if seeds := set.intersection(*map(set, arms)):
+            trios[setting] = [tuple(runs[seed] for runs in arms) for seed in sorted(seeds)]
+    rows = []
+    for claim, holds in CLAIMS.items():
+        times = [sum(holds(*trio) for trio in runs) for runs in trios.values()]
+        counts = [rate(often, len(runs)) for often, runs in zip(times, trios.values(), strict=True)]
+        so = trios and times[0] >= HOLDS * len(next(iter(trios.values())))
+        rows.append([claim, *counts, "yes" if so else "no"])
+    text = (
+        "The paper shows one run of each kind. Here are the runs, with a 95 % interval, for which what it says of its "
+        f"figures is true. An optimum is found when a hypothesis is within {NEAR:g} of it. A claim holds here if it "
+        f"does in {100 * HOLDS:.0f} % of the runs with the paper's setting, {PAPER}."
+    )
+    return Section("The paper's claims", text, ("the paper says", *trios, "so here?"), rows)
+
+
+def _rows(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Value]]:
+    rows: list[dict[str, Value]] = []
+    for (arm, setting), runs in groups.items():
+        if arm not in (*ARMS, CFL):
+            continue
+        rmse, deviation = average(result.measures["best_loss"] for result in runs)
+        private = runs[0].measures["max_budget"] is not None
+        leakage = average(result.measures["max_budget"] for result in runs)[0] if private else None
+        printed = PRINTED_LEAKAGE if private and setting == PAPER else None
+        several = arm != "FedAvg"
+        rows.append(
+            {
+                "who": arm,
+                "setting": setting,
+                "runs": len(runs),
+                "rmse": rmse,
+                "rmse_sd": deviation,
+                "rmse_median": float(np.median([result.measures["best_loss"] for result in runs])),
+                "optima_found": sum(map(_found, runs)) if several else None,
+                "collapsed": sum(map(_collapsed, runs)) if several else None,
+                "as_printed": sum(map(_as_printed, runs)) if private else None,
+                "leakage": leakage,
+                "leakage_printed": printed,
+                "leakage_difference": leakage / printed - 1 if leakage and printed else None,
+            }
+        )
+    return rows
+
+
+def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
+    """Draw figures 1a to 1i: releases in the first and in the best round, and the loss, a row a strategy."""
+    optima = np.array(recipe().OPTIMA)
+    releases = np.concatenate([result.trace["releases"] for result in results])
+    # Noise now and then throws a release far out of the frame, which holds all others and the optima.
+    low = np.minimum(np.quantile(releases, 0.01, axis=0), optima.min(axis=0)) - 1
+    high = np.maximum(np.quantile(releases, 0.99, axis=0), optima.max(axis=0)) + 1
+    with figure(folder, name, len(results), 3, (10, 3 * len(results))) as axes:
+        for row, (arm, result) in enumerate(zip(ARMS, results, strict=True)):
+            trace = result.trace
+            best = result.measures["best_round"]
+            trained = int(trace["rounds"].max())
+            for column, (round, what) in enumerate(((1, "first round"), (min(best, trained), "best round"))):
+                ax = axes[row, column]
+                here = trace["rounds"] == round
+                for j in np.unique(trace["groups"][here]):
+                    points = trace["releases"][here & (trace["groups"] == j)]
+                    ax.scatter(*points.T, color=COLOURS[j], marker=MARKERS[j], s=28, label=f"released, group {j}")
+                ax.scatter(*optima.T, color="black", marker="x", s=50, label="optima")
+                frame = {"xlim": (low[0], high[0]), "ylim": (low[1], high[1])}
+                ax.set(title=f"{arm}, {what} ({round})", xlabel="first parameter", ylabel="second parameter", **frame)
+            axes[row, 1].scatter(
+                *flatten(result.hypotheses).T, facecolors="none", edgecolors="black", s=90, label="best hypotheses"
+            )
+            axes[row, 1].legend(fontsize=7)
+            history = [entry for entry in result.history if entry["loss"] is not None]
+            ax = axes[row, 2]
+            ax.plot([entry["number"] for entry in history], [entry["loss"] for entry in history], color=COLOURS[0])
+            ax.axvline(best, color="grey", linewidth=0.8, linestyle=":")
+            ax.set(title=f"{arm}, validation", xlabel="round", ylabel="RMSE", ylim=(0, None))
+
+
+def _figure_2(result: Result, folder: Path, name: str) -> None:
+    """Draw figure 2: the highest leakage over the clients of each cluster, by round."""
+    trace = result.trace
+    config = result.spec.config
+    price = 2 / config["noise-multiplier"]
+    rounds = np.arange(1, trace["rounds"].max() + 1)
+    times = np.zeros(trace["clients"].max() + 1, int)
+    cluster = np.full(len(times), -1)
+    highest = np.zeros((config["hypotheses"], len(rounds)))
+    for column, round in enumerate(rounds):
+        here = trace["rounds"] == round
+        times[trace["clients"][here]] += 1
+        # A client belongs to the cluster that its last release was assigned to.
+        cluster[trace["clients"][here]] = trace["groups"][here]
+        for j in range(len(highest)):
+            highest[j, column] = price * times[cluster == j].max(initial=0)
+    with figure(folder, name) as axes:
+        ax = axes[0, 0]
+        for j, line in enumerate(highest):
+            ax.step(rounds, line, where="post", color=COLOURS[j], linestyle=("-", "--")[j % 2], label=f"cluster {j}")
+        ax.set(xlabel="round", ylabel="highest privacy leakage of a client", ylim=(0, None))
+        ax.legend()

@@ -1,0 +1,115 @@
+"""The ServerApp: a run from its configuration to its folder."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from logging import INFO, WARNING
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from umbel.protocol.flower import log, pull_soon
+from umbel.server.history import State
+from umbel.server.observer import Observer
+from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed
+from umbel.server.report import View, render
+from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.rules_of_thumb import RulesOfThumb
+from umbel.server.run_folder import RunFolder, versions
+from umbel.server.runs import home_of_runs, run_named
+from umbel.server.saved import Saved
+from umbel.server.setup import Setup
+from umbel.server.snapshots import Snapshots
+from umbel.server.summary import Summary
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the strategy that the run config names."""
+    pull_soon()
+    conduct(grid, context.run_config, context.run_id)
+
+
+def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Sequence[Observer] = ()) -> Path:
+    """Do a run on the nodes of a grid, and return the folder that it leaves behind.
+
+    Parameters
+    ----------
+    grid : Grid
+    run_config : mapping
+    run_id : int
+    watching : sequence of Observer
+        Besides those that the run config names.
+
+    Raises
+    ------
+    ConfigError
+        When it cannot be run.
+    FleetError
+        When the nodes that it needs are not there, or give nothing.
+    """
+    setup = Setup.parse(run_config)
+    setup.strategy.summary()
+    if setup.first:
+        log(INFO, "It starts from hypotheses of %s; what clients gave away there comes on top", setup.config.start_from)
+        if setup.model.local_shapes:
+            log(WARNING, "Clients begin their local parameters anew: what they kept in that run is of that run alone")
+    setup.strategy.fleet.roster(grid)
+    summary = Summary(setup.model, setup.manifest, setup.release)
+    with ExitStack() as held:
+        if setup.config.resume:
+            folder = RunFolder(run_named("resume", setup.config.resume))
+            held.enter_context(folder.held())
+            state, snapshots = _resume(setup, grid)
+        else:
+            folder = RunFolder.make(home_of_runs(), _name(setup, run_id))
+            folder.write_config(setup.config.entries(), **setup.digests)
+            held.enter_context(folder.held())
+            log(INFO, "Results go to %s", folder.path)
+            start = initial_hypotheses(setup, grid, folder.path.name)
+            state = State(hypotheses=start, best=start)
+            snapshots = Snapshots(state)
+        observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots)]
+        observers += [Released(), RulesOfThumb(), *watching]
+        if setup.config.resume:
+            observers.append(Resumed())
+        run = Run(setup, grid, state, observers, folder.path.name, folder)
+        run_rounds(run)
+
+        sections = [section for observer in observers if (section := observer.section()) is not None]
+        folder.write_sections(sections)
+        participations = setup.strategy.fleet.participations
+        view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
+        folder.write_report(render(view, versions(), sections))
+        setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
+        for line in summary.closing_lines(state):
+            log(INFO, line)
+        log(INFO, "The results are in this folder; open report.html first:")
+        log(INFO, "%s", folder.path)
+        return folder.path
+
+
+def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
+    """Return where an interrupted run stands, after its last finished round."""
+    saved = Saved.of(setup)
+    setup.strategy.fleet.resume(grid, saved.nodes, saved.spent)
+    setup.strategy.state = saved.kept
+    # An evaluation at the end is of no round from here on, and must not stand for the one that is done next.
+    saved.folder.write_latest(saved.state, saved.kept)
+    log(INFO, "The run goes on after round %d", len(saved.state.history))
+    log(INFO, "Results go to %s", saved.folder.path)
+    return saved.state, saved.snapshots
+
+
+def _name(setup: Setup, run_id: int) -> str:
+    """Return a name that sorts by time and tells runs of one second apart."""
+    what = setup.manifest.name if setup.manifest else setup.model.name
+    plain = re.sub(r"[^A-Za-z0-9.-]+", "-", f"{what}-{setup.config.strategy}")
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{plain}-{run_id % 10**6:06d}"

@@ -1,0 +1,144 @@
+"""How far a release may lie from the hypotheses, how long a site's sum may be, and how far a loss from others."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.privacy import mechanisms
+from umbel.privacy.mechanisms import Mechanism
+from umbel.protocol.arrays import Vectors, in_blocks
+from umbel.protocol.release import LAPLACE, NoisePer, RadiusMode
+
+LARGEST_UPDATE = 1e6
+"""The norm of an update that a run asks no more than: of a model of n numbers, sqrt(n) of about 1 are far."""
+
+_RARE = 27.7  # -log of the chance that noise is longer than its mechanism says: 1e-12
+# A site raises a public radius to its own floor, which is this where it sets none, and until the noise spans so many
+# steps of 32-bit numbers.
+_SITE_FLOOR, _STEPS = 0.01, 16
+_FAR = 10.0  # times the spread of most losses
+_SHARE = 0.2  # of the clients may say what they like
+
+
+def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
+    """Return how far a release may lie from the nearest of the hypotheses.
+
+    That is as long as an update may be, and as the noise on it is but once in 10^12 releases; without bound for a
+    mechanism that does not say how long its noise is.
+
+    Parameters
+    ----------
+    demand : mapping
+        Of the fields of `umbel.protocol.demands.Training`: ``noise_multiplier``, ``mechanism``, ``radius_mode``,
+        ``radius``, ``noise_per``.
+    hypotheses : ndarray, shape (k, n)
+        What was sent.
+    most : float
+        The longest update; 0 for the radius where it is public, and elsewhere for `LARGEST_UPDATE`.
+    """
+    n, mechanism = hypotheses.shape[1], _mechanism(demand)
+    public = demand.get("radius_mode", RadiusMode.UPDATE) == RadiusMode.PUBLIC
+    radius = max(float(demand.get("radius", 0.0)), _SITE_FLOOR)
+    largest = float(np.abs(hypotheses).max())
+    step = _spacing(largest)
+    if mechanism is not None:
+        radius = max(radius, _STEPS * step / mechanism.deviation(n))
+    if public:
+        update = max(radius, most)
+    else:
+        # Each layer or row has the floor for a radius of its own.
+        parts = 1 if demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR else n
+        update = math.hypot(most or LARGEST_UPDATE, radius * math.sqrt(parts))
+    whole = public or demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR
+    reach = update
+    if mechanism is not None:
+        # A part's noise is longest, in its radius, where the part is smallest or largest.
+        sizes, rare = ((n,), _RARE) if whole else ((1, n), _RARE + math.log(n))
+        reach += update * max(mechanism.longest(size, rare) for size in sizes)
+    return reach + _rounding(mechanism, n, update, step, reach)
+
+
+def furthest_sum(demand: Mapping[str, Any], k: int, n: int, clients: int, most: float = 0.0) -> float:
+    """Return how long the sum of the updates of a site's clients may be, in n numbers, for each of k hypotheses.
+
+    That is as many radii as there are clients, and as the noise is but once in 10^12 releases.
+
+    Parameters
+    ----------
+    demand : mapping
+        As for `furthest`; its radius is public.
+    k, n, clients : int
+    most : float
+        The longest update; 0 for the radius.
+    """
+    mechanism = _mechanism(demand)
+    radius = max(float(demand["radius"]), _SITE_FLOOR, most)
+    reach = clients * radius
+    step = _spacing(reach)
+    if mechanism is not None:
+        reach += radius * mechanism.longest(n, _RARE + math.log(k))
+    return reach + _rounding(mechanism, n, radius, step, reach)
+
+
+def _mechanism(demand: Mapping[str, Any]) -> Mechanism | None:
+    nu = float(demand.get("noise_multiplier", 0.0))
+    return mechanisms.load(str(demand.get("mechanism", LAPLACE)))(nu) if nu > 0 else None
+
+
+def _spacing(largest: float) -> float:
+    return float(np.spacing(np.float32(min(largest, 3e38))))
+
+
+def _rounding(mechanism: Mechanism | None, n: int, radius: float, step: float, reach: float) -> float:
+    """Return what rounding to 32 bits adds to a norm, and to a grid of at most 1/16 of a coordinate's noise."""
+    grid = 0.0 if mechanism is None else mechanism.deviation(n) * radius / _STEPS
+    return math.sqrt(n) * (grid + 2 * (step + reach * 2.0**-23))
+
+
+def near(vectors: Vectors, hypotheses: NDArray[np.float64], reach: float) -> NDArray[np.bool_]:
+    """Return which of the vectors (m, n) lie within reach of one of the hypotheses (k, n)."""
+    # By a matrix product, with no copy of vectors that may be large; where rounding could matter, exactly.
+    squares = np.zeros((len(vectors), len(hypotheses)))
+    for columns, block in in_blocks(vectors):
+        squares += np.einsum("ij,ij->i", block, block)[:, None] - 2 * (block @ hypotheses[:, columns].T)
+    squares += np.einsum("ij,ij->i", hypotheses, hypotheses)
+    inside: NDArray[np.bool_] = squares.min(axis=1, initial=math.inf) <= reach**2
+    for i in np.flatnonzero(~inside).tolist():
+        inside[i] = np.linalg.norm(hypotheses - vectors[i], axis=1).min() <= reach
+    return inside
+
+
+def pulled_in(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return values (m,) of clients with those that lie far from all others pulled towards them.
+
+    Values that are spread as losses are come back as they are, so that their mean is the plain one. A value is far at
+    ten times what four in five clients keep from the median, or at ten times what the median itself is from 0. Where
+    at most one in five is negative, as a loss that cannot be, none is.
+
+    So while at most one in five says what it likes, each such client counts as no more than ten times the honest
+    scale: among twenty losses near .8 one moves the mean by .4 at most, and not to 1e37.
+    """
+    if len(values) < 3:
+        return values
+    ordered = np.sort(values)
+    middle = _middle(ordered)
+    apart = np.sort(np.abs(ordered - middle))
+    width = _FAR * max(float(apart[int((1 - _SHARE) * (len(values) - 1))]), abs(middle))
+    if width == 0 and apart[-1] > 0:
+        # Most are 0, as a hinge loss that is met: the scale is that of the others.
+        width = _FAR * _middle(apart[apart > 0])
+    low, high = middle - width, middle + width
+    if ordered[math.ceil(_SHARE * (len(values) - 1))] >= 0:
+        low = max(low, 0.0)
+    return values if low <= ordered[0] and ordered[-1] <= high else np.clip(values, low, high)
+
+
+def _middle(ordered: NDArray[np.float64]) -> float:
+    """Return the median of values (m,) in increasing order."""
+    half = len(ordered) // 2
+    return float(ordered[half]) if len(ordered) % 2 else float(ordered[half - 1] + ordered[half]) / 2

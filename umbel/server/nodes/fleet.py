@@ -1,0 +1,456 @@
+"""The clients of a run, as a strategy sees them: who is asked, what they are sent, what came back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.demands import Evaluation, Hosting, Training
+from umbel.protocol.errors import ProtocolError
+from umbel.protocol.flower import log
+from umbel.protocol.messages import (
+    answers_training,
+    asks,
+    keep_request,
+    merged,
+    number_released,
+    query,
+    round_request,
+    scores_in,
+)
+from umbel.protocol.records import from_array_record, pack
+from umbel.protocol.release import ReleaseBy
+from umbel.server.nodes.bounds import furthest, furthest_sum
+from umbel.server.nodes.exchange import Answer, Exchange
+from umbel.server.nodes.replies import Asked, Average, Releases, Scores, read_releases, read_scores
+from umbel.server.nodes.roster import (
+    MAX_CLIENTS,
+    TRAIN,
+    VALIDATION,
+    Absence,
+    Roster,
+    admitted,
+    check_enough,
+    gather,
+    in_one_process,
+)
+from umbel.server.nodes.sums import Sums, read_sums
+from umbel.server.nodes.words import told
+
+# Keys that keep the server's draws for different purposes apart.
+_SAMPLE_TRAIN, _SAMPLE_VALIDATION = 1, 2
+_KEEP_S = 300.0  # seconds for which a run that is over waits for its nodes to be told
+
+
+class Fleet:
+    """The nodes of a run and their clients.
+
+    Clients are sampled over all nodes and their replies put in client order before anything is
+    computed, so the result does not depend on how many nodes there are or who answers first.
+
+    Parameters
+    ----------
+    clients_per_round : int
+        U, the number of training clients asked in a round.
+    validation_clients_per_round : int
+        Number of validation clients asked; 0 for all.
+    quorum : float
+        Share of the asked clients with whose answers a round closes; 1 waits for all of them, or
+        until time is up.
+    seed : int
+        Of the server's sampling.
+    min_nodes : int
+        Number of nodes to wait for.
+    node_wait : float
+        Seconds to wait for them.
+    max_clients_per_node : int
+        A node that says it hosts more is left out, but for the parts of a simulation.
+    max_node_share : float
+        The largest share of a round's clients that one node may have; plays no part in simulation.
+    max_participations : int
+        How often a training client is asked at most, in turn with the others; 0 for no limit, and a random
+        draw each round.
+    max_update_norm : float
+        Releases of longer updates are left out; 0 for what `umbel.server.nodes.bounds.furthest` says.
+    validate_by : str
+        ``mean`` or ``median``: what the losses of the validation clients become.
+    """
+
+    def __init__(
+        self,
+        *,
+        clients_per_round: int = 7,
+        validation_clients_per_round: int = 0,
+        quorum: float = 1.0,
+        seed: int = 0,
+        min_nodes: int = 1,
+        node_wait: float = 300.0,
+        max_clients_per_node: int = MAX_CLIENTS,
+        max_node_share: float = 1.0,
+        max_participations: int = 0,
+        max_update_norm: float = 0.0,
+        validate_by: Average = "mean",
+    ) -> None:
+        self.clients_per_round = clients_per_round
+        self.validation_clients_per_round = validation_clients_per_round
+        self.quorum = quorum
+        self.seed = seed
+        self.min_nodes = min_nodes
+        self.node_wait = node_wait
+        self.max_clients_per_node = max_clients_per_node
+        self.max_node_share = max_node_share
+        self.max_participations = max_participations
+        self.max_update_norm = max_update_norm
+        self.validate_by = validate_by
+        self.metric_is_share = False
+        """Whether the metric is one from 0 to 1, as an accuracy."""
+        self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
+        """How often each training client has released."""
+        self._turns: NDArray[np.int64] = np.zeros(0, np.int64)  # how often each was asked
+        self._roster: Roster | None = None
+        self._exchange = Exchange()
+        self._invited: dict[int, Absence] = {}
+        self._training: Asked | None = None
+        self._evaluation: Asked | None = None
+        self._sent: Arrays = {}
+        self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
+        self._common: Mapping[str, Any] = {}
+        self._furthest = 0.0
+        self._outside = 0
+
+    def roster(self, grid: Grid) -> Roster:
+        """Return the nodes and their clients, asking them the first time."""
+        if self._roster is None:
+            roster = gather(
+                grid,
+                self.min_nodes,
+                self.node_wait,
+                self._exchange,
+                clients=(self.clients_per_round, self.validation_clients_per_round),
+                max_clients=self.max_clients_per_node,
+                max_share=self.max_node_share,
+            )
+            check_enough("clients-per-round", self.clients_per_round, roster.train)
+            check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
+            self.participations, self._turns = np.zeros((2, roster.train), np.int64)
+            self._roster = roster
+        return self._roster
+
+    def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[int, int]) -> None:
+        """Go on with a run.
+
+        Parameters
+        ----------
+        grid : Grid
+        nodes : sequence of (int, Hosting)
+            The nodes that there were, in the order of their clients.
+        spent : mapping from int to int
+            How often each client that released did so.
+        """
+        self._roster = Roster.resumed(nodes, self.roster(grid))
+        self.participations = np.zeros(self._roster.train, np.int64)
+        self.participations[list(spent)] = list(spent.values())
+        self._turns = self.participations.copy()  # no less, and who was asked in vain is not on record
+
+    # --- asking
+
+    def ask_training(
+        self,
+        round: int,
+        hypotheses: ArrayRecord,
+        demand: Mapping[str, Any],
+        grid: Grid,
+        clients: NDArray[np.int64] | None = None,
+    ) -> list[Message]:
+        """Return the messages that ask clients to train, one a node.
+
+        Parameters
+        ----------
+        round : int
+        hypotheses : ArrayRecord
+            What they start from.
+        demand : mapping
+            The fields of `Training` that all clients share; what else is in it
+            plays no part.
+        grid : Grid
+        clients : ndarray of int, optional
+            Who is asked, in increasing order; by default a sample of the round's own.
+        """
+        roster = self._present(grid)
+        if clients is None:
+            clients = self._draw(roster, round)
+        common, placed = _common(Training, demand), roster.place(TRAIN, clients)
+        (self._sent, packed), self._common = self._open(hypotheses), common
+        by_site = common.get("release_by", ReleaseBy.CLIENT) == ReleaseBy.SITE
+        rows = len(next(iter(self._sent.values()))) if by_site else None
+        self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)), rows)
+        self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
+        return [
+            Message(
+                round_request(packed, training=Training(**common, round=round, clients=tuple(locals_))),
+                node,
+                "train",
+                group_id=str(round),
+            )
+            for node, (_, locals_) in placed.items()
+        ]
+
+    def ask_evaluation(
+        self, round: int, hypotheses: ArrayRecord, demand: Mapping[str, Any], grid: Grid, group: str = ""
+    ) -> list[Message]:
+        """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
+        roster = self._present(grid)
+        seed = [self.seed, _SAMPLE_VALIDATION, round]
+        clients = roster.draw(VALIDATION, round, seed, self.validation_clients_per_round or roster.validation)
+        if not len(clients):
+            self._evaluation = None
+            return []
+        common, placed = _common(Evaluation, demand), roster.place(VALIDATION, clients)
+        self._evaluation = _asked(clients, placed)
+        _, packed = self._open(hypotheses)
+        return [
+            Message(
+                round_request(packed, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
+                node,
+                "evaluate",
+                group_id=group or str(round),
+            )
+            for node, (_, locals_) in placed.items()
+        ]
+
+    def _open(self, hypotheses: ArrayRecord) -> tuple[Arrays, ArrayRecord]:
+        """Return what clients start from, as arrays and as it travels; for training and evaluation of a round once."""
+        known = self._opened[0]
+        # By its arrays: a strategy may put others into the same record.
+        if len(known) != len(hypotheses) or any(known.get(name) is not one for name, one in hypotheses.items()):
+            arrays = from_array_record(hypotheses)
+            self._opened = dict(hypotheses.items()), arrays, pack(arrays)
+        return self._opened[1:]
+
+    @property
+    def used_up(self) -> bool:
+        """Whether every training client has taken part as often as it may."""
+        return len(self._turns) > 0 and 0 < self.max_participations <= int(self._turns.min())
+
+    def _present(self, grid: Grid) -> Roster:
+        """Return the roster, which knows which nodes of a simulation that may lose some are away."""
+        roster = self.roster(grid)
+        if getattr(grid, "in_process", False):
+            roster.see(grid.get_node_ids())
+        return roster
+
+    def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
+        """Draw the training clients of a round."""
+        seed = [self.seed, _SAMPLE_TRAIN, round]
+        if not self.max_participations:
+            return roster.draw(TRAIN, round, seed, self.clients_per_round)
+        # Turns count, and not releases: those that refuse would be asked before all others for ever.
+        clients = roster.in_turn(round, seed, self.clients_per_round, self._turns, self.max_participations)
+        self._turns[clients] += 1
+        return clients
+
+    # --- sending and waiting
+
+    def exchange(self, round: int, grid: Grid, messages: Sequence[Message], timeout: float) -> list[Message]:
+        """Send a round's messages, one a node, and return the replies that came in time.
+
+        The round closes when a `quorum` of its clients has answered, or time is up. Nodes that came
+        later are asked what they host and take part from the next round on; nodes that did not
+        answer are left out for some rounds.
+
+        Parameters
+        ----------
+        round : int
+        grid : Grid
+        messages : sequence of Message
+            Those of `ask_training` and `ask_evaluation`, from the same hypotheses.
+        timeout : float
+            In seconds.
+        """
+        self._outside = 0
+        together = merged(messages)
+        answers = self._exchange.run(
+            grid,
+            [*together, *self._invitations(round, grid)],
+            timeout,
+            lambda answers: self._enough(answers, together),
+            keep_late=("query",),
+        )
+        silent = set(self._exchange.silent)
+        for answer in answers:
+            if answer.kind == "query":
+                self._welcome(answer, grid)
+            elif answer.reply.has_error():
+                reason = told(answer.reply.error.reason)
+                log(WARNING, "node %s did not answer the message of round %d: %s", answer.node, round, reason)
+                if answer.gone:
+                    silent.add(answer.node)
+        asked = [answer for answer in answers if answer.kind != "query"]
+        if self._roster:
+            self._roster.note(round, {answer.node for answer in asked} - silent, silent)
+        return [answer.reply for answer in asked]
+
+    def send_best(self, grid: Grid, hypotheses: Arrays, timeout: float, run: str = "") -> None:
+        """Send all nodes what the run has found, for them to keep; what they make of it they do not say."""
+        content = keep_request(pack(hypotheses), run)
+        messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
+        self._exchange.run(grid, messages, min(timeout, _KEEP_S))
+
+    @property
+    def dropped(self) -> int:
+        """Replies in the last round that came late, twice or unasked, and releases too far from what was sent."""
+        return self._exchange.dropped + self._outside
+
+    # --- reading
+
+    def releases(self, replies: Iterable[Message]) -> Releases:
+        """Return the releases in the replies to the last `ask_training`, and count who took part."""
+        asked, answers = self._answers(replies)
+        found = read_releases(answers, asked, self._sent, self._furthest)
+        self._note(found.clients, found.outside)
+        return found
+
+    def sums(self, replies: Iterable[Message]) -> Sums:
+        """Return the sums in the replies to the last `ask_training`, if sites were asked for them; count as above."""
+        asked, answers = self._answers(replies)
+        k, n = flatten(self._sent).shape
+        found = read_sums(
+            answers,
+            asked,
+            self._sent,
+            lambda clients: furthest_sum(self._common, k, n, clients, self.max_update_norm),
+        )
+        self._note(found.clients, found.outside)
+        return found
+
+    def _answers(self, replies: Iterable[Message]) -> tuple[Asked, dict[int, Message]]:
+        """Return whom the last `ask_training` asked, and a reply of each node that has something to say of them."""
+        asked = self._training
+        assert asked is not None
+        return asked, {
+            node: reply for node, reply in _usable(replies, asked).items() if answers_training(reply.content)
+        }
+
+    def _note(self, inside: NDArray[np.int64], outside: NDArray[np.int64]) -> None:
+        """Count who took part, also those whose releases are left out."""
+        self._outside += len(outside)
+        for clients in (inside, outside):
+            self.participations[clients] += 1
+
+    def scores(self, replies: Iterable[Message]) -> Scores | None:
+        """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
+        if (asked := self._evaluation) is None:
+            return None
+        return read_scores(_usable(replies, asked), asked, self.validate_by, self.metric_is_share)
+
+    @property
+    def sent(self) -> Arrays:
+        """What the last `ask_training` sent."""
+        return self._sent
+
+    @property
+    def demand(self) -> Mapping[str, Any]:
+        """What the last `ask_training` asked of all clients alike, of the fields of `Training`."""
+        return self._common
+
+    def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
+        """Return whether a quorum of the clients that were asked has answered."""
+        if self.quorum >= 1:
+            return False
+        own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
+        trains = any(asks(message.content)[0] for message in messages)
+        scores = any(asks(message.content)[1] for message in messages)
+        if trains and self._training is not None:
+            there = sum(_released(one, self._training) for one in own)
+            if there < self.quorum * len(self._training.clients):
+                return False
+        if scores and self._evaluation is not None:
+            there = sum(_reported(one, self._evaluation) for one in own)
+            if there < self.quorum * len(self._evaluation.clients):
+                return False
+        return True
+
+    def _invitations(self, round: int, grid: Grid) -> list[Message]:
+        """Ask nodes that do not take part what they host: new ones at once, those that refused some rounds later."""
+        if self._roster is None or self._roster.simulated:
+            return []
+        asked = {node for node, absence in self._invited.items() if round <= absence.until}
+        asked |= self._exchange.awaited("query")
+        new = [node for node in grid.get_node_ids() if node not in self._roster and node not in asked]
+        self._invited |= {node: Absence.following(self._invited.get(node), round) for node in new}
+        return [Message(query(), node, "query", group_id="query") for node in new]
+
+    def _welcome(self, answer: Answer, grid: Grid) -> None:
+        assert self._roster is not None
+        if answer.gone:
+            self._invited.pop(answer.node, None)  # to be asked again
+        try:
+            if answer.reply.has_error():
+                raise ProtocolError(f"says {answer.reply.error.reason}")
+            hosting = admitted(answer.reply.content, self.max_clients_per_node, in_one_process(grid))
+            if answer.node in self._roster:
+                raise ProtocolError("takes part already")
+            if hosting.simulated:
+                raise ProtocolError("says that it is simulated")
+        except Exception as error:  # whatever one node sends, the run goes on
+            log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+            return
+        self._roster.join({answer.node: hosting})
+        new = np.zeros(hosting.train, np.int64)
+        self.participations = np.concatenate([self.participations, new])
+        self._turns = np.concatenate([self._turns, new])
+        log(
+            INFO,
+            "node %s joins, with %d training and %d validation clients",
+            answer.node,
+            hosting.train,
+            hosting.validation,
+        )
+
+
+def _common(kind: type[Training] | type[Evaluation], demand: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a demand says of the fields that all clients of a round share."""
+    return {key: value for key, value in demand.items() if key in kind.shared()}
+
+
+def _asked(
+    clients: NDArray[np.int64],
+    placed: Mapping[int, tuple[list[int], list[int]]],
+    disclose: bool = False,
+    rows: int | None = None,
+) -> Asked:
+    return Asked(clients, {node: np.array(positions) for node, (positions, _) in placed.items()}, disclose, rows)
+
+
+def _released(answer: Answer, asked: Asked) -> int:
+    """Return how many of the clients that were asked to train an answer says released."""
+    try:
+        return number_released(answer.reply.content, len(asked.positions.get(answer.node, ())), asked.rows)
+    except Exception:  # it is read again, and the reason told, when the round is over
+        return 0
+
+
+def _reported(answer: Answer, asked: Asked) -> int:
+    """Return how many of the clients that were asked to report an answer has the scores of."""
+    number = len(asked.positions.get(answer.node, ()))
+    try:
+        return number if scores_in(answer.reply.content, number) is not None else 0
+    except Exception:  # as above
+        return 0
+
+
+def _usable(replies: Iterable[Message], asked: Asked) -> dict[int, Message]:
+    """Return one usable reply a node; errors and repeats are dropped, and nodes that were not asked."""
+    answers: dict[int, Message] = {}
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if not reply.has_error() and node in asked.positions:  # whose errors they are `exchange` knows
+            answers.setdefault(node, reply)
+    return answers

@@ -1,0 +1,420 @@
+"""Who is there: the nodes of a run and the clients they host."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+
+import numpy as np
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from umbel.protocol.demands import Hosting
+from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
+from umbel.protocol.flower import log
+from umbel.protocol.messages import hosting_in, query
+from umbel.protocol.polling import pause
+from umbel.server.nodes.exchange import Answer, Exchange
+from umbel.server.nodes.words import told
+
+TRAIN, VALIDATION = "training", "validation"
+_LONGEST_ABSENCE = 15
+_POLL_S = 1.0  # seconds that one look for answers may take
+MAX_CLIENTS = 1_000_000
+"""As many clients as a node may say it hosts."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """How often in a row a node did not answer, or refused to, and the last round that it is left out of."""
+
+    times: int
+    until: int
+
+    @classmethod
+    def following(cls, before: Absence | None, round: int) -> Absence:
+        """Return that of a node that failed in a round: for one round, and for twice as many and one each time more."""
+        times = 1 if before is None else before.times + 1
+        return cls(times, round + min(2**times - 1, _LONGEST_ABSENCE))
+
+
+class Roster:
+    """The clients of all nodes, numbered the same whatever the number of nodes.
+
+    Training clients have the numbers 0 to `train` - 1 and validation clients 0 to
+    `validation` - 1. In simulation the numbers are the federation's own order; elsewhere nodes
+    follow each other by node id.
+
+    Parameters
+    ----------
+    nodes : dict from int to Hosting
+        What each node says it hosts, by node id.
+    max_share : float
+        The largest share of a round's clients that one node may have; plays no part in simulation.
+    """
+
+    def __init__(self, nodes: dict[int, Hosting], max_share: float = 1.0) -> None:
+        self._max_share = max_share
+        self._absent: dict[int, Absence] = {}
+        self._away: set[int] = set()
+        self._nodes = sorted(nodes)
+        self._hosting = [nodes[node] for node in self._nodes]
+        self._arrange()
+
+    @property
+    def nodes(self) -> list[tuple[int, Hosting]]:
+        """Each node with what it hosts, in the order in which their clients are numbered."""
+        return list(zip(self._nodes, self._hosting, strict=True))
+
+    @classmethod
+    def resumed(cls, before: Sequence[tuple[int, Hosting]], now: Roster) -> Roster:
+        """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
+
+        Those that are not there now keep their numbers, for when they come back. A node that hosts
+        other clients than it did is left out: nobody knows which of them are those that were numbered.
+        """
+        if now.simulated:
+            return now
+        roster = cls(dict(before), now._max_share)
+        hosting = dict(now.nodes)
+        roster._nodes = [node for node, _ in before]
+        roster._hosting = [was for _, was in before]
+        roster._arrange()
+        for node, was in before:
+            if hosting.get(node, was) != was:
+                roster._absent[node] = Absence(1, sys.maxsize)
+                log(WARNING, "node %s hosts other clients than before and is left out; a new run takes it in", node)
+        roster.join({node: hosts for node, hosts in hosting.items() if node not in roster})
+        return roster
+
+    def join(self, nodes: dict[int, Hosting]) -> None:
+        """Add nodes that came later; their clients' numbers follow those that there are."""
+        self._nodes += sorted(nodes)
+        self._hosting += [nodes[node] for node in sorted(nodes)]
+        self._arrange()
+
+    def _arrange(self) -> None:
+        self._steps = {hosting.step for hosting in self._hosting}
+        if len(self._steps) > 1:
+            raise FleetError("some nodes are simulated and some are not, or they split the federation differently")
+        if self.simulated:
+            # By partition, because node ids are drawn anew in each run.
+            order = np.argsort([hosting.first for hosting in self._hosting])
+            self._nodes = [self._nodes[i] for i in order]
+            self._hosting = [self._hosting[i] for i in order]
+            if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
+                raise FleetError("the simulated nodes do not split the federation among themselves")
+        self._counts = {
+            TRAIN: np.array([hosting.train for hosting in self._hosting]),
+            VALIDATION: np.array([hosting.validation for hosting in self._hosting]),
+        }
+        self.train = int(self._counts[TRAIN].sum())
+        self.validation = int(self._counts[VALIDATION].sum())
+
+    @property
+    def simulated(self) -> bool:
+        """Whether the nodes split one federation among themselves."""
+        return self._steps != {-1}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, node: int) -> bool:
+        return node in self._nodes
+
+    def see(self, nodes: Iterable[int]) -> None:
+        """Leave out, until it is seen again, each node that is not among these."""
+        self._away = set(self._nodes) - set(nodes)
+
+    def note(self, round: int, answered: Iterable[int], silent: Iterable[int]) -> None:
+        """Note which nodes answered in a round and which did not.
+
+        One that did not is left out for a round, and for twice as many and one more each time that
+        it fails again: a node that is gone would hold up every round.
+        """
+        for node in answered:
+            self._absent.pop(node, None)
+        for node in silent:
+            absence = self._absent[node] = Absence.following(self._absent.get(node), round)
+            rounds = absence.until - round
+            log(WARNING, "node %s did not answer in round %d and is left out for %d rounds", node, round, rounds)
+
+    def left_out(self, round: int) -> int:
+        """Return how many nodes are left out of a round, because they did not answer or are away."""
+        return len(self._gone(round))
+
+    def present(self, role: str, round: int) -> NDArray[np.int64]:
+        """Return the clients of a role whose nodes are not left out in a round, in increasing order."""
+        clients, gone = np.arange(self._total(role)), self._gone(round)
+        there = np.full(len(clients), True)
+        for node, (positions, _) in self.place(role, clients).items() if gone else ():
+            there[positions] = node not in gone
+        # When all are gone it is better to ask them than to let rounds go by.
+        return clients[there] if there.any() else clients
+
+    def draw(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
+        """Draw `size` of the clients that are `present`, or all of them if they are fewer, in increasing order.
+
+        Where a node's share is bounded, fewer may be drawn: a node that has its share is passed over.
+        """
+        if self._max_share < 1 and not self.simulated:
+            return self._draw_shared(role, round, seed, size)
+        if not self._gone(round):
+            # The same draw without a list of all clients, who may be a million.
+            total = self._total(role)
+            return sample(seed, total, min(size, total))
+        there = self.present(role, round)
+        return there[sample(seed, len(there), min(size, len(there)))]
+
+    def in_turn(
+        self, round: int, seed: Sequence[int], size: int, turns: NDArray[np.int64], most: int
+    ) -> NDArray[np.int64]:
+        """Draw `size` training clients, or fewer, of those that had the fewest turns, and less than `most`."""
+        willing = np.flatnonzero(turns < most)
+        there = np.intersect1d(willing, self.present(TRAIN, round))
+        there = there if len(there) else willing
+        chance = np.random.default_rng(seed).random(len(there))
+        first = np.lexsort((chance, turns[there]))[:size]
+        return np.sort(there[first]).astype(np.int64)
+
+    def _draw_shared(self, role: str, round: int, seed: Sequence[int], size: int) -> NDArray[np.int64]:
+        """Draw clients one after the other and pass over those whose node has its share.
+
+        Each client has a time, drawn from an exponential distribution, and the first come in. Of a node only
+        as many times are drawn as it may have clients: those of the first ones (Renyi, 1953).
+        """
+        counts, gone = self._counts[role], self._gone(round)
+        first = np.cumsum(counts) - counts
+        there = [i for i, node in enumerate(self._nodes) if counts[i] and node not in gone]
+        there = there or np.flatnonzero(counts).tolist()
+        most = largest_share(counts[there].tolist(), size, self._max_share)
+        generator = np.random.default_rng(seed)
+        times, owners = [np.zeros(0)], [np.zeros(0, np.int64)]
+        for i in there:
+            few = min(int(counts[i]), most)
+            times.append(np.cumsum(generator.standard_exponential(few) / (counts[i] - np.arange(few))))
+            owners.append(np.full(few, i))
+        come = np.concatenate(owners)[np.argsort(np.concatenate(times), kind="stable")[:size]]
+        taken = np.bincount(come, minlength=len(counts))
+        drawn = [first[i] + generator.choice(counts[i], taken[i], replace=False) for i in np.flatnonzero(taken)]
+        return np.sort(np.concatenate([np.zeros(0, np.int64), *drawn]))
+
+    def _total(self, role: str) -> int:
+        return self.train if role == TRAIN else self.validation
+
+    def _gone(self, round: int) -> set[int]:
+        return self._away | {node for node, absence in self._absent.items() if round <= absence.until}
+
+    def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
+        """Group clients by node.
+
+        Parameters
+        ----------
+        role : str
+            `TRAIN` or `VALIDATION`.
+        clients : ndarray of int
+            Clients of that role.
+
+        Returns
+        -------
+        dict from node id to (positions, locals)
+            Positions in `clients`, and the same clients as the node counts them.
+        """
+        if self.simulated:
+            number = clients + (self.train if role == VALIDATION else 0)
+            step = self._hosting[0].step
+            node, local = number % step, number // step
+        else:
+            counts = self._counts[role]
+            first = np.cumsum(counts) - counts
+            node = np.searchsorted(first + counts, clients, side="right")
+            local = clients - first[node]
+            if role == VALIDATION:
+                local = local + self._counts[TRAIN][node]
+        placed = {}
+        for index in np.unique(node):
+            positions = np.flatnonzero(node == index)
+            placed[self._nodes[index]] = (positions.tolist(), local[positions].tolist())
+        return placed
+
+
+def gather(
+    grid: Grid,
+    min_nodes: int,
+    wait_s: float,
+    exchange: Exchange | None = None,
+    *,
+    clients: tuple[int, int] = (0, 0),
+    max_clients: int = MAX_CLIENTS,
+    max_share: float = 1.0,
+) -> Roster:
+    """Ask the nodes what they host, until all are there.
+
+    Waits for `min_nodes` nodes, for as many `clients` and, in simulation, for every part of the
+    federation, since the first look at a simulation may show only some of its nodes. A node whose
+    answer cannot be is left out.
+
+    A node starts a process and imports PyTorch before its first answer, which takes a slow machine
+    minutes. So a query lives as long as the run waits, and a node is not asked again before Flower
+    says that its query is lost.
+
+    Parameters
+    ----------
+    grid : Grid
+    min_nodes : int
+    wait_s : float
+        Seconds after which nodes that are missing are not waited for any more.
+    exchange : Exchange, optional
+        What the rounds will be sent with: it brings the answers that are not waited for.
+    clients : (int, int)
+        Training and validation clients that a round asks; the roster may have fewer.
+    max_clients : int
+        A node that says it hosts more is left out, but for the parts of a simulation.
+    max_share : float
+        See `Roster`.
+
+    Raises
+    ------
+    FleetError
+        When the nodes are not there after `wait_s` seconds.
+    """
+    began = time.monotonic()
+    exchange, together = exchange or Exchange(), in_one_process(grid)
+    nodes: dict[int, Hosting] = {}
+    refused: set[int] = set()
+    waiting = False
+    while True:
+        left = max(_POLL_S, began + wait_s - time.monotonic())
+        asked = {*nodes, *refused, *exchange.awaited("query")}
+        new = [node for node in grid.get_node_ids() if node not in asked]
+        queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
+        for answer in exchange.run(grid, queries, _POLL_S, keep_late=("query",)):
+            hosting = hosting_of(answer, max_clients, together)
+            if hosting is not None:
+                nodes[answer.node] = hosting
+            elif not answer.gone:
+                refused.add(answer.node)
+        fitting = fellows(nodes)
+        parts = max(1, next((hosting.step for hosting in fitting.values()), 1))
+        waited = time.monotonic() - began
+        if len(fitting) >= max(min_nodes, parts):
+            there = [sum(one.train for one in fitting.values()), sum(one.validation for one in fitting.values())]
+            # Where nodes are in many places, more of them may come.
+            enough = there[0] >= clients[0] and there[1] >= clients[1]
+            if together or enough or waited >= wait_s:
+                for node in set(nodes) - set(fitting):
+                    log(WARNING, "node %s shares the federation otherwise than most; it is left out", node)
+                log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)
+                return Roster(fitting, max_share)
+        if together and refused and parts > 1:
+            raise FleetError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
+        if waited >= wait_s:
+            raise FleetError(
+                f"after {wait_s:.0f} s {len(fitting)} nodes host clients, {len(refused)} refused, and the run needs "
+                f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait"
+            )
+        if not waiting:
+            log(INFO, "waiting for nodes to say what they host, for %.0f s at most", wait_s)
+            waiting = True
+        time.sleep(pause(waited))
+
+
+def in_one_process(grid: Grid) -> bool:
+    """Return whether all nodes live beside the server, as they do in simulation and nowhere else."""
+    return getattr(grid, "in_process", False) or type(grid).__name__ == "InMemoryGrid"
+
+
+def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | None:
+    """Return what a node hosts; None, and a line in the log, where it cannot take part, whatever it sent."""
+    try:
+        if answer.reply.has_error():
+            raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)")
+        return admitted(answer.reply.content, max_clients, together)
+    except Exception as error:  # the run goes on
+        log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
+        return None
+
+
+def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
+    """Return what a node's answer says that it hosts.
+
+    Which part of a federation that is plays a role in simulation alone: elsewhere a site that lies about it would
+    have the others asked for clients that they do not host.
+
+    Parameters
+    ----------
+    content : RecordDict
+    max_clients : int
+    together : bool
+        Whether the nodes live `in_one_process`.
+
+    Raises
+    ------
+    ProtocolError
+        When it cannot be, or must not.
+    """
+    hosting = hosting_in(content)
+    if hosting.step == 1 and not together:
+        raise ProtocolError("says that it is the only node of a simulation")
+    if not together:
+        hosting = replace(hosting, first=-1, step=-1)
+    if hosting.train + hosting.validation > max_clients and not hosting.simulated:
+        raise ProtocolError(
+            f"says that it hosts {hosting.train} training and {hosting.validation} validation clients, more than "
+            f"max-clients-per-node = {max_clients}"
+        )
+    if not (hosting.train or hosting.validation or hosting.simulated):
+        raise ProtocolError("hosts no clients")
+    return hosting
+
+
+def fellows(nodes: Mapping[int, Hosting]) -> dict[int, Hosting]:
+    """Return those nodes that can be in one run: most of them, and on a tie those that serve their own data."""
+    counts = Counter(hosting.step for hosting in nodes.values())
+    step = max(counts, key=lambda step: (counts[step], step < 0), default=-1)
+    found: dict[int, Hosting] = {}
+    parts: set[int] = set()
+    for node, hosting in sorted(nodes.items()):
+        if hosting.step == step and hosting.first not in parts:
+            found[node] = hosting
+            parts.update({hosting.first} - {-1})
+    return found
+
+
+def largest_share(counts: Sequence[int], size: int, share: float) -> int:
+    """Return how many clients each node may have in a round so that none has more than its share of them.
+
+    With fewer nodes than fit the share, it is that of one node less: nodes that host next to nothing must not
+    make a round small.
+
+    Parameters
+    ----------
+    counts : sequence of int
+        How many clients each node hosts.
+    size : int
+        Clients that the round asks.
+    share : float
+    """
+    share = max(share, 1 / max(1, len(counts) - 1))
+    low, high = 1, max(counts, default=1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = middle <= share * min(size, sum(min(count, middle) for count in counts)) * (1 + 1e-9)
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def check_enough(what: str, asked: int, there: int) -> None:
+    """Raise `ConfigError` when more clients are asked for than there are."""
+    if asked > there:
+        raise ConfigError(f"{what} = {asked}, but the nodes host only {there} such clients; lower it")
+
+
+def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:
+    """Draw `size` of `population` clients without replacement, in increasing order."""
+    return np.sort(np.random.default_rng(seed).choice(population, size, replace=False)).astype(np.int64)

@@ -1,0 +1,83 @@
+"""What watches a run: early stopping, checkpoints and the log are observers, and so may be code of one's own.
+
+An observer is a class on `Observer`, named in the run config: ``observers = "package.module:Class
+name=value; another.module:Class"``. Options of its own are the fields of a dataclass, `Options`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import NoOptions, import_by_name, parse_options
+
+if TYPE_CHECKING:
+    from umbel.server.rounds import Run
+
+
+@dataclass(frozen=True)
+class Section:
+    """What an observer adds to the report.
+
+    Attributes
+    ----------
+    title : str
+    paragraphs : tuple of str
+        Plain text.
+    picture : str
+        An SVG; empty for none.
+    """
+
+    title: str
+    paragraphs: tuple[str, ...] = field(default=())
+    picture: str = ""
+
+
+class Observer:
+    """Watches a run, and may stop it (`umbel.server.rounds.Run.stop`).
+
+    Parameters
+    ----------
+    options : Options
+    """
+
+    Options: ClassVar[type] = NoOptions
+    """A dataclass, whose fields the run config sets."""
+
+    def __init__(self, options: Any = None) -> None:
+        self.options = options if options is not None else self.Options()
+
+    def begin(self, run: Run) -> None:
+        """Get ready, once the nodes are there; raise `ConfigError` where the run is not fit to be observed."""
+
+    def before_round(self, run: Run, number: int) -> None:
+        """Look at what round `number` will start from."""
+
+    def after_round(self, run: Run) -> None:
+        """Look at the round just done, the last of ``run.state.history``."""
+
+    def at_end(self, run: Run) -> None:
+        """Look at a run that is over."""
+
+    def section(self) -> Section | None:
+        """Return what to add to the report, at the end; None for nothing."""
+        return None
+
+
+def load_observers(text: str) -> tuple[Observer, ...]:
+    """Return the observers that the run config names.
+
+    Raises
+    ------
+    ConfigError
+        When one cannot be imported, is none, or has other options.
+    """
+    observers = []
+    for entry in filter(None, map(str.strip, text.split(";"))):
+        name, _, options = entry.partition(" ")
+        kind = import_by_name(name)
+        if not (isinstance(kind, type) and issubclass(kind, Observer)):
+            raise ConfigError(f"observers: {name!r} is no class built on umbel.server.observer.Observer")
+        observers.append(kind(parse_options(kind.Options, options, f"observers, {name}")))
+    return tuple(observers)

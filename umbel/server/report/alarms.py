@@ -1,0 +1,190 @@
+"""What may have gone wrong in a run, told from its history."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.server.history import MIN_ROUNDS, Round, collapsed, diverged, last_rounds, middle_ratio
+from umbel.server.summary import DIVERGED
+
+# Hypotheses closer than this part of what they were at their furthest have drifted together.
+DRIFTED = 0.1
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """One thing to look at: what it is, and what it says of the run."""
+
+    title: str
+    text: str
+
+
+def drifted(history: Sequence[Round]) -> list[int]:
+    """Return the hypotheses whose distance to the nearest other one has become a tenth of what it was.
+
+    Compared are medians over five successive rounds, the last ones against the largest, so that
+    no single noisy round counts.
+    """
+    lines = np.array([entry.nearest for entry in history])
+    if lines.size == 0 or len(lines) < 2 * MIN_ROUNDS:
+        return []
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(lines, MIN_ROUNDS, axis=0), axis=-1)
+    return [int(j) for j in np.flatnonzero(medians[-1] < DRIFTED * medians.max(axis=0))]
+
+
+def alarms(history: Sequence[Round], hypotheses: int, validate_every: int, validators: int | None) -> list[Alarm]:
+    """Return what people should know before they use the outcome, worst first.
+
+    Parameters
+    ----------
+    history : sequence of Round
+    hypotheses : int
+        k.
+    validate_every : int
+        Rounds from one validation to the next.
+    validators : int or None
+        Number of validation clients, if it is known.
+    """
+    found = [*_not_finite(history), *_validation(history, validate_every, validators)]
+    if hypotheses > 1:
+        found += [*_empty(history, hypotheses), *_close(history)]
+    return [*found, *_diverged(history), *_too_few(history), *_lost(history)]
+
+
+def _diverged(history: Sequence[Round]) -> list[Alarm]:
+    if not diverged(history):
+        return []
+    text = f"The loss at the end is several times the lowest; the best hypotheses are kept. {DIVERGED}"
+    return [Alarm("The rounds diverged", text)]
+
+
+def _not_finite(history: Sequence[Round]) -> list[Alarm]:
+    bad = [entry.number for entry in history if not np.isfinite(entry.nearest).all()]
+    if not bad:
+        return []
+    text = f"From round {bad[0]} on, some of their numbers were infinite or undefined. A smaller step-size may help."
+    return [Alarm("Hypotheses diverged", text)]
+
+
+def _validation(history: Sequence[Round], validate_every: int, validators: int | None) -> list[Alarm]:
+    due = [entry for entry in history if (entry.number - 1) % validate_every == 0 or not entry.asked]
+    given = [entry for entry in due if entry.loss is not None and math.isfinite(entry.loss)]
+    some = any(entry.loss is not None for entry in history)
+    if not some and not validators:
+        return []  # nobody validates
+    found = []
+    if len(given) < len(due):
+        missing = [entry.number for entry in due if entry not in given]
+        text = (
+            f"In {count_of(len(missing), 'validation')} of {len(due)} (the first in round {missing[0]}) no validation "
+            "client answered with a finite loss. Training may have diverged there, or the nodes that hold these "
+            "clients may have failed."
+        )
+        found.append(Alarm("Validation loss not finite", text))
+    if len(given) > 1 and min(given, key=lambda entry: entry.loss or 0.0) is given[0]:
+        text = (
+            f"None of {count_of(len(given) - 1, 'later validation')} had a lower loss than the first, in round "
+            f"{given[0].number}: training did not help."
+        )
+        found.append(Alarm("Validation loss never improved", text))
+    return found
+
+
+def _empty(history: Sequence[Round], hypotheses: int) -> list[Alarm]:
+    last = last_rounds(history)
+    if not last:
+        return []
+    totals = np.sum([entry.groups for entry in last], axis=0)
+    empty = [int(j) for j in np.flatnonzero(totals == 0)]
+    best = history[-1].best_round
+    before = (
+        f" The best hypotheses are older: those that round {best} started from." if 0 < best <= last[0].number else ""
+    )
+    if collapsed(history):
+        every = "all" if len(empty) == hypotheses - 1 else f"{int(totals.max())} of"
+        text = (
+            f"In the last {len(last)} rounds of training {every} {int(totals.sum())} releases went to hypothesis "
+            f"{int(totals.argmax())}. That leaves one model for all, which is right if all clients are of one kind; "
+            f"otherwise nothing is personalised any more. {why_collapsed(last)}{before}"
+        )
+        return [Alarm("Clusters collapsed into one", text)]
+    if not empty:
+        return []
+    text = (
+        f"In the last {len(last)} rounds of training no release went to {name_hypotheses(empty)}. That is right if "
+        f"the clients are of no more than {count_of(hypotheses - len(empty), 'kind')}; otherwise a group may have been "
+        f"missed, and another seed or more restarts may help.{before}"
+    )
+    return [Alarm(f"{count_of(len(empty), 'hypothesis', 'hypotheses')} without releases", text)]
+
+
+def why_collapsed(last: Sequence[Round]) -> str:
+    """Return what is the matter where all releases go to one hypothesis, by Eq. 9's ratio, and what may help."""
+    ratio = middle_ratio(last)
+    if ratio is None:
+        return "Another seed or more restarts may help."
+    if ratio < 1:
+        return (
+            f"Eq. 9's ratio is {ratio:.2g}: releases show which hypothesis they come from, so it is the clients that "
+            'choose this one, and it alone is trained. With strategy "group-privacy" and strategy-options = '
+            '"respawn=3" the others are reborn from its releases as soon as these are of two kinds.'
+        )
+    return (
+        f"Eq. 9's ratio is {ratio:.2g}: releases lie further from their hypothesis than that is from the next, so "
+        "clustering may have put them together. Less noise, more clients a round or more restarts may help."
+    )
+
+
+def _close(history: Sequence[Round]) -> list[Alarm]:
+    close = drifted(history)
+    if not close:
+        return []
+    text = (
+        f"The distance from {name_hypotheses(close)} to the nearest other one is less than a tenth of its maximum "
+        "in this run: they have become nearly the same model."
+    )
+    return [Alarm("Hypotheses drifted together", text)]
+
+
+def _too_few(history: Sequence[Round]) -> list[Alarm]:
+    trained = [entry for entry in history if entry.asked]
+    stuck = [entry.number for entry in trained if not entry.moved]
+    if not stuck:
+        return []
+    text = (
+        f"In {count_of(len(stuck), 'round')} of {len(trained)} (the first was round {stuck[0]}) fewer than "
+        "min-releases clients released, so the hypotheses stayed as they were. Sites refuse what their policy or "
+        "budget does not allow; their own logs give the reason."
+    )
+    return [Alarm("Too few releases", text)]
+
+
+def _lost(history: Sequence[Round]) -> list[Alarm]:
+    lost = [entry for entry in history if entry.lost_nodes]
+    if not lost:
+        return []
+    maximum = max(entry.lost_nodes for entry in lost)
+    text = (
+        f"In {count_of(len(lost), 'round')} (the first was round {lost[0].number}) nodes gave no usable answer to "
+        f"training, at most {maximum} at a time. What their clients released, if anything, is not in the outcome."
+    )
+    return [Alarm("Nodes lost", text)]
+
+
+def name_hypotheses(numbers: Sequence[int] | NDArray[np.int64]) -> str:
+    """Return "hypothesis 3", "hypotheses 1 and 3", or the first few of many."""
+    if len(numbers) == 1:
+        return f"hypothesis {numbers[0]}"
+    if len(numbers) > 8:
+        return f"hypotheses {', '.join(map(str, numbers[:7]))} and {len(numbers) - 7} others"
+    return f"hypotheses {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+
+
+def count_of(number: int, one: str, many: str = "") -> str:
+    """Return a number of things in words, as "1 round" or "1,200 rounds"."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"

@@ -1,0 +1,369 @@
+"""The figures of a report, as SVG to stand in its page.
+
+They are drawn in fixed colours that are then replaced by the page's CSS variables, so that one
+drawing serves light, dark and paper. Hypotheses differ in marker and line as well as in colour.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from textwrap import fill, shorten
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+from numpy.typing import NDArray
+
+from umbel.server.report.style import DASHES, HEIGHT, INK, LINE, MARKERS, MUTED, PAPER, REST, SERIES, svg
+from umbel.server.snapshots import Snapshot
+
+_MAX_POINTS = 600  # along the rounds; more are drawn as means of successive rounds
+_MAX_STEPS = 300  # the same where each takes a step
+MAX_RELEASES = 1000
+_MAX_BARS = 40
+_LABEL = 34  # characters of a line in a legend
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How many clients took part between `low` and `high` times, both included."""
+
+    low: int
+    high: int
+    clients: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A number over rounds.
+
+    Attributes
+    ----------
+    label : str
+    rounds : sequence of int
+    values : sequence of float
+    low, high : sequence of float
+        What several runs lie between; empty for one run.
+    """
+
+    label: str
+    rounds: Sequence[int]
+    values: Sequence[float]
+    low: Sequence[float] = field(default_factory=list)
+    high: Sequence[float] = field(default_factory=list)
+
+
+def tally(participations: NDArray[np.int64]) -> list[Bar]:
+    """Count clients by how often they took part, in at most 40 equal steps from 0."""
+    maximum = int(participations.max(initial=0))
+    step = -(-(maximum + 1) // _MAX_BARS)
+    counts = np.bincount(participations // step, minlength=maximum // step + 1)
+    return [Bar(j * step, (j + 1) * step - 1, int(count)) for j, count in enumerate(counts)]
+
+
+def number(value: float) -> str:
+    """Return a number for people: four significant digits, and commas in thousands."""
+    if not np.isfinite(value):
+        return "infinite" if value > 0 else str(value)
+    if abs(value) >= 1e9:
+        return f"{value:.3g}"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}".replace("-", "\N{MINUS SIGN}")
+
+
+def curve(
+    name: str,
+    alt: str,
+    line: Line,
+    label: str,
+    marked: int | None = None,
+    others: Sequence[Line] = (),
+) -> Markup:
+    """Draw a number over rounds, with a mark on the round `marked`, and up to seven others to compare it with."""
+
+    def draw(axes: Axes) -> None:
+        keep = np.isfinite(line.values)
+        x, y = np.asarray(line.rounds)[keep], np.asarray(line.values, np.float64)[keep]
+        at = np.flatnonzero(x == marked)
+        for i, one in reversed(list(enumerate((line, *others)))):  # the first on top
+            rounds, columns = _columns(one)
+            plain: dict[str, Any] = {"marker": MARKERS[i], "markersize": 3} if len(one.rounds) <= 60 else {}
+            plain |= {"linestyle": DASHES[i], "linewidth": 1.8 if len(rounds) <= 200 else 1}
+            plain["label"] = shorten(one.label, _LABEL, placeholder="…")
+            axes.plot(rounds, columns[:, 0], color=SERIES[i], **plain)
+            if columns.shape[1] > 1:
+                axes.fill_between(rounds, columns[:, 1], columns[:, 2], color=SERIES[i], alpha=0.2, linewidth=0)
+        every = np.concatenate([np.asarray(one.values, np.float64) for one in (line, *others)])
+        every = every[np.isfinite(every)]
+        if len(every) and every.min() > 0 and every.max() > 50 * every.min():
+            axes.set_yscale("log")
+        if others:
+            handles, labels = axes.get_legend_handles_labels()
+            axes.legend(handles[::-1], labels[::-1], loc="lower left", bbox_to_anchor=(0, 1.08 if len(at) else 1))
+        if len(at):
+            axes.axvline(x[at[0]], color=REST, linewidth=1, linestyle=(0, (3, 3)), zorder=1)
+            axes.plot(x[at], y[at], "o", color=SERIES[1], markersize=8, markeredgecolor=PAPER, zorder=4)
+            right = x[at[0]] - x[0] > (x[-1] - x[0]) / 2
+            axes.annotate(
+                f"round {marked}: {number(y[at[0]])}", (x[at[0]], 1), (0, 4), xycoords=("data", "axes fraction"),
+                textcoords="offset points", ha="right" if right else "left", fontsize=12,
+            )  # fmt: skip
+        _rounds(axes)
+        axes.set_ylabel(fill(label, _LABEL))
+
+    return svg(name, alt, draw, HEIGHT + (20 * (1 + len(others)) if others else 0))
+
+
+def bands(name: str, alt: str, rounds: Sequence[int], quantiles: NDArray[np.float64], label: str) -> Markup:
+    """Draw how clients differ over rounds: `quantiles` (T, 5) are the 10th, 25th, 50th, 75th and 90th percentile."""
+
+    def draw(axes: Axes) -> None:
+        finite = np.isfinite(quantiles).all(axis=1)
+        x, y = _thin(np.asarray(rounds)[finite], quantiles[finite], _MAX_STEPS)
+        axes.fill_between(x, y[:, 0], y[:, 4], color=SERIES[0], alpha=0.2, linewidth=0, label="8 of 10 clients")
+        axes.fill_between(x, y[:, 1], y[:, 3], color=SERIES[0], alpha=0.3, linewidth=0, label="half")
+        axes.plot(x, y[:, 2], color=SERIES[0], label="median")
+        if len(y) and y.min() > 0 and y.max() > 50 * y.min():
+            axes.set_yscale("log")
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, columnspacing=1, handletextpad=0.4)
+        _rounds(axes)
+        axes.set_ylabel(fill(label, _LABEL))
+
+    return svg(name, alt, draw)
+
+
+def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int64], shown: Sequence[int]) -> Markup:
+    """Draw how many releases each hypothesis got: a strip each, and one for all that are not `shown`.
+
+    Parameters
+    ----------
+    rounds : sequence of int, T of them
+    groups : ndarray of int, shape (T, k)
+    shown : sequence of int
+        The hypotheses with a strip of their own.
+    """
+    rest = [j for j in range(groups.shape[1]) if j not in shown]
+    columns = [groups[:, j] for j in shown] + ([groups[:, rest].sum(axis=1)] if rest else [])
+    labels = [f"hypothesis {j}" for j in shown] + ([f"{len(rest)} others"] if rest else [])
+    colours = [SERIES[i] for i in range(len(shown))] + [REST]
+
+    def draw(axes: Axes) -> None:
+        x, strips = _thin(np.asarray(rounds), np.stack(columns, axis=1).astype(np.float64), _MAX_STEPS)
+        top = max(1.0, strips.max(initial=0))
+        for row in range(len(columns)):
+            base = len(columns) - 1 - row
+            height = 0.82 * strips[:, row] / top
+            axes.fill_between(x, base, base + height, step="mid", color=colours[row], linewidth=0)
+            axes.axhline(base, color=LINE, linewidth=1)
+        _rounds(axes)
+        axes.grid(visible=False)
+        axes.set_yticks([len(columns) - 1 - row + 0.4 for row in range(len(columns))], labels)
+        axes.set_ylim(-0.05, len(columns))
+        axes.spines["left"].set_visible(False)
+        axes.spines["bottom"].set_visible(False)
+        axes.set_title(f"full height: {number(round(top, 1))} releases a round", loc="right", fontsize=12, color=MUTED)
+
+    return svg(name, alt, draw, max(HEIGHT, 70 + 27 * len(columns)))
+
+
+def distances(name: str, alt: str, rounds: Sequence[int], nearest: NDArray[np.float64], shown: Sequence[int]) -> Markup:
+    """Draw the distance (T, k) from each hypothesis to the nearest other one."""
+    rest = [j for j in range(nearest.shape[1]) if j not in shown]
+
+    def draw(axes: Axes) -> None:
+        x, lines = _thin(np.asarray(rounds), np.where(np.isfinite(nearest), nearest, np.nan), _MAX_STEPS)
+        if nearest.shape[1] == 2:
+            axes.plot(x, lines[:, 0], color=SERIES[0], label="between the two")
+        else:
+            for i, j in enumerate(shown):
+                where = (i * len(x) // (8 * len(shown)), max(1, len(x) // 8))
+                axes.plot(
+                    x, lines[:, j], color=SERIES[i], linestyle=DASHES[i], linewidth=1.5, marker=MARKERS[i],
+                    markersize=5.5, markeredgecolor=PAPER, markeredgewidth=0.6, markevery=where, label=str(j),
+                )  # fmt: skip
+            if rest:
+                low, high = lines[:, rest].min(axis=1), lines[:, rest].max(axis=1)
+                label = f"{len(rest)} others"
+                axes.fill_between(x, low, high, color=REST, alpha=0.35, linewidth=0, zorder=1, label=label)
+            axes.legend(
+                loc="lower center",
+                bbox_to_anchor=(0.5, 1),
+                ncols=4,
+                columnspacing=1,
+                handletextpad=0.4,
+            )
+        axes.set_ylim(bottom=0)
+        _rounds(axes)
+        axes.set_ylabel("distance" if nearest.shape[1] == 2 else "distance to the nearest other")
+
+    return svg(name, alt, draw)
+
+
+def lines(
+    name: str,
+    alt: str,
+    rounds: Sequence[int],
+    series: Mapping[str, Sequence[float]],
+    beside: Mapping[str, tuple[Sequence[int], Sequence[float]]],
+    spent: Sequence[float],
+) -> Markup:
+    """Draw several numbers over rounds, for an observer's section, with other lines to compare them with.
+
+    Parameters
+    ----------
+    rounds : sequence of int
+    series : mapping from label to sequence of float
+        One value for each round; NaN for none. At most `STYLED` lines.
+    beside : mapping from label to (rounds, values)
+        Lines with rounds of their own.
+    spent : sequence of float
+        The paper's budget, a heuristic, of a client that took part in all rounds up to each; empty for no line.
+    """
+
+    def draw(axes: Axes) -> None:
+        for i, (label, values) in enumerate(series.items()):
+            style: dict[str, Any] = {"color": SERIES[i], "marker": MARKERS[i], "linestyle": DASHES[i]}
+            axes.plot(rounds, values, **style, markersize=4, linewidth=1.2, label=fill(label, _LABEL))
+        for label, (x, y) in beside.items():
+            axes.plot(x, y, color=REST, linewidth=1.8, label=fill(label, _LABEL))
+        axes.axhline(0, color=LINE, linewidth=1)
+        axes.set_ylim(top=1.05)
+        if spent:
+            right = axes.twinx()
+            right.plot(rounds, spent, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+            right.set_ylabel("paper's budget")
+            right.set_ylim(bottom=0)
+            right.grid(visible=False)
+            right.spines["right"].set_visible(True)
+        axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=1)
+        _rounds(axes)
+
+    rows = sum(1 + (len(label) > _LABEL) for label in (*series, *beside))
+    return svg(name, alt, draw, HEIGHT + 18 * rows)
+
+
+def spending(name: str, alt: str, bars: Sequence[Bar], marks: Sequence[tuple[str, float]]) -> Markup:
+    """Draw how many clients took part how often.
+
+    Parameters
+    ----------
+    bars : sequence of Bar
+    marks : sequence of (str, float)
+        Words, and the number of participations at which they stand.
+    """
+
+    def draw(axes: Axes) -> None:
+        step = bars[0].high - bars[0].low + 1
+        middles = [(bar.low + bar.high) / 2 for bar in bars]
+        heights = [bar.clients for bar in bars]
+        axes.bar(middles, heights, width=0.86 * step, color=SERIES[0])
+        top = max(1, *heights)
+        axes.set_ylim(0, 1.08 * top)
+        span = bars[-1].high + 1
+        axes.set_xlim(-0.6 * step, max(span, 4))
+        for row, (words, times) in enumerate(marks):
+            axes.axvline(times, color=INK, linewidth=1.4, linestyle=DASHES[1 + row], label=words)
+        if marks:
+            axes.legend(loc="lower left", bbox_to_anchor=(0, 1))
+        axes.grid(axis="y")
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        _numbers(axes)
+        axes.set_xlabel("participations")
+        axes.set_ylabel("clients")
+
+    return svg(name, alt, draw)
+
+
+def plane(
+    name: str,
+    alt: str,
+    drawn: Snapshot,
+    truth: NDArray[np.float64],
+    shown: Sequence[int],
+    window: tuple[tuple[float, float], tuple[float, float]],
+) -> Markup:
+    """Draw the releases of a round in the plane, with the hypotheses it started from and the truth (g, 2)."""
+    every = -(-len(drawn.releases) // MAX_RELEASES) or 1
+    points, labels = drawn.releases[::every], drawn.groups[::every]
+
+    def draw(axes: Axes) -> None:
+        others = ~np.isin(labels, shown)
+        muted = [j for j in range(len(drawn.hypotheses)) if j not in shown]
+        axes.plot(*drawn.hypotheses[muted].T, "x", color=REST)
+        axes.plot(*points[others].T, ".", color=REST, markersize=7)
+        if len(truth):
+            axes.plot(*truth.T, "+", color=INK, markersize=24, markeredgewidth=1.4, label="true parameters")
+        ring: dict[str, Any] = {"markersize": 13, "markerfacecolor": "none", "markeredgewidth": 2}
+        axes.plot([], [], "o", **ring, markeredgecolor=MUTED, label="hypothesis")
+        for i, j in enumerate(shown):
+            axes.plot(*drawn.hypotheses[j], MARKERS[i], **ring, markeredgecolor=SERIES[i])
+            axes.plot(
+                *points[labels == j].T, MARKERS[i], color=SERIES[i], markersize=5.5, markeredgecolor=PAPER,
+                markeredgewidth=0.5, label=f"release, to {j}" if len(shown) <= 2 else f"to {j}",
+            )  # fmt: skip
+        axes.set_xlim(window[0])
+        axes.set_ylim(window[1])
+        axes.set_aspect("equal")
+        axes.grid()
+        axes.xaxis.set_major_locator(MaxNLocator(6))
+        axes.yaxis.set_major_locator(MaxNLocator(6))
+        _numbers(axes)
+        axes.set_xlabel("first parameter")
+        axes.set_ylabel("second parameter")
+        axes.legend(
+            loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2 if len(shown) <= 2 else 4, columnspacing=1.2,
+            handletextpad=0.3, markerscale=0.75,
+        )  # fmt: skip
+
+    return svg(name, alt, draw, 360)
+
+
+def window(planes: Sequence[Snapshot], truth: NDArray[np.float64]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Return limits of a square that holds everything in some rounds, so that they can be compared."""
+    everything = np.concatenate([part for one in planes for part in (one.releases, one.hypotheses)] + [truth])
+    everything = everything[np.isfinite(everything).all(axis=1)]
+    if not len(everything):
+        return (-1.0, 1.0), (-1.0, 1.0)
+    low, high = everything.min(axis=0), everything.max(axis=0)
+    middle, half = (low + high) / 2, max(0.58 * float((high - low).max()), 1e-3)
+    (left, bottom), (right, top) = (middle - half).tolist(), (middle + half).tolist()
+    return (left, right), (bottom, top)
+
+
+def _columns(line: Line) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return where a line is finite, thinned: rounds, and its values with the band beside them if it has one."""
+    parts = (line.values, line.low, line.high) if len(line.low) else (line.values,)
+    columns = np.stack([np.asarray(part, np.float64) for part in parts], axis=1)
+    keep = np.isfinite(columns).all(axis=1)
+    return _thin(np.asarray(line.rounds)[keep], columns[keep])
+
+
+def _thin(
+    x: NDArray[Any], y: NDArray[np.float64], maximum: int = _MAX_POINTS
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """Return means of successive rows of y (T, c) where there are too many to draw."""
+    size = -(-len(x) // maximum) or 1
+    if size == 1:
+        return x, y
+    starts = np.arange(0, len(x), size)
+    lengths = np.diff([*starts, len(x)])
+    return np.add.reduceat(x, starts) / lengths, np.add.reduceat(y, starts, axis=0) / lengths[:, None]
+
+
+def _rounds(axes: Axes) -> None:
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
+    _numbers(axes)
+    axes.set_xlabel("round")
+
+
+def _numbers(axes: Axes) -> None:
+    """Label ticks with numbers for people."""
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 10))))
+    axes.yaxis.set_minor_formatter(NullFormatter())  # that of a log scale writes TeX

@@ -1,0 +1,221 @@
+"""The rounds of a run: train, evaluate, keep the best, until all are done or an observer stops it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from umbel.models.model import Model
+from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.server.history import Round, State
+from umbel.server.nodes.exchange import Exchange
+from umbel.server.nodes.replies import Scores
+from umbel.server.observer import Observer
+from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
+from umbel.strategies import HypothesisStrategy
+
+_INITIAL = 3  # keeps the draws of initial hypotheses apart from the strategy's sampling
+
+
+@dataclass
+class Run:
+    """A run that goes on, as its observers see it.
+
+    Attributes
+    ----------
+    setup : Setup
+    grid : Grid
+    state : State
+        Where it stands.
+    observers : sequence of Observer
+    name : str
+        The same when the run goes on after an interruption.
+    folder : RunFolder or None
+        What it leaves behind.
+    """
+
+    setup: Setup
+    grid: Grid
+    state: State
+    observers: Sequence[Observer] = ()
+    name: str = ""
+    folder: RunFolder | None = None
+
+    @property
+    def strategy(self) -> HypothesisStrategy:
+        """The strategy."""
+        return self.setup.strategy
+
+    def stop(self, reason: str) -> None:
+        """Have this round be the last; in the evaluation after all rounds there is nothing left to stop."""
+        if not self.state.history or self.state.history[-1].asked:
+            self.state.stopped = reason
+
+
+def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
+    """Draw k initial hypotheses, each (k, \\*shape)."""
+    seeds = [
+        int(np.random.SeedSequence([seed, _INITIAL, restart, j]).generate_state(1, np.uint64)[0]) for j in range(k)
+    ]
+    drawn = [model.initial(seed) for seed in seeds]
+    return {name: np.stack([one[name] for one in drawn]) for name in drawn[0]}
+
+
+def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
+    """Return the best of `RunConfig.restarts` random sets of hypotheses, scored by validation clients.
+
+    k-means from k random hypotheses now and then ends with all clients in one cluster; starting
+    from the best of several sets makes that rare. In each set, the hypotheses of a run to start from take the
+    place of the first ones.
+    """
+    strategy, run, first = setup.strategy, setup.config, setup.first
+    k, known = strategy.first_hypotheses, len(next(iter(first.values()), ()))
+    restarts = run.restarts if known < k else 1
+    sets = [draw_hypotheses(setup.model, k, run.seed, r) for r in range(restarts)]
+    for one in sets:
+        for name, value in first.items():
+            one[name][:known] = value
+    if len(sets) == 1:
+        return sets[0]
+    messages: list[Message] = []
+    for r, hypotheses in enumerate(sets):
+        messages += strategy.fleet.ask_evaluation(
+            0, to_array_record(hypotheses), setup.demand(name), grid, f"restart-{r}"
+        )
+    # A node that keeps silent must not hold up the start where a round would not wait for it.
+    needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
+    answers = Exchange().run(grid, messages, run.round_timeout, lambda there: len(there) >= needed)
+    replies = [answer.reply for answer in answers]
+    losses = []
+    for r in range(len(sets)):
+        scores = strategy.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")
+        losses.append(scores.loss if scores else math.inf)
+    return sets[int(np.argmin(losses))]
+
+
+def run_rounds(run: Run) -> None:
+    """Run rounds until they are over or an observer stops the run; `run.state` holds the outcome.
+
+    A round sends training from theta(t) and evaluation of theta(t) in one message a node, so that it
+    costs one wait.
+    """
+    rounds, state = run.setup.config.rounds, run.state
+    for observer in run.observers:
+        observer.begin(run)
+    arrays, demand = to_array_record(state.hypotheses), ConfigRecord(run.setup.demand(run.name))
+    for number in range(len(state.history) + 1, rounds + 1):
+        if run.strategy.fleet.used_up:
+            most = run.setup.config.max_participations
+            done = f"every client has taken part as often as it may (max-participations = {most})"
+            break
+        for observer in run.observers:
+            observer.before_round(run, number)
+        arrays = _run_round(run, number, arrays, demand, train=True)
+        for observer in run.observers:
+            observer.after_round(run)
+        if state.stopped:
+            break
+    else:
+        done = f"all {rounds} rounds done"
+    if not state.stopped:
+        state.stopped = done
+        # What the last round of training left has not been evaluated yet.
+        if state.best_round:
+            _run_round(run, len(state.history) + 1, arrays, demand, train=False)
+            for observer in run.observers:
+                observer.after_round(run)
+    for observer in run.observers:
+        observer.at_end(run)
+
+
+def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord, train: bool) -> ArrayRecord:
+    """Do a round from the hypotheses in `arrays`; return those of the next."""
+    began = time.perf_counter()
+    setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
+    fleet, nearest = strategy.fleet, distances(flatten(state.hypotheses))
+    validates = not train or (number - 1) % setup.config.validate_every == 0
+    messages = strategy.configure_train(number, arrays, demand, grid) if train else []
+    if validates:
+        messages = [*messages, *strategy.configure_evaluate(number, arrays, demand, grid)]
+    replies = fleet.exchange(number, grid, messages, setup.config.round_timeout)
+
+    # Through Flower's hooks, so that a strategy that overrides one of them is heard.
+    scores = Scores.of(strategy.aggregate_evaluate(number, replies)) if validates else None
+    if scores is not None:
+        _keep_best(state, scores.loss, number)
+    following = strategy.aggregate_train(number, replies)[0] if train else None
+    outcome = strategy.outcome if train else None
+    if following is not None:
+        before, state.hypotheses, arrays = state.hypotheses, from_array_record(following), following
+        if len(next(iter(state.hypotheses.values()))) != len(next(iter(before.values()))):
+            # More hypotheses fit better what they are scored on: the best of one number is not that of another.
+            state.best_loss, state.stale = math.inf, 0
+    if not state.best_round:
+        state.best = state.hypotheses  # nobody validates, so the newest have to do
+    spent = fleet.participations
+    state.history.append(
+        Round(
+            number=number,
+            loss=scores.loss if scores else None,
+            metric=scores.metric if scores else None,
+            asked=outcome.asked if outcome else 0,
+            releases=len(outcome.clients) if outcome else 0,
+            lost_nodes=outcome.lost_nodes if outcome else 0,
+            groups=outcome.counts.tolist() if outcome else [],
+            nearest=nearest,
+            moved=following is not None,
+            best_round=state.best_round,
+            median_participations=_median(spent),
+            max_participations=int(spent.max()),
+            seconds=round(time.perf_counter() - began, 3),
+            dropped=fleet.dropped,
+            loss_spread=scores.loss_spread if scores else [],
+            metric_spread=scores.metric_spread if scores else [],
+            ratio=ratios(outcome.longest, nearest) if outcome and outcome.longest is not None else [],
+        )
+    )
+    return arrays
+
+
+def distances(hypotheses: NDArray[np.float64]) -> list[float]:
+    """Return the distance from each of the hypotheses (k, n) to the nearest other one."""
+    if len(hypotheses) == 1:
+        return []
+    between = np.stack([np.linalg.norm(hypotheses - one, axis=1) for one in hypotheses])
+    np.fill_diagonal(between, np.inf)
+    nearest: list[float] = between.min(axis=1).tolist()
+    return nearest
+
+
+def ratios(longest: NDArray[np.float64], nearest: Sequence[float]) -> list[float]:
+    """Return the longest update of each hypothesis as a part of its distance to the nearest other one."""
+    if not nearest:
+        return []
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found: list[float] = np.where(longest > 0, longest / np.asarray(nearest), 0.0).tolist()
+    return found
+
+
+def _median(spent: NDArray[np.int64]) -> float:
+    """Return the median, at once where most clients of a large federation have never released."""
+    if 2 * np.count_nonzero(spent) < len(spent):
+        return 0.0
+    upto = np.cumsum(np.bincount(spent))  # whole numbers, and few different ones
+    return float(upto.searchsorted([(len(spent) - 1) // 2, len(spent) // 2], side="right").mean())
+
+
+def _keep_best(state: State, loss: float, number: int) -> None:
+    """Keep the hypotheses that were just evaluated if they are the best so far."""
+    if loss < state.best_loss:
+        state.best, state.best_loss, state.best_round, state.stale = state.hypotheses, loss, number, 0
+    else:
+        state.stale += 1

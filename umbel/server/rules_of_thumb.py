@@ -1,0 +1,47 @@
+"""Beside what a recommender reaches: what rules of thumb reach on the same rows."""
+
+from __future__ import annotations
+
+from logging import INFO
+
+from umbel.models.factors import Factors
+from umbel.models.rules_of_thumb import rules_of_thumb
+from umbel.protocol.flower import log
+from umbel.server.observer import Observer, Section
+from umbel.server.rounds import Run
+
+
+class RulesOfThumb(Observer):
+    """Says at the end of a recommender's run, and in its report, what it is to be compared with.
+
+    Only in simulation, where all clients' rows can be read; it says nothing of other models.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._text = ""
+
+    def at_end(self, run: Run) -> None:
+        """Compare, where there is something to compare."""
+        manifest = run.setup.manifest
+        if not isinstance(run.setup.model.module, Factors) or manifest is None or manifest.part:
+            return
+        if not (run.state.best_round and run.strategy.fleet.roster(run.grid).simulated):
+            return
+        metric = run.setup.model.metric
+        if metric.name != "right-sign":
+            return
+        scored = {entry.number: entry.metric for entry in run.state.history if entry.metric is not None}
+        best, last = scored[run.state.best_round], scored[max(scored)]
+        federation = run.setup.open_federation()
+        assert federation is not None, "it has a manifest"
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in rules_of_thumb(federation).items())
+        self._text = (
+            f"Validation {metric.name} of the best items {best:.4f}, of the last {last:.4f}. Rules of thumb on the "
+            f"same rows: {beside}."
+        )
+        log(INFO, self._text)
+
+    def section(self) -> Section | None:
+        """Return the comparison."""
+        return Section("Beside rules of thumb", (self._text,)) if self._text else None

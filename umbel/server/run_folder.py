@@ -1,0 +1,386 @@
+"""What a run leaves behind: one folder.
+
+Files are replaced whole or not at all. The two that grow with the rounds are appended to, so that a round writes as
+much however many there were; a last line that a killed run left half is none.
+"""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import json
+import math
+import platform
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import lru_cache
+from hashlib import blake2b
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import tomli_w
+from numpy.typing import NDArray
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
+
+from umbel.privacy.accounting.guarantee import pure_cost
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Hosting
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import append, write_atomically
+from umbel.protocol.release import Release
+from umbel.server.history import Round, State
+from umbel.server.observer import Section
+
+T = TypeVar("T")
+
+_STRATEGY = "strategy/"
+_ROUND = TypeAdapter(Round)
+_TIMES = TypeAdapter(dict[NonNegativeInt, PositiveInt])
+_BEHIND = 10  # while a run goes on, ledger.csv lacks less than one release for so many of its rows
+_PACKAGES = ("flwr", "torch", "numpy", "safetensors")
+
+
+class RunFolder:
+    """The folder of one run.
+
+    ==========================  ==========================================================
+    ``hypotheses.safetensors``  the best hypotheses so far, each array (k, \\*shape)
+    ``latest.safetensors``      what the next round would have started from; under ``strategy/`` what
+                                the strategy keeps from round to round; metadata ``rounds``: how many, a digest
+                                of all that, and one of the best hypotheses, "new" where no loss is known of them
+    ``nodes.json``              the nodes in the order in which their clients are numbered
+    ``history.jsonl``           a line a round (`umbel.server.history.Round`)
+    ``participations.jsonl``    a line a round: how often each client released in it; the first line of a
+                                run that went on is of all rounds before
+    ``outcome.json``            why the run ended
+    ``sections.json``           what observers add to the report, if they add anything
+    ``ledger.csv``              clients that released: participations, the pure epsilon between any
+                                two data sets ("none" where there is none), and n/nu in all; while a run goes
+                                on, up to a tenth of the releases may be in ``participations.jsonl`` alone
+    ``config.toml``             the run config, the versions it ran with, digests of data and frozen parameters
+    ``releases.safetensors``    of a model of two parameters: what the first and the best round
+                                released, ``first.releases`` (m, 2), the hypothesis each was
+                                assigned to, ``first.groups`` (m,), and the hypotheses that the
+                                round started from, ``first.hypotheses`` (k, 2); ``best.`` too;
+                                metadata ``first.round`` and ``best.round``
+    ``report.html``             the outcome for people
+    ==========================  ==========================================================
+
+    Parameters
+    ----------
+    path : Path
+        Made when it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # What this object wrote last.
+        self._best: Arrays | None = None
+        self._known: tuple[Arrays, str] | None = None  # the best, and their digest
+        self._stopped: str | None = None
+        self._nodes: list[tuple[int, Hosting]] | None = None
+        self._rounds = 0
+        self._counts = np.zeros(0, np.int64)
+        self._rows = 0  # of ledger.csv
+        self._untold = 0  # releases that it does not know of
+        path.mkdir(parents=True, exist_ok=True)
+
+    @classmethod
+    def make(cls, parent: Path, name: str) -> RunFolder:
+        """Make a folder that no other run has, called `name` or with a number behind it."""
+        parent.mkdir(parents=True, exist_ok=True)
+        path, number = parent / name, 1
+        while True:
+            try:
+                path.mkdir()
+                return cls(path)
+            except FileExistsError:
+                number += 1
+                path = parent / f"{name}-{number}"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep others from going on with the run meanwhile: what two leave in one folder would be a mix.
+
+        Raises
+        ------
+        ConfigError
+            When another has it.
+        """
+        # A file that is there in every run and never replaced; a lock on it ends with the process.
+        with (self.path / "config.toml").open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(f"another process does the run in {self.path}; wait for it, or stop it") from None
+            yield
+
+    def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:
+        """Save the configuration of the run, the versions it runs with, and digests of what else it depends on.
+
+        The digests are ``data``, of the federation's files, and ``frozen``, of the frozen parameters.
+        """
+        document = {**digests, "config": dict(run_config), "versions": versions()}
+        write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())
+
+    def write_round(
+        self, state: State, participations: NDArray[np.int64], release: Release, kept: Mapping[str, NDArray[Any]]
+    ) -> None:
+        """Save where the run stands.
+
+        Parameters
+        ----------
+        state : State
+        participations : ndarray of int
+            How often each training client released.
+        release : Release
+            What a client gives away each time that it takes part.
+        kept : mapping
+            Arrays that the strategy keeps from round to round.
+        """
+        if state.best is not self._best:
+            write_atomically(self.path / "hypotheses.safetensors", _to_bytes(state.best))
+            self._best = state.best
+        self._write_new_rounds(state.history, participations)
+        if state.stopped != self._stopped:
+            write_atomically(self.path / "outcome.json", (json.dumps({"stopped": state.stopped}) + "\n").encode())
+            self._stopped = state.stopped
+        # A table that is written when it has grown by a tenth costs each release as much, however many there were.
+        if self._untold * _BEHIND >= self._rows or (state.stopped and self._untold):
+            self._write_ledger(participations, release)
+        # Last, and with the number of rounds that it stands for: what it does not know of, a run
+        # that was killed in between does again.
+        self.write_latest(state, kept)
+
+    def _write_new_rounds(self, history: Sequence[Round], participations: NDArray[np.int64]) -> None:
+        """Append what is new; the first time replace both files, with nothing of rounds that a killed run had begun."""
+        done, counts = self._rounds, self._counts
+        self._rounds, self._counts = 0, np.zeros(0, np.int64)  # until all is written: after half a line none may come
+        write = append if done else write_atomically
+        lines = "".join(entry.line + "\n" for entry in history[done:])
+        if lines or not done:
+            write(self.path / "history.jsonl", lines.encode())
+        if len(counts) < len(participations):  # the clients of nodes that joined come last
+            counts = np.pad(counts, (0, len(participations) - len(counts)))
+        clients = np.flatnonzero(participations != counts)
+        times = participations[clients] - counts[clients]
+        if len(clients) or not done:
+            line = json.dumps(dict(zip(clients.tolist(), times.tolist(), strict=True))) + "\n"
+            write(self.path / "participations.jsonl", line.encode())
+        counts[clients] = participations[clients]
+        self._rounds, self._counts = len(history), counts
+        self._untold += int(times.sum())
+
+    def _write_ledger(self, participations: NDArray[np.int64], release: Release) -> None:
+        # Comparing first is what makes this quick where few of very many clients have released.
+        clients = np.flatnonzero(participations != 0)
+        often = participations[clients].tolist()
+        spent = {times: f"{times},{_spent(release, times)}" for times in set(often)}
+        # One format for all rows, of which a long run has tens of thousands, takes half the time of one each.
+        values: list[Any] = [None] * (2 * len(often))
+        values[::2], values[1::2] = clients.tolist(), [spent[times] for times in often]
+        rows = "%d,%s\n" * len(often) % tuple(values)
+        write_atomically(self.path / "ledger.csv", f"client,participations,epsilon,paper_budget\n{rows}".encode())
+        self._rows, self._untold = len(often), 0
+
+    def write_latest(self, state: State, kept: Mapping[str, NDArray[Any]]) -> None:
+        """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
+        latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
+        rounds = str(len(state.history))
+        # What no loss is known of, whatever it is, has none when it is read again.
+        if self._known is None or self._known[0] is not state.best:
+            self._known = state.best, _digest(state.best, "")
+        best = self._known[1] if math.isfinite(state.best_loss) else "new"
+        # In one entry: safetensors writes several in any order, and the same run should leave the same bytes.
+        metadata = {"rounds": f"{rounds} {_digest(latest, rounds)} {best}"}
+        write_atomically(self.path / "latest.safetensors", _to_bytes(latest, metadata))
+
+    def write_releases(self, content: bytes) -> None:
+        """Save the releases in the plane (`umbel.server.snapshots.Snapshots`)."""
+        write_atomically(self.path / "releases.safetensors", content)
+
+    def write_sections(self, sections: Sequence[Section]) -> None:
+        """Save what observers add to the report."""
+        if sections:
+            rows = [asdict(section) for section in sections]
+            write_atomically(self.path / "sections.json", (json.dumps(rows, indent=1) + "\n").encode())
+
+    def read_sections(self) -> list[Section]:
+        """Return what `write_sections` saved."""
+        file = self.path / "sections.json"
+        rows = json.loads(file.read_text(encoding="utf-8")) if file.exists() else []
+        return [Section(**(row | {"paragraphs": tuple(row["paragraphs"])})) for row in rows]
+
+    def write_report(self, html: str) -> None:
+        """Save the report."""
+        write_atomically(self.path / "report.html", html.encode())
+
+    def read_config(self) -> dict[str, Any]:
+        """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
+        return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+
+    def read(self, names: Sequence[str]) -> tuple[State, dict[int, int], Arrays]:
+        """Return the state, how often each client that released did so, and what the strategy kept.
+
+        Parameters
+        ----------
+        names : sequence of str
+            The model's shared parameters, whose order a file does not keep.
+
+        Raises
+        ------
+        FileNotFoundError
+            When the folder holds no run that has finished a round.
+        ValueError
+            When its files do not go together.
+        """
+        with safetensors.safe_open(self._arrays("latest"), "numpy") as latest:
+            metadata = latest.metadata() or {}
+        latest_arrays, best = self._read_arrays("latest"), self.read_best()
+        number, *digests = metadata["rounds"].split(" ")
+        # A run of an earlier version has no digest, or that of the latest alone.
+        if digests[:1] and digests[0] != _digest(latest_arrays, number):
+            raise ValueError("latest.safetensors is not as the run wrote it")
+        rounds = int(number)
+        history = self.read_history(rounds)
+        if not 1 <= rounds <= len(history):
+            raise ValueError(f"latest.safetensors is of {rounds} rounds, and history.jsonl of {len(history)}")
+        history = history[:rounds]
+        best_round = history[-1].best_round
+        outcome = json.loads((self.path / "outcome.json").read_text(encoding="utf-8"))
+        if not isinstance(outcome, dict) or "stopped" not in outcome:
+            raise ValueError("outcome.json does not say why the run ended")
+        kept = {
+            name.removeprefix(_STRATEGY): value for name, value in latest_arrays.items() if name.startswith(_STRATEGY)
+        }
+        losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
+        # Not the best of these rounds where a round that was not finished had found better ones: it scores them again.
+        same = len(latest_arrays[names[0]]) == len(best[names[0]])
+        same = same and digests[1:] in ([], [_digest(best, "")])
+        state = State(
+            hypotheses={name: latest_arrays[name] for name in names},
+            best={name: best[name] for name in names},
+            best_loss=losses.get(best_round, math.inf) if same else math.inf,
+            best_round=best_round,
+            stale=sum(1 for number in losses if number > best_round) if same else 0,
+            history=history,
+            stopped=outcome["stopped"],
+        )
+        return state, self.read_participations(), kept
+
+    def read_history(self, finished: int = 0) -> list[Round]:
+        """Return all rounds that are saved, also those that a run which was killed does again; errors as `read`.
+
+        Parameters
+        ----------
+        finished : int
+            So many lines are whole; the last one after these may be half a line.
+        """
+        return _read_lines(self.path / "history.jsonl", _round, finished)
+
+    def read_participations(self) -> dict[int, int]:
+        """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
+        file, spent = self.participations_file, Counter[int]()
+        if file.suffix == ".csv":
+            with file.open(encoding="utf-8") as opened:
+                return {int(row["client"]): int(row["participations"]) for row in csv.DictReader(opened)}
+        for line in _read_lines(file, _participations):
+            spent.update(line)
+        return dict(sorted(spent.items()))
+
+    @property
+    def participations_file(self) -> Path:
+        """Where participations are read: a run of an earlier version had ``ledger.csv`` alone."""
+        file, ledger = self.path / "participations.jsonl", self.path / "ledger.csv"
+        return ledger if ledger.exists() and not file.exists() else file
+
+    def read_best(self) -> Arrays:
+        """Return the best hypotheses; errors as `read`."""
+        return self._read_arrays("hypotheses")
+
+    def write_nodes(self, nodes: Sequence[tuple[int, Hosting]]) -> None:
+        """Save the nodes and what they host, in the order in which their clients are numbered."""
+        if nodes != self._nodes:
+            rows = [{"node": node, **asdict(hosting)} for node, hosting in nodes]
+            write_atomically(self.path / "nodes.json", (json.dumps(rows) + "\n").encode())
+            self._nodes = list(nodes)
+
+    def read_nodes(self) -> list[tuple[int, Hosting]]:
+        """Return what `write_nodes` saved."""
+        rows = json.loads((self.path / "nodes.json").read_text(encoding="utf-8"))
+        return [(row.pop("node"), Hosting(**row)) for row in rows]
+
+    def _arrays(self, name: str) -> Path:
+        path = self.path / f"{name}.safetensors"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing")
+        return path
+
+    def _read_arrays(self, name: str) -> Arrays:
+        return safetensors.numpy.load_file(self._arrays(name))
+
+
+def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) -> list[T]:
+    """Return what each line says; the last one may be half, as a killed run left it, unless so many are finished."""
+    lines, found = path.read_text(encoding="utf-8", errors="replace").splitlines(), []
+    for number, line in enumerate(lines, 1):
+        try:
+            found.append(read(line, number))
+        except ValueError:
+            if not finished < number == len(lines):
+                raise
+    return found
+
+
+def _participations(line: str, number: int) -> dict[int, int]:
+    """Return how often clients released, as a line says."""
+    try:
+        return _TIMES.validate_json(line, strict=True)
+    except ValueError as error:
+        raise ValueError(f"line {number} of participations.jsonl does not say how often clients released") from error
+
+
+def _round(line: str, number: int) -> Round:
+    """Return the round in a line of the history."""
+    try:
+        _ROUND.validate_json(line, strict=True)
+        entry = Round(**json.loads(line))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"line {number} of history.jsonl is no round") from error
+    if entry.number != number or not 0 <= entry.best_round <= number:
+        raise ValueError(f"line {number} of history.jsonl is of round {entry.number}, the best {entry.best_round}")
+    return entry
+
+
+def _digest(arrays: Arrays, rounds: str) -> str:
+    """Return a digest of the arrays that a number of rounds has left."""
+    digest = blake2b(rounds.encode(), digest_size=16)
+    for name, value in sorted(arrays.items()):
+        digest.update(f"{name} {value.dtype} {value.shape}".encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()
+
+
+def _spent(release: Release, times: int) -> str:
+    """Return pure epsilon and paper's budget of so many releases."""
+    cost = pure_cost(release)
+    epsilon, paper = cost * times, release.paper_spend(times)
+    return ",".join("none" if value == math.inf else f"{float(value):.10g}" for value in (epsilon, paper))
+
+
+def _to_bytes(arrays: Arrays, metadata: dict[str, str] | None = None) -> bytes:
+    # Unlike `ascontiguousarray`, which gives a number alone an axis.
+    return safetensors.numpy.save({key: np.asarray(value, order="C") for key, value in arrays.items()}, metadata)
+
+
+@lru_cache
+def versions(packages: tuple[str, ...] = _PACKAGES) -> dict[str, str]:
+    """Return the versions that a run depends on: of packages, and of Python."""
+    return {package: version(package) for package in packages} | {"python": platform.python_version()}

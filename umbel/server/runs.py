@@ -1,0 +1,59 @@
+"""Runs by name: those that left a folder under ``$UMBEL_HOME/runs``."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.home import umbel_home
+
+LAST = "last"
+"""Stands for the newest run."""
+
+
+def home_of_runs() -> Path:
+    """Return the folder in which runs are kept."""
+    return umbel_home() / "runs"
+
+
+def all_runs() -> list[Path]:
+    """Return the folders of all runs that are kept, the oldest first."""
+    # Their names begin with when they began.
+    return sorted(path.parent for path in home_of_runs().glob("*/config.toml"))
+
+
+def find_run(name: str) -> Path:
+    """Return the folder of a run: by its path, its name, the beginning of its name, or as "last".
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or several; the text names what is near.
+    """
+    path = Path(name).expanduser()
+    if (path / "config.toml").is_file():
+        return path.absolute()
+    runs = {one.name: one for one in all_runs()}
+    if name in runs:
+        return runs[name]
+    if name == LAST and runs:
+        return list(runs.values())[-1]
+    found = [one for one in runs if name and one.startswith(name)]
+    if len(found) == 1:
+        return runs[found[0]]
+    if path.is_dir():
+        raise ConfigError(f"{path} holds no run: config.toml is missing; give the folder of one run")
+    if found:
+        raise ConfigError(f"{len(found)} runs begin with {name!r}: {', '.join(found[:3])}, ...; give more of the name")
+    near = difflib.get_close_matches(name, runs, 1, 0.8)
+    hint = f"did you mean {near[0]}?" if near else "list them with: umbel runs list"
+    raise ConfigError(f"there is no run {name!r} in {home_of_runs()}; {hint}")
+
+
+def run_named(key: str, name: str) -> Path:
+    """Return what `find_run` does, for a run that an entry of the run config names; errors name the entry."""
+    try:
+        return find_run(name)
+    except ConfigError as error:
+        raise ConfigError(f"{key}: {error}") from None

@@ -1,0 +1,145 @@
+"""A run that was stopped: read from its folder, and checked as a whole before it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.demands import Hosting
+from umbel.protocol.errors import ConfigError, ProtocolError
+from umbel.server.history import Round, State
+from umbel.server.run_folder import RunFolder
+from umbel.server.runs import run_named
+from umbel.server.setup import Setup, check_hypotheses
+from umbel.server.snapshots import Snapshots
+
+# What may change when a run goes on.
+_FREE = {
+    "resume", "rounds", "patience", "validate-every", "observers", "min-releases", "device", "engine", "min-nodes",
+    "node-wait", "round-timeout", "quorum", "max-clients-per-node", "max-node-share", "max-update-norm", "track",
+    "track-options",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What a run goes on with, after its last finished round.
+
+    Attributes
+    ----------
+    folder : RunFolder
+    state : State
+    spent : dict from int to int
+        How often each client that released did so.
+    kept : dict of ndarray
+        What the strategy keeps from round to round.
+    nodes : list of (int, Hosting)
+        In the order in which their clients are numbered.
+    snapshots : Snapshots
+    """
+
+    folder: RunFolder
+    state: State
+    spent: dict[int, int]
+    kept: Arrays
+    nodes: list[tuple[int, Hosting]]
+    snapshots: Snapshots
+
+    @classmethod
+    def of(cls, setup: Setup) -> Saved:
+        """Return the run that the run config says shall go on; nothing is written.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such run, it is damaged, it has no rounds left, or it was another one.
+        """
+        path = run_named("resume", setup.config.resume)
+        folder = RunFolder(path)
+        with _told(path):
+            saved = folder.read_config()
+            if not isinstance(saved.get("config"), dict):
+                raise ValueError("config.toml has no table config")
+        _check_the_same(setup, saved["config"], saved.get("data", ""), path.name)
+        with _told(path):
+            state, spent, kept = folder.read(list(setup.model.shapes))
+            nodes = folder.read_nodes()
+            check_hypotheses(state.hypotheses, setup.model.shapes, setup.strategy.hypotheses)
+            check_hypotheses(state.best, setup.model.shapes, setup.strategy.hypotheses)
+            newest = folder.read_history(len(state.history))[-1]
+            _check_participations(spent, nodes, state.history, newest, folder.participations_file.name)
+            releases = path / "releases.safetensors"
+            snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
+        # Entries after the last round of training evaluate what it left, and come again at the end.
+        over = not state.history[-1].asked or not state.best_round
+        while state.history and not state.history[-1].asked:
+            state.history.pop()
+        if len(state.history) > setup.config.rounds or (over and len(state.history) == setup.config.rounds):
+            raise ConfigError(f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on")
+        state.stopped = ""
+        return cls(folder, state, spent, kept, nodes, snapshots)
+
+
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """Tell what goes wrong in reading a run in one line."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"resume: {path} holds no run that finished a round: {error}") from error
+    except (OSError, LookupError, TypeError, ValueError, ProtocolError, safetensors.SafetensorError) as error:
+        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ConfigError(
+            f"resume: {path} is damaged: {' '.join(what.split())}; put back a copy that is whole, or start a new run"
+        ) from error
+
+
+def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) -> None:
+    """Raise unless the run is asked what it was, on the rows that it had."""
+    config = setup.config.entries()
+    for key, value in was.items():
+        if key not in _FREE and config.get(key) != value:
+            raise ConfigError(f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was")
+    if data and (now := setup.digests["data"]) and data != now:
+        raise ConfigError(
+            f"resume: the rows of federation {setup.config.federation!r} are others than those that the run began "
+            f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}"
+        )
+
+
+def _check_participations(
+    spent: Mapping[int, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round, file: str
+) -> None:
+    """Raise `ValueError` unless participations are of these nodes and rounds; errors of nodes as `Hosting.from_record`.
+
+    Parameters
+    ----------
+    spent : mapping from int to int
+    nodes : sequence of (int, Hosting)
+    history : sequence of Round
+        Up to the last finished round.
+    newest : Round
+        That round, or one that a run which was killed had not finished: the participations may know of it.
+    file : str
+        The file that says what is checked.
+    """
+    if not nodes:
+        raise ValueError("nodes.json names no node")
+    clients = sum(Hosting.from_record(hosting.to_record()).train for _, hosting in nodes)
+    for client, times in spent.items():
+        if not 0 <= client < clients or times < 1:
+            raise ValueError(f"{file} says that client {client} of {clients} released {times} times")
+    released = sum(entry.releases for entry in history)
+    most = max(spent.values(), default=0)
+    # A run that was killed twice in a round had counted less, the first time, than the second time's history says.
+    if sum(spent.values()) < released or not history[-1].max_participations <= most <= newest.max_participations:
+        raise ValueError(
+            f"{file} says that there were {sum(spent.values())} releases, {most} of one client, and "
+            f"history.jsonl {released}, {history[-1].max_participations} of one client"
+        )

@@ -1,0 +1,200 @@
+"""What a run needs, from its configuration, checked before any work starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import safetensors
+
+from umbel import models, strategies
+from umbel.data import Federation, Manifest, digest_of, find_federation, open_federation
+from umbel.models.descent import Descent
+from umbel.models.fit import misfit
+from umbel.models.model import Model
+from umbel.privacy import mechanisms
+from umbel.privacy.accounting.guarantee import site_release
+from umbel.protocol.arrays import Arrays, all_finite, flatten
+from umbel.protocol.errors import ConfigError, FederationError, ModelError
+from umbel.protocol.release import Release, ReleaseBy
+from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
+from umbel.server.observer import Observer, load_observers
+from umbel.server.run_folder import RunFolder
+from umbel.server.runs import run_named
+from umbel.server.tracking import load_tracker
+from umbel.strategies import HypothesisStrategy
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A run config, and what it names.
+
+    Attributes
+    ----------
+    config : RunConfig
+    strategy : HypothesisStrategy
+    model : Model
+    manifest : Manifest or None
+        What the federation says of itself; None where every node serves its own.
+    observers : tuple of Observer
+        Those that the run config names, and the strategy if it is one.
+    """
+
+    config: RunConfig
+    strategy: HypothesisStrategy
+    model: Model
+    manifest: Manifest | None
+    observers: tuple[Observer, ...] = ()
+
+    @classmethod
+    def parse(cls, run_config: Mapping[str, Any]) -> Setup:
+        """Check a run config and return what it names.
+
+        Raises
+        ------
+        ConfigError
+            For the first entry that cannot be used.
+        """
+        run = RunConfig.parse(run_config)
+        try:
+            strategy = strategies.make(run)
+            # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
+            federation = _open(run, part=True)
+            manifest = federation.manifest if federation else None
+            model = models.load_for(run, manifest)
+        except (FederationError, ModelError) as error:
+            raise ConfigError(str(error)) from error
+        strategy.check(run, model)
+        strategy.fleet.metric_is_share = model.metric.share
+        if federation and (reason := misfit(model, federation)):
+            name = f"federation {federation.manifest.name!r}"
+            raise ConfigError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
+        if run.message_noise and not model.local_shapes:
+            raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
+        mechanisms.load(run.mechanism)
+        Descent.of(run)
+        observers = (*load_observers(run.observers), *load_tracker(run.track, run.track_options))
+        if isinstance(strategy, Observer):
+            observers = (*observers, strategy)
+        return cls(run, strategy, model, manifest, observers)
+
+    def open_federation(self, part: bool = False) -> Federation | None:
+        """Return the federation, for those that look at its rows; None where every node serves its own.
+
+        Here may be a part of it alone; who does not say that this will do gets a `FederationError`.
+        """
+        return _open(self.config, part)
+
+    @cached_property
+    def first(self) -> Arrays:
+        r"""The hypotheses of the run to start from, each array (j, \*shape) with j up to k; empty where all are drawn.
+
+        They are made of releases, which have had their noise: to start from them costs nobody anything.
+
+        Raises
+        ------
+        ConfigError
+            When there is no such run, or what it has found does not fit this one.
+        """
+        run, k = self.config, self.strategy.first_hypotheses
+        if not run.start_from or run.resume:
+            return {}
+        path = run_named("start-from", run.start_from)
+        folder = RunFolder(path)
+        try:
+            saved, found = folder.read_config(), folder.read_best()
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            raise ConfigError(f"start-from: {path} holds no run that finished a round: {error}") from error
+        shapes = {name: value.shape[1:] for name, value in found.items()}
+        was = saved.get("config")
+        if not isinstance(was, dict) or type(was.get("seed")) is not int:
+            raise ConfigError(f"start-from: {path}/config.toml does not say which seed the run had; name another run")
+        if shapes != self.model.shapes:
+            data = was.get("federation")
+            fix = "set model, frozen and local as they were"
+            if data and run.federation and data != run.federation:
+                fix = f"that run was of federation {data!r}; set federation={data}, or {fix}"
+            raise ConfigError(
+                f"start-from: the hypotheses of {path.name} are of {shapes}, and model {self.model.name!r} is of "
+                f"{self.model.shapes}; {fix}"
+            )
+        try:
+            check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
+            _check_length(found)
+        except ValueError as error:
+            raise ConfigError(
+                f"start-from: no run can begin with what {path} holds: {error}; name another run"
+            ) from None
+        if saved.get("frozen", self.model.frozen_digest) != self.model.frozen_digest:
+            raise ConfigError(
+                f"start-from: the hypotheses of {path.name} go with other frozen parameters than those of model "
+                f"{self.model.name!r}; set pretrained and frozen as they were"
+            )
+        if (there := len(next(iter(found.values())))) > k:
+            fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
+            raise ConfigError(f"start-from: {path.name} has {there} hypotheses, and this run begins with {k}; {fix}")
+        if was["seed"] == run.seed:
+            raise ConfigError(
+                f"start-from: {path.name} had seed {run.seed} too, and this run would draw the same clients, and in "
+                f"simulation the same noise, again; set seed={run.seed + 1}"
+            )
+        return {name: found[name] for name in self.model.shapes}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """Digests of ``data`` and ``frozen`` parameters; the first is empty where every node serves its own data."""
+        name = self.config.federation
+        return {"data": digest_of(find_federation(name)) if name else "", "frozen": self.model.frozen_digest}
+
+    @property
+    def release(self) -> Release:
+        """What a training client gives away each time that it takes part."""
+        release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
+        return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
+
+    def demand(self, name: str = "") -> dict[str, Any]:
+        """Return what every message of the run called `name` has in common (`umbel.protocol.demands.Training`)."""
+        run = self.config
+        return {
+            "local_epochs": run.local_epochs,
+            "local_steps": run.local_steps,
+            "step_size": run.step_size,
+            "batch_size": run.batch_size,
+            "noise_multiplier": run.noise_multiplier,
+            "noise_per": run.noise_per.value,
+            "message_noise": run.message_noise,
+            "mechanism": run.mechanism,
+            "choice_epsilon": run.choice_epsilon,
+            "run": name,
+            "frozen_digest": self.model.frozen_digest,
+        }
+
+
+def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], most: int) -> None:
+    """Raise `ValueError` unless these are 1 to `most` hypotheses of a model, as training leaves them."""
+    counts = {len(value) if value.ndim else 0 for value in hypotheses.values()}
+    if len(counts) != 1 or not 1 <= min(counts) <= most:
+        raise ValueError(f"there are {' or '.join(map(str, sorted(counts)))} hypotheses, not 1 to {most}")
+    for name, value in hypotheses.items():
+        if value.shape[1:] != shapes[name]:
+            raise ValueError(f"{name} of each hypothesis is {value.shape[1:]}, not {shapes[name]}")
+        if value.dtype != np.float32:
+            raise ValueError(f"{name} of the hypotheses is {value.dtype}, not float32")
+        if not all_finite(value):
+            raise ValueError(f"{name} of the hypotheses is not finite")
+
+
+def _check_length(hypotheses: Arrays) -> None:
+    """Raise `ValueError` for vectors whose squared length is no float32: training computes with such squares."""
+    longest, most = (flatten(hypotheses) ** 2).sum(axis=1).max(), np.finfo(np.float32).max
+    if longest > most:
+        raise ValueError(
+            f"a hypothesis is {longest**0.5:.2g} long, and computing with more than {most**0.5:.2g} overflows"
+        )
+
+
+def _open(run: RunConfig, part: bool) -> Federation | None:
+    return open_federation(find_federation(run.federation), part) if run.federation else None

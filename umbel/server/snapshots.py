@@ -1,0 +1,109 @@
+"""The releases of two rounds in the plane, for models of two parameters: what figure 1 of the paper draws."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import flatten
+from umbel.server.history import State
+from umbel.strategies.base import Outcome
+
+_PARTS = ("releases", "groups", "hypotheses")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A round in the plane.
+
+    Attributes
+    ----------
+    round : int
+    releases : ndarray, shape (m, 2)
+    groups : ndarray of int, shape (m,)
+        The hypothesis that each release was assigned to; -1 in a round with too few releases.
+    hypotheses : ndarray, shape (k, 2)
+        What the round started from.
+    """
+
+    round: int
+    releases: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    hypotheses: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, outcome: Outcome, hypotheses: NDArray[np.float64]) -> Snapshot | None:
+        """Return what a round released from `hypotheses`; None for another number of parameters."""
+        if outcome.releases is None:
+            return None
+        return cls(outcome.round, outcome.releases, outcome.groups, hypotheses)
+
+
+class Snapshots:
+    """Keeps the first round of a run and its best one.
+
+    The best round is the one that started from the best hypotheses. Where these are what the
+    last round of training left, no round started from them, and where nobody validates there
+    is no best round: in both cases the last round of training is kept.
+
+    Parameters
+    ----------
+    state : State
+        Before the first round.
+    """
+
+    def __init__(self, state: State) -> None:
+        self.first: Snapshot | None = None
+        self.best: Snapshot | None = None
+        self._newest: Snapshot | None = None
+        self._start = state.hypotheses
+
+    def add(self, state: State, outcome: Outcome | None) -> bool:
+        """Look at the round just done, and tell whether anything was kept.
+
+        Parameters
+        ----------
+        state : State
+            After the round.
+        outcome : Outcome or None
+            Of the last round of training.
+        """
+        number = state.history[-1].number
+        start, self._start = self._start, state.hypotheses
+        if outcome is not None and outcome.round == number and outcome.releases is not None:
+            self._newest = Snapshot.of(outcome, flatten(start))
+        if self._newest is None or state.best_round not in (0, number):
+            return False
+        self.first = self.first or self._newest
+        self.best = self._newest
+        return True
+
+    @classmethod
+    def of_bytes(cls, state: State, content: bytes) -> Snapshots:
+        """Return what `to_bytes` gave; `state` is where the run stands."""
+        read = cls(state)
+        tensors = safetensors.numpy.load(content)
+        length = int.from_bytes(content[:8], "little")
+        metadata = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+        snapshots = {
+            name: Snapshot(int(metadata[f"{name}.round"]), *(tensors[f"{name}.{part}"] for part in _PARTS))
+            for name in ("first", "best")
+            if f"{name}.round" in metadata
+        }
+        read.first, read.best = snapshots.get("first"), snapshots.get("best")
+        return read
+
+    def to_bytes(self) -> bytes:
+        """Return both rounds in safetensors format, with their numbers in its metadata."""
+        tensors: dict[str, NDArray[np.generic]] = {}
+        metadata: dict[str, str] = {}
+        for name, snapshot in (("first", self.first), ("best", self.best)):
+            if snapshot is not None:
+                metadata[f"{name}.round"] = str(snapshot.round)
+                for part in _PARTS:
+                    tensors[f"{name}.{part}"] = np.ascontiguousarray(getattr(snapshot, part))
+        return safetensors.numpy.save(tensors, metadata)

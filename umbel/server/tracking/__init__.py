@@ -1,0 +1,42 @@
+"""Runs followed in a tool for experiments: ``track = "mlflow"``, ``"tensorboard"`` or ``"wandb"``."""
+
+from __future__ import annotations
+
+import difflib
+from importlib.util import find_spec
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import import_by_name, parse_options
+from umbel.server.tracking.tracker import Tracker
+
+__all__ = ["TRACKERS", "Tracker", "load_tracker"]
+
+TRACKERS = {
+    "mlflow": "umbel.server.tracking.mlflow:MLflow",
+    "tensorboard": "umbel.server.tracking.tensorboard:TensorBoard",
+    "wandb": "umbel.server.tracking.wandb:WandB",
+}
+"""By name; what is in a module is imported when it is asked for."""
+
+
+def load_tracker(name: str, options: str) -> tuple[Tracker, ...]:
+    """Return the tracker that the run config names, as an observer; none where it names none.
+
+    Raises
+    ------
+    ConfigError
+        When there is no such tool, its library is missing, or it has other options.
+    """
+    if not name:
+        if options:
+            raise ConfigError(f"track-options = {options!r} are of no use without track; set it, or leave them out")
+        return ()
+    if name not in TRACKERS:
+        near = difflib.get_close_matches(name, TRACKERS, 1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"track must be one of {', '.join(TRACKERS)}, got {name!r}{hint}")
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:  # a folder of that name, which wandb leaves behind, is no library
+        raise ConfigError(f"track = {name!r} needs a library that is not installed: pip install 'umbel[{name}]'")
+    kind: type[Tracker] = import_by_name(TRACKERS[name])
+    return (kind(parse_options(kind.Options, options, "track-options")),)

@@ -1,0 +1,141 @@
+"""Flower Grids of simulations: what they have in common, and the one in this process, without Ray or a SuperLink."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+
+from umbel.privacy.gate.site import in_process
+from umbel.protocol.flower import ErrorCode, Run, identify
+
+_SERVER = 1
+_FIRST_NODE = 100
+
+
+def partitions(nodes: int) -> list[dict[str, Any]]:
+    """Return the configurations of so many simulated nodes, which split the run config's federation."""
+    return [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
+
+
+def answered(app: ClientApp, message: Message, context: Context) -> Message:
+    """Return what an app answers in a simulation, or, where it raises, an error as Flower's own engines make it."""
+    try:
+        with in_process():
+            return app(message, context)
+    except Exception as error:
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, f"{type(error)}:<'{error}'>"), reply_to=message)
+
+
+class SimulatedGrid(Grid):
+    """Nodes that belong to the server's own simulation, wherever they live.
+
+    Parameters
+    ----------
+    node_configs : sequence of mapping
+        The configuration of each node.
+
+    Attributes
+    ----------
+    node_configs : dict from int to mapping
+        The same, by node id.
+    """
+
+    in_process = True
+    """Nodes are as trusted as the server is, and pulling never waits."""
+
+    def __init__(self, node_configs: Sequence[Mapping[str, Any]]) -> None:
+        self._run = Run.create_empty(run_id=1)
+        self._ids = count()
+        self.node_configs = {_FIRST_NODE + i: config for i, config in enumerate(node_configs)}
+        identify(_SERVER)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run."""
+        return self._run
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        """Return a new message."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of the nodes."""
+        return list(self.node_configs)
+
+    @abstractmethod
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return those replies to the given messages that are there, each once."""
+
+    def numbered(self, message: Message) -> str:
+        """Give a message an id of its own, and return it."""
+        message.metadata.__dict__["_message_id"] = str(next(self._ids))
+        return message.metadata.message_id
+
+
+class InProcessGrid(SimulatedGrid):
+    """Nodes that live in this process and answer one after the other, as soon as messages are pushed.
+
+    Parameters
+    ----------
+    client_app : ClientApp
+        The app of every node.
+    run_config : mapping
+        The run's configuration, as in ``[tool.flwr.app.config]``.
+    nodes : int
+        Number of simulated nodes, which split the run config's federation.
+    node_configs : sequence of mapping, optional
+        Instead of `nodes`: the configuration of each node, as a site would write it.
+
+    Attributes
+    ----------
+    contexts : dict from int to Context
+        What each node keeps, by node id.
+    """
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        run_config: Mapping[str, Any],
+        nodes: int = 1,
+        node_configs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(partitions(nodes) if node_configs is None else node_configs)
+        self._app = client_app
+        self._replies: dict[str, Message] = {}
+        self.contexts = {
+            node: Context(1, node, dict(config), RecordDict(), dict(run_config))
+            for node, config in self.node_configs.items()
+        }
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Have each message answered by its node; return the messages' ids."""
+        ids = []
+        for message in messages:
+            ids.append(self.numbered(message))
+            self._replies[ids[-1]] = self._answer(message)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to the given messages, each once."""
+        return [self._replies.pop(message_id) for message_id in message_ids if message_id in self._replies]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Send messages and return their replies; every node answers, so there is no waiting."""
+        return self.pull_messages(list(self.push_messages(messages)))
+
+    def _answer(self, message: Message) -> Message:
+        reply = answered(self._app, message, self.contexts[message.metadata.dst_node_id])
+        self.numbered(reply)
+        return reply

@@ -1,0 +1,194 @@
+"""The processes on a Ray cluster that host simulated nodes."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import ray
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+
+import umbel.client.app
+from umbel.data import find_federation
+from umbel.protocol.flower import FLOWER_LOGGER, identify
+from umbel.simulation.cluster import Machine, here, last_line, machines, on_each
+from umbel.simulation.grid import answered
+from umbel.simulation.places import Holding, Place, known, look, places
+
+Line = tuple[int, str]
+"""A level, and what was written to the log."""
+
+
+@dataclass(frozen=True)
+class Lost:
+    """A host is gone, with all that its simulated nodes kept.
+
+    Attributes
+    ----------
+    reason : str
+    """
+
+    reason: str
+
+
+class Hosts(Protocol):
+    """Hosts of simulated nodes, and where they may live."""
+
+    def places(self) -> list[Place]:
+        """Return where hosts may live now."""
+
+    def lost(self, place: Place) -> None:
+        """Hear that a host is gone: whether its machine is there will be looked at again."""
+
+    def start(self, place: Place) -> Any:
+        """Start a host, and return it at once."""
+
+    def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
+        """Have a host answer a message to a node of this configuration; return a ticket for the answer."""
+
+    def answers(self, tickets: Iterable[Any]) -> dict[Any, tuple[Message, list[Line]] | Lost]:
+        """Return the answers that are there, each with what was written to the log, and whose hosts are gone."""
+
+
+class Host:
+    """Answers the messages to the simulated nodes that live with it.
+
+    Parameters
+    ----------
+    run_config : mapping
+        With the federation as it is found on this machine.
+    """
+
+    def __init__(self, run_config: Mapping[str, Any]) -> None:
+        identify()
+        self._run_config = dict(run_config)
+        self._contexts: dict[int, Context] = {}
+
+    def answer(
+        self, config: Mapping[str, Any], message: Message, arrays: Sequence[str], *records: ArrayRecord
+    ) -> tuple[Message, list[Line]]:
+        """Return the answer to a message, and what was written to the log meanwhile.
+
+        Parameters
+        ----------
+        config : mapping
+            Of the node that the message is for.
+        message : Message
+            Without its arrays.
+        arrays : sequence of str
+            What these are called.
+        *records : ArrayRecord
+            These.
+        """
+        node = message.metadata.dst_node_id
+        context = self._contexts.setdefault(node, Context(1, node, dict(config), RecordDict(), dict(self._run_config)))
+        for name, record in zip(arrays, records, strict=True):
+            message.content[name] = record
+        before, lines = FLOWER_LOGGER.handlers, _Lines()
+        FLOWER_LOGGER.handlers = [lines]
+        try:
+            return answered(umbel.client.app.app, message, context), lines.kept
+        finally:
+            FLOWER_LOGGER.handlers = before
+
+
+class RayHosts:
+    """Hosts that are Ray actors, in the cluster that was joined.
+
+    Parameters
+    ----------
+    run_config : mapping
+    """
+
+    def __init__(self, run_config: Mapping[str, Any]) -> None:
+        self._run_config = dict(run_config)
+        self._federation = str(run_config["federation"])
+        self._path = str(find_federation(self._federation))
+        self._own: Holding | None = None
+        self._first: list[Place] = []
+        self._looked: dict[Machine, Holding] = {}
+        self._shared: tuple[ArrayRecord, Any] | None = None
+
+    def places(self) -> list[Place]:
+        """Return where hosts may live; when a run goes on, machines with other data are of no use to it."""
+        there = machines()
+        new = [machine for machine in there if machine not in self._looked]
+        looked = self._looked | dict(on_each(new, look, self._federation, self._path, may_die=bool(self._first)))
+        self._looked = {machine: looked[machine] for machine in there if machine in looked}
+        self._own = self._own or look(self._federation, self._path)
+        found = list(self._looked.items())
+        if self._first:
+            found = known(found, self._first)
+            return places(found, self._own, self._federation) if found else []
+        self._first = places(found, self._own, self._federation)
+        return self._first
+
+    def lost(self, place: Place) -> None:
+        """Forget what the place's machine had; one that is dead, but not yet known to be, is found out so."""
+        self._looked.pop(place.machine, None)
+
+    def start(self, place: Place) -> Any:
+        """Start an actor on the place's machine, and nowhere else."""
+        gpus = 1 if place.machine.gpus else 0
+        threads = {"OMP_NUM_THREADS": str(max(1, int(place.cpus)))}
+        options = {
+            "num_cpus": place.cpus,
+            "num_gpus": gpus,
+            "scheduling_strategy": here(place.machine),
+            "runtime_env": {"env_vars": threads},
+        }
+        return ray.remote(**options)(Host).remote(self._run_config | {"federation": place.holding.path})
+
+    def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
+        """Send a message; arrays that are those of the message before are not sent again."""
+        light, arrays = without_arrays(message)
+        return host.answer.remote(dict(config), light, list(arrays), *map(self._put, arrays.values()))
+
+    def answers(self, tickets: Iterable[Any]) -> dict[Any, tuple[Message, list[Line]] | Lost]:
+        """Return what is there; it never waits."""
+        waiting = list(tickets)
+        if not waiting:
+            return {}
+        found: dict[Any, tuple[Message, list[Line]] | Lost] = {}
+        for ticket in ray.wait(waiting, num_returns=len(waiting), timeout=0)[0]:
+            try:
+                found[ticket] = ray.get(ticket)
+            except ray.exceptions.RayError as error:
+                found[ticket] = Lost(last_line(error).partition(". ")[0])
+        return found
+
+    def _put(self, record: ArrayRecord) -> Any:
+        if self._shared is None or self._shared[0] is not record:
+            self._shared = (record, ray.put(record))
+        return self._shared[1]
+
+
+def without_arrays(message: Message) -> tuple[Message, dict[str, ArrayRecord]]:
+    """Return a message without its arrays, and these: all messages of a round may share them."""
+    light, content = copy.copy(message), message.content
+    arrays = {name: record for name, record in content.items() if isinstance(record, ArrayRecord)}
+    light.content = RecordDict({name: record for name, record in content.items() if name not in arrays})
+    return light, arrays
+
+
+def environment() -> dict[str, str]:
+    """Return what hosts shall have of this process's environment: what its user says of a simulated node's policy.
+
+    Not ``UMBEL_HOME``, which is each machine's own.
+    """
+    return {key: value for key, value in os.environ.items() if key.startswith("UMBEL_") and key != "UMBEL_HOME"}
+
+
+class _Lines(logging.Handler):
+    """Keeps what is written to the log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Line] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.kept.append((record.levelno, self.format(record)))

@@ -1,0 +1,184 @@
+"""Run the app in a Flower simulation of its own, and leave nothing behind but the results.
+
+``flwr run`` alone uses a SuperLink that goes on running, in the directory and environment of
+whoever started it first, and installs the app's dependencies anew for each run. This launcher
+starts one just for the run, in an empty directory on a free port, and stops it afterwards. It
+raises an error when the run failed, which ``flwr run --stream`` does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from umbel.protocol.errors import LaunchError
+from umbel.protocol.flower import build_bundle
+from umbel.simulation.relay import Relay
+from umbel.simulation.superlink import starting, tool
+
+APP = Path(__file__).resolve().parents[2]
+
+
+def run(
+    app: Path,
+    values: Mapping[str, Any],
+    nodes: int = 0,
+    *,
+    relay: Relay | None = None,
+    check: Callable[[], object] = lambda: None,
+    environment: Mapping[str, str] | None = None,
+) -> None:
+    """Run `app` with run-config `values` and stream its log.
+
+    Parameters
+    ----------
+    app : Path
+    values : mapping
+    nodes : int
+        Simulated nodes; 0 for as many as suit this machine.
+    relay : Relay, optional
+        Through which the log goes.
+    check : callable
+        Is called while the SuperLink starts; what it raises ends the run before that begins.
+    environment : mapping, optional
+        Variables that the run's processes shall have besides this process's own.
+
+    Raises
+    ------
+    LaunchError
+        When the SuperLink does not start, the run cannot be submitted, or it fails.
+    """
+    with tempfile.TemporaryDirectory(prefix="umbel-simulation-") as scratch:
+        home = Path(scratch)
+        relay = relay or Relay()
+        with starting(home, environment) as wait:
+            try:
+                check()
+                submit(app, values, wait(), nodes, relay=relay, ends=False)
+            except KeyboardInterrupt:
+                # At once: ending all that was started takes a moment.
+                relay.interrupted()
+                raise
+
+
+def submit(
+    app: Path,
+    values: Mapping[str, Any],
+    environment: Mapping[str, str],
+    nodes: int = 0,
+    cpus: int = 2,
+    relay: Relay | None = None,
+    ends: bool = True,
+) -> None:
+    """Run `app` on the SuperLink that `environment` leads to (see `superlink`); errors as `run`.
+
+    Flower takes seconds to end a run that has said its last line. On a SuperLink that is stopped next,
+    `ends` False does not wait for that.
+    """
+    home, relay = Path(environment["FLWR_HOME"]), relay or Relay()
+    override = home / "run-config.toml"
+    override.write_text(tomli_w.dumps(values), encoding="utf-8")
+    flwr = [tool("flwr"), "run", str(unpacked(app, home)), "simulation", "--stream"]
+    flwr += ["--federation-config", federation_config(nodes, cpus)]
+    if values:
+        flwr += ["--run-config", str(override)]
+    # In a session of its own: an interrupt is this process's to act on.
+    process = subprocess.Popen(
+        flwr,
+        env=dict(environment),
+        cwd=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    try:
+        assert process.stdout is not None, "it is a pipe"
+        if ends:
+            relay.pass_on(process.stdout)
+        else:
+            relay.pass_on(_up_to_the_last(process.stdout, relay))
+            if relay.finished:
+                return
+    finally:
+        if process.poll() is None:
+            process.terminate()
+    if process.wait():
+        raise LaunchError("the run could not be submitted; flwr's message is above")
+    status, details = _outcome(environment, home)
+    if status != "finished:completed":
+        reason = f"; the nodes say: {relay.reasons[0]}" if relay.reasons else ""
+        why = details.removeprefix("Simulation failed with exception: ")
+        raise LaunchError(f"the run ended as {status}: {why or 'see the log above'}{reason}")
+
+
+def _up_to_the_last(lines: Iterable[str], relay: Relay) -> Iterator[str]:
+    """Yield the lines of a log until the relay that reads them has seen the run's last."""
+    for line in lines:
+        yield line
+        if relay.finished:
+            return
+
+
+def unpacked(app: Path, home: Path) -> Path:
+    """Return a folder with the files of an app that make its bundle: among few files ``flwr`` finds them at once."""
+    folder = Path(tempfile.mkdtemp(prefix="app-", dir=home))
+    try:
+        bundle = build_bundle(app)
+        with zipfile.ZipFile(BytesIO(bundle)) as archive:
+            archive.extractall(folder)
+        # An app may have rules that only hold among all its files; and what is wrong with it, ``flwr`` itself says.
+        return folder if build_bundle(folder) == bundle else app
+    except Exception:
+        return app
+
+
+def federation_config(nodes: int = 0, cpus: int = 2) -> str:
+    """Return Flower's federation config for this machine: a handful of nodes of `cpus` CPUs, each hosting many clients.
+
+    On two cores this is Flower's own default, two nodes of two CPUs. GPUs are shared out among
+    the nodes.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    gpus = _gpus()
+    nodes = nodes or max(2, min(8, gpus or cores // 2))
+    config = f"num-supernodes={nodes} client-resources-num-cpus={min(cpus, cores)}"
+    if gpus:
+        workers = min(nodes, max(1, cores // 2))
+        config += f" client-resources-num-gpus={min(1.0, gpus / workers):g}"
+    return config
+
+
+def _outcome(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
+    """Return the status of the newest run, and Flower's details."""
+    command = [tool("flwr"), "list", "simulation", "--format", "json"]
+    for _ in range(50):
+        listed = subprocess.run(command, env=environment, cwd=home, check=False, capture_output=True, text=True)
+        try:
+            newest = json.loads(listed.stdout)["runs"][0]
+        except (json.JSONDecodeError, KeyError, IndexError):
+            raise LaunchError(f"cannot tell how the run ended: {listed.stdout}{listed.stderr}") from None
+        if str(newest["status"]).startswith("finished"):
+            return newest["status"], str(newest.get("status-details", ""))
+        time.sleep(0.2)  # the log may end a moment before the status does
+    return newest["status"], "it goes on after its log ended"
+
+
+def _gpus() -> int:
+    """Return the number of NVIDIA GPUs, without the seconds that importing torch takes."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    listed = subprocess.run(["nvidia-smi", "-L"], check=False, capture_output=True, text=True)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines())

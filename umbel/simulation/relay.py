@@ -1,0 +1,143 @@
+"""The log of a run, as its user reads it: umbel's lines and what goes wrong, without what Flower and Ray say."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from umbel.protocol.errors import UmbelError
+from umbel.protocol.flower import FLOWER_LOGGER
+
+# What nobody can act on, or what a user of this command need not: it starts and stops all of this by itself.
+_CHATTER = re.compile(
+    "|".join(
+        (
+            r"Using SuperLink: ",
+            r"Successfully started run ",
+            r"Starting logstream for run_id ",
+            r"Starting Flower Simulation$",
+            r"Since flwr 1\.\d+, default simulated SuperNodes changed ",
+            r"Federation `.*simulated SuperNodes\)$",
+            r"To change federation size, use the following command:$",
+            r"flwr federation simulation-config ",
+            r"Successfully installed umbel to ",
+            r".*/ray/_private/worker\.py:\d+: FutureWarning: ",
+            r"warnings\.warn\($",
+            r"Manually terminating ClientAppActor$",
+            # The command says in its last line how the run ended.
+            r"Exit Code: 700$",
+            r"An unhandled exception occurred when running the simulation\.$",
+            r"For more information, visit: <https://flower\.ai/docs/",
+            r"$",
+        )
+    )
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_WORKER = re.compile(r"^\(ClientAppActor pid=\d+\) ?")
+# As Flower formats it: what is behind the sixth space is the message's own.
+_LEVEL = re.compile(r"^(INFO|WARNING|ERROR|DEBUG) *: {0,6}")
+_REFUSED = re.compile(r"umbel refused to answer \((?P<what>[\w.]+)\): (?P<why>.*)")
+_FOLDER = "Results go to "
+_FAILED = "Simulation raised an exception"
+
+
+@dataclass
+class Relay:
+    """Passes on what a run writes, line by line.
+
+    Attributes
+    ----------
+    say : callable
+        Prints a line.
+    whole : bool
+        Whether to print everything, as it is.
+    folder : str
+        Where the run's results are, once it has said so.
+    finished : bool
+        Whether the run has said its last line, which is this folder: all results are in it.
+    reasons : list of str
+        Why simulated nodes refused, each once.
+    """
+
+    say: Callable[[str], None] = print
+    whole: bool = False
+    folder: str = ""
+    finished: bool = False
+    reasons: list[str] = field(default_factory=list)
+
+    def pass_on(self, lines: Iterable[str]) -> None:
+        """Print the lines of a log that are for the user, as they come."""
+        skips = False
+        held: list[str] | None = None
+        for raw in lines:
+            plain = _WORKER.sub("", _COLOUR.sub("", raw.rstrip()))
+            level = _LEVEL.match(plain)
+            text = plain[level.end() :] if level else plain
+            if text.startswith(_FOLDER):
+                self.folder = text.removeprefix(_FOLDER)
+            if level:  # what has none belongs to the line before
+                self._let_go(held)
+                held = [] if text == _FAILED else None
+                skips = self._told(text)
+            if self.whole:
+                self.say(raw.rstrip())
+            elif held is not None:
+                held.append(text)
+            elif not skips and not _CHATTER.match(text.strip()):
+                self.say(f"{level[1].capitalize()}: {text}" if level and level[1] != "INFO" else text)
+            self.finished |= bool(level and text) and text == self.folder
+        self._let_go(held)
+
+    @contextmanager
+    def in_this_process(self) -> Iterator[None]:
+        """Pass on what a run in this process logs, in place of Flower's own handlers; say so when it is stopped."""
+        before, FLOWER_LOGGER.handlers = FLOWER_LOGGER.handlers, [_Handler(self)]
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.interrupted()
+            raise
+        finally:
+            FLOWER_LOGGER.handlers = before
+
+    def interrupted(self) -> None:
+        """Say what is left of a run that was stopped, and how to go on."""
+        if self.folder and Path(self.folder, "latest.safetensors").is_file():
+            self.say(f"Stopped. The finished rounds are kept in {self.folder}")
+            self.say(f"Go on with: umbel run {Path(self.folder).name} --resume")
+        else:
+            self.say("Stopped before the first round was over; nothing is kept.")
+
+    def _let_go(self, held: list[str] | None) -> None:
+        """Print a traceback of the server's, unless it ends in an error that the command's last line says."""
+        if held and not held[-1].startswith(f"{UmbelError.__module__}."):
+            for line in held:
+                self.say(line)
+
+    def _told(self, text: str) -> bool:
+        """Return whether a refusal was told before; each node has the same reason each round."""
+        refusal = _REFUSED.match(text)
+        if refusal is None:
+            return False
+        told = refusal["why"] in self.reasons
+        if not told:
+            self.reasons.append(refusal["why"])
+        return told
+
+
+class _Handler(logging.Handler):
+    """Hands a record over as Flower would print it."""
+
+    def __init__(self, relay: Relay) -> None:
+        super().__init__()
+        self._relay = relay
+
+    def emit(self, record: logging.LogRecord) -> None:
+        lines = [f"{record.levelname} :      {record.getMessage()}"]
+        if record.exc_info:
+            lines += logging.Formatter().formatException(record.exc_info).splitlines()
+        self._relay.pass_on(lines)

@@ -1,0 +1,97 @@
+"""Strategies by name: built in, Flower's as ``flower:Class``, or your own as ``package.module:Class``."""
+
+from __future__ import annotations
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import load_class, parse_options
+from umbel.protocol.run_config import AUTO, RunConfig
+from umbel.server.nodes.fleet import Fleet
+from umbel.strategies.base import HypothesisStrategy
+from umbel.strategies.cfl import ClusteredFL
+from umbel.strategies.fedavg import FedAvg
+from umbel.strategies.group_privacy import GroupPrivacy
+from umbel.strategies.how_many import HowMany
+from umbel.strategies.ifca import IFCA
+from umbel.strategies.recommender import Recommender
+from umbel.strategies.robust import GeometricMedian, TrimmedMean
+from umbel.strategies.server_step import FedAdagrad, FedAdam, FedAvgM, FedYogi
+from umbel.strategies.site_average import SiteAverage
+from umbel.strategies.stock import PREFIX, Stock, adapted
+
+__all__ = [
+    "IFCA",
+    "STRATEGIES",
+    "ClusteredFL",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedYogi",
+    "GeometricMedian",
+    "GroupPrivacy",
+    "HypothesisStrategy",
+    "Recommender",
+    "SiteAverage",
+    "Stock",
+    "TrimmedMean",
+    "load",
+    "make",
+]
+
+STRATEGIES: dict[str, type[HypothesisStrategy]] = {
+    "group-privacy": GroupPrivacy,
+    "trimmed-mean": TrimmedMean,
+    "geometric-median": GeometricMedian,
+    "fedavg": FedAvg,
+    "fedavgm": FedAvgM,
+    "fedadam": FedAdam,
+    "fedyogi": FedYogi,
+    "fedadagrad": FedAdagrad,
+    "ifca": IFCA,
+    "cfl": ClusteredFL,
+    "recommender": Recommender,
+    "site-average": SiteAverage,
+}
+
+
+def load(name: str) -> type[HypothesisStrategy]:
+    """Return the strategy class called `name`.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
+    """
+    if name == "fedprox":
+        raise ConfigError('strategy "fedprox" is strategy = "fedavg" with proximal above 0')
+    if name.startswith(PREFIX):
+        return adapted(name.removeprefix(PREFIX))
+    return load_class("strategy", name, STRATEGIES, HypothesisStrategy)
+
+
+def make(run: RunConfig) -> HypothesisStrategy:
+    """Return the strategy that a run config asks for, with its clients and options."""
+    kind = load(run.strategy)
+    fleet = Fleet(
+        clients_per_round=run.clients_per_round,
+        validation_clients_per_round=run.validation_clients_per_round,
+        quorum=run.quorum,
+        seed=run.seed,
+        min_nodes=run.min_nodes,
+        node_wait=run.node_wait,
+        max_clients_per_node=run.max_clients_per_node,
+        max_node_share=run.max_node_share,
+        max_participations=run.max_participations,
+        max_update_norm=run.max_update_norm,
+        validate_by=run.validate_by,
+    )
+    strategy = kind(
+        fleet,
+        hypotheses=run.most_hypotheses,
+        min_releases=run.min_releases,
+        radius=run.schedule,
+        options=parse_options(kind.Options, run.strategy_options, "strategy-options"),
+    )
+    if run.hypotheses == AUTO and strategy.fixed_hypotheses is None:
+        strategy.how_many = HowMany.for_run(run)
+    return strategy

@@ -1,0 +1,306 @@
+"""The strategy that all of umbel's are built on.
+
+To write one of your own, subclass `HypothesisStrategy` or one of its children and override
+`assign` (which hypothesis does each release belong to?), `combine` (what becomes of a group?) or
+`reshape` (are there more hypotheses from now on, or fewer?), then name it in the run config:
+``strategy = "package.module:Class"``. Options of its own are the fields of a dataclass, `Options`;
+what it must remember from round to round lies in `state`, which comes back when a run is resumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from logging import INFO, WARNING
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from umbel.models.model import Model
+from umbel.protocol.arrays import Arrays, Vectors, all_finite, distances, flatten, mean_of, unflatten
+from umbel.protocol.flower import log
+from umbel.protocol.plugins import NoOptions
+from umbel.protocol.records import to_array_record
+from umbel.protocol.release import RadiusSchedule, ReleaseBy
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.nodes.replies import Releases
+from umbel.strategies.how_many import HowMany
+
+_DRAWN = 2  # releases of so many parameters can be drawn in the plane
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a round of training gave the server, which is all that it can learn from it.
+
+    Attributes
+    ----------
+    round : int
+    clients : ndarray of int, shape (m,)
+        The training clients that released.
+    groups : ndarray of int, shape (m,)
+        The hypothesis that each release was assigned to; -1 when there were too few releases, and where
+        sites released sums, of which nobody knows whose hypothesis is which.
+    counts : ndarray of int, shape (k,)
+        Releases a hypothesis; where sites released sums, about how many clients trained it.
+    releases : ndarray, shape (m, 2), or None
+        The releases themselves where they are of two parameters.
+    asked, lost_nodes : int
+        Clients that were asked, and nodes that did not answer as they should.
+    following : dict of ndarray, each (k, \\*shape), or None
+        The next hypotheses; None when the round leaves them as they are.
+    longest : ndarray, shape (k,), or None
+        How far the furthest of the releases assigned to each hypothesis is from it, 0 where there are none; None where
+        releases were not assigned.
+    """
+
+    round: int
+    clients: NDArray[np.int64]
+    groups: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    releases: NDArray[np.float64] | None
+    asked: int
+    lost_nodes: int
+    following: Arrays | None
+    longest: NDArray[np.float64] | None = None
+
+
+class HypothesisStrategy(Strategy):
+    """Federated training of k hypotheses (group privacy paper, Algorithm 1).
+
+    Parameters
+    ----------
+    fleet : Fleet
+        The clients.
+    hypotheses : int
+        k, the number of hypotheses; the most that there may be, where the strategy makes them more or fewer.
+    min_releases : int
+        A round with fewer releases leaves the hypotheses as they are.
+    radius : RadiusSchedule
+        Radius within which updates are hidden.
+    options : Options
+        The strategy's own.
+    """
+
+    Options: ClassVar[type] = NoOptions
+    """A dataclass; its fields are set by ``strategy-options``."""
+    fixed_hypotheses: ClassVar[int | None] = None
+    """The only number of hypotheses the strategy can train, if there is one."""
+    discloses_choice: ClassVar[bool] = False
+    """Whether clients are asked for the hypothesis they chose."""
+    release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
+    """Who adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average` reads those)."""
+
+    def __init__(
+        self,
+        fleet: Fleet | None = None,
+        *,
+        hypotheses: int = 2,
+        min_releases: int = 1,
+        radius: RadiusSchedule | None = None,
+        options: Any = None,
+    ) -> None:
+        self.fleet = fleet or Fleet()
+        self.hypotheses = self.fixed_hypotheses or hypotheses
+        self.min_releases = min_releases
+        self.radius = radius or RadiusSchedule()
+        self.options = options if options is not None else self.Options()
+        self.state: dict[str, NDArray[Any]] = {}
+        """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
+        self.outcome: Outcome | None = None
+        """Of the last round."""
+        self.how_many: HowMany | None = None
+        """Chooses k, where the run leaves that to it."""
+
+    @property
+    def first_hypotheses(self) -> int:
+        """How many hypotheses a run begins with."""
+        return self.hypotheses
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Raise `ConfigError` when the strategy cannot do such a run; called once, before any work."""
+
+    def assign(
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return the hypothesis each release belongs to.
+
+        Parameters
+        ----------
+        releases : ndarray of float32, shape (m, n)
+            Sanitised parameter vectors, in client order, as they travelled; they cannot be written to. With a
+            hypothesis they make float64; a sum of them alone wants ``dtype=np.float64``.
+        hypotheses : ndarray, shape (k, n)
+            The hypotheses that were broadcast.
+        choices : ndarray of int, shape (m,), or None
+            What the clients chose, if the strategy `discloses_choice`.
+
+        Returns
+        -------
+        ndarray of int, shape (m,)
+        """
+        raise NotImplementedError
+
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the next hypothesis: the mean of the releases assigned to it.
+
+        Parameters
+        ----------
+        group : ndarray of float64, shape (g, n)
+            The releases, in client order.
+        hypothesis : ndarray, shape (n,)
+            As it was broadcast.
+        index : int
+            Which hypothesis it is, from 0 to k - 1.
+
+        Returns
+        -------
+        ndarray, shape (n,)
+        """
+        return mean_of(group)
+
+    def learn(self, round: int, releases: Releases) -> Outcome:
+        """Assign the releases to hypotheses and combine each group; a hypothesis without any stays as it was."""
+        vectors, sent = releases.vectors, self.fleet.sent
+        k = len(next(iter(sent.values())))
+        labels, counts = np.full(len(vectors), -1, np.int64), np.zeros(k, np.int64)
+        following = longest = None
+        if len(vectors) >= max(1, self.min_releases):
+            hypotheses = flatten(sent)
+            labels = self.assign(vectors, hypotheses, releases.choices)
+            counts = np.bincount(labels, minlength=k)
+            moved, longest = hypotheses.copy(), np.zeros(k)
+            for j in np.flatnonzero(counts).tolist():
+                rows = np.flatnonzero(labels == j)
+                if type(self).combine is HypothesisStrategy.combine:
+                    moved[j] = mean_of(vectors, rows)  # as `combine` does, without a copy of the group
+                else:
+                    moved[j] = self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
+                longest[j] = distances(vectors, hypotheses[j], rows).max()
+            moved = self.reshape(round, moved, hypotheses, vectors, labels)
+            following = moved_to(moved, sent, round)
+        return Outcome(
+            round=round,
+            clients=releases.clients,
+            groups=labels,
+            counts=counts,
+            releases=vectors.astype(np.float64) if vectors.shape[1] == _DRAWN else None,
+            asked=releases.asked,
+            lost_nodes=releases.lost_nodes,
+            following=following,
+            longest=longest,
+        )
+
+    def reshape(
+        self,
+        round: int,
+        moved: NDArray[np.float64],
+        hypotheses: NDArray[np.float64],
+        releases: Vectors,
+        labels: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Return the next hypotheses, of which there may be more or fewer than before.
+
+        Parameters
+        ----------
+        round : int
+        moved : ndarray, shape (k, n)
+            What `combine` made of each group.
+        hypotheses : ndarray, shape (k, n)
+            As they were broadcast.
+        releases : ndarray, shape (m, n)
+        labels : ndarray of int, shape (m,)
+            What `assign` said.
+
+        Returns
+        -------
+        ndarray, shape (l, n)
+        """
+        return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
+
+    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
+        """Learn from the replies of a round."""
+        self.outcome = self.learn(round, self.fleet.releases(replies))
+        return self.outcome
+
+    # --- Flower's four hooks: the same with records
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask a sample of the training clients to train.
+
+        `config` holds the fields of `umbel.protocol.demands.Training` that are not the strategy's.
+        """
+        return self.fleet.ask_training(server_round, arrays, self.demand(server_round, config), grid)
+
+    def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+        """Return what the clients of a round are asked, all alike."""
+        return {
+            **dict(config.items()),
+            "radius_mode": self.radius.mode,
+            "radius": self.radius.at(round),
+            "disclose_choice": self.discloses_choice,
+            "release_by": self.release_by,
+        }
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Return the next hypotheses, None when there were too few releases, and the round's counts.
+
+        The counts are ``asked``, ``releases``, ``lost-nodes``, and ``groups``: releases a hypothesis.
+        """
+        outcome = self.train(server_round, replies)
+        counts = MetricRecord(
+            {
+                "asked": outcome.asked,
+                "releases": len(outcome.clients),
+                "lost-nodes": outcome.lost_nodes,
+                "groups": outcome.counts.tolist(),
+            }
+        )
+        return None if outcome.following is None else to_array_record(outcome.following), counts
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> list[Message]:
+        """Ask a sample of the validation clients to score the hypotheses."""
+        return self.fleet.ask_evaluation(server_round, arrays, config, grid)
+
+    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+        """Average loss and metric over the validation clients that answered, each counting once.
+
+        Returns
+        -------
+        MetricRecord or None
+            ``loss``, ``metric``, ``clients``, and how these differ (`Scores`); None when nobody
+            answered.
+        """
+        scores = self.fleet.scores(replies)
+        return None if scores is None else MetricRecord(asdict(scores))
+
+    def summary(self) -> None:
+        """Log what the strategy does."""
+        log(
+            INFO,
+            "%s: k = %d hypotheses, %d clients a round, radius %s",
+            type(self).__name__,
+            self.hypotheses,
+            self.fleet.clients_per_round,
+            self.radius.mode,
+        )
+
+
+def moved_to(moved: NDArray[np.float64], sent: Arrays, round: int) -> Arrays | None:
+    """Return hypotheses (k, n) as arrays like those sent; None, and say so, where they are not finite."""
+    following = unflatten(moved, sent)
+    if all(all_finite(value) for value in following.values()):
+        return following
+    log(WARNING, "round %d would leave hypotheses that are not finite; they stay as they were", round)
+    return None

@@ -1,0 +1,111 @@
+"""Algorithm 1 of *Group privacy for personalized federated learning*."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from umbel.models.model import Model
+from umbel.protocol.arrays import Vectors, in_blocks
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import AUTO, RunConfig
+from umbel.strategies.base import HypothesisStrategy
+from umbel.strategies.respawn import respawned
+
+MAX_ITERATIONS = 300
+
+
+def nearest(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return the nearest of `centroids` (k, n) to each of `points` (m, n), up to rounding."""
+    # |p - c|^2 less |p|^2, which is the same for all c: a matrix product, with no copy of the points.
+    products = np.zeros((len(points), len(centroids)))
+    for columns, block in in_blocks(points):
+        products += block @ centroids[:, columns].T
+    distances = np.square(centroids).sum(axis=1) - 2 * products
+    labels: NDArray[np.int64] = distances.argmin(axis=1)
+    return labels
+
+
+def seeded_kmeans(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
+
+    A centroid that attracts nobody stays where it is: moving it into another cluster, as
+    library implementations do, would throw away a hypothesis that nobody happened to train.
+
+    Parameters
+    ----------
+    points : ndarray, shape (m, n)
+    centroids : ndarray, shape (k, n)
+
+    Returns
+    -------
+    ndarray of int, shape (m,)
+        The cluster of each point.
+    """
+    labels = nearest(points, centroids)
+    for _ in range(MAX_ITERATIONS):
+        # A matrix product reads the points once, without a copy of each cluster: models may be large.
+        sizes = np.bincount(labels, minlength=len(centroids))
+        shares = (labels == np.arange(len(centroids))[:, None]) / np.maximum(sizes, 1)[:, None]
+        centroids, before = np.empty_like(centroids), centroids
+        for columns, block in in_blocks(points):
+            centroids[:, columns] = np.where(sizes[:, None] > 0, shares @ block, before[:, columns])
+        following = nearest(points, centroids)
+        if np.array_equal(following, labels):
+            break
+        labels = following
+    return labels
+
+
+@dataclass(frozen=True)
+class GroupOptions:
+    """What is done against a collapse into one model.
+
+    Attributes
+    ----------
+    respawn : int
+        After so many rounds in a row without a release, a hypothesis is reborn as half of the largest group
+        (`umbel.strategies.respawn`); 0 for never, as in the paper.
+    """
+
+    respawn: Annotated[int, Field(ge=0)] = 0
+
+
+class GroupPrivacy(HypothesisStrategy):
+    """k-means over the sanitised models, seeded with the hypotheses; unweighted averages."""
+
+    Options: ClassVar[type] = GroupOptions
+
+    @property
+    def _respawn(self) -> int:
+        # A strategy that is built on this one has options of its own, among which it need not be.
+        return int(getattr(self.options, "respawn", 0))
+
+    def assign(
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return the k-means cluster of each release."""
+        return seeded_kmeans(releases, hypotheses)
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse to have hypotheses dropped and reborn at once."""
+        if self._respawn and run.hypotheses == AUTO:
+            raise ConfigError('hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out')
+
+    def reshape(
+        self,
+        round: int,
+        moved: NDArray[np.float64],
+        hypotheses: NDArray[np.float64],
+        releases: Vectors,
+        labels: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Return the next hypotheses, of which some may be reborn."""
+        moved = super().reshape(round, moved, hypotheses, releases, labels)
+        if not self._respawn:
+            return moved
+        return respawned(self.state, self._respawn, round, moved, hypotheses, releases, labels)

@@ -1,0 +1,138 @@
+"""How many hypotheses there are, chosen from the releases: ``hypotheses = "auto"``.
+
+A run begins with more than are needed. After some rounds, those that hardly any release went to are
+dropped, and those that came to nearly the same place become one. All of that is computed from releases that were
+made anyway, so the choice itself costs nothing. What costs is that, until then, a client's open choice is
+among the larger number: it tells up to log2 of that.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from logging import INFO
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.flower import log
+from umbel.protocol.run_config import RunConfig
+
+_WINDOW = 5  # rounds whose releases count
+_FEWEST = 0.05  # the share of these that a hypothesis must have
+_NEAR = 0.3  # of the way from where a hypothesis started; .25 to .4 do as well on the synthetic example
+_START, _SUMS, _COUNTS, _CHOSEN = (f"how-many/{name}" for name in ("start", "sums", "counts", "chosen"))
+
+
+@dataclass(frozen=True)
+class HowMany:
+    """Chooses the number of hypotheses once.
+
+    Attributes
+    ----------
+    after : int
+        The round after which it does.
+    """
+
+    after: int
+
+    @classmethod
+    def for_run(cls, run: RunConfig) -> HowMany:
+        """Return one for a run, which chooses after a third of its rounds.
+
+        Raises
+        ------
+        ConfigError
+            When choices are so random that releases do not show the groups.
+        """
+        least = math.log(run.most_hypotheses - 1)
+        if 0 < run.choice_epsilon < least:
+            raise ConfigError(
+                f'hypotheses = "auto" cannot see groups where choice-epsilon = {run.choice_epsilon:g} has fewer than '
+                f"half of the clients train what fits them; set hypotheses, or choice-epsilon to 0 or at least "
+                f"{math.ceil(100 * least) / 100:g}"
+            )
+        return cls(max(1, run.rounds // 3))
+
+    def look(
+        self,
+        state: dict[str, NDArray[Any]],
+        round: int,
+        moved: NDArray[np.float64],
+        hypotheses: NDArray[np.float64],
+        labels: NDArray[np.int64],
+    ) -> NDArray[np.float64]:
+        """Return the next hypotheses (l, n): those that moved (k, n), or in the round of the choice fewer.
+
+        Parameters
+        ----------
+        state : dict of ndarray
+            The strategy's. What it keeps a hypothesis is of no use once these change, so it begins anew then.
+        round : int
+        moved, hypotheses : ndarray, shape (k, n)
+            After and before the round.
+        labels : ndarray of int, shape (m,)
+            The hypothesis of each release.
+        """
+        k = len(hypotheses)
+        if _CHOSEN in state:
+            return moved
+        if _START not in state:
+            state[_START] = hypotheses.astype(np.float32)
+            state[_SUMS], state[_COUNTS] = np.zeros_like(hypotheses), np.zeros(k, np.int64)
+        if round > self.after - _WINDOW:
+            counts = np.bincount(labels, minlength=k)
+            # The mean of a group stands for its releases.
+            state[_SUMS] = state[_SUMS] + counts[:, None] * moved
+            state[_COUNTS] = state[_COUNTS] + counts
+        if round < self.after:
+            return moved
+        kinds = merged(state[_SUMS], state[_COUNTS], state[_START].astype(np.float64))
+        weights = state[_COUNTS].astype(np.float64)
+        state.clear()
+        state[_CHOSEN] = np.asarray(kinds.max() + 1)
+        log(
+            INFO,
+            "%d of %d hypotheses are left after round %d: an open choice among them tells %.3g bits, and told %.3g",
+            kinds.max() + 1,
+            k,
+            round,
+            math.log2(kinds.max() + 1),
+            math.log2(k),
+        )
+        shares = (kinds == np.arange(kinds.max() + 1)[:, None]) * weights
+        following: NDArray[np.float64] = shares / shares.sum(axis=1, keepdims=True) @ moved
+        return following
+
+
+def merged(sums: NDArray[np.float64], counts: NDArray[np.int64], start: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return for each hypothesis which of the new ones it becomes, from 0 on; -1 for one that is dropped.
+
+    Hypotheses are one where the mean distance between those of two groups (average linkage) is less than
+    three tenths of the longest way that one has come.
+
+    Parameters
+    ----------
+    sums : ndarray, shape (k, n)
+        Of where the releases of each hypothesis were, in the last rounds.
+    counts : ndarray of int, shape (k,)
+        How many these were.
+    start : ndarray, shape (k, n)
+        Where the hypotheses started.
+    """
+    kinds = np.full(len(counts), -1, np.int64)
+    used = np.flatnonzero(counts >= max(1, _FEWEST * counts.sum()))
+    centres = sums[used] / counts[used, None]
+    way = float(np.linalg.norm(centres - start[used], axis=1).max())
+    if len(used) == 1:
+        kinds[used] = 0
+        return kinds
+    from scipy.cluster.hierarchy import fcluster, linkage  # it takes a moment
+
+    found = fcluster(linkage(centres, "average"), _NEAR * way, "distance")
+    # Numbered as the first hypothesis of each.
+    _, first, number = np.unique(found, return_index=True, return_inverse=True)
+    kinds[used] = np.argsort(np.argsort(first))[number]
+    return kinds

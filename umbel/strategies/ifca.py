@@ -1,0 +1,25 @@
+"""Iterative federated clustering (Ghosh et al., 2020), with model averaging; for comparison."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import Vectors
+from umbel.strategies.base import HypothesisStrategy
+
+
+class IFCA(HypothesisStrategy):
+    """Group releases by what the clients say they chose.
+
+    A site that sanitises does not tell, so this runs only where unsanitised releases are allowed.
+    """
+
+    discloses_choice = True
+
+    def assign(
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return the disclosed choices."""
+        assert choices is not None
+        return choices

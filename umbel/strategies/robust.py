@@ -1,0 +1,121 @@
+"""Group privacy among clients of whom some are hostile: what these release does not count for more than the others'."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from umbel.models.model import Model
+from umbel.protocol.arrays import Vectors
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.run_config import RunConfig
+from umbel.strategies.group_privacy import GroupPrivacy, nearest
+
+_LLOYD = 20  # iterations; centres that are no means may never settle
+_WEISZFELD, _TOLERANCE = 50, 1e-6
+# Times the median distance of the releases from what was sent: few honest ones are longer.
+_REACH = 2.0
+
+
+@dataclass(frozen=True)
+class HostileOptions:
+    """What is expected of the clients.
+
+    Attributes
+    ----------
+    hostile : float
+        The share of a round's releases that may be hostile; all of these may lie in one group.
+    """
+
+    hostile: Annotated[float, Field(ge=0, lt=0.5)] = 0.1
+
+
+class Robust(GroupPrivacy):
+    """k-means and then a centre of each group, as group privacy, with three bounds on what hostile clients can do.
+
+    A release counts as if it were at most twice as far from a hypothesis as the median release is from the
+    nearest one (clipping around a centre: Karimireddy, He and Jaggi, 2021), so no number of a hypothesis moves further
+    in a round. A group that may consist of hostile clients alone leaves its hypothesis as it was, so a few releases
+    far away do not capture one. The centre of any other group is robust, in k-means as well.
+    """
+
+    Options: ClassVar[type] = HostileOptions
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._few, self._reach = 0, np.inf
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse a share with which groups of one size would all stay as they are."""
+        share, k = self.options.hostile, self.hypotheses
+        if share * k >= 1:
+            raise ConfigError(
+                f"strategy-options: hostile = {share:g} is as much as each of {k} groups; set it below {1 / k:.3g}"
+            )
+
+    def assign(
+        self, releases: Vectors, hypotheses: NDArray[np.float64], choices: NDArray[np.int64] | None
+    ) -> NDArray[np.int64]:
+        """Return the cluster of each release, by Lloyd's iterations with the centres that `combine` gives."""
+        labels = nearest(releases, hypotheses)
+        self._few = int(self.options.hostile * len(releases))
+        self._reach = _REACH * float(np.median(np.linalg.norm(releases - hypotheses[labels], axis=1)))
+        for _ in range(_LLOYD):
+            centres = hypotheses.copy()
+            for j in np.unique(labels).tolist():
+                centres[j] = self.combine(releases[labels == j], hypotheses[j], j)
+            following = nearest(releases, centres)
+            if np.array_equal(following, labels):
+                break
+            labels = following
+        return labels
+
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the hypothesis moved by the centre of the group's steps, or as it was."""
+        if len(group) <= self._few:
+            return hypothesis
+        steps = group - hypothesis
+        lengths = np.linalg.norm(steps, axis=1, keepdims=True)
+        steps *= np.divide(self._reach, lengths, out=np.ones_like(lengths), where=lengths > self._reach)
+        return hypothesis + self.centre(steps, self._few)
+
+    def centre(self, steps: NDArray[np.float64], few: int) -> NDArray[np.float64]:
+        """Return the centre of points (g, n), of which so many may be hostile."""
+        raise NotImplementedError
+
+
+class TrimmedMean(Robust):
+    """The mean of each parameter without its largest and smallest values (Yin et al., 2018).
+
+    As many are left out at each end as may be hostile, or nearly half of a small group.
+    """
+
+    def centre(self, steps: NDArray[np.float64], few: int) -> NDArray[np.float64]:
+        """Return the trimmed mean."""
+        trim = min(few, (len(steps) - 1) // 2)
+        mean: NDArray[np.float64] = np.sort(steps, axis=0)[trim : len(steps) - trim].mean(axis=0)
+        return mean
+
+
+class GeometricMedian(Robust):
+    """The point from which the distances to the releases add up to least (Pillutla, Kakade and Harchaoui, 2022).
+
+    By Weiszfeld's iterations: matrix products alone, so that it suits models that are too large to sort.
+    """
+
+    def centre(self, steps: NDArray[np.float64], few: int) -> NDArray[np.float64]:
+        """Return the geometric median."""
+        centre: NDArray[np.float64] = steps.mean(axis=0)
+        # Below this a distance is none: the weights stay finite where the median is one of the points.
+        least = 1e-9 * float(np.linalg.norm(steps, axis=1).max()) or 1.0
+        for _ in range(_WEISZFELD):
+            weights = 1 / np.maximum(np.linalg.norm(steps - centre, axis=1), least)
+            following = weights @ steps / weights.sum()
+            moved, centre = float(np.linalg.norm(following - centre)), following
+            if moved <= _TOLERANCE * max(least, float(np.linalg.norm(centre))):
+                break
+        return centre

@@ -1,0 +1,145 @@
+"""Server optimizers: the average of each cluster is not the next hypothesis but a step towards it (FedOpt).
+
+Clusters are those of group privacy, and each has an optimizer of its own; with one hypothesis they are the
+strategies of the papers. What they keep is computed from releases, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from umbel.protocol.arrays import mean_of
+from umbel.strategies.group_privacy import GroupPrivacy
+
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class ServerStep(GroupPrivacy):
+    """Clusters as in group privacy, and for each a step along its mean update (Reddi et al., 2021, Algorithm 2)."""
+
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the hypothesis moved by a step."""
+        return hypothesis + self.step(mean_of(group) - hypothesis, index)
+
+    def step(self, update: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the step (n,) of hypothesis `index` for the mean update (n,) of its cluster."""
+        raise NotImplementedError
+
+    def kept(self, name: str, update: NDArray[np.float64], start: float = 0.0) -> NDArray[np.float32]:
+        """Return what is kept of each hypothesis under a name, (k, n), at first filled with `start`."""
+        shape = (len(next(iter(self.fleet.sent.values()), ())) or self.hypotheses, len(update))
+        if name not in self.state:
+            self.state[name] = np.full(shape, start, np.float32)
+        return self.state[name]
+
+
+@dataclass(frozen=True)
+class MomentumOptions:
+    """Options of `FedAvgM`.
+
+    Attributes
+    ----------
+    rate : float
+        The server's step size.
+    momentum : float
+        Share of the last step that goes into the next.
+    """
+
+    rate: Rate = 1.0
+    momentum: Share = 0.9
+
+
+class FedAvgM(ServerStep):
+    """Averaging with momentum (Hsu, Qi and Brown, 2019)."""
+
+    Options: ClassVar[type] = MomentumOptions
+
+    def step(self, update: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the rate times the momentum."""
+        momentum = self.kept("momentum", update)
+        momentum[index] = self.options.momentum * momentum[index] + update
+        step: NDArray[np.float64] = self.options.rate * momentum[index].astype(np.float64)
+        return step
+
+
+@dataclass(frozen=True)
+class AdaptiveOptions:
+    """Options of `FedAdam` and `FedYogi`.
+
+    Attributes
+    ----------
+    rate : float
+        eta, the server's step size.
+    beta1, beta2 : float
+        Shares of the first and the second moment that stay from round to round.
+    tau : float
+        How adaptive the step is, less with a larger one; about the size of a number's update.
+    """
+
+    rate: Rate = 0.1
+    beta1: Share = 0.9
+    beta2: Share = 0.99
+    tau: Rate = 1e-3
+
+
+class Adaptive(ServerStep):
+    """A step for each parameter by itself, longer where its updates were small."""
+
+    Options: ClassVar[type] = AdaptiveOptions
+
+    def step(self, update: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return the rate times the first moment over the root of the second."""
+        options = self.options
+        first, second = self.kept("first", update), self.kept("second", update, options.tau**2)
+        first[index] = options.beta1 * first[index] + (1 - options.beta1) * update
+        second[index] = self.second(second[index].astype(np.float64), update**2)
+        scale = np.sqrt(second[index], dtype=np.float64) + options.tau
+        step: NDArray[np.float64] = options.rate * first[index] / scale
+        return step
+
+    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the second moment (n,), from the one that was kept and the square of an update."""
+        raise NotImplementedError
+
+
+class FedAdam(Adaptive):
+    """Adam over the rounds (Reddi et al., 2021); as there, without correction of the first steps' bias."""
+
+    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a mean that forgets."""
+        beta2: float = self.options.beta2
+        return beta2 * kept + (1 - beta2) * square
+
+
+class FedYogi(Adaptive):
+    """Yogi over the rounds (Reddi et al., 2021): the second moment changes no faster than by an update's square."""
+
+    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what was kept, moved towards the square."""
+        moved: NDArray[np.float64] = kept - (1 - self.options.beta2) * square * np.sign(kept - square)
+        return moved
+
+
+@dataclass(frozen=True)
+class AdagradOptions:
+    """Options of `FedAdagrad`, as of `AdaptiveOptions`; the second moment forgets nothing."""
+
+    rate: Rate = 0.1
+    beta1: Share = 0.0
+    tau: Rate = 1e-3
+
+
+class FedAdagrad(Adaptive):
+    """Adagrad over the rounds (Reddi et al., 2021)."""
+
+    Options: ClassVar[type] = AdagradOptions
+
+    def second(self, kept: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of all squares."""
+        return kept + square

@@ -1,0 +1,122 @@
+"""Averages of what sites release: sums over clients that trust their site, with noise once a site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import ConfigRecord, Message
+from numpy.typing import NDArray
+
+from umbel.models.model import Model
+from umbel.privacy import mechanisms
+from umbel.protocol.arrays import flatten
+from umbel.protocol.errors import ConfigError, Refused
+from umbel.protocol.release import RadiusMode, ReleaseBy
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.sums import Sums
+from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
+
+
+@dataclass(frozen=True)
+class Explore:
+    """Options of `SiteAverage`.
+
+    Without it, a hypothesis that suits nobody best at first is never trained, and all clients end with one.
+
+    Attributes
+    ----------
+    explore : float
+        Share of a site's clients that train a hypothesis drawn at random.
+    rounds : int
+        In the first so many rounds.
+    """
+
+    explore: float = 0.3
+    rounds: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.explore <= 1:
+            raise ConfigError(f"explore must be between 0 and 1, got {self.explore}")
+
+
+class SiteAverage(HypothesisStrategy):
+    """Each client trains the hypothesis that fits it best, and a hypothesis moves by the mean of its clients' updates.
+
+    That is iterative federated clustering (Ghosh et al., 2020), but the server reads neither updates nor choices:
+    of each site it gets, with noise, the sum of the updates of each hypothesis and how many clients trained it.
+    Every client counts once, whatever its site.
+    """
+
+    Options: ClassVar[type] = Explore
+    release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
+
+    def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+        """Return what the clients of a round are asked, in the first rounds some to try another hypothesis."""
+        explores = self.hypotheses > 1 and round <= self.options.rounds
+        return {**super().demand(round, config), "explore": self.options.explore if explores else 0.0}
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Refuse what no site can make one release of."""
+        if self.how_many is not None:
+            raise ConfigError(f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses")
+        if run.radius is not RadiusMode.PUBLIC:
+            raise ConfigError(f'strategy {run.strategy!r} works only with radius = "public", not "{run.radius}"')
+        if run.noise_multiplier > 0 and self.hypotheses > 1:
+            try:
+                mechanisms.load(run.mechanism)(run.noise_multiplier).count_radius(run.choice_epsilon)
+            except Refused as error:
+                raise ConfigError(str(error)) from error
+
+    def train(self, round: int, replies: Iterable[Message]) -> Outcome:
+        """Learn from the replies of a round."""
+        self.outcome = self.learn_sums(round, self.fleet.sums(replies))
+        return self.outcome
+
+    def learn_sums(self, round: int, found: Sums) -> Outcome:
+        """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays as it was."""
+        sent, shares, following = self.fleet.sent, np.zeros(self.hypotheses), None
+        if len(found.clients) >= max(1, self.min_releases):
+            shares = self.shares(found)
+            moved = flatten(sent)
+            for j in np.flatnonzero(shares >= self.least(len(found.counts))).tolist():
+                moved[j] += found.sums[:, j].sum(axis=0) / shares[j]
+            following = moved_to(moved, sent, round)
+        return Outcome(
+            round=round,
+            clients=found.clients,
+            groups=np.full(len(found.clients), -1, np.int64),
+            counts=_whole(shares),
+            releases=None,
+            asked=found.asked,
+            lost_nodes=found.lost_nodes,
+            following=following,
+        )
+
+    def shares(self, found: Sums) -> NDArray[np.float64]:
+        """Return about how many of the clients that took part trained each hypothesis (k,); they add up to all."""
+        counts = found.counts.sum(axis=0)
+        total, clients = float(counts.sum()), len(found.clients)
+        # A sum of next to nothing is no count at all, and too small to divide by.
+        return counts / total * clients if total >= 1 else np.full(self.hypotheses, clients / self.hypotheses)
+
+    def least(self, sites: int) -> float:
+        """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""
+        demand = self.fleet.demand
+        nu = float(demand["noise_multiplier"])
+        if self.hypotheses == 1 or nu == 0:
+            return 1.0
+        mechanism = mechanisms.load(demand["mechanism"])(nu)
+        deviation = mechanism.deviation(1) * mechanism.count_radius(float(demand["choice_epsilon"]))
+        return max(1.0, deviation * math.sqrt(sites))
+
+
+def _whole(shares: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return numbers (k,) that add up to a whole one as whole ones with the same sum."""
+    counts = np.floor(shares).astype(np.int64)
+    left = round(float(shares.sum())) - int(counts.sum())
+    counts[np.argsort(counts - shares, kind="stable")[:left]] += 1
+    return counts

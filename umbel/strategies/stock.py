@@ -1,0 +1,294 @@
+"""Flower's own strategies, one for each cluster: ``strategy = "flower:FedAdam"``, or ``"flower:package.module:Class"``.
+
+Releases are clustered as in group privacy. The strategy then aggregates each cluster as if its releases were
+the replies of that many clients; with one hypothesis it is plain Flower. It is asked for `aggregate_train`
+alone: which clients are asked and what, and how they are evaluated, stay umbel's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import logging
+import typing
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp import strategy as flower
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from umbel.models.model import Model
+from umbel.protocol.arrays import Arrays, Vectors, flatten, unflatten
+from umbel.protocol.errors import ConfigError
+from umbel.protocol.flower import Run, identify
+from umbel.protocol.plugins import import_by_name
+from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.replies import Releases
+from umbel.strategies.base import Outcome
+from umbel.strategies.group_privacy import GroupPrivacy
+
+PREFIX = "flower:"
+_TRIAL = 16  # made-up releases that a strategy is tried on before the run
+_WEIGHT = "num-examples"
+# What umbel decides, and what names records that umbel makes.
+_OURS = ("fraction_", "min_", "_key", "_fn")
+_UNFIT = {
+    "FedProx": "its proximal term is a part of the clients' training; use fedavg with proximal above 0",
+    "QFedAvg": "it weighs clients by their training losses, which never leave a node",
+    "FedXgbBagging": "it is for trees",
+    "FedXgbCyclic": "it is for trees",
+}
+
+
+class Stock(GroupPrivacy):
+    """Clusters as in group privacy, each aggregated by a strategy of Flower's.
+
+    Every release counts once: a client does not tell how many examples it has, so ``num-examples`` is 1.
+    """
+
+    stock: ClassVar[type[Strategy]]
+    """Flower's class."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._running: dict[int, Strategy] = {}
+        self._round = 0
+
+    def check(self, run: RunConfig, model: Model) -> None:
+        """Have the strategy aggregate made-up releases, and refuse one that cannot."""
+        like = {name: np.zeros((1, *shape), np.float32) for name, shape in model.shapes.items()}
+        made_up = np.random.default_rng(0).normal(size=(_TRIAL, model.num_parameters))
+        try:
+            strategy = self._new()
+            aggregated = _aggregate(strategy, 1, made_up, np.zeros(model.num_parameters), like)
+            _to_state(strategy, self._new())
+        except ConfigError as error:
+            raise ConfigError(f"strategy {run.strategy!r} {error}") from error
+        except Exception as error:
+            raise ConfigError(f"strategy {run.strategy!r} cannot aggregate releases: {error}") from error
+        if aggregated is None:
+            raise ConfigError(f"strategy {run.strategy!r} makes nothing of {_TRIAL} releases; change strategy-options")
+
+    def learn(self, round: int, releases: Releases) -> Outcome:
+        """Learn as group privacy does; a strategy is told the round."""
+        if not any(name.endswith("/form") for name in self.state):
+            self._running.clear()  # of clusters that are no more
+        self._round = round
+        return super().learn(round, releases)
+
+    def combine(self, group: NDArray[np.float64], hypothesis: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+        """Return what the strategy of this cluster makes of it; the hypothesis where that is nothing."""
+        prefix = f"{index}/"
+        if index not in self._running:
+            own = {name.removeprefix(prefix): kept for name, kept in self.state.items() if name.startswith(prefix)}
+            self._running[index] = _with_state(self._new(), own)
+        strategy = self._running[index]
+        following = _aggregate(strategy, self._round, group, hypothesis, self.fleet.sent)
+        self.state |= {prefix + name: kept for name, kept in _to_state(strategy, self._new()).items()}
+        return hypothesis if following is None else following
+
+    def _new(self) -> Strategy:
+        given = {field.name: getattr(self.options, field.name) for field in dataclasses.fields(self.options)}
+        return self.stock(**given)
+
+
+@lru_cache
+def adapted(name: str) -> type[Stock]:
+    """Return the strategy for a class of Flower's.
+
+    Parameters
+    ----------
+    name : str
+        Of a class in ``flwr.serverapp.strategy``, or ``package.module:Class``.
+
+    Raises
+    ------
+    ConfigError
+        When there is none, or what it needs does not exist here.
+    """
+    found = import_by_name(name) if ":" in name else getattr(flower, name, None)
+    if not (isinstance(found, type) and issubclass(found, Strategy)) or inspect.isabstract(found):
+        fit = ", ".join(one for one in _stock_names() if one not in _UNFIT)
+        raise ConfigError(f"strategy {PREFIX + name!r} is no strategy of Flower's; choose from {fit}")
+    if name in _UNFIT:
+        raise ConfigError(f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}")
+    fields = []
+    hints = typing.get_type_hints(found.__init__)
+    for parameter in _parameters(found).values():
+        if parameter.name.startswith(_OURS[:2]) or parameter.name.endswith(_OURS[2:]):
+            continue
+        simple, required = hints.get(parameter.name) in (int, float, bool, str), parameter.default is parameter.empty
+        if not simple and required:
+            raise ConfigError(f"strategy {PREFIX + name!r} needs {parameter.name}, which no run config can say")
+        if simple:
+            default = dataclasses.MISSING if required else parameter.default
+            fields.append((parameter.name, hints[parameter.name], dataclasses.field(default=default)))
+    options = dataclasses.make_dataclass("Options", fields, frozen=True, kw_only=True)
+    return type(name.rpartition(":")[2], (Stock,), {"stock": found, "Options": options})
+
+
+def _stock_names() -> list[str]:
+    classes = {name: getattr(flower, name) for name in flower.__all__}
+    return [name for name, one in classes.items() if issubclass(one, flower.FedAvg)]
+
+
+def _parameters(kind: type[Strategy]) -> dict[str, inspect.Parameter]:
+    return {
+        name: one
+        for name, one in inspect.signature(kind).parameters.items()
+        if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    }
+
+
+def _aggregate(
+    strategy: Strategy, round: int, group: NDArray[np.float64], hypothesis: NDArray[np.float64], like: Arrays
+) -> NDArray[np.float64] | None:
+    """Return what a strategy of Flower's makes of releases (g, n) that started from a hypothesis (n,)."""
+    identify()
+    config, sent = ConfigRecord(), _records(hypothesis[None], like)[0]
+    with _quiet():
+        messages = list(strategy.configure_train(round, sent, config, _TwoNodes()))
+    if asked := sorted(set(config) - {"server-round"}):
+        raise ConfigError(f"asks clients for {', '.join(asked)}, which umbel's do not know")
+    if not messages:
+        raise ConfigError("asks nobody to train")
+    replies = [
+        Message(RecordDict({"arrays": record, "metrics": MetricRecord({_WEIGHT: 1})}), reply_to=messages[0])
+        for record in _records(group, like)
+    ]
+    with _quiet():
+        following = strategy.aggregate_train(round, replies)[0]
+    if following is None:
+        return None
+    if {name: array.shape for name, array in following.items()} != {name: v.shape[1:] for name, v in like.items()}:
+        raise ConfigError("returns other arrays than it was given")
+    vector: NDArray[np.float64] = flatten({name: following[name].numpy()[None] for name in like})[0]
+    return vector
+
+
+def _records(matrix: Vectors, like: Arrays) -> list[ArrayRecord]:
+    """Return vectors (m, n) as a record each, of the model's arrays."""
+    arrays = unflatten(matrix, like)
+    return [
+        ArrayRecord({name: Array(np.asarray(value[i])) for name, value in arrays.items()}) for i in range(len(matrix))
+    ]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what Flower's strategies tell of each cluster in each round, but for warnings, out of the log."""
+    logger, level = logging.getLogger("flwr"), logging.getLogger("flwr").level
+    logger.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+class _TwoNodes(Grid):
+    """What a strategy that asks who is there sees: two nodes, for which Flower's wait, and nothing is sent to them."""
+
+    _LOOKS = 4  # who looks more often waits for more of them
+
+    def __init__(self) -> None:
+        self._looks = 0
+
+    def set_run(self, run: Run) -> None:
+        """Do nothing."""
+
+    @property
+    def run(self) -> Run:
+        """The run, which is not shown."""
+        raise ConfigError("looks at the run, which it is not shown")
+
+    def create_message(self, *_: Any, **__: Any) -> Message:
+        """Refuse."""
+        raise ConfigError("makes messages of its own")
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes' ids."""
+        self._looks += 1
+        if self._looks > self._LOOKS:
+            raise ConfigError("waits for more than two nodes; a release is a reply here, and min-releases bounds them")
+        return [1, 2]
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return nothing that is known of it."""
+        return []
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Refuse."""
+        raise ConfigError("sends messages of its own")
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return none."""
+        return []
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
+        """Refuse."""
+        raise ConfigError("sends messages of its own")
+
+
+# --- what a strategy of Flower's remembers, as arrays
+
+
+def _to_state(strategy: Strategy, new: Strategy) -> Arrays:
+    """Return as arrays what a strategy has that a new one has not: its attributes, in a tree, and the tree's form."""
+    arrays: Arrays = {}
+    form = {
+        name: _leave(value, name, arrays)
+        for name, value in vars(strategy).items()
+        if name not in vars(new) or not _same(value, vars(new)[name])
+    }
+    return arrays | {"form": np.frombuffer(json.dumps(form).encode(), np.uint8)}
+
+
+def _with_state(strategy: Strategy, kept: Arrays) -> Strategy:
+    """Return a new strategy with what `_to_state` kept of another."""
+    if kept:
+        form = json.loads(kept["form"].tobytes())
+        vars(strategy).update({name: _found(value, kept) for name, value in form.items()})
+    return strategy
+
+
+def _same(value: Any, other: Any) -> bool:
+    if isinstance(value, (int, float, str, bool)) or callable(value):
+        return bool(value == other)
+    return value is None and other is None
+
+
+def _leave(value: Any, name: str, arrays: Arrays) -> Any:
+    """Put the arrays of a value under their names, and return the rest of it as JSON takes it."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if isinstance(value, (np.ndarray, np.generic)):
+        arrays[name] = np.array(value)
+        return {"array": name}
+    if isinstance(value, ArrayRecord):
+        return {"record": {key: _leave(one.numpy(), f"{name}/{key}", arrays) for key, one in value.items()}}
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {"dict": {key: _leave(one, f"{name}/{key}", arrays) for key, one in value.items()}}
+    if isinstance(value, (list, tuple)):
+        return {"list": [_leave(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]}
+    raise ConfigError(f"keeps a {type(value).__name__} as {name}, which a run cannot save")
+
+
+def _found(form: Any, arrays: Arrays) -> Any:
+    """Return the value of which `_leave` kept this form."""
+    ((kind, inner),) = form.items()
+    if kind == "value":
+        return inner
+    if kind == "array":
+        return arrays[inner]
+    if kind == "record":
+        return ArrayRecord({key: Array(_found(one, arrays)) for key, one in inner.items()})
+    if kind == "dict":
+        return {key: _found(one, arrays) for key, one in inner.items()}
+    return [_found(one, arrays) for one in inner]
