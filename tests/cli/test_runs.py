@@ -93,11 +93,3 @@ def test_a_run_that_is_not_there_is_named(umbel_home: Path, tmp_path: Path) -> N
         umbel.load()
     with pytest.raises(ConfigError, match=r"holds no run: config.toml is missing"):
         umbel.load(tmp_path)
-
-
-def test_a_file_of_the_users_that_hides_a_package_of_umbels_is_named(tmp_path: Path) -> None:
-    (tmp_path / "models.py").write_text("mine = 1")
-    command = [sys.executable, "-c", "import umbel; umbel.run(rounds=1)"]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert told.returncode == 1
-    assert f"{tmp_path}/models.py stands before a package of umbel's that has its name; rename it" in told.stderr

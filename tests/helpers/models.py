@@ -19,7 +19,7 @@ _numbers = itertools.count()
 def write_module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> str:
     """Write a module where it can be imported and return its name, a new one each time: Python remembers modules."""
     name = f"garden_{next(_numbers)}"
-    (folder / f"{name}.py").write_text(f"import torch\nfrom torch import nn\nimport models\n{source}\n")
+    (folder / f"{name}.py").write_text(f"import torch\nfrom torch import nn\nfrom umbel import models\n{source}\n")
     monkeypatch.syspath_prepend(folder)
     return name
 

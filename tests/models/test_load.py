@@ -119,7 +119,7 @@ def test_an_unknown_loss_lists_those_there_are() -> None:
     ("name", "reason"),
     [
         ("garden.roses:factory", "cannot import 'garden.roses' of 'garden.roses:factory': No module named 'garden'"),
-        ("models:rose", r"'models' has no 'rose' \(asked for 'models:rose'\)"),
+        ("umbel.models:rose", r"'umbel.models' has no 'rose' \(asked for 'umbel.models:rose'\)"),
     ],
 )
 def test_a_factory_that_is_not_there_is_told(name: str, reason: str) -> None:

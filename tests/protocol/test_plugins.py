@@ -27,9 +27,9 @@ def test_an_object_is_found_by_its_name() -> None:
     [
         ("garden.roses:Factory", "cannot import 'garden.roses' of 'garden.roses:Factory': No module named 'garden'"),
         ("os.roses:Factory", "cannot import 'os.roses' of 'os.roses:Factory': No module named 'os.roses'"),
-        ("umbel.protocol:Roses", r"'protocol' has no 'Roses' \(asked for 'umbel.protocol:Roses'\)"),
-        ("protocol:", r"'protocol' has no '' \(asked for 'protocol:'\)"),
-        ("protocol", r"'protocol' has no '' \(asked for 'protocol'\)"),
+        ("umbel.protocol:Roses", r"'umbel.protocol' has no 'Roses' \(asked for 'umbel.protocol:Roses'\)"),
+        ("umbel.protocol:", r"'umbel.protocol' has no '' \(asked for 'umbel.protocol:'\)"),
+        ("umbel.protocol", r"'umbel.protocol' has no '' \(asked for 'umbel.protocol'\)"),
     ],
 )
 def test_the_missing_half_of_a_name_is_told(name: str, reason: str) -> None:

@@ -62,8 +62,8 @@ def test_a_term_in_training_is_no_strategy() -> None:
     ("name", "reason"),
     [
         ("nowhere.to.be:Found", "cannot import 'nowhere.to.be' of 'nowhere.to.be:Found'"),
-        ("umbel.strategies:Missing", "'strategies' has no 'Missing'"),
-        ("strategies:", "'strategies' has no ''"),
+        ("umbel.strategies:Missing", "'umbel.strategies' has no 'Missing'"),
+        ("umbel.strategies:", "'umbel.strategies' has no ''"),
         (":IFCA", "cannot import '' of ':IFCA': give the module's full name"),
         (".ifca:IFCA", "cannot import '.ifca'"),
     ],

@@ -54,5 +54,5 @@ def test_the_first_update_is_that_of_the_clients_by_hand(umbel_home: Path, monke
     )
     config = run_config("synthetic", federation="ones", hypotheses=1, step_size=0.25, batch_size=0, local_epochs=1)
     zeros = {"weight": np.zeros((1, 1, 2), np.float32)}
-    monkeypatch.setattr("umbel.first_update.draw_hypotheses", lambda *_: zeros)
+    monkeypatch.setattr("umbel.cli.first_update.draw_hypotheses", lambda *_: zeros)
     assert first_update(Setup.parse(config)) == pytest.approx(0.5)

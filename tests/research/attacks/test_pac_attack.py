@@ -505,7 +505,7 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
         ({"resume": "yesterday"}, 'an attack cannot be resumed; set resume = "" and attack again'),
         (
             {"federation": "synthetic"},
-            "attacks.pac_attack:PacAttack' is for models with local parameters, as factors-IxD, not 'linear'",
+            "PacAttack' is for models with local parameters, as factors-IxD, not 'linear'",
         ),
         (
             {"federation": "synthetic", "model": "mlp", "local": "0.*"},
