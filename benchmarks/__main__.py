@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks import bare, plain_flower, scale
 from benchmarks.measure import Out, Ratio, benchmark, console, machine, table_of
-from umbel.data import find_federation
+from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
 
 SAVED = Path(__file__).with_name("ratios.json")
@@ -58,7 +58,7 @@ def main(
 def measured() -> dict[str, Ratio]:
     """Return the ratios of this machine, now."""
     ratios = {name: measure() for name, measure in BARE.items()}
-    ratios[FLOWER] = plain_flower.compare(find_federation("hospital"), rounds=2, times=1).turned
+    ratios[FLOWER] = plain_flower.compare(find_dataset("hospital"), rounds=2, times=1).turned
     ratios[MANY], ratios[LATE] = scale.measure([1_000, 1_000_000], rounds=500, times=2)
     return ratios
 

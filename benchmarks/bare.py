@@ -4,7 +4,7 @@
 
 Both start from the same hypotheses and ask the same clients, so that without noise their losses are
 the same to rounding until a client whose choice hangs on the last bit chooses otherwise. umbel's rounds
-are whole: messages, gate, ledger, strategy. The hospital task needs its federation
+are whole: messages, gate, ledger, strategy. The hospital task needs its dataset
 (datasets/hospital.py).
 """
 

@@ -42,7 +42,7 @@ class Data:
 
     @classmethod
     def read(cls, folder: Path, train: int) -> Data:
-        """Read a federation's arrays."""
+        """Read a dataset's arrays."""
         features, targets, offsets = (np.load(folder / f"{name}.npy") for name in ("features", "targets", "offsets"))
         return cls.pad(features, targets, offsets, train)
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.capacity [--clients-per-round 1000 --parameters 25000000 --machines 10 ...] [--out FILE]
 
-Small federations of made-up rows are played in processes of their own, one thread each (`benchmarks.sizes`). Each
+Small datasets of made-up rows are played in processes of their own, one thread each (`benchmarks.sizes`). Each
 part of a round is timed in time of a core, and memory is counted above imports. A part is taken for a sum of what
 there is of its size (`PARTS`), of which each costs what fits these rounds best. Two sizes to which nothing is fitted
 are played among them, and compared with what is predicted of them. Needs Linux.

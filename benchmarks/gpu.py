@@ -25,7 +25,7 @@ from benchmarks.measure import Out, Reading, benchmark, console, interleave, mac
 from benchmarks.peers.tasks import write_images
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import learner_for
-from umbel.data import Manifest, offsets_of, open_federation, write_federation
+from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
 from umbel.models import load
 from umbel.models.model import Model
 from umbel.privacy.gate.randomness import streams
@@ -58,12 +58,12 @@ def main(
 def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> None:
     """Let the forms of a cohort take turns."""
     write_images(scratch / str(clients), clients + 1, 1)
-    federation, model = open_federation(scratch / str(clients)), load("cnn")
+    dataset, model = open_dataset(scratch / str(clients)), load("cnn")
     hypotheses, asked = draw_hypotheses(model, 2, 0, 0), range(clients)
     memory: dict[str, float] = {}
 
     def umbel(engine: str) -> Arrays:
-        learner, cohort = learner_for(model, device.type, engine), Cohort.gather(federation, asked, device)
+        learner, cohort = learner_for(model, device.type, engine), Cohort.gather(dataset, asked, device)
         chosen = learner.choose(hypotheses, cohort)
         return learner.train(hypotheses, chosen, cohort, UPDATE, streams(0, "shuffle", 1, asked))[0]
 
@@ -83,7 +83,7 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     contestants = {
         "batched": lambda: umbel("batched"),
         "loop": lambda: umbel("loop"),
-        "plain PyTorch, one client at a time": lambda: plain(model, hypotheses, federation, asked, device),
+        "plain PyTorch, one client at a time": lambda: plain(model, hypotheses, dataset, asked, device),
     }
     readings = interleave({name: contestant(name, compute) for name, compute in contestants.items()}, times)
     show(f"{clients} clients choose and train", readings, "batched")
@@ -94,13 +94,13 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
         console.print(f"{name}: {mib:.0f} MiB at most", highlight=False)
 
 
-def plain(model: Model, hypotheses: Arrays, federation: Any, clients: range, device: torch.device) -> list[Any]:
+def plain(model: Model, hypotheses: Arrays, dataset: Any, clients: range, device: torch.device) -> list[Any]:
     """Choose and train as one would write it: a module, an optimiser, a client after the other."""
     k = len(next(iter(hypotheses.values())))
     networks = [{name: torch.from_numpy(value[j]).to(device) for name, value in hypotheses.items()} for j in range(k)]
     module, trained = model.network().to(device), []
     for client in clients:
-        x, y = (torch.from_numpy(np.array(part)).to(device) for part in federation.client(client))
+        x, y = (torch.from_numpy(np.array(part)).to(device) for part in dataset.client(client))
         losses = []
         for network in networks:
             module.load_state_dict(network)
@@ -123,10 +123,10 @@ def rounds_like_cifar(times: int, device: str, scratch: Path, clients: int = 100
     manifest = Manifest(name="cifar", clients=clients + 1, split=split, model=NETWORK, loss="cross-entropy")
     images = rng.standard_normal(((clients + 1) * rows, 3, 32, 32), np.float32)
     labels = rng.integers(0, 10, len(images))
-    write_federation(scratch / "cifar", manifest, images, labels, offsets_of([rows] * (clients + 1)))
+    write_dataset(scratch / "cifar", manifest, images, labels, offsets_of([rows] * (clients + 1)))
     config = run_config(
         "femnist",
-        federation=str(scratch / "cifar"),
+        dataset=str(scratch / "cifar"),
         hypotheses=1,
         clients_per_round=min(50, clients),
         local_epochs=1,

@@ -23,7 +23,7 @@ import typer
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import bare_hospital
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.research.experiments import hospital
 from umbel.research.experiments.sweep import sweep
 
@@ -58,8 +58,8 @@ def main(
 def bare(config: dict[str, Any]) -> int:
     """Do one run by the bare loop; return its rounds."""
     torch.set_num_threads(1)
-    path = find_federation(config["federation"])
-    data = bare_hospital.Data.read(path, open_federation(path).manifest.train)
+    path = find_dataset(config["dataset"])
+    data = bare_hospital.Data.read(path, open_dataset(path).manifest.train)
     _, _, rounds = bare_hospital.run(
         data, config["hypotheses"], config["noise-multiplier"], config["seed"], config["step-size"], config["rounds"],
         config["patience"], config["clients-per-round"], config["validation-clients-per-round"],

@@ -44,7 +44,7 @@ from rich.table import Table
 
 from benchmarks.light_nodes import FAILED, ONLINE
 from benchmarks.measure import Out, benchmark, console, machine
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.deploy import certs
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import LaunchError
@@ -264,17 +264,17 @@ def _site(home: Path, name: str) -> list[str]:
 
 
 def write_site(folder: Path, parameters: int) -> None:
-    """Write a federation of two clients, one of which validates, for a linear model of so many parameters."""
+    """Write a dataset of two clients, one of which validates, for a linear model of so many parameters."""
     source, split = np.random.default_rng(0), {"train": 1, "validation": 1}
     manifest = Manifest(name="site", clients=2, split=split, model=_model(parameters), loss="mse")
     features = source.uniform(-1, 1, (20, parameters - 1)).astype(np.float32)
-    write_federation(folder, manifest, features, features.mean(axis=1), offsets_of([10, 10]))
+    write_dataset(folder, manifest, features, features.mean(axis=1), offsets_of([10, 10]))
 
 
 def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
     """Return the run config with which all nodes are asked in each round."""
     return {
-        "federation": "", "model": _model(parameters), "loss": "mse", "restarts": 1, "step-size": 0.01, "patience": 0,
+        "dataset": "", "model": _model(parameters), "loss": "mse", "restarts": 1, "step-size": 0.01, "patience": 0,
         "rounds": rounds, "clients-per-round": nodes, "min-nodes": nodes, "node-wait": _START_S,
         "round-timeout": _ROUND_S,
     }  # fmt: skip

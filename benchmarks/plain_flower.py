@@ -6,7 +6,7 @@ The plain app (`benchmarks/plain`) is written as Flower's quickstarts are: a Sup
 message a client. umbel runs as ``make run CONFIG=configs/hospital.toml`` runs it, with a few
 SuperNodes that host all clients. A round is 100 clients that train, aggregation, and 200 that
 validate, timed within each ServerApp; what umbel then writes to its folder is not in it. A plain
-SuperNode has one CPU, so that all cores work. Needs the hospital federation (``python datasets/hospital.py --help``).
+SuperNode has one CPU, so that all cores work. Needs the hospital dataset (``python datasets/hospital.py --help``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
-from umbel.data import find_federation, read_manifest
+from umbel.data import find_dataset, read_manifest
 from umbel.simulation.launch import APP, submit
 from umbel.simulation.superlink import superlink
 
@@ -39,14 +39,14 @@ def main(
 ) -> None:
     """Print what a round takes, what was learnt, and how long each took to start."""
     with benchmark(out):
-        compare(find_federation("hospital"), rounds, times)
+        compare(find_dataset("hospital"), rounds, times)
         console.print(machine("ray"))
 
 
 def compare(data: Path, rounds: int, times: int) -> Ratio:
     """Run both in turns, print what they took, and return how many times as long as umbel plain Flower takes."""
     config = tomllib.loads((APP / "configs" / "hospital.toml").read_text(encoding="utf-8"))
-    config |= {"federation": str(data), "rounds": rounds, "patience": 0}
+    config |= {"dataset": str(data), "rounds": rounds, "patience": 0}
     clients = read_manifest(data).clients
     startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:

@@ -25,7 +25,7 @@ from flwr.app import Message
 from benchmarks import in_process
 from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.peers.tasks import hospital
-from umbel.data import find_federation
+from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
 from umbel.server.observer import Observer
 from umbel.server.rounds import Run
@@ -99,8 +99,8 @@ def main(
 ) -> None:
     """Print the median of each part of a round."""
     with benchmark(out), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
-        home, data = Path(scratch), find_federation("hospital")
-        config = hospital(home) | {"rounds": rounds, "federation": str(data)}
+        home, data = Path(scratch), find_dataset("hospital")
+        config = hospital(home) | {"rounds": rounds, "dataset": str(data)}
         torch.set_num_threads(1)
         in_process.prepare(config)()  # to warm up
         go, began = in_process.prepare(config), time.perf_counter()

@@ -1,15 +1,15 @@
-"""Time umbel on federations of a thousand to a million clients, of which a round always asks as many.
+"""Time umbel on datasets of a thousand to a million clients, of which a round always asks as many.
 
     python -m benchmarks.scale [--sizes 1000,10000,100000,1000000] [--rounds 500] [--times 3] [--out FILE]
 
-Each federation is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
+Each dataset is written as a folder of the hospital's shape. Each run is a whole ServerApp in a
 process of its own (`umbel.simulation.grid`), and leaves the folder that any run leaves; a round's time is
 from its messages to the next round's, so that writing to that folder is in it. What a core computes
 in that time is shown beside it: the rest is waiting, for the disk above all. A second table compares
 the first tenth of a run's rounds with the last, in means, since some things are written only now and
 then. Opening is from the ServerApp's start, with nothing open, to what the node answers when asked
 what it hosts. Memory is counted above what the process holds after its imports; of it, mapped pages
-are those of the federation's files that were read, which the system takes back when it needs memory.
+are those of the dataset's files that were read, which the system takes back when it needs memory.
 One thread computes. Needs Linux.
 """
 
@@ -39,7 +39,7 @@ from rich.table import Table
 import umbel.client.app
 import umbel.server.app
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, table_of
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
 
@@ -64,7 +64,7 @@ class Run:
     memory : float
         MiB at the most, until the last round began.
     mapped : float
-        MiB of the federation's files in that memory.
+        MiB of the dataset's files in that memory.
     """
 
     opening: float
@@ -128,7 +128,7 @@ def measure(counts: Sequence[int], rounds: int, times: int) -> tuple[Ratio, Rati
         readings = interleave({str(count): partial(go, count) for count in counts}, times)
     headings = ["clients", "s to open", "ms a round", f"times {counts[0]:,}", "ms of a core", f"times {counts[0]:,}"]
     headings += ["MiB at most", "of it mapped", "loss"]
-    table = table_of("A federation of so many clients, of which a round asks 300", headings)
+    table = table_of("A dataset of so many clients, of which a round asks 300", headings)
     base = statistics.median(one.seconds for one in readings[str(counts[0])])
     base_cpu = cpu_of(runs[str(counts[0])][1:])
     for name, ones in readings.items():
@@ -185,7 +185,7 @@ def apart(work: Callable[..., T], *args: Any) -> T:
 
 
 def write(folder: Path, clients: int, seed: int = 0) -> None:
-    """Write a federation of the hospital's shape: one to four rows a client, seven clients in ten train."""
+    """Write a dataset of the hospital's shape: one to four rows a client, seven clients in ten train."""
     rng = np.random.default_rng(seed)
     train = clients * 7 // 10
     split = {"train": train, "validation": clients - train}
@@ -195,7 +195,7 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
     # Two kinds of clients, so that there is something to learn.
     kinds = np.repeat(rng.integers(2, size=clients), np.diff(offsets))
     targets = np.where(kinds, features[:, 0], features[:, 1] + 1).astype(np.float32)
-    write_federation(folder, manifest, features, targets, offsets)
+    write_dataset(folder, manifest, features, targets, offsets)
     for path in folder.iterdir():
         # On the disk before anything is timed, or the rounds would wait while it is written.
         with path.open("rb") as file:
@@ -203,12 +203,12 @@ def write(folder: Path, clients: int, seed: int = 0) -> None:
 
 
 def play(folder: Path, rounds: int) -> Run:
-    """Do a run on the federation in `folder`, and return what it took."""
+    """Do a run on the dataset in `folder`, and return what it took."""
     logging.getLogger("flwr").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir=folder.parent) as home:
         os.environ["UMBEL_HOME"] = home
-        config = run_config("hospital", federation=str(folder), rounds=rounds, patience=0)
+        config = run_config("hospital", dataset=str(folder), rounds=rounds, patience=0)
         before = memory()
         grid = WatchedGrid(config)
         began = time.perf_counter()

@@ -25,7 +25,7 @@ from benchmarks import in_process
 from benchmarks.parts import Place, Stopwatch
 from benchmarks.scale import memory
 from umbel.client.learner import Learner
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate.releases import Sanitiser
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
@@ -118,7 +118,7 @@ class NotingGrid(InProcessGrid):
 
 
 def write(folder: Path, size: Size) -> None:
-    """Write a federation of made-up rows for a network of about that many parameters."""
+    """Write a dataset of made-up rows for a network of about that many parameters."""
     rng, clients = np.random.default_rng(0), size.clients + size.validation
     shape: tuple[int, ...]
     if size.network == "cnn":
@@ -132,7 +132,7 @@ def write(folder: Path, size: Size) -> None:
     split = {"train": size.clients, "validation": size.validation}
     loss = "cross-entropy" if classes else "rmse"
     manifest = Manifest(name="capacity", clients=clients, split=split, model=name, loss=loss)
-    write_federation(folder, manifest, features, targets, offsets_of([size.rows] * clients))
+    write_dataset(folder, manifest, features, targets, offsets_of([size.rows] * clients))
 
 
 def play(size: Size, rounds: int) -> Round:
@@ -143,7 +143,7 @@ def play(size: Size, rounds: int) -> Round:
         write(Path(scratch) / "data", size)
         config = run_config(
             "hospital",
-            federation=str(Path(scratch) / "data"),
+            dataset=str(Path(scratch) / "data"),
             rounds=rounds,
             hypotheses=size.hypotheses,
             clients_per_round=size.clients,

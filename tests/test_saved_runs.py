@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 import umbel.client.app
 from tests.helpers.runs import AppRun, run_app
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -35,17 +35,17 @@ TOLERANCE = 1e-4
 
 # Loops give the same bits whatever the number of nodes and clients.
 COMMON = {"engine": "loop", "device": "cpu"}
-IMAGES = {"federation": "images", "rounds": 3, "clients-per-round": 6, "noise-multiplier": 1.0}
+IMAGES = {"dataset": "images", "rounds": 3, "clients-per-round": 6, "noise-multiplier": 1.0}
 RUNS: dict[str, dict[str, Any]] = {
     "synthetic": {"rounds": 8},
     "hospital": {
-        "federation": "hospital", "hypotheses": 5, "noise-multiplier": 3.0, "rounds": 8, "clients-per-round": 20,
+        "dataset": "hospital", "hypotheses": 5, "noise-multiplier": 3.0, "rounds": 8, "clients-per-round": 20,
         "restarts": 1, "step-size": 0.4, "local-epochs": 2, "batch-size": 3,
     },
     "images": {**IMAGES, "restarts": 1, "batch-size": 5},
     "per-layer": {**IMAGES, "noise-per": "layer", "restarts": 2, "validate-every": 2},
     "recommender": {
-        "federation": "preferences", "strategy": "recommender", "hypotheses": 1, "rounds": 8, "clients-per-round": 12,
+        "dataset": "preferences", "strategy": "recommender", "hypotheses": 1, "rounds": 8, "clients-per-round": 12,
         "restarts": 1, "local-epochs": 0, "local-steps": 2, "noise-multiplier": 1.0, "radius-floor": 1e-6,
         "message-noise": 0.01,
     },
@@ -57,13 +57,13 @@ NOT_EXACT = {"recommender"}
 
 
 def make_data(home: Path) -> None:
-    """Write the two federations that do not come with the app."""
+    """Write the two datasets that do not come with the app."""
     rng = np.random.default_rng(5)
 
     def make(name: str, x: NDArray[Any], y: NDArray[Any], lengths: NDArray[Any], train: int, **own: Any) -> None:
         split = {"train": train, "validation": len(lengths) - train}
         manifest = Manifest(name=name, clients=len(lengths), split=split, **own)
-        write_federation(home / "data" / name, manifest, x, y, offsets_of(lengths))
+        write_dataset(home / "data" / name, manifest, x, y, offsets_of(lengths))
 
     lengths = rng.integers(2, 9, 60)
     x = rng.uniform(-1, 1, (int(lengths.sum()), 3)).astype(np.float32)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from umbel.cli.sweeps import sweep as sweep
     from umbel.data import Manifest as Manifest
     from umbel.data import Schema as Schema
-    from umbel.data import write_federation as write_federation
+    from umbel.data import write_dataset as write_dataset
     from umbel.data.importers import Dirichlet as Dirichlet
     from umbel.data.importers import Quantity as Quantity
     from umbel.data.importers import Uniform as Uniform
@@ -41,7 +41,7 @@ _HOMES = {
     "plan": "umbel.cli.plans",
     "run": "umbel.cli.runs",
     "sweep": "umbel.cli.sweeps",
-    "write_federation": "umbel.data",
+    "write_dataset": "umbel.data",
 }
 """Where each public name is: it is imported when it is asked for, since PyTorch takes a second."""
 

@@ -3,7 +3,7 @@
     python -m benchmarks.peers [--rounds N] [--times N] [--task hospital] [--only fedjax,pfl] [--out FILE]
 
 The first time it installs each peer in a virtual environment under $UMBEL_HOME/peers. Start-up,
-reading of data and compilation are not measured. The hospital task needs its federation
+reading of data and compilation are not measured. The hospital task needs its dataset
 (datasets/hospital.py).
 """
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 import umbel.client.app
 from benchmarks.peers.brief import Brief, Settings
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.records import to_array_record
@@ -34,7 +34,7 @@ def cnn(scratch: Path) -> dict[str, Any]:
     write_images(scratch / "images")
     return run_config(
         "femnist",
-        federation=str(scratch / "images"),
+        dataset=str(scratch / "images"),
         patience=0,
         validate_every=1,
         clients_per_round=10,
@@ -60,7 +60,7 @@ def named(text: str) -> list[str]:
 
 
 def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: int = 0) -> None:
-    """Write a federation of images: a pattern a class, with noise; every other writer's are turned."""
+    """Write a dataset of images: a pattern a class, with noise; every other writer's are turned."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(30, 61, clients)
     targets = rng.integers(0, CLASSES, lengths.sum())
@@ -70,19 +70,19 @@ def write_images(folder: Path, clients: int = 200, validation: int = 50, seed: i
     images[turned] = np.rot90(images[turned], axes=(1, 2))
     split = {"train": clients - validation, "validation": validation}
     manifest = Manifest(name="images", clients=clients, split=split, model="cnn")
-    write_federation(folder, manifest, images, targets, offsets_of(lengths))
+    write_dataset(folder, manifest, images, targets, offsets_of(lengths))
 
 
 def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     """Return a run config's task as its peers get it: the clients that umbel draws, its initial hypotheses."""
     setup, grid = Setup.parse(config), InProcessGrid(umbel.client.app.app, config)
-    run, strategy, federation = setup.config, setup.strategy, setup.open_federation()
-    assert federation is not None
+    run, strategy, dataset = setup.config, setup.strategy, setup.open_dataset()
+    assert dataset is not None
     hypotheses = initial_hypotheses(setup, grid)
     arrays, demand = to_array_record(hypotheses), ConfigRecord(setup.demand())
     train, validate = [], []
     for number in range(1, run.rounds + 2):
-        # One node hosts all clients, so that it counts them as the federation does.
+        # One node hosts all clients, so that it counts them as the dataset does.
         (message,) = strategy.configure_train(number, arrays, demand, grid)
         training = training_in(message.content)
         (message,) = strategy.configure_evaluate(number, arrays, demand, grid)
@@ -102,8 +102,8 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
             noise_multiplier=run.noise_multiplier,
             cores=cores,
         ),
-        np.array(federation.features, np.float32),
-        np.array(federation.targets),
-        np.array(federation.offsets),
+        np.array(dataset.features, np.float32),
+        np.array(dataset.targets),
+        np.array(dataset.offsets),
         hypotheses,
     )

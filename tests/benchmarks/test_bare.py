@@ -16,7 +16,7 @@ from benchmarks import bare, in_process
 from benchmarks.parts import PARTS, Stopwatch
 from benchmarks.peers.tasks import cnn, named
 from umbel.client.learner import Learner
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.in_process import run_config
 
@@ -37,10 +37,10 @@ def hospital(tmp_path: Path) -> dict[str, Any]:
     targets = (features.sum(1) ** 2).astype(np.float32)
     split = {"train": 30, "validation": 10}
     manifest = Manifest(name="charges", clients=40, split=split, model="mlp", loss="rmse")
-    write_federation(tmp_path / "charges", manifest, features, targets, offsets_of(lengths))
+    write_dataset(tmp_path / "charges", manifest, features, targets, offsets_of(lengths))
     return run_config(
         "hospital",
-        federation=str(tmp_path / "charges"),
+        dataset=str(tmp_path / "charges"),
         hypotheses=3,
         clients_per_round=8,
         validation_clients_per_round=5,

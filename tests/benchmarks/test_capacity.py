@@ -16,7 +16,7 @@ from benchmarks import capacity
 from benchmarks.capacity import NETWORKS, PARTS, QUANTITIES, Costs, cost, fit, forecast, memory_of
 from benchmarks.sizes import CNN, HOSPITAL, PLACES, Round, Size, play, write
 from umbel.client.learner import CPU_CHUNK_BYTES
-from umbel.data import open_federation
+from umbel.data import open_dataset
 from umbel.models import load_for
 from umbel.protocol.run_config import RunConfig
 
@@ -139,10 +139,10 @@ def test_a_matrix_takes_four_bytes_a_number() -> None:
 )
 def test_networks_have_about_as_many_parameters_as_a_size_says(size: Size, tmp_path: Path) -> None:
     write(tmp_path / "data", size)
-    federation = open_federation(tmp_path / "data")
-    manifest = federation.manifest
+    dataset = open_dataset(tmp_path / "data")
+    manifest = dataset.manifest
     assert manifest.split == {"train": size.clients, "validation": size.validation}
-    assert len(federation.targets) == (size.clients + size.validation) * size.rows
+    assert len(dataset.targets) == (size.clients + size.validation) * size.rows
     model = load_for(RunConfig(), manifest)
     assert model.num_parameters == pytest.approx(size.parameters, rel=0.01)
 

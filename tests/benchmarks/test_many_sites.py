@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from benchmarks import many_sites
 from benchmarks.light_nodes import FAILED, answer
-from umbel.data import open_federation
+from umbel.data import open_dataset
 from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
 from umbel.protocol.records import pack
@@ -62,9 +62,9 @@ def test_it_does_without_pytorch() -> None:
 
 def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> None:
     many_sites.write_site(tmp_path / "site", 7)
-    federation = open_federation(tmp_path / "site")
-    assert federation.manifest.model == many_sites.run_config(3, 2, 7)["model"] == "linear-6x1"
-    assert federation.manifest.split == {"train": 1, "validation": 1}
+    dataset = open_dataset(tmp_path / "site")
+    assert dataset.manifest.model == many_sites.run_config(3, 2, 7)["model"] == "linear-6x1"
+    assert dataset.manifest.split == {"train": 1, "validation": 1}
 
 
 @pytest.mark.parametrize("options", [["--nodes", "abc"], ["--nodes", "5,0"], ["--nodes=-5"], ["--nodes", ""]])

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import peak
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.in_process import run_config
 
 CONV1 = 2 * peak.BATCH * (26 * 26 * 32) * (9 * 1)
@@ -45,9 +45,9 @@ def test_the_operations_of_a_part_are_those_of_all_rounds(tmp_path: Path) -> Non
     """The network 3 -> 2 -> 1 has 8 products, with an addition each, a row; each client has 3 rows."""
     features = np.random.default_rng(0).uniform(-1, 1, (60, 3)).astype(np.float32)
     manifest = Manifest(name="alike", clients=20, split={"train": 12, "validation": 8}, model="mlp", loss="rmse")
-    write_federation(tmp_path / "alike", manifest, features, features.sum(1), offsets_of([3] * 20))
+    write_dataset(tmp_path / "alike", manifest, features, features.sum(1), offsets_of([3] * 20))
     config = run_config(
-        "hospital", federation=str(tmp_path / "alike"), hypotheses=4, restarts=1, clients_per_round=6,
+        "hospital", dataset=str(tmp_path / "alike"), hypotheses=4, restarts=1, clients_per_round=6,
         validation_clients_per_round=5, patience=0, rounds=2,
     )  # fmt: skip
     chosen, evaluated = 2 * (6 * 3 * 4 * 16), 3 * (5 * 3 * 4 * 16)

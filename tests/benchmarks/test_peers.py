@@ -15,7 +15,7 @@ from benchmarks.peers import contest, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
 from umbel import models
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.in_process import play, run_config
 
 
@@ -26,10 +26,10 @@ def config(tmp_path: Path) -> dict[str, Any]:
     lengths = rng.integers(1, 5, 16)
     features = rng.random((lengths.sum(), 3), np.float32)
     manifest = Manifest(name="small", clients=16, split={"train": 10, "validation": 6}, model="mlp", loss="rmse")
-    write_federation(tmp_path / "small", manifest, features, features.sum(1), offsets_of(lengths))
+    write_dataset(tmp_path / "small", manifest, features, features.sum(1), offsets_of(lengths))
     return run_config(
         "hospital",
-        federation=str(tmp_path / "small"),
+        dataset=str(tmp_path / "small"),
         rounds=3,
         patience=0,
         clients_per_round=4,
@@ -59,7 +59,7 @@ def test_peers_get_umbels_network_for_images(tmp_path: Path) -> None:
     brief = tasks.brief_of(
         run_config(
             "femnist",
-            federation=str(tmp_path / "images"),
+            dataset=str(tmp_path / "images"),
             rounds=1,
             clients_per_round=2,
             validation_clients_per_round=1,

@@ -17,7 +17,7 @@ from benchmarks.plain.hospital import task
 from benchmarks.plain.hospital.client_app import app as client_app
 from benchmarks.plain.hospital.server_app import app as server_app
 from benchmarks.plain.hospital.server_app import kmeans
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 
 
@@ -27,7 +27,7 @@ def data(tmp_path: Path) -> Path:
     rng = np.random.default_rng(0)
     manifest = Manifest(name="few", clients=8, split={"train": 5, "validation": 3}, model="mlp", loss="rmse")
     features, targets = rng.random((16, 3), np.float32), rng.random(16, np.float32)
-    write_federation(tmp_path / "few", manifest, features, targets, offsets_of([2] * 8))
+    write_dataset(tmp_path / "few", manifest, features, targets, offsets_of([2] * 8))
     return tmp_path / "few"
 
 

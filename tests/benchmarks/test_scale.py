@@ -1,4 +1,4 @@
-"""What the benchmark of scale measures is a whole run on a federation of the size it says."""
+"""What the benchmark of scale measures is a whole run on a dataset of the size it says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks import scale
-from umbel.data import open_federation
+from umbel.data import open_dataset
 
 
 @pytest.fixture
@@ -20,13 +20,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "few"
 
 
-def test_the_federation_is_of_the_hospitals_shape_and_comes_from_its_seed(folder: Path, tmp_path: Path) -> None:
-    federation = open_federation(folder)
-    assert federation.manifest.split == {"train": 700, "validation": 300}
-    assert federation.features.shape[1:] == (3,)
-    assert set(np.diff(federation.offsets)) == {1, 2, 3, 4}
+def test_the_dataset_is_of_the_hospitals_shape_and_comes_from_its_seed(folder: Path, tmp_path: Path) -> None:
+    dataset = open_dataset(folder)
+    assert dataset.manifest.split == {"train": 700, "validation": 300}
+    assert dataset.features.shape[1:] == (3,)
+    assert set(np.diff(dataset.offsets)) == {1, 2, 3, 4}
     scale.write(tmp_path / "again", 1000)
-    np.testing.assert_array_equal(open_federation(tmp_path / "again").features, federation.features)
+    np.testing.assert_array_equal(open_dataset(tmp_path / "again").features, dataset.features)
 
 
 @pytest.mark.slow

@@ -35,8 +35,8 @@ def test_what_python_imports_comes_when_it_is_asked_for() -> None:
     code = (
         "import sys, umbel;"
         "assert not {'torch', 'pandas', 'numpy', 'flwr'} & set(sys.modules);"
-        "assert {'from_dataframe', 'write_federation'} <= set(dir(umbel));"
-        "print(umbel.from_dataframe.__module__, umbel.write_federation.__module__, 'torch' in sys.modules)"
+        "assert {'from_dataframe', 'write_dataset'} <= set(dir(umbel));"
+        "print(umbel.from_dataframe.__module__, umbel.write_dataset.__module__, 'torch' in sys.modules)"
     )
     told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert told.stdout.strip() == "umbel.data.importers.frames umbel.data.folder False"

@@ -42,7 +42,7 @@ def test_a_network_is_the_same_without_pytorch(kept: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("tokens", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_onnx_takes_rows_as_the_model_sees_them(umbel_home: Path, tmp_path: Path, tokens: bool) -> None:
-    """Images lie in a federation as bytes, tokens in any whole numbers."""
+    """Images lie in a dataset as bytes, tokens in any whole numbers."""
     draw, owners = np.random.default_rng(1), np.arange(12) % 6
     if tokens:
         rows, model = draw.integers(0, 9, (12, 4)).astype(np.int16), "tests.cli.test_exports:Words"
@@ -52,7 +52,7 @@ def test_onnx_takes_rows_as_the_model_sees_them(umbel_home: Path, tmp_path: Path
         images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear-9x2"
         umbel.from_arrays(images, owners % 2, client=owners).write("small")
         seen = torch.tensor(images.astype(np.float32) / 255)
-    config = {"federation": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
+    config = {"dataset": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}
     run = umbel.run(config, clients_per_round=2, hypotheses=1)
     (file,) = umbel.export(run, tmp_path, "onnx")
     (found,) = onnxruntime.InferenceSession(file).run(None, {"rows": seen.numpy()})

@@ -79,9 +79,9 @@ def test_clients_predict_with_their_best_hypothesis(kept: Path) -> None:
     made = run.predict("synthetic", clients=[0, 5])
     assert list(made.columns) == ["client", "name", "row", "hypothesis", "prediction", "target"]
     assert set(zip(made["client"], made["name"], strict=True)) == {(0, "train-0"), (5, "train-5")}
-    federation = run.federation
-    assert federation is not None
-    x, y = federation.client(5)
+    dataset = run.dataset
+    assert dataset is not None
+    x, y = dataset.client(5)
     own = made[made["client"] == 5]
     errors = [float(((network(torch.tensor(x)).detach().numpy()[:, 0] - y) ** 2).mean()) for network in run.hypotheses]
     assert set(own["hypothesis"]) == {int(np.argmin(errors))}

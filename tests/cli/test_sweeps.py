@@ -33,7 +33,7 @@ def test_every_combination_is_run_once_and_the_same_call_goes_on(
         ({"seed": []}, "a sweep varies something"),
         ({"sed": [1, 2]}, "did you mean seed"),
         ({"step_size": [0.1, 0.0]}, "step-size must be a finite number above 0"),
-        ({"federation": ["synthetic", "nowhere"]}, "no federation 'nowhere'"),
+        ({"dataset": ["synthetic", "nowhere"]}, "no dataset 'nowhere'"),
     ],
 )
 def test_what_cannot_be_run_is_named_before_any_work(umbel_home: Path, values: dict[str, object], reason: str) -> None:

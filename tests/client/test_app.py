@@ -11,11 +11,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
 import umbel.client.node
-from tests.helpers.federations import manifest, save_plane
+from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.messages import asked, demanded, refused, released, releases, scores
 from tests.helpers.nodes import ask
 from umbel.client.app import app
-from umbel.data import BUNDLED, offsets_of, open_federation, write_federation
+from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.demands import VERSION, Evaluation, Hosting, Training
 from umbel.protocol.messages import hosting_in, query
@@ -23,7 +23,7 @@ from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
 
-SYNTHETIC = open_federation(BUNDLED / "synthetic.json")
+SYNTHETIC = open_dataset(BUNDLED / "synthetic.json")
 # Two hypotheses close to the two truths, (5, 6) and (4, -4.5), and one far from both.
 HYPOTHESES = np.array([[5, 5], [4, -4], [0, 0]], np.float32)
 
@@ -279,9 +279,9 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
     monkeypatch.syspath_prepend(tmp_path)
     classes = manifest(0, 1, model="logistic_of_the_test:logistic")
     features = np.array([[1], [1], [-1]], np.float32)
-    write_federation(tmp_path / "classes", classes, features, np.zeros(3, np.int64), offsets_of([3]))
+    write_dataset(tmp_path / "classes", classes, features, np.zeros(3, np.int64), offsets_of([3]))
     by_a_hair, confident = [[-0.001], [0.001]], [[5], [-5]]
-    grid = InProcessGrid(app, run_config | {"federation": str(tmp_path / "classes")})
+    grid = InProcessGrid(app, run_config | {"dataset": str(tmp_path / "classes")})
     for hypotheses in ([by_a_hair, confident], [confident, by_a_hair]):
         (loss,), (accuracy,) = scores(evaluate(grid, 0, hypotheses={"weight": np.array(hypotheses, np.float32)}))
         assert loss == pytest.approx(np.log(2), abs=1e-2)
@@ -348,8 +348,8 @@ def test_a_site_never_opens_what_a_server_names(
 ) -> None:
     other = save_plane(tmp_path / "other", 5, 5)
     looked: list[str] = []
-    monkeypatch.setattr(umbel.client.node, "find_federation", looked.append)
-    config = run_config | {"federation": str(other) if named == "another site" else named}
+    monkeypatch.setattr(umbel.client.node, "find_dataset", looked.append)
+    config = run_config | {"dataset": str(other) if named == "another site" else named}
     grid = own_grid(config, site)
     assert hosting(grid) == Hosting(3, 2)
     assert len(rows(train(grid, 2, noise_multiplier=5.0))) == 1
@@ -357,14 +357,14 @@ def test_a_site_never_opens_what_a_server_names(
     assert not looked
 
 
-def test_in_simulation_the_federation_is_looked_up(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_simulation_the_dataset_is_looked_up(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
 
     def find(name: str) -> Path:
         looked.append(name)
         return BUNDLED / "synthetic.json"
 
-    monkeypatch.setattr(umbel.client.node, "find_federation", find)
+    monkeypatch.setattr(umbel.client.node, "find_dataset", find)
     assert hosting(InProcessGrid(app, run_config)).train == 100
     assert looked == ["synthetic"]
 

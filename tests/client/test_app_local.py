@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import umbel.client.app
 from tests.helpers.cohorts import CPU, learner_of
-from tests.helpers.federations import manifest, save_plane
+from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import asked, demanded, refused, releases, scores, wire
 from tests.helpers.models import ADAPTED, draw_hypotheses, write_module
@@ -23,7 +23,7 @@ from umbel.client.app import app
 from umbel.client.cohort import Cohort
 from umbel.client.local import LocalParameters
 from umbel.client.noisy_messages import noisy_messages
-from umbel.data import BUNDLED, Federation, open_federation, write_federation
+from umbel.data import BUNDLED, Dataset, open_dataset, write_dataset
 from umbel.models import Model
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
@@ -36,7 +36,7 @@ from umbel.simulation.in_process import play
 
 Config = dict[str, Any]
 
-PREFERENCES = open_federation(BUNDLED / "preferences.json")
+PREFERENCES = open_dataset(BUNDLED / "preferences.json")
 FACTORS = models.load("factors-100x8")
 ITEMS = FACTORS.initial(0)
 SIMULATED = {"partition-id": 0, "num-partitions": 1}
@@ -57,7 +57,7 @@ def train(grid: InProcessGrid, *clients: int, items: Any = None, node: int = 0, 
 
 
 def kept(grid: InProcessGrid, clients: list[int], node: int = 0, model: Model = FACTORS, seed: int = 0) -> Arrays:
-    """Return the local parameters that a node has of clients, counted over the federation."""
+    """Return the local parameters that a node has of clients, counted over the dataset."""
     context = list(grid.contexts.values())[node]
     return LocalParameters(Site(Policy(), None), context.state, model, "", seed).read(clients)
 
@@ -65,7 +65,7 @@ def kept(grid: InProcessGrid, clients: list[int], node: int = 0, model: Model = 
 @pytest.fixture
 def factors_config(run_config: Config) -> Config:
     """The run config of the recommender on the preferences that come with the app."""
-    return run_config | {"strategy": "recommender", "federation": "preferences", "hypotheses": 1}
+    return run_config | {"strategy": "recommender", "dataset": "preferences", "hypotheses": 1}
 
 
 # --- the factor model
@@ -179,7 +179,7 @@ def test_message_noise_is_for_models_with_local_parameters(run_config: Config) -
 
 def test_a_sites_own_data_get_message_noise_on_every_item(factors_config: Config, tmp_path: Path) -> None:
     """The noise of the gate grows with it, and would not cover which items a client has labelled."""
-    write_federation(
+    write_dataset(
         tmp_path / "own", PREFERENCES.manifest, PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
     )
     site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
@@ -191,7 +191,7 @@ def test_a_sites_own_data_get_message_noise_on_every_item(factors_config: Config
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(umbel.client.app, "noisy_messages", watch)
-        grid = InProcessGrid(app, factors_config | {"federation": ""}, node_configs=[site])
+        grid = InProcessGrid(app, factors_config | {"dataset": ""}, node_configs=[site])
         train(grid, 3, message_noise=0.1, noise_multiplier=3.0)
     assert (seen[0]["items"][0] != ITEMS["items"]).any(axis=1).all()
 
@@ -200,11 +200,11 @@ def test_training_that_nobody_has_paid_for_leaves_no_trace(
     factors_config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a server could train a client's local parameters as often as it likes."""
-    write_federation(
+    write_dataset(
         tmp_path / "own", PREFERENCES.manifest, PREFERENCES.features, PREFERENCES.targets, PREFERENCES.offsets
     )
     site = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite"), "role": "split"}
-    grid = InProcessGrid(app, factors_config | {"federation": ""}, node_configs=[site])
+    grid = InProcessGrid(app, factors_config | {"dataset": ""}, node_configs=[site])
     with monkeypatch.context() as patch:
         # As where another node that shares the ledger was first.
         patch.setattr(Ledger, "charge", lambda self, charge, clients, limits, at_least: [False] * len(clients))
@@ -321,9 +321,9 @@ def test_a_whole_run_learns_the_body_together(headed_config: Config) -> None:
     assert [entry.releases for entry in run.state.history if entry.asked] == [7, 7]
 
 
-def synthetic() -> Federation:
+def synthetic() -> Dataset:
     """Return the synthetic clients."""
-    return open_federation(BUNDLED / "synthetic.json")
+    return open_dataset(BUNDLED / "synthetic.json")
 
 
 # --- at a site
@@ -339,7 +339,7 @@ def site(tmp_path: Path, headed_config: Config) -> Config:
 def at_site(config: Config, site: Config, name: str = "", round: int = 1, **changes: Any) -> Message:
     """Return what a site answers, whose node has just been started, to a server that asks two clients to train."""
     Path(site["ledger-path"]).parent.mkdir(exist_ok=True)
-    grid = InProcessGrid(app, config | {"federation": "", "model": "", "loss": "", "local": ""}, node_configs=[site])
+    grid = InProcessGrid(app, config | {"dataset": "", "model": "", "loss": "", "local": ""}, node_configs=[site])
     hypotheses = draw_hypotheses(model_in(config), 1)
     demand = step(0, 2, round=round, run=name, **({"noise_multiplier": 5.0} | changes))
     reply = ask(grid, asked(hypotheses, demand))
@@ -422,7 +422,7 @@ def test_an_adapter_costs_a_site_its_own_numbers_alone(
     path, ledger = tmp_path / "own", tmp_path / "ledger.sqlite"
     rows = np.random.default_rng(0).standard_normal((6, 8)).astype(np.float32)
     own = manifest(2, model=name, loss="cross-entropy")
-    write_federation(path, own, rows, np.array([0, 1, 2, 0, 1, 2]), np.array([0, 3, 6]))
+    write_dataset(path, own, rows, np.array([0, 1, 2, 0, 1, 2]), np.array([0, 3, 6]))
     grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(path), "ledger-path": str(ledger)}])
     model = models.load(name, "cross-entropy")
     Ledger.create(ledger)

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.cohorts import CPU
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.data import Federation, offsets_of, open_federation, write_federation
+from umbel.data import Dataset, offsets_of, open_dataset, write_dataset
 from umbel.privacy.gate.randomness import streams
 
-# --- reading a federation
+# --- reading a dataset
 
 # Three clients with 2, 1 and 3 rows; row i holds (2 i, 2 i + 1) and the target 10 i.
-FEDERATION = Federation(
+DATASET = Dataset(
     manifest(2, 1),
     np.arange(12, dtype=np.float64).reshape(6, 2),
     np.arange(0, 60, 10, dtype=np.float64),
@@ -29,7 +29,7 @@ FEDERATION = Federation(
 
 
 def test_clients_are_gathered_in_the_order_asked() -> None:
-    cohort = Cohort.gather(FEDERATION, [2, 0], CPU)
+    cohort = Cohort.gather(DATASET, [2, 0], CPU)
     assert len(cohort) == 2
     assert cohort.lengths.tolist() == [3, 2]
     assert cohort.starts.tolist() == [0, 3]
@@ -39,20 +39,20 @@ def test_clients_are_gathered_in_the_order_asked() -> None:
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=8), st.data())
-def test_a_gathered_client_has_the_federations_rows(lengths: list[int], data: st.DataObject) -> None:
+def test_a_gathered_client_has_the_datasets_rows(lengths: list[int], data: st.DataObject) -> None:
     rows = np.arange(sum(lengths), dtype=np.float32)
-    federation = Federation(manifest(len(lengths)), rows[:, None], rows, offsets_of(lengths))
+    dataset = Dataset(manifest(len(lengths)), rows[:, None], rows, offsets_of(lengths))
     asked = data.draw(st.permutations(range(len(lengths))).map(lambda order: order[: data.draw(st.integers(0, 8))]))
-    cohort = Cohort.gather(federation, asked, CPU)
+    cohort = Cohort.gather(dataset, asked, CPU)
     assert len(cohort) == len(asked)
     for start, length, number in zip(cohort.starts, cohort.lengths, asked, strict=True):
-        features, targets = federation.client(number)
+        features, targets = dataset.client(number)
         np.testing.assert_array_equal(cohort.features[start : start + length], features)
         np.testing.assert_array_equal(cohort.targets[start : start + length], targets)
 
 
 def test_nobody_is_a_cohort_without_rows() -> None:
-    cohort = Cohort.gather(FEDERATION, [], CPU)
+    cohort = Cohort.gather(DATASET, [], CPU)
     assert len(cohort) == 0
     assert cohort.features.shape == (0, 2)
     assert cohort.targets.shape == (0,)
@@ -60,10 +60,10 @@ def test_nobody_is_a_cohort_without_rows() -> None:
 
 def test_images_kept_as_bytes_are_scaled_and_classes_are_whole_numbers() -> None:
     images = np.array([0, 51, 255], np.uint8).reshape(3, 1, 1)
-    federation = Federation(
+    dataset = Dataset(
         manifest(2, feature_scale=1 / 255), images, np.array([7, 61, 0], np.uint8), offsets_of([1, 2])
     )
-    cohort = Cohort.gather(federation, [1, 0], CPU)
+    cohort = Cohort.gather(dataset, [1, 0], CPU)
     assert cohort.features.dtype == torch.float32
     np.testing.assert_allclose(cohort.features.flatten(), [0.2, 1, 0], rtol=1e-6)
     assert cohort.targets.dtype == torch.int64
@@ -72,24 +72,24 @@ def test_images_kept_as_bytes_are_scaled_and_classes_are_whole_numbers() -> None
 
 def test_tokens_reach_the_model_as_integers() -> None:
     tokens = np.array([[2**24 + 1, 3], [0, 1], [5, 6]], np.int32)  # the first is none of the numbers of 32 bits
-    data = Federation(manifest(2, tokens=2**25), tokens, tokens, offsets_of([2, 1]))
+    data = Dataset(manifest(2, tokens=2**25), tokens, tokens, offsets_of([2, 1]))
     cohort = Cohort.gather(data, [1, 0], CPU)
     assert (cohort.features.dtype, cohort.targets.dtype) == (torch.int64, torch.int64)
     assert cohort.features.tolist() == [[5, 6], [2**24 + 1, 3], [0, 1]]
 
 
 def test_a_folder_on_disk_is_gathered_into_memory_of_its_own(tmp_path: Path) -> None:
-    write_federation(
+    write_dataset(
         tmp_path / "small",
-        FEDERATION.manifest,
-        FEDERATION.features.astype(np.float32),
-        FEDERATION.targets,
-        FEDERATION.offsets,
+        DATASET.manifest,
+        DATASET.features.astype(np.float32),
+        DATASET.targets,
+        DATASET.offsets,
     )
-    federation = open_federation(tmp_path / "small")
-    cohort = Cohort.gather(federation, [0, 1, 2], CPU)
+    dataset = open_dataset(tmp_path / "small")
+    cohort = Cohort.gather(dataset, [0, 1, 2], CPU)
     cohort.features[:] = -1
-    assert federation.features[5].tolist() == [10, 11]
+    assert dataset.features[5].tolist() == [10, 11]
 
 
 def test_no_rows_but_those_of_the_asked_are_read() -> None:
@@ -100,16 +100,16 @@ def test_no_rows_but_those_of_the_asked_are_read() -> None:
 
         def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[Any]:
             self.read = rows.tolist()
-            array: NDArray[Any] = FEDERATION.features[rows]
+            array: NDArray[Any] = DATASET.features[rows]
             return array
 
     watched: Any = Watched()
-    Cohort.gather(Federation(FEDERATION.manifest, watched, FEDERATION.targets, FEDERATION.offsets), [2, 1], CPU)
+    Cohort.gather(Dataset(DATASET.manifest, watched, DATASET.targets, DATASET.offsets), [2, 1], CPU)
     assert watched.read == [3, 4, 5, 2]
 
 
 def test_a_part_is_a_run_of_clients() -> None:
-    cohort = Cohort.gather(FEDERATION, [2, 0, 1], CPU).part(slice(1, 3))
+    cohort = Cohort.gather(DATASET, [2, 0, 1], CPU).part(slice(1, 3))
     assert cohort.lengths.tolist() == [2, 1]
     assert cohort.starts.tolist() == [0, 2]
     assert cohort.targets.tolist() == [0, 10, 20]

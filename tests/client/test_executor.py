@@ -37,7 +37,7 @@ TASK = SimpleNamespace(
 )
 
 
-RUN = {**RunConfig().entries(), "federation": "", "model": "linear", "loss": "mse"}
+RUN = {**RunConfig().entries(), "dataset": "", "model": "linear", "loss": "mse"}
 
 
 def of_site(node_config: dict[str, Any]) -> Context:

@@ -17,7 +17,7 @@ from torch import nn
 import umbel.client.learner
 from tests.helpers.cohorts import CLOSE, CPU, assert_close
 from tests.helpers.fake_gpu import fake_gpu
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
 from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
 from umbel import models
@@ -28,7 +28,7 @@ from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 from umbel.client.personal import personal
 from umbel.client.trial import try_out
-from umbel.data import Federation, offsets_of
+from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.descent import OPTIMIZERS, Descent
 from umbel.privacy.gate.policy import Personal
@@ -56,9 +56,9 @@ class Case(NamedTuple):
     lengths: tuple[int, ...] = LENGTHS
 
     @property
-    def federation(self) -> Federation:
+    def dataset(self) -> Dataset:
         described = manifest(len(self.lengths), tokens=11 if self.features.dtype == np.int64 else 0)
-        return Federation(described, self.features, self.targets, offsets_of(self.lengths))
+        return Dataset(described, self.features, self.targets, offsets_of(self.lengths))
 
 
 def cases() -> Iterator[Case]:
@@ -99,10 +99,10 @@ EPOCH = LocalUpdate(1, 0.1, 2)
 ADAM = LocalUpdate(1, 0.1, 0, 2, descent=Descent(OPTIMIZERS["adam"](), 1.0, 0.1))  # clipped, and held near its start
 
 
-def everything(learner: Learner, federation: Federation, update: LocalUpdate, balanced: bool = False) -> dict[str, Any]:
+def everything(learner: Learner, dataset: Dataset, update: LocalUpdate, balanced: bool = False) -> dict[str, Any]:
     """Return what a learner makes of all clients."""
-    model, clients = learner.model, range(len(federation.offsets) - 1)
-    cohort = Cohort.gather(federation, clients, learner.device)
+    model, clients = learner.model, range(len(dataset.offsets) - 1)
+    cohort = Cohort.gather(dataset, clients, learner.device)
     hypotheses = draw_hypotheses(model, 2)
     local = model.initial_local(streams(0, "local", 0, clients))
     chosen, scores = learner.choose(hypotheses, cohort, local), learner.score(hypotheses, cohort, local)
@@ -111,7 +111,7 @@ def everything(learner: Learner, federation: Federation, update: LocalUpdate, ba
     )
     newcomers = learner.score_newcomers(hypotheses, cohort, local, 0.1) if local else ()
     one = {name: value[0] for name, value in (shared | own).items()}
-    outputs = learner.outputs(one, torch.from_numpy(np.asarray(federation.features, np.float32)))
+    outputs = learner.outputs(one, torch.from_numpy(np.asarray(dataset.features, np.float32)))
     return {"choice": [chosen], "scores": scores, "shared": shared, "local": own, "newcomers": newcomers,
             "outputs": [outputs.cpu()]}  # fmt: skip
 
@@ -138,9 +138,9 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 )
 def test_the_numbers_are_those_of_the_cpu(case: Case, kind: type[Learner], update: LocalUpdate) -> None:
     balanced = case.model.name == "factors-7x3"
-    expected = everything(kind(case.model, CPU), case.federation, update, balanced)
+    expected = everything(kind(case.model, CPU), case.dataset, update, balanced)
     with fake_gpu():
-        found = everything(kind(case.model, CUDA), case.federation, update, balanced)
+        found = everything(kind(case.model, CUDA), case.dataset, update, balanced)
     assert_same(found, expected)
 
 
@@ -158,7 +158,7 @@ def test_a_chunk_that_does_not_fit_is_halved(kind: type[Learner], what: str) -> 
     hypotheses, update = draw_hypotheses(MANY.model, 2), LocalUpdate(1, 0.1, 0)
 
     def done(device: torch.device) -> list[Any]:
-        learner, cohort = kind(MANY.model, device), Cohort.gather(MANY.federation, range(12), device)
+        learner, cohort = kind(MANY.model, device), Cohort.gather(MANY.dataset, range(12), device)
         if what == "train":
             generators = streams(0, "shuffle", 1, range(12))
             return [learner.train(hypotheses, np.arange(12) % 2, cohort, update, generators)[0]["1.weight"]]
@@ -194,9 +194,9 @@ def test_what_a_gpu_says_is_free_bounds_a_chunk() -> None:
 @pytest.mark.parametrize("case", CASES, ids=[case.model.name for case in CASES])
 def test_a_trial_step_picks_the_learner_as_on_the_cpu(case: Case) -> None:
     """But for convolutions, which a GPU computes in batches."""
-    picked = type(try_out(case.model, case.federation, "cpu"))
+    picked = type(try_out(case.model, case.dataset, "cpu"))
     with fake_gpu():
-        found = try_out(case.model, case.federation, "auto")
+        found = try_out(case.model, case.dataset, "auto")
     assert found.device == CUDA
     assert type(found) is (BatchedLearner if case.model.name == "convolutions" else picked)
 
@@ -222,7 +222,7 @@ def test_a_model_of_ones_own_is_that_of_the_cpu() -> None:
     hypotheses, chosen = draw_hypotheses(case.model, 2), np.array([1, 0, 1])
 
     def own(device: torch.device) -> Any:
-        cohort = Cohort.gather(case.federation, clients, device)
+        cohort = Cohort.gather(case.dataset, clients, device)
         learner = BatchedLearner(case.model, device)
         return personal(
             Personal.INTERPOLATE, learner, hypotheses, chosen, cohort, update, lambda: streams(0, "shuffle", 0, clients)
@@ -238,9 +238,9 @@ def test_predictions_are_those_of_the_cpu(given: bool) -> None:
     case = CASES[1]
     hypotheses = draw_hypotheses(case.model, 2)
     rows = case.features[:3] if given else None
-    expected = [*predictions(case.model, hypotheses, case.federation, [0, 2], rows)]
+    expected = [*predictions(case.model, hypotheses, case.dataset, [0, 2], rows)]
     with fake_gpu():
-        found = [*predictions(case.model, hypotheses, case.federation, [0, 2], rows)]
+        found = [*predictions(case.model, hypotheses, case.dataset, [0, 2], rows)]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.hypothesis == theirs.hypothesis
         np.testing.assert_allclose(ours.outputs, theirs.outputs, **CLOSE)

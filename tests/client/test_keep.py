@@ -11,7 +11,7 @@ import safetensors.numpy
 from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from tests.helpers.messages import asked, demanded, refused
 from tests.helpers.nodes import ask
 from umbel import models
@@ -19,7 +19,7 @@ from umbel.client.app import app
 from umbel.client.keep import keep as keep_models
 from umbel.client.local import LocalParameters
 from umbel.client.node import Node
-from umbel.data import offsets_of, write_federation
+from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.runs import beside
 from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
@@ -41,7 +41,7 @@ def site(tmp_path: Path) -> Config:
     """The configuration of a site of four clients, two of which train, that keeps models."""
     features = np.array([[1, 0], [2, 0]] * 4, np.float32)
     targets = features[:, 0] * np.repeat(SLOPES, 2).astype(np.float32)
-    write_federation(tmp_path / "own", manifest(2, 2, model="linear"), features, targets, offsets_of([2] * 4))
+    write_dataset(tmp_path / "own", manifest(2, 2, model="linear"), features, targets, offsets_of([2] * 4))
     return {"data-path": str(tmp_path / "own"), "role": "split", "keep-model": str(tmp_path / "models")}
 
 
@@ -223,7 +223,7 @@ def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Pat
     clients = 20  # by a vector drawn at random some would find the first to fit better
     own, rows = manifest(clients, model="factors-5x2"), np.tile(np.arange(5, dtype=np.float32), clients)[:, None]
     labels = np.tile([1, -1, 1, -1, 1], clients)
-    write_federation(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
+    write_dataset(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
     node = Site(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")})
     # Refused, because it costs too much; no client has trained.
     assert refused(ask(node.grid, asked(hypotheses, demanded(noise_multiplier=0.0, run=node.name))))
@@ -238,11 +238,11 @@ def test_a_client_with_a_head_of_its_own_keeps_that_too(tmp_path: Path) -> None:
     """One that trained none gets the shared parameters alone."""
     model = models.load("mlp", local="2.*")
     data = manifest(2, 0, model="mlp", local="2.*")
-    write_federation(
+    write_dataset(
         tmp_path / "own", data, np.ones((4, 3), np.float32), np.ones((4, 1), np.float32), offsets_of([2] * 2)
     )
     config = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite")}
-    run = RunConfig(federation="").entries()
+    run = RunConfig(dataset="").entries()
     with in_process():
         node = Node.of(config, run)
     head = {name: np.full((1, *shape), 7, np.float32) for name, shape in model.local_shapes.items()}

@@ -33,14 +33,14 @@ from tests.helpers.cohorts import (
 from tests.helpers.models import ADAPTED, draw_hypotheses, headed, write_module
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.data import BUNDLED, open_federation
+from umbel.data import BUNDLED, open_dataset
 from umbel.models import Model
 from umbel.models.factors import SLOPES
 from umbel.protocol.arrays import Arrays
 
 Matrix = NDArray[Any]
 
-PREFERENCES = open_federation(BUNDLED / "preferences.json")
+PREFERENCES = open_dataset(BUNDLED / "preferences.json")
 ITEMS = models.load("factors-100x8").initial(0)["items"]
 
 losses = pytest.mark.parametrize("loss", list(SLOPES))

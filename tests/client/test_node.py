@@ -1,4 +1,4 @@
-"""A node serves its part of a simulated federation, or all of its own data and nothing that a server names."""
+"""A node serves its part of a simulated dataset, or all of its own data and nothing that a server names."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import umbel.client.node
-from tests.helpers.federations import manifest, save_plane
+from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.models import write_module
 from umbel.client.learner import learner_for
 from umbel.client.node import Node
-from umbel.data import BUNDLED, offsets_of, write_federation, write_leaf
+from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
 from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.demands import Hosting
-from umbel.protocol.errors import ConfigError, FederationError, ProtocolError, SiteError
+from umbel.protocol.errors import ConfigError, DatasetError, ProtocolError, SiteError
 
 Config = dict[str, Any]
 
@@ -36,7 +36,7 @@ def simulation() -> Iterator[None]:
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The paths that nodes look up by name, or open."""
     paths: list[Path] = []
-    find, read = umbel.client.node.find_federation, umbel.client.node.open_federation
+    find, read = umbel.client.node.find_dataset, umbel.client.node.open_dataset
 
     def spy_on_find(name: str) -> Path:
         paths.append(Path(name))
@@ -46,8 +46,8 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         paths.append(path)
         return read(path, part)
 
-    monkeypatch.setattr(umbel.client.node, "find_federation", spy_on_find)
-    monkeypatch.setattr(umbel.client.node, "open_federation", spy_on_open)
+    monkeypatch.setattr(umbel.client.node, "find_dataset", spy_on_find)
+    monkeypatch.setattr(umbel.client.node, "open_dataset", spy_on_open)
     umbel.client.node._open.cache_clear()
     return paths
 
@@ -61,7 +61,7 @@ def save(path: Path, train: int, validation: int, model: str = "linear", seconds
     """Write clients of one row each; client i has the target i. `seconds` sets the time of writing."""
     clients = train + validation
     features, targets = np.ones((clients, 2), np.float32), np.arange(clients, dtype=np.float32)
-    write_federation(path, manifest(train, validation, model=model), features, targets, offsets_of([1] * clients))
+    write_dataset(path, manifest(train, validation, model=model), features, targets, offsets_of([1] * clients))
     os.utime(path / "manifest.json", (seconds, seconds))
     return path
 
@@ -78,7 +78,7 @@ def save(path: Path, train: int, validation: int, model: str = "linear", seconds
         (7, [(15, 14), (15, 14), (14, 15), (14, 15), (14, 14), (14, 14), (14, 14)]),
     ],
 )
-def test_nodes_split_the_federation(parts: int, counts: list[tuple[int, int]], run_config: Config) -> None:
+def test_nodes_split_the_dataset(parts: int, counts: list[tuple[int, int]], run_config: Config) -> None:
     hosting = [part(index, parts, run_config).hosting for index in range(parts)]
     assert hosting == [Hosting(*both, first=index, step=parts) for index, both in enumerate(counts)]
 
@@ -118,7 +118,7 @@ def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run
     ("model", "loss", "chosen"),
     [("", "", ("linear", "mse")), ("", "rmse", ("linear", "rmse")), ("mlp", "", ("mlp", "rmse"))],
 )
-def test_the_run_chooses_the_model_before_the_federation(
+def test_the_run_chooses_the_model_before_the_dataset(
     model: str, loss: str, chosen: tuple[str, str], run_config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The data have one feature too few.
@@ -149,20 +149,20 @@ def test_data_that_a_model_does_not_fit_are_refused_for_all_clients_alike(
     few = manifest(2, model="linear")
     write_leaf(tmp_path / "few.json", few, {"a": ([[1.0, 2.0]], [0]), "b": ([[1.0, 2.0]], targets)})
     name = "umbel_test_classes:factory" if model == "classes" else model
-    config = run_config | {"federation": str(tmp_path / "few.json"), "model": name, "loss": loss}
-    with pytest.raises(FederationError, match=reason):
+    config = run_config | {"dataset": str(tmp_path / "few.json"), "model": name, "loss": loss}
+    with pytest.raises(DatasetError, match=reason):
         part(0, 1, config)
 
 
-def test_the_run_names_the_federation(tmp_path: Path, run_config: Config, opened: list[Path]) -> None:
+def test_the_run_names_the_dataset(tmp_path: Path, run_config: Config, opened: list[Path]) -> None:
     path = save(tmp_path / "other", train=2, validation=1)
-    assert part(0, 1, run_config | {"federation": str(path)}).hosting == Hosting(2, 1, first=0, step=1)
+    assert part(0, 1, run_config | {"dataset": str(path)}).hosting == Hosting(2, 1, first=0, step=1)
     assert opened == [path, path], "found by its name, then opened"
 
 
 def test_data_that_stay_the_same_are_read_once(run_config: Config, opened: list[Path]) -> None:
-    first = part(0, 2, run_config).federation
-    assert part(1, 2, run_config).federation is first
+    first = part(0, 2, run_config).dataset
+    assert part(1, 2, run_config).dataset is first
     assert opened.count(BUNDLED / "synthetic.json") == 1
 
 
@@ -197,7 +197,7 @@ def test_a_site_never_opens_what_a_server_names(
 ) -> None:
     own, other = save(tmp_path / "own", train=3, validation=2), save(tmp_path / "other", train=1, validation=0)
     named = str(other) if named == "other" else named
-    node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"federation": named})
+    node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"dataset": named})
     assert node.hosting == Hosting(3, 2)
     assert opened == [own]
     with pytest.raises(ConfigError, match="there is no data-path"):
@@ -223,12 +223,12 @@ def test_data_that_change_are_read_again(tmp_path: Path, run_config: Config) -> 
 def test_an_array_that_changes_alone_is_read_again(name: str, tmp_path: Path, run_config: Config) -> None:
     path = save(tmp_path / "own", train=3, validation=2, seconds=1)
     config = {"data-path": str(path), "role": "split"}
-    before = Node.of(config, run_config).federation
+    before = Node.of(config, run_config).dataset
     array = np.load(path / f"{name}.npy")
     np.save(tmp_path / "new.npy", array)
     os.utime(tmp_path / "new.npy", (10**10, 10**10))
     (tmp_path / "new.npy").replace(path / f"{name}.npy")
-    assert Node.of(config, run_config).federation is not before
+    assert Node.of(config, run_config).dataset is not before
 
 
 # --- preferences
@@ -239,7 +239,7 @@ def preferences(
 ) -> Config:
     """Write what clients say of items; return the configuration of a node that serves it."""
     own = manifest(len(lengths), model=model, **entries)
-    write_federation(path, own, np.asarray(numbers), np.asarray(labels), offsets_of(lengths))
+    write_dataset(path, own, np.asarray(numbers), np.asarray(labels), offsets_of(lengths))
     return {"data-path": str(path)}
 
 
@@ -268,7 +268,7 @@ def test_preferences_that_do_not_fit_are_an_error_at_once(
 ) -> None:
     """At all clients alike, or what a node answers would tell whose data do not fit."""
     config = preferences(tmp_path / "own", numbers, labels)
-    with pytest.raises(FederationError, match=f"own: model 'factors-3x2' {reason}; name another model or repair"):
+    with pytest.raises(DatasetError, match=f"own: model 'factors-3x2' {reason}; name another model or repair"):
         Node.of(config, run_config)
 
 
@@ -368,14 +368,14 @@ def test_in_simulation_the_run_says_which_parameters_are_frozen_and_local(
     tmp_path: Path, module: str, run_config: Config
 ) -> None:
     path = str(save_plane(tmp_path / "any", 2, model=f"{module}:Headed", loss="mse", local="body.*"))
-    node = part(0, 1, run_config | {"federation": path, "local": "head.*", "frozen": "body.bias"})
+    node = part(0, 1, run_config | {"dataset": path, "local": "head.*", "frozen": "body.bias"})
     assert (node.model.shapes, node.model.local_shapes) == ({"body.weight": (3, 2)}, HEAD)
 
 
 def test_where_the_run_is_silent_the_manifest_says_so(tmp_path: Path, module: str, run_config: Config) -> None:
     entries = {"local": "head.*", "frozen": "body.bias"}
     path = str(save_plane(tmp_path / "any", 2, model=f"{module}:Headed", loss="mse", **entries))
-    simulated = part(0, 1, run_config | {"federation": path})
+    simulated = part(0, 1, run_config | {"dataset": path})
     for node in (simulated, Node.of(own(tmp_path, module, **entries), run_config)):
         assert (node.model.shapes, node.model.local_shapes) == ({"body.weight": (3, 2)}, HEAD)
         assert set(node.model.frozen_values) == {"body.bias"}
@@ -433,7 +433,7 @@ def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, modu
     digests = []
     for name in ("one", "other"):
         path = save_plane(tmp_path / name, 1, model=f"{module}:{name}", loss="mse")
-        node = part(0, 1, run_config | {"federation": str(path)})
+        node = part(0, 1, run_config | {"dataset": str(path)})
         digests.append(node.model.frozen_digest)
         hypotheses = {key: np.zeros((1, *shape), np.float32) for key, shape in node.model.shapes.items()}
         node.check(hypotheses)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.helpers.cohorts import assert_close, cohort_of, generators
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.batched import BatchedLearner
@@ -22,7 +22,7 @@ from umbel.client.cohort import LocalUpdate
 from umbel.client.learner import Learner
 from umbel.client.loop import LoopLearner
 from umbel.client.trial import try_out
-from umbel.data import Federation, offsets_of
+from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.losses import Loss
 from umbel.protocol.errors import ModelError
@@ -30,13 +30,13 @@ from umbel.protocol.errors import ModelError
 Network = Callable[[], nn.Module]
 
 
-def data(features: Any = (), targets: Any = (), lengths: tuple[int, ...] = (2, 1), **entries: Any) -> Federation:
-    """Return a federation of rows of two numbers with one target, or of other rows."""
+def data(features: Any = (), targets: Any = (), lengths: tuple[int, ...] = (2, 1), **entries: Any) -> Dataset:
+    """Return a dataset of rows of two numbers with one target, or of other rows."""
     features = np.asarray(features, np.float32) if len(features) == 0 else np.asarray(features)
     rows = sum(lengths)
     features = features if features.size else np.zeros((rows, 2), np.float32)
     targets = np.asarray(targets) if len(targets) else np.zeros(rows, np.float32)
-    return Federation(manifest(len(lengths), **entries), features, targets, offsets_of(lengths))
+    return Dataset(manifest(len(lengths), **entries), features, targets, offsets_of(lengths))
 
 
 def of(network: Network, loss: str = "mse", **kinds: tuple[str, ...]) -> Model:
@@ -44,9 +44,9 @@ def of(network: Network, loss: str = "mse", **kinds: tuple[str, ...]) -> Model:
     return Model("own", network, LOSSES[loss], METRICS["accuracy" if loss == "cross-entropy" else "rmse"], **kinds)
 
 
-def tried(network: Network, federation: Federation | None = None, engine: str = "auto", loss: str = "mse") -> Learner:
+def tried(network: Network, dataset: Dataset | None = None, engine: str = "auto", loss: str = "mse") -> Learner:
     """Return the learner of a network on the CPU."""
-    return try_out(of(network, loss), federation or data(), "cpu", engine)
+    return try_out(of(network, loss), dataset or data(), "cpu", engine)
 
 
 class Net(nn.Module):
@@ -127,7 +127,7 @@ def test_what_batches_cannot_do_is_left_to_the_loop(kind: type[nn.RNNBase]) -> N
 
 
 @pytest.mark.parametrize(
-    ("network", "federation", "reason"),
+    ("network", "dataset", "reason"),
     [
         (Recurrent, data(SEQUENCES), "cannot be computed in batches: Batching rule not implemented for aten::lstm"),
         (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "draws in training"),
@@ -140,11 +140,11 @@ def test_what_batches_cannot_do_is_left_to_the_loop(kind: type[nn.RNNBase]) -> N
     ],
     ids=["recurrent", "dropout", "batch normalisation", "rows that are mixed"],
 )
-def test_batches_asked_for_in_vain_are_refused(network: Network, federation: Federation, reason: str) -> None:
+def test_batches_asked_for_in_vain_are_refused(network: Network, dataset: Dataset, reason: str) -> None:
     with pytest.raises(ModelError, match=f"^model 'own' {reason}.*; set engine = \"auto\"") as error:
-        tried(network, federation, "batched")
+        tried(network, dataset, "batched")
     assert "\n" not in str(error.value)
-    assert type(tried(network, federation)) is LoopLearner
+    assert type(tried(network, dataset)) is LoopLearner
 
 
 # --- what does not work
@@ -173,9 +173,9 @@ def test_batches_asked_for_in_vain_are_refused(network: Network, federation: Fed
     ids=["scoring", "python", "infinite", "no gradient", "odd", "spare", "buffer", "tokens", "rows", "targets"],
 )  # fmt: skip
 def test_what_does_not_work_is_said_in_one_line(network: Network, reason: str) -> None:
-    federation = data(np.full((3, 2), 0.5)) if network().__class__ is nn.Embedding else data()
+    dataset = data(np.full((3, 2), 0.5)) if network().__class__ is nn.Embedding else data()
     with pytest.raises(ModelError, match=reason) as error:
-        tried(network, federation)
+        tried(network, dataset)
     assert "\n" not in str(error.value)
     assert "'own'" in str(error.value)
 
@@ -433,8 +433,8 @@ class Tied(nn.Module):
 
 
 def test_tied_weights_count_once_and_stay_tied() -> None:
-    federation = data(ROWS[:3], ROWS[:3])
-    learners = [try_out(of(Tied), federation, "cpu", engine) for engine in ("loop", "batched")]
+    dataset = data(ROWS[:3], ROWS[:3])
+    learners = [try_out(of(Tied), dataset, "cpu", engine) for engine in ("loop", "batched")]
     model = learners[0].model
     assert (model.shapes, model.num_parameters) == ({"encoder.weight": (2, 2)}, 4)
     assert set(of(Tied, frozen=("decoder.*",)).frozen_values) == {"encoder.weight"}, "by either name"

@@ -1,4 +1,4 @@
-"""What the tests of federations share."""
+"""What the tests of datasets share."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS
-from umbel.data import write_federation
+from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
+from umbel.data import write_dataset
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The small federation on disk, alone in its parent folder."""
+    """The small dataset on disk, alone in its parent folder."""
     path = tmp_path / "data" / "small"
-    write_federation(path, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    write_dataset(path, MANIFEST, FEATURES, TARGETS, OFFSETS)
     return path

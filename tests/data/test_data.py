@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.helpers.federations import manifest
-from umbel.data import offsets_of, open_federation, write_federation
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import manifest
+from umbel.data import offsets_of, open_dataset, write_dataset
+from umbel.protocol.errors import DatasetError
 
 
 def test_offsets_are_running_sums_of_lengths() -> None:
@@ -25,7 +25,7 @@ def test_offsets_of_no_clients_hold_only_zero() -> None:
 
 
 def test_client_owns_the_rows_between_its_offsets(folder: Path) -> None:
-    features, targets = open_federation(folder).client(2)
+    features, targets = open_dataset(folder).client(2)
     assert features.tolist() == [[6, 7], [8, 9], [10, 11]]
     assert targets.tolist() == [3, 4, 5]
 
@@ -35,16 +35,16 @@ def test_a_row_that_is_not_finite_is_named_with_its_file_and_client(folder: Path
     array = np.load(folder / f"{name}.npy")
     array[3] = np.nan  # the first row of client 2
     np.save(folder / f"{name}.npy", array)
-    with pytest.raises(FederationError, match=f"{folder}: {name} of client 2, row 3, are not finite, or"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}: {name} of client 2, row 3, are not finite, or"):
+        open_dataset(folder)
 
 
 def test_a_bad_row_is_found_behind_the_first_part_that_is_read(tmp_path: Path) -> None:
     features = np.zeros((70_001, 1), np.float32)
     features[70_000] = np.inf
     two = manifest(1, 1)
-    with pytest.raises(FederationError, match="features of client 1, row 70000, are not finite"):
-        write_federation(tmp_path / "long", two, features, np.zeros(70_001), np.array([0, 70_000, 70_001]))
+    with pytest.raises(DatasetError, match="features of client 1, row 70000, are not finite"):
+        write_dataset(tmp_path / "long", two, features, np.zeros(70_001), np.array([0, 70_000, 70_001]))
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_a_number_that_a_model_would_get_as_infinite_is_found(
     arrays = {"features": np.zeros((3, 1), kind), "targets": np.zeros(3, kind)}
     arrays[name][2] = value
     own = manifest(1, 1, feature_scale=scale)
-    with pytest.raises(FederationError, match=f"{name} of client 1, row 2, are not finite, or larger than a model"):
-        write_federation(tmp_path / "own", own, arrays["features"], arrays["targets"], np.array([0, 2, 3]))
+    with pytest.raises(DatasetError, match=f"{name} of client 1, row 2, are not finite, or larger than a model"):
+        write_dataset(tmp_path / "own", own, arrays["features"], arrays["targets"], np.array([0, 2, 3]))
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_offsets_that_do_not_fit_are_refused(
     folder: Path, offsets: list[float] | NDArray[np.uint64], reason: str
 ) -> None:
     np.save(folder / "offsets.npy", np.array(offsets))
-    with pytest.raises(FederationError, match=f"{folder}: {reason}"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}: {reason}"):
+        open_dataset(folder)
 
 
 @pytest.mark.parametrize(
@@ -100,5 +100,5 @@ def test_offsets_that_do_not_fit_are_refused(
 )
 def test_arrays_that_do_not_fit_are_refused(folder: Path, name: str, array: NDArray[Any], reason: str) -> None:
     np.save(folder / f"{name}.npy", array)
-    with pytest.raises(FederationError, match=f"{folder}: {reason}"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}: {reason}"):
+        open_dataset(folder)

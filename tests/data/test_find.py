@@ -1,4 +1,4 @@
-"""A federation is found by its name: in the user's folder, then among those that travel with the app."""
+"""A dataset is found by its name: in the user's folder, then among those that travel with the app."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS
-from umbel.data import BUNDLED, find_federation, open_federation, read_manifest, write_federation
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
+from umbel.data import BUNDLED, find_dataset, open_dataset, read_manifest, write_dataset
+from umbel.protocol.errors import DatasetError
 
 
 def test_manifest_of_a_folder_is_read_without_its_arrays(folder: Path) -> None:
@@ -18,42 +18,42 @@ def test_manifest_of_a_folder_is_read_without_its_arrays(folder: Path) -> None:
 
 
 def test_a_name_is_found_in_the_home_before_the_bundle(umbel_home: Path) -> None:
-    assert find_federation("synthetic") == BUNDLED / "synthetic.json"
+    assert find_dataset("synthetic") == BUNDLED / "synthetic.json"
     mine = umbel_home / "data" / "synthetic"
-    write_federation(mine, MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert find_federation("synthetic") == mine
+    write_dataset(mine, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    assert find_dataset("synthetic") == mine
 
 
-def test_the_bundled_federation_opens(umbel_home: Path) -> None:
-    assert open_federation(find_federation("synthetic")).manifest.name == "synthetic"
+def test_the_bundled_dataset_opens(umbel_home: Path) -> None:
+    assert open_dataset(find_dataset("synthetic")).manifest.name == "synthetic"
 
 
 def test_a_path_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder.parent))
-    assert find_federation(str(folder)) == folder
-    assert find_federation("~/small") == folder
+    assert find_dataset(str(folder)) == folder
+    assert find_dataset("~/small") == folder
 
 
 def test_the_working_directory_plays_no_part(umbel_home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(FederationError, match="no federation 'small'"):
-        find_federation("small")
+    with pytest.raises(DatasetError, match="no dataset 'small'"):
+        find_dataset("small")
 
 
 def test_an_unknown_name_lists_where_it_was_looked_for(umbel_home: Path) -> None:
-    with pytest.raises(FederationError) as error:
-        find_federation("lilies")
-    assert f"no federation 'lilies': looked for {umbel_home / 'data' / 'lilies'} and {BUNDLED / 'lilies.json'}" in str(
+    with pytest.raises(DatasetError) as error:
+        find_dataset("lilies")
+    assert f"no dataset 'lilies': looked for {umbel_home / 'data' / 'lilies'} and {BUNDLED / 'lilies.json'}" in str(
         error.value
     )
     assert "umbel data import" in str(error.value)
 
 
 def test_a_path_to_nothing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=f"looked for {tmp_path}/lilies;"):
-        find_federation(f"{tmp_path}/lilies")
+    with pytest.raises(DatasetError, match=f"looked for {tmp_path}/lilies;"):
+        find_dataset(f"{tmp_path}/lilies")
 
 
 def test_no_name_says_how_to_give_one() -> None:
-    with pytest.raises(FederationError, match='no federation given; set federation = "NAME"'):
-        find_federation("")
+    with pytest.raises(DatasetError, match='no dataset given; set dataset = "NAME"'):
+        find_dataset("")

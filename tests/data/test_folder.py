@@ -12,79 +12,79 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS, assert_same, federations, manifest
-from umbel.data import Federation, check_out, open_federation, read_manifest, write_federation
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, assert_same, datasets, manifest
+from umbel.data import Dataset, check_out, open_dataset, read_manifest, write_dataset
+from umbel.protocol.errors import DatasetError
 
 
 @settings(max_examples=50)
-@given(st.booleans().flatmap(federations))
-def test_folder_gives_back_what_was_written(federation: Federation) -> None:
+@given(st.booleans().flatmap(datasets))
+def test_folder_gives_back_what_was_written(dataset: Dataset) -> None:
     with tempfile.TemporaryDirectory() as home:
         path = Path(home) / "drawn"
-        write_federation(path, federation.manifest, federation.features, federation.targets, federation.offsets)
-        read = open_federation(path)
-        assert_same(read, federation)
-        assert (read.features.dtype, read.targets.dtype) == (federation.features.dtype, federation.targets.dtype)
-        assert read_manifest(path) == federation.manifest
+        write_dataset(path, dataset.manifest, dataset.features, dataset.targets, dataset.offsets)
+        read = open_dataset(path)
+        assert_same(read, dataset)
+        assert (read.features.dtype, read.targets.dtype) == (dataset.features.dtype, dataset.targets.dtype)
+        assert read_manifest(path) == dataset.manifest
 
 
 def test_folder_is_memory_mapped_and_clients_are_views(folder: Path) -> None:
-    federation = open_federation(folder)
-    assert isinstance(federation.features.base, np.memmap)
-    assert isinstance(federation.targets.base, np.memmap)
-    assert not federation.features.flags.writeable
-    features, targets = federation.client(1)
-    assert np.shares_memory(features, federation.features)
-    assert np.shares_memory(targets, federation.targets)
+    dataset = open_dataset(folder)
+    assert isinstance(dataset.features.base, np.memmap)
+    assert isinstance(dataset.targets.base, np.memmap)
+    assert not dataset.features.flags.writeable
+    features, targets = dataset.client(1)
+    assert np.shares_memory(features, dataset.features)
+    assert np.shares_memory(targets, dataset.targets)
 
 
-def test_a_federation_is_replaced(folder: Path) -> None:
+def test_a_dataset_is_replaced(folder: Path) -> None:
     own = manifest(1, 0, name="next")
-    write_federation(folder, own, FEATURES, TARGETS, np.array([0, 6]))
-    assert open_federation(folder).manifest == own
-    assert len(open_federation(folder).client(0)[0]) == 6
+    write_dataset(folder, own, FEATURES, TARGETS, np.array([0, 6]))
+    assert open_dataset(folder).manifest == own
+    assert len(open_dataset(folder).client(0)[0]) == 6
     assert list(folder.parent.iterdir()) == [folder], "no scratch folder stays behind"
 
 
-def test_a_federation_that_fails_its_check_leaves_the_old_one(folder: Path) -> None:
-    with pytest.raises(FederationError, match="features of client 0, row 1, are not finite"):
-        write_federation(folder, MANIFEST, np.where(FEATURES == 3, np.nan, FEATURES), TARGETS, OFFSETS)
-    np.testing.assert_array_equal(open_federation(folder).features, FEATURES)
+def test_a_dataset_that_fails_its_check_leaves_the_old_one(folder: Path) -> None:
+    with pytest.raises(DatasetError, match="features of client 0, row 1, are not finite"):
+        write_dataset(folder, MANIFEST, np.where(FEATURES == 3, np.nan, FEATURES), TARGETS, OFFSETS)
+    np.testing.assert_array_equal(open_dataset(folder).features, FEATURES)
     assert list(folder.parent.iterdir()) == [folder]
 
 
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    write_federation(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    write_dataset(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert read_manifest(tmp_path) == MANIFEST
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FederationError, match=f"{tmp_path} exists and is not a federation; give another folder"):
-        write_federation(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    with pytest.raises(DatasetError, match=f"{tmp_path} exists and is not a dataset; give another folder"):
+        write_dataset(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FederationError, match=f"{tmp_path}/thesis.tex exists and is not a federation"):
-        write_federation(tmp_path / "thesis.tex", MANIFEST, FEATURES, TARGETS, OFFSETS)
+    with pytest.raises(DatasetError, match=f"{tmp_path}/thesis.tex exists and is not a dataset"):
+        write_dataset(tmp_path / "thesis.tex", MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
 @pytest.mark.parametrize("name", ["features", "targets", "offsets"])
 def test_a_missing_array_is_named(folder: Path, name: str) -> None:
     (folder / f"{name}.npy").unlink()
-    with pytest.raises(FederationError, match=f"{folder}/{name}.npy is missing; write the federation again"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}/{name}.npy is missing; write the dataset again"):
+        open_dataset(folder)
 
 
 @pytest.mark.parametrize("content", ["1 2 3 4 5 6", "", "PK\x03\x04 is how an .npz begins"])
 def test_an_array_of_another_format_is_named(folder: Path, content: str) -> None:
     (folder / "targets.npy").write_text(content)
-    with pytest.raises(FederationError, match=f"{folder}/targets.npy is not a plain .npy array"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}/targets.npy is not a plain .npy array"):
+        open_dataset(folder)
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,33 +97,33 @@ def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[t
     for place, value in changes:
         damaged[place] = value
     (folder / "features.npy").write_bytes(damaged[:length])
-    with suppress(FederationError):
-        open_federation(folder)
+    with suppress(DatasetError):
+        open_dataset(folder)
 
 
 def test_a_header_that_never_ends_is_named(folder: Path) -> None:
     file = folder / "features.npy"
     file.write_bytes(file.read_bytes().replace(b"}", b" ", 1))
-    with pytest.raises(FederationError, match=f"{file} is not a plain .npy array"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{file} is not a plain .npy array"):
+        open_dataset(folder)
 
 
 def test_pickled_objects_are_never_loaded(folder: Path) -> None:
     np.save(folder / "targets.npy", np.array([None] * 6, dtype=object), allow_pickle=True)
-    with pytest.raises(FederationError, match=f"{folder}/targets.npy is not a plain .npy array"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}/targets.npy is not a plain .npy array"):
+        open_dataset(folder)
 
 
-def test_a_folder_without_manifest_is_no_federation(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=f"{tmp_path}/manifest.json is missing; a federation is"):
-        open_federation(tmp_path)
+def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=f"{tmp_path}/manifest.json is missing; a dataset is"):
+        open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff"])
 def test_a_manifest_that_is_not_json_is_named(folder: Path, content: bytes) -> None:
     (folder / "manifest.json").write_bytes(content)
-    with pytest.raises(FederationError, match=f"{folder}/manifest.json cannot be read as JSON"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}/manifest.json cannot be read as JSON"):
+        open_dataset(folder)
 
 
 # --- where to write, known before the work
@@ -138,8 +138,8 @@ def test_a_folder_that_can_be_written_passes(folder: Path, tmp_path: Path) -> No
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FederationError, match=f"{tmp_path} exists and is not a federation; give another .* --out"):
+    with pytest.raises(DatasetError, match=f"{tmp_path} exists and is not a dataset; give another .* --out"):
         check_out(tmp_path)
     for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "below"):
-        with pytest.raises(FederationError, match=f"{path} cannot be written; give a folder that can with --out"):
+        with pytest.raises(DatasetError, match=f"{path} cannot be written; give a folder that can with --out"):
             check_out(path)

@@ -1,4 +1,4 @@
-"""What a federation may hold beside numbers: booleans, tokens, names of clients, and clients kept for a test."""
+"""What a dataset may hold beside numbers: booleans, tokens, names of clients, and clients kept for a test."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS, manifest
-from umbel.data import Federation, Manifest, open_federation, write_federation, write_leaf
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, manifest
+from umbel.data import Dataset, Manifest, open_dataset, write_dataset, write_leaf
+from umbel.protocol.errors import DatasetError
 
 TOKENS = np.array([[0, 4, 2], [1, 1, 1], [3, 2, 0], [0, 0, 0], [4, 4, 4], [1, 2, 3]], np.int32)
 VOCABULARY = MANIFEST.model_copy(update={"tokens": 5})
 
 
 def test_booleans_are_0_and_1(tmp_path: Path) -> None:
-    write_federation(tmp_path, MANIFEST, FEATURES > 3, TARGETS > 2, OFFSETS)
-    read = open_federation(tmp_path)
+    write_dataset(tmp_path, MANIFEST, FEATURES > 3, TARGETS > 2, OFFSETS)
+    read = open_dataset(tmp_path)
     assert (read.features.dtype, read.targets.dtype) == (np.uint8, np.uint8)
     assert read.targets.tolist() == [0, 0, 0, 1, 1, 1]
     # A folder that somebody else wrote is mapped as it is.
     np.save(tmp_path / "features.npy", FEATURES > 3)
-    np.testing.assert_array_equal(open_federation(tmp_path).features, FEATURES > 3)
+    np.testing.assert_array_equal(open_dataset(tmp_path).features, FEATURES > 3)
 
 
 def test_booleans_of_leaf_are_0_and_1(tmp_path: Path) -> None:
     write_leaf(tmp_path / "own.json", manifest(1), {"a": ([[True, False]], [True])})
-    read = open_federation(tmp_path / "own.json")
+    read = open_dataset(tmp_path / "own.json")
     assert (read.features.tolist(), read.targets.tolist()) == ([[1, 0]], [1])
 
 
 def test_tokens_stay_integers_and_so_do_the_next_tokens(tmp_path: Path) -> None:
-    write_federation(tmp_path / "folder", VOCABULARY, TOKENS[:, :-1], TOKENS[:, 1:], OFFSETS)
+    write_dataset(tmp_path / "folder", VOCABULARY, TOKENS[:, :-1], TOKENS[:, 1:], OFFSETS)
     rows = {str(c): (TOKENS[a:b, :-1], TOKENS[a:b, 1:]) for c, (a, b) in enumerate([(0, 2), (2, 3), (3, 6)])}
     write_leaf(tmp_path / "own.json", VOCABULARY, rows)
     for name in ("folder", "own.json"):
-        read = open_federation(tmp_path / name)
+        read = open_dataset(tmp_path / name)
         assert read.features.dtype.kind == read.targets.dtype.kind == "i"
         np.testing.assert_array_equal(read.features, TOKENS[:, :-1])
         np.testing.assert_array_equal(read.targets, TOKENS[:, 1:])
@@ -54,49 +54,49 @@ def test_tokens_stay_integers_and_so_do_the_next_tokens(tmp_path: Path) -> None:
 )
 def test_tokens_outside_the_vocabulary_are_refused(tmp_path: Path, tokens: int, features: Any, reason: str) -> None:
     own = MANIFEST.model_copy(update={"tokens": tokens})
-    with pytest.raises(FederationError, match=reason):
-        write_federation(tmp_path, own, features, TARGETS, OFFSETS)
+    with pytest.raises(DatasetError, match=reason):
+        write_dataset(tmp_path, own, features, TARGETS, OFFSETS)
 
 
 def test_tokens_are_not_scaled() -> None:
-    with pytest.raises(FederationError, match="tokens are taken as they are: leave out feature_scale"):
+    with pytest.raises(DatasetError, match="tokens are taken as they are: leave out feature_scale"):
         Manifest(name="own", clients=1, split={"train": 1, "validation": 0}, tokens=5, feature_scale=0.5)
 
 
 def test_a_path_may_be_text(tmp_path: Path) -> None:
-    write_federation(str(tmp_path / "own"), MANIFEST, FEATURES, TARGETS, OFFSETS)
-    assert open_federation(tmp_path / "own").manifest == MANIFEST
+    write_dataset(str(tmp_path / "own"), MANIFEST, FEATURES, TARGETS, OFFSETS)
+    assert open_dataset(tmp_path / "own").manifest == MANIFEST
 
 
 def test_clients_may_have_names(tmp_path: Path) -> None:
-    write_federation(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b", "ç"])
-    assert list(open_federation(tmp_path / "own").names) == ["a", "b", "ç"]
-    with pytest.raises(FederationError, match="2 names for 3 clients; name each or none"):
-        write_federation(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b"])
+    write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b", "ç"])
+    assert list(open_dataset(tmp_path / "own").names) == ["a", "b", "ç"]
+    with pytest.raises(DatasetError, match="2 names for 3 clients; name each or none"):
+        write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, ["a", "b"])
     (tmp_path / "own" / "clients.json").write_text("[1]")
-    with pytest.raises(FederationError, match=r"clients\.json is no list of clients' names"):
-        open_federation(tmp_path / "own")
+    with pytest.raises(DatasetError, match=r"clients\.json is no list of clients' names"):
+        open_dataset(tmp_path / "own")
 
 
 def test_the_names_of_leaf_are_its_users(tmp_path: Path) -> None:
     write_leaf(tmp_path / "own.json", manifest(1, 1), {"a": ([[1.0]], [1.0]), "b": ([[2.0]], [2.0])})
-    assert list(open_federation(tmp_path / "own.json").names) == ["a", "b"]
+    assert list(open_dataset(tmp_path / "own.json").names) == ["a", "b"]
 
 
-def test_test_clients_are_a_federation_within(tmp_path: Path) -> None:
-    kept = Federation(manifest(0, 1), FEATURES[:2], TARGETS[:2], np.array([0, 2]))
-    write_federation(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, test=kept)
-    np.testing.assert_array_equal(open_federation(tmp_path / "own" / "test").features, FEATURES[:2])
+def test_test_clients_are_a_dataset_within(tmp_path: Path) -> None:
+    kept = Dataset(manifest(0, 1), FEATURES[:2], TARGETS[:2], np.array([0, 2]))
+    write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS, test=kept)
+    np.testing.assert_array_equal(open_dataset(tmp_path / "own" / "test").features, FEATURES[:2])
     # Written anew without any, none of the old ones stay.
-    write_federation(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS)
+    write_dataset(tmp_path / "own", MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert not (tmp_path / "own" / "test").exists()
 
 
 def test_a_manifest_says_only_what_there_is(tmp_path: Path) -> None:
-    write_federation(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
+    write_dataset(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert not {"metric", "tokens", "layout"} & set(json.loads((tmp_path / "manifest.json").read_text()))
 
 
 def test_categories_of_a_target_are_texts() -> None:
-    with pytest.raises(FederationError, match=r"units\.target\.categories must be a list of texts, got \[1\]"):
+    with pytest.raises(DatasetError, match=r"units\.target\.categories must be a list of texts, got \[1\]"):
         manifest(1, units={"target": {"categories": [1]}})

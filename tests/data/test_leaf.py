@@ -12,24 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.federations import LEAF, MANIFEST, assert_same, federations, manifest, save_leaf
-from umbel.data import Federation, open_federation, read_manifest, write_leaf
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import LEAF, MANIFEST, assert_same, datasets, manifest, save_leaf
+from umbel.data import Dataset, open_dataset, read_manifest, write_leaf
+from umbel.protocol.errors import DatasetError
 
 
 @settings(max_examples=50)
-@given(st.booleans().flatmap(federations))
-def test_leaf_gives_back_what_was_written(federation: Federation) -> None:
-    clients = {f"user-{i}": federation.client(i) for i in range(federation.manifest.clients)}
+@given(st.booleans().flatmap(datasets))
+def test_leaf_gives_back_what_was_written(dataset: Dataset) -> None:
+    clients = {f"user-{i}": dataset.client(i) for i in range(dataset.manifest.clients)}
     with tempfile.TemporaryDirectory() as home:
         path = Path(home) / "drawn.json"
-        write_leaf(path, federation.manifest, clients)
-        read = open_federation(path)
-        assert_same(read, federation)
+        write_leaf(path, dataset.manifest, clients)
+        read = open_dataset(path)
+        assert_same(read, dataset)
         # JSON knows no widths: features become float32, and classes stay whole numbers.
         assert read.features.dtype == np.float32
-        assert read.targets.dtype == federation.targets.dtype
-        assert read_manifest(path) == federation.manifest
+        assert read.targets.dtype == dataset.targets.dtype
+        assert read_manifest(path) == dataset.manifest
 
 
 def test_leaf_lists_users_counts_and_rows(tmp_path: Path) -> None:
@@ -44,15 +44,15 @@ def test_leaf_lists_users_counts_and_rows(tmp_path: Path) -> None:
 
 
 def test_leaf_without_manifest_trains_all_users_and_takes_the_name_of_its_file(tmp_path: Path) -> None:
-    federation = open_federation(save_leaf(tmp_path / "theirs.json"))
-    assert federation.manifest == manifest(2, 0, name="theirs")
-    assert federation.client(1)[0].tolist() == [[3, 4], [5, 6]]
-    assert federation.targets.tolist() == [0, 1, 0]
+    dataset = open_dataset(save_leaf(tmp_path / "theirs.json"))
+    assert dataset.manifest == manifest(2, 0, name="theirs")
+    assert dataset.client(1)[0].tolist() == [[3, 4], [5, 6]]
+    assert dataset.targets.tolist() == [0, 1, 0]
 
 
 def test_leaf_targets_are_numbers_if_any_clients_are(tmp_path: Path) -> None:
     data = {"a": {"x": [[1, 2]], "y": [1]}, "b": {"x": [[3, 4], [5, 6]], "y": [0.5, 2]}}
-    targets = open_federation(save_leaf(tmp_path / "mixed.json", user_data=data)).targets
+    targets = open_dataset(save_leaf(tmp_path / "mixed.json", user_data=data)).targets
     assert targets.tolist() == [1, 0.5, 2]
     assert targets.dtype == np.float32
 
@@ -60,21 +60,21 @@ def test_leaf_targets_are_numbers_if_any_clients_are(tmp_path: Path) -> None:
 def test_leaf_that_fails_its_check_leaves_the_old_file(tmp_path: Path) -> None:
     path = save_leaf(tmp_path / "small.json")
     own = manifest(1, 0, name="small")
-    with pytest.raises(FederationError, match="targets of client 0, row 0, are not finite"):
+    with pytest.raises(DatasetError, match="targets of client 0, row 0, are not finite"):
         write_leaf(path, own, {"a": ([[1.0]], [np.inf])})
     assert json.loads(path.read_text()) == LEAF
     assert list(tmp_path.iterdir()) == [path], "no scratch file stays behind"
 
 
 def test_leaf_that_does_not_fit_its_manifest_is_named_by_its_own_path(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=f"{tmp_path}/small.json: 1 users but the manifest says 3 clients"):
+    with pytest.raises(DatasetError, match=f"{tmp_path}/small.json: 1 users but the manifest says 3 clients"):
         write_leaf(tmp_path / "small.json", MANIFEST, {"a": ([[1.0]], [1.0])})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match=f"{tmp_path}/none.json is missing"):
-        open_federation(tmp_path / "none.json")
+    with pytest.raises(DatasetError, match=f"{tmp_path}/none.json is missing"):
+        open_dataset(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
             {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1, float("nan")]], "y": [0]}}},
             "features of client 0, row 0, are not finite",
         ),
-        ({"users": [], "num_samples": [], "user_data": {}}, "the federation has no clients"),
+        ({"users": [], "num_samples": [], "user_data": {}}, "the dataset has no clients"),
         (
             {"manifest": {"name": "three", "clients": 3, "split": {"train": 2, "validation": 1}}},
             "2 users but the manifest says 3 clients",
@@ -137,14 +137,14 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 )
 def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     path = save_leaf(tmp_path / "bad.json", **changes)
-    with pytest.raises(FederationError, match=f"{path}: {reason}"):
-        open_federation(path)
+    with pytest.raises(DatasetError, match=f"{path}: {reason}"):
+        open_dataset(path)
 
 
 def test_a_number_of_too_many_digits_is_no_json(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('{"users": ' + "9" * 5000 + "}")
-    with pytest.raises(FederationError, match=f"{path} cannot be read as JSON"):
+    with pytest.raises(DatasetError, match=f"{path} cannot be read as JSON"):
         read_manifest(path)
 
 
@@ -152,5 +152,5 @@ def test_a_number_of_too_many_digits_is_no_json(tmp_path: Path) -> None:
 def test_json_that_is_not_leaf_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
-    with pytest.raises(FederationError, match=f"{path}: LEAF JSON needs the keys users, num_samples and user_data"):
+    with pytest.raises(DatasetError, match=f"{path}: LEAF JSON needs the keys users, num_samples and user_data"):
         read_manifest(path)

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS, save_manifest
-from umbel.data import Manifest, open_federation, read_manifest, write_federation
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, save_manifest
+from umbel.data import Manifest, open_dataset, read_manifest, write_dataset
+from umbel.protocol.errors import DatasetError
 
 
 def test_train_is_the_number_of_training_clients() -> None:
@@ -18,7 +18,7 @@ def test_train_is_the_number_of_training_clients() -> None:
 
 def test_groups_are_those_of_the_clients_or_unknown(folder: Path) -> None:
     assert read_manifest(folder).groups == []
-    write_federation(folder, MANIFEST.model_copy(update={"groups": [1, 0, 1]}), FEATURES, TARGETS, OFFSETS)
+    write_dataset(folder, MANIFEST.model_copy(update={"groups": [1, 0, 1]}), FEATURES, TARGETS, OFFSETS)
     assert read_manifest(folder).groups == [1, 0, 1]
     # A manifest written before there were groups.
     save_manifest(folder, groups=None)
@@ -27,8 +27,8 @@ def test_groups_are_those_of_the_clients_or_unknown(folder: Path) -> None:
 
 def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text("[]")
-    with pytest.raises(FederationError, match=f"{folder}/manifest.json: the manifest must be a JSON object"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}/manifest.json: the manifest must be a JSON object"):
+        open_dataset(folder)
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
 )
 def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, Any], reason: str) -> None:
     save_manifest(folder, **changes)
-    with pytest.raises(FederationError, match=f"{folder}/manifest.json: {reason}"):
-        open_federation(folder)
+    with pytest.raises(DatasetError, match=f"{folder}/manifest.json: {reason}"):
+        open_dataset(folder)
 
 
 def test_a_manifest_is_checked_where_it_is_made() -> None:
-    with pytest.raises(FederationError, match="does not add up to 3 clients"):
+    with pytest.raises(DatasetError, match="does not add up to 3 clients"):
         Manifest(name="small", clients=3, split={"train": 3, "validation": 1})
 
 
@@ -92,5 +92,5 @@ def test_what_is_left_out_is_empty() -> None:
 
 def test_it_says_which_parameters_are_frozen_and_which_stay_on_the_nodes(folder: Path) -> None:
     own = MANIFEST.model_copy(update={"frozen": "conv*", "local": "head.* norm.*"})
-    write_federation(folder, own, FEATURES, TARGETS, OFFSETS)
+    write_dataset(folder, own, FEATURES, TARGETS, OFFSETS)
     assert (read_manifest(folder).frozen, read_manifest(folder).local) == ("conv*", "head.* norm.*")

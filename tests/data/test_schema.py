@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.federations import FEATURES, MANIFEST, OFFSETS, TARGETS
-from umbel.data import Column, Manifest, Schema, read_manifest, write_federation
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
+from umbel.data import Column, Manifest, Schema, read_manifest, write_dataset
+from umbel.protocol.errors import DatasetError
 
 ENTRIES: dict[str, Any] = {
     "client": {"name": "hospital", "type": "text"},
@@ -58,7 +58,7 @@ def test_it_is_read_from_toml_from_json_and_from_a_manifest(tmp_path: Path) -> N
     (tmp_path / "own.toml").write_text(TOML)
     (tmp_path / "own.json").write_text(json.dumps(SCHEMA.entries()))
     made = MANIFEST.model_copy(update={"layout": SCHEMA})
-    write_federation(tmp_path / "made", made, FEATURES, TARGETS, OFFSETS)
+    write_dataset(tmp_path / "made", made, FEATURES, TARGETS, OFFSETS)
     for file in ("own.toml", "own.json", "made/manifest.json"):
         assert Schema.read(tmp_path / file) == SCHEMA
     assert read_manifest(tmp_path / "made") == made
@@ -122,7 +122,7 @@ def test_the_classes_of_a_target_have_names() -> None:
 def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     file = tmp_path / "own.json"
     file.write_text(json.dumps(ENTRIES | changes))
-    with pytest.raises(FederationError) as raised:
+    with pytest.raises(DatasetError) as raised:
         Schema.read(file)
     assert str(raised.value).startswith(f"{file}: ")
     assert reason in str(raised.value)
@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], r
 )
 def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, text: str, reason: str) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(FederationError, match=reason):
+    with pytest.raises(DatasetError, match=reason):
         Schema.read(tmp_path / name)
-    with pytest.raises(FederationError, match="is missing; give the file of a schema"):
+    with pytest.raises(DatasetError, match="is missing; give the file of a schema"):
         Schema.read(tmp_path / "nowhere.toml")

@@ -1,4 +1,4 @@
-"""A federation in parts: what each holds, and that who needs the whole is told when there is a part alone."""
+"""A dataset in parts: what each holds, and that who needs the whole is told when there is a part alone."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.helpers.federations import save_manifest, save_plane
-from umbel.data import Federation, open_federation, shard, write_federation
-from umbel.protocol.errors import FederationError
+from tests.helpers.datasets import save_manifest, save_plane
+from umbel.data import Dataset, open_dataset, shard, write_dataset
+from umbel.protocol.errors import DatasetError
 
 
 @pytest.fixture
-def whole(tmp_path: Path) -> Federation:
+def whole(tmp_path: Path) -> Dataset:
     """Five training clients and two that validate; client i has i + 1 rows."""
-    return open_federation(save_plane(tmp_path / "whole", 5, 2, groups=[0, 1, 0, 1, 0, 1, 0]))
+    return open_dataset(save_plane(tmp_path / "whole", 5, 2, groups=[0, 1, 0, 1, 0, 1, 0]))
 
 
-def written(part: Federation, folder: Path) -> Path:
-    write_federation(folder, part.manifest, part.features, part.targets, part.offsets, part.names)
+def written(part: Dataset, folder: Path) -> Path:
+    write_dataset(folder, part.manifest, part.features, part.targets, part.offsets, part.names)
     return folder
 
 
-def test_a_part_keeps_the_numbers_and_the_manifest_of_the_whole(whole: Federation, tmp_path: Path) -> None:
-    part = open_federation(written(shard(whole, 1, 3), tmp_path / "part"), part=True)
+def test_a_part_keeps_the_numbers_and_the_manifest_of_the_whole(whole: Dataset, tmp_path: Path) -> None:
+    part = open_dataset(written(shard(whole, 1, 3), tmp_path / "part"), part=True)
     assert part.manifest == whole.manifest.model_copy(update={"part": "1/3", "whole": whole.digest})
     for client in range(7):
         for mine, all_ in zip(part.client(client), whole.client(client), strict=True):
@@ -34,23 +34,23 @@ def test_a_part_keeps_the_numbers_and_the_manifest_of_the_whole(whole: Federatio
     np.testing.assert_array_equal(whole.lengths, range(1, 8))
 
 
-def test_all_parts_together_are_the_whole(whole: Federation) -> None:
+def test_all_parts_together_are_the_whole(whole: Dataset) -> None:
     assert sum(len(shard(whole, i, 3).targets) for i in range(3)) == len(whole.targets)
 
 
-def test_parts_of_other_rows_say_so(whole: Federation) -> None:
-    same = Federation(whole.manifest, np.array(whole.features), whole.targets, whole.offsets, list("abcdefg"))
+def test_parts_of_other_rows_say_so(whole: Dataset) -> None:
+    same = Dataset(whole.manifest, np.array(whole.features), whole.targets, whole.offsets, list("abcdefg"))
     assert shard(same, 0, 3).manifest == shard(whole, 0, 3).manifest
     assert shard(whole, 0, 3).manifest.whole == shard(whole, 1, 3).manifest.whole
     targets = np.array(whole.targets)
     targets[-1] += 1  # of the last client, which is in part 0
-    others = Federation(whole.manifest, whole.features, targets, whole.offsets)
-    moved = Federation(whole.manifest, whole.features, whole.targets, whole.offsets + (np.arange(8) == 1))
+    others = Dataset(whole.manifest, whole.features, targets, whole.offsets)
+    moved = Dataset(whole.manifest, whole.features, whole.targets, whole.offsets + (np.arange(8) == 1))
     assert len({shard(one, 1, 3).manifest.whole for one in (whole, others, moved)}) == 3
 
 
-def test_names_stay_where_their_clients_are(whole: Federation) -> None:
-    named = Federation(whole.manifest, whole.features, whole.targets, whole.offsets, list("abcdefg"))
+def test_names_stay_where_their_clients_are(whole: Dataset) -> None:
+    named = Dataset(whole.manifest, whole.features, whole.targets, whole.offsets, list("abcdefg"))
     assert list(shard(named, 0, 3).names) == ["a", "", "", "d", "", "", "g"]
 
 
@@ -59,57 +59,57 @@ def test_names_stay_where_their_clients_are(whole: Federation) -> None:
     [(1, 3, True), (4, 6, True), (1, 6, True), (0, 3, False), (2, 6, False), (1, 2, False), (0, 1, False)],
 )
 def test_a_node_can_host_what_a_part_holds_or_a_share_of_it(
-    whole: Federation, first: int, step: int, held: bool
+    whole: Dataset, first: int, step: int, held: bool
 ) -> None:
     assert shard(whole, 1, 3).holds(first, step) is held
     assert whole.holds(first, step)
 
 
-def test_one_part_is_the_whole(whole: Federation) -> None:
+def test_one_part_is_the_whole(whole: Dataset) -> None:
     assert shard(whole, 0, 1).manifest == whole.manifest
 
 
 @pytest.mark.parametrize("step", [6, 0])
-def test_there_are_no_more_parts_than_training_clients(whole: Federation, step: int) -> None:
-    with pytest.raises(FederationError, match=f"5 training clients make up to 5 parts, not {step}"):
+def test_there_are_no_more_parts_than_training_clients(whole: Dataset, step: int) -> None:
+    with pytest.raises(DatasetError, match=f"5 training clients make up to 5 parts, not {step}"):
         shard(whole, 0, step)
 
 
 @pytest.mark.parametrize("first", [3, -1])
-def test_parts_are_numbered_from_0(whole: Federation, first: int) -> None:
-    with pytest.raises(FederationError, match=f"there is no part {first} of 3: they are numbered 0 to 2"):
+def test_parts_are_numbered_from_0(whole: Dataset, first: int) -> None:
+    with pytest.raises(DatasetError, match=f"there is no part {first} of 3: they are numbered 0 to 2"):
         shard(whole, first, 3)
 
 
-def test_a_part_is_not_sharded_again(whole: Federation) -> None:
-    with pytest.raises(FederationError, match="is part 0/2 of a federation; shard the whole"):
+def test_a_part_is_not_sharded_again(whole: Dataset) -> None:
+    with pytest.raises(DatasetError, match="is part 0/2 of a dataset; shard the whole"):
         shard(shard(whole, 0, 2), 0, 2)
 
 
-def test_who_needs_the_whole_is_told(whole: Federation, tmp_path: Path) -> None:
+def test_who_needs_the_whole_is_told(whole: Dataset, tmp_path: Path) -> None:
     path = written(shard(whole, 0, 2), tmp_path / "part")
-    with pytest.raises(FederationError, match=r"part holds the rows of part 0/2 .* this needs the whole federation"):
-        open_federation(path)
+    with pytest.raises(DatasetError, match=r"part holds the rows of part 0/2 .* this needs the whole dataset"):
+        open_dataset(path)
 
 
 @pytest.mark.parametrize("part", ["2/2", "-1/2", "0/0", "1", "a/b", "01/2"])
-def test_a_manifest_names_a_part_that_there_is(part: str, whole: Federation, tmp_path: Path) -> None:
+def test_a_manifest_names_a_part_that_there_is(part: str, whole: Dataset, tmp_path: Path) -> None:
     path = written(whole, tmp_path / "part")
     save_manifest(path, part=part)
-    with pytest.raises(FederationError, match='"part" must be "i/m"'):
-        open_federation(path, part=True)
+    with pytest.raises(DatasetError, match='"part" must be "i/m"'):
+        open_dataset(path, part=True)
 
 
-def test_the_rows_are_those_of_the_part_that_is_named(whole: Federation, tmp_path: Path) -> None:
+def test_the_rows_are_those_of_the_part_that_is_named(whole: Dataset, tmp_path: Path) -> None:
     path = written(shard(whole, 0, 2), tmp_path / "part")
     save_manifest(path, part="1/2")
-    with pytest.raises(FederationError, match="client 1 has no rows"):
-        open_federation(path, part=True)
+    with pytest.raises(DatasetError, match="client 1 has no rows"):
+        open_dataset(path, part=True)
     path = written(whole, tmp_path / "all")
     save_manifest(path, part="0/2")
-    with pytest.raises(FederationError, match="client 1 has rows, and is not of part 0/2; shard it again"):
-        open_federation(path, part=True)
+    with pytest.raises(DatasetError, match="client 1 has rows, and is not of part 0/2; shard it again"):
+        open_dataset(path, part=True)
 
 
-def test_a_manifest_of_the_whole_does_not_speak_of_parts(whole: Federation, tmp_path: Path) -> None:
+def test_a_manifest_of_the_whole_does_not_speak_of_parts(whole: Dataset, tmp_path: Path) -> None:
     assert not {"part", "whole"} & set(json.loads((written(whole, tmp_path / "all") / "manifest.json").read_text()))

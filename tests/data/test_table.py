@@ -13,7 +13,7 @@ import pytest
 from tests.data.test_schema import ENTRIES, SCHEMA, TOML
 from umbel.data import Schema
 from umbel.data.table import encode, read, read_table
-from umbel.protocol.errors import FederationError, SiteError
+from umbel.protocol.errors import DatasetError, SiteError
 
 CSV = """\
 hospital,age,ward,smoker,cost
@@ -71,17 +71,17 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
     ],
 )
 def test_a_csv_that_is_none_is_refused(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(FederationError, match=reason):
+    with pytest.raises(DatasetError, match=reason):
         table(text, tmp_path)
 
 
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="cannot be read as parquet"):
+    with pytest.raises(DatasetError, match="cannot be read as parquet"):
         table("no", tmp_path, "stays.parquet")
-    with pytest.raises(FederationError, match=r"nowhere\.csv is not a file; give a CSV or parquet file"):
+    with pytest.raises(DatasetError, match=r"nowhere\.csv is not a file; give a CSV or parquet file"):
         read_table(tmp_path / "nowhere.csv")
     (tmp_path / "stays.json").write_text('[{"age": 30}]')
-    with pytest.raises(FederationError, match=r"stays\.json is neither CSV nor parquet; save it as one of these"):
+    with pytest.raises(DatasetError, match=r"stays\.json is neither CSV nor parquet; save it as one of these"):
         read_table(tmp_path / "stays.json")
 
 
@@ -101,7 +101,7 @@ def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_the_first_bad_row_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
     changed = CSV.replace(old, f'"{new}"' if "," in new else new)
-    with pytest.raises(FederationError) as raised:
+    with pytest.raises(DatasetError) as raised:
         encode(table(changed, tmp_path), SCHEMA, "stays")
     assert reason in str(raised.value)
 
@@ -109,7 +109,7 @@ def test_the_first_bad_row_is_named(tmp_path: Path, old: str, new: str, reason: 
 def test_a_whole_number_is_one(tmp_path: Path) -> None:
     whole = with_feature(type="integer")
     assert encode(table(CSV.replace("30", "30.0"), tmp_path), whole, "stays").features[1] == 30
-    with pytest.raises(FederationError, match=r"age in data row 2 is '30\.5', not a whole number"):
+    with pytest.raises(DatasetError, match=r"age in data row 2 is '30\.5', not a whole number"):
         encode(table(CSV.replace("30", "30.5"), tmp_path), whole, "stays")
 
 
@@ -121,7 +121,7 @@ def test_numbers_as_people_write_them(tmp_path: Path, number: str) -> None:
 
 @pytest.mark.parametrize("text", ["12,34", "1,2345", "1.2.3", "12 %", "0x10", "$", ".", "--1", "1_000"])
 def test_what_may_be_another_number_is_none(tmp_path: Path, text: str) -> None:
-    with pytest.raises(FederationError, match="not a number"):
+    with pytest.raises(DatasetError, match="not a number"):
         encode(table(CSV.replace("30", f'"{text}"'), tmp_path), with_feature(), "stays")
 
 
@@ -129,7 +129,7 @@ def test_an_unknown_category_is_refused_counted_as_another_or_left_out(tmp_path:
     frame = table(CSV, tmp_path)
     ward = {"name": "ward", "type": "category", "categories": ["A", "B"]}
     with pytest.raises(
-        FederationError, match="ward in data row 2 is 'Z', none of its categories A, B; repair that row, add"
+        DatasetError, match="ward in data row 2 is 'Z', none of its categories A, B; repair that row, add"
     ):
         encode(frame, schema(features=[ward]), "stays")
     assert encode(frame, schema(features=[ward | {"other": "category"}]), "stays").features.argmax(1).tolist() == [
@@ -204,7 +204,7 @@ def test_a_client_keeps_its_number(site: dict[str, Path]) -> None:
     assert list(served(site).names) == ["north", "south", "mid"]
     assert json.loads(site["register"].read_text()) == ["north", "south", "mid"]
     site["path"].write_text(CSV)
-    with pytest.raises(FederationError, match=r"clients \['mid'\] have taken part and are not there any more"):
+    with pytest.raises(DatasetError, match=r"clients \['mid'\] have taken part and are not there any more"):
         served(site)
 
 
@@ -219,6 +219,6 @@ def test_a_site_says_which_schema(site: dict[str, Path]) -> None:
     with pytest.raises(SiteError, match=r'set reader-options to "schema=/path/to/schema\.toml"'):
         read(site["path"], site["register"])
     site["path"].write_text(CSV.splitlines()[0] + "\n")
-    with pytest.raises(FederationError, match="no row is left"):
+    with pytest.raises(DatasetError, match="no row is left"):
         served(site)
     assert not site["register"].exists()

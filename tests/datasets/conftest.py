@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 from typer.testing import CliRunner, Result
 
-from umbel.data import Federation, open_federation
+from umbel.data import Dataset, open_dataset
 
 RECIPES = Path(__file__).parents[2] / "datasets"
 
@@ -34,13 +34,13 @@ class Recipe:
         """Run the command line."""
         return CliRunner().invoke(self.module.app, ["--out", str(out), *map(str, options)])
 
-    def made(self, out: Path, *options: str | Path) -> Federation:
+    def made(self, out: Path, *options: str | Path) -> Dataset:
         """Run the command line and open what it wrote."""
         result = self.run(out, *options)
         assert result.exit_code == 0, result.stderr
-        return open_federation(out)
+        return open_dataset(out)
 
-    def made_as_a_script(self, folder: Path, *options: str | Path) -> Federation:
+    def made_as_a_script(self, folder: Path, *options: str | Path) -> Dataset:
         """Run the script in `folder`, with $UMBEL_HOME below it, and open what it wrote there."""
         home = folder / "home"
         done = subprocess.run(
@@ -49,7 +49,7 @@ class Recipe:
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-1] == str(home / "data" / self.name)
-        return open_federation(home / "data" / self.name)
+        return open_dataset(home / "data" / self.name)
 
     def assert_refused(self, result: Result, out: Path, *texts: str) -> None:
         """Check for status 1, the texts in the last line of standard error, no traceback, and nothing written."""
@@ -71,14 +71,14 @@ class Recipe:
         return module
 
 
-def assert_same(one: Federation, other: Federation) -> None:
-    """Check that two federations are equal, types of numbers included."""
+def assert_same(one: Dataset, other: Dataset) -> None:
+    """Check that two datasets are equal, types of numbers included."""
     assert one.manifest == other.manifest
     assert_same_rows(one, other)
 
 
-def assert_same_rows(one: Federation, other: Federation) -> None:
-    """Check that two federations have the same clients of the same groups, whatever else they say of themselves."""
+def assert_same_rows(one: Dataset, other: Dataset) -> None:
+    """Check that two datasets have the same clients of the same groups, whatever else they say of themselves."""
     assert one.manifest.groups == other.manifest.groups
     for name in ("features", "targets", "offsets"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.datasets.conftest import Recipe, assert_same_rows
-from umbel.data import Federation, Manifest, open_federation, write_federation
+from umbel.data import Dataset, Manifest, open_dataset, write_dataset
 from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).parents[2]
@@ -101,15 +101,15 @@ def parquet(tmp_path: Path) -> Path:
     return write_parquet(tmp_path / "parquet")
 
 
-def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
+def rows_of(dataset: Dataset, client: int) -> dict[int, tuple[int, bool]]:
     """Return the rows that a client holds, by the number drawn in the image: (class, whether turned)."""
     found = {}
-    for picture, label in zip(*federation.client(client), strict=True):
+    for picture, label in zip(*dataset.client(client), strict=True):
         row = int(picture.max(where=picture != 99, initial=0)) - 1
         turned = not np.array_equal(picture, image(row))
         np.testing.assert_array_equal(picture, image(row, turned))
         found[row] = int(label), turned
-    assert len(found) == len(federation.client(client)[1])
+    assert len(found) == len(dataset.client(client)[1])
     return found
 
 
@@ -120,29 +120,29 @@ def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
 def test_a_client_is_a_writer_and_is_turned_as_a_whole(
     form: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    federation = made(tmp_path / "out", f"--{form}", request.getfixturevalue(form), "--seed", "5")
+    dataset = made(tmp_path / "out", f"--{form}", request.getfixturevalue(form), "--seed", "5")
     # Seed 5 gives the clients' places to f4, f2, f3, f1, and turns all but the second.
     generator = np.random.default_rng(5)
     assert generator.permutation(4).tolist() == [3, 1, 2, 0]
     assert generator.integers(2, size=4).tolist() == [1, 0, 1, 1]
-    assert federation.manifest.groups == [1, 0, 1, 1]
-    assert rows_of(federation, 0) == {5: (35, True)}
-    assert rows_of(federation, 1) == {2: (10, False), 4: (9, False), 6: (10, False)}
-    assert rows_of(federation, 2) == {3: (36, True)}
-    assert rows_of(federation, 3) == {0: (0, True), 1: (61, True)}
-    assert federation.manifest.split == {"train": 3, "validation": 1}
+    assert dataset.manifest.groups == [1, 0, 1, 1]
+    assert rows_of(dataset, 0) == {5: (35, True)}
+    assert rows_of(dataset, 1) == {2: (10, False), 4: (9, False), 6: (10, False)}
+    assert rows_of(dataset, 2) == {3: (36, True)}
+    assert rows_of(dataset, 3) == {0: (0, True), 1: (61, True)}
+    assert dataset.manifest.split == {"train": 3, "validation": 1}
 
 
 def test_the_manifest_tells_model_scale_source_and_licence(leaf: Path, parquet: Path, tmp_path: Path) -> None:
-    federation = made(tmp_path / "out", "--leaf", leaf)
-    manifest = federation.manifest
+    dataset = made(tmp_path / "out", "--leaf", leaf)
+    manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("femnist", "cnn", "cross-entropy")
     assert manifest.feature_scale == 1 / 255
     assert "read from LEAF's JSON files" in manifest.provenance
     assert "NIST special database 19" in manifest.provenance
     assert "BSD 2-Clause" in manifest.licence
-    assert (federation.features.dtype, federation.targets.dtype) == (np.uint8, np.int64)
-    assert federation.features.shape == (7, 28, 28)
+    assert (dataset.features.dtype, dataset.targets.dtype) == (np.uint8, np.int64)
+    assert dataset.features.shape == (7, 28, 28)
     assert "read from flwrlabs/femnist" in made(tmp_path / "out", "--parquet", parquet).manifest.provenance
 
 
@@ -176,10 +176,10 @@ def test_the_seed_decides(leaf: Path, tmp_path: Path) -> None:
 
 def test_rows_are_kept_up_to_the_number_asked_for(parquet: Path, tmp_path: Path) -> None:
     whole = made(tmp_path / "whole", "--parquet", parquet)
-    federation = made(tmp_path / "out", "--parquet", parquet, "--rows", "1")
-    assert federation.offsets.tolist() == [0, 1, 2, 3, 4]
+    dataset = made(tmp_path / "out", "--parquet", parquet, "--rows", "1")
+    assert dataset.offsets.tolist() == [0, 1, 2, 3, 4]
     for client in range(4):
-        assert rows_of(federation, client).items() <= rows_of(whole, client).items()
+        assert rows_of(dataset, client).items() <= rows_of(whole, client).items()
 
 
 def test_every_grey_value_survives_leafs_division(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_rows_of_a_later_batch_count_and_are_named_by_their_place_in_the_file(
 
 def test_without_a_folder_the_name_gives_it(leaf: Path, tmp_path: Path, umbel_home: Path) -> None:
     femnist.main(leaf=leaf, name="letters", out=None, rows=None, seed=0)
-    manifest = open_federation(umbel_home / "data" / "letters").manifest
+    manifest = open_dataset(umbel_home / "data" / "letters").manifest
     assert manifest.name == "letters"
     assert "Made by datasets/femnist.py" in manifest.provenance
     assert made(tmp_path / "out", "--leaf", leaf, "--name", "letters").manifest == manifest
@@ -450,7 +450,7 @@ def test_parquet_files_without_rows_are_refused(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_refused_before_the_work(leaf: Path, tmp_path: Path) -> None:
     result = run(leaf, "--leaf", tmp_path / "none")
-    assert_refused(result, leaf, f"{leaf} exists and is not a federation", "--out")
+    assert_refused(result, leaf, f"{leaf} exists and is not a dataset", "--out")
 
 
 # --- the experiment
@@ -460,7 +460,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     manifest = Manifest(
         name="femnist", clients=3500, split={"train": 3150, "validation": 350}, model="cnn", loss="cross-entropy"
     )
-    write_federation(
+    write_dataset(
         umbel_home / "data" / "femnist",
         manifest,
         np.zeros((3500, 28, 28), np.uint8),

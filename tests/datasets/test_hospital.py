@@ -13,8 +13,8 @@ import pgeocode
 import pytest
 
 from tests.datasets.conftest import Recipe
-from umbel.data import Federation, Manifest, open_federation, write_federation
-from umbel.protocol.errors import FederationError
+from umbel.data import Dataset, Manifest, open_dataset, write_dataset
+from umbel.protocol.errors import DatasetError
 
 PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
@@ -73,11 +73,11 @@ def run(csv: Path, geonames: Path | None, out: Path, *options: str) -> Any:
     return recipe.run(out, "--csv", csv, *place, *options)
 
 
-def assert_holds(federation: Federation, providers: list[int]) -> None:
+def assert_holds(dataset: Dataset, providers: list[int]) -> None:
     """Check that the clients are those providers of `CLIENTS`, in that order."""
-    assert federation.manifest.clients == len(providers)
+    assert dataset.manifest.clients == len(providers)
     for i, provider in enumerate(providers):
-        features, targets = federation.client(i)
+        features, targets = dataset.client(i)
         np.testing.assert_array_equal(features, np.array(CLIENTS[provider][0], np.float32))
         np.testing.assert_array_equal(targets, np.array(CLIENTS[provider][1], np.float32))
 
@@ -92,36 +92,36 @@ def test_as_integer_loses_the_place_whose_zip_code_begins_with_zero(csv: Path, g
         "1 training and 1 validation clients, 3 rows; providers left out, their ZIP code unknown to GeoNames: 2",
         str(tmp_path / "out"),
     ]
-    federation = open_federation(tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
     # Seed 0 gives the first and the second provider, by id, the places 0 and 1.
     assert np.random.default_rng(0).permutation(2).tolist() == [0, 1]
-    assert_holds(federation, [10001, 30003])
-    assert "begin with 0 are not found" in federation.manifest.provenance
+    assert_holds(dataset, [10001, 30003])
+    assert "begin with 0 are not found" in dataset.manifest.provenance
 
 
 def test_padded_finds_it(csv: Path, geonames: Path, tmp_path: Path) -> None:
     result = run(csv, geonames, tmp_path / "out", "--zip", "padded")
     assert result.exit_code == 0, result.stderr
-    federation = open_federation(tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
     # 70 % of 3 clients, rounded down, train. Seed 0 gives 10001, 20002, 30003 the places 2, 0, 1.
-    assert federation.manifest.split == {"train": 2, "validation": 1}
+    assert dataset.manifest.split == {"train": 2, "validation": 1}
     assert np.random.default_rng(0).permutation(3).tolist() == [2, 0, 1]
-    assert_holds(federation, [20002, 30003, 10001])
-    assert "begin with 0" not in federation.manifest.provenance
+    assert_holds(dataset, [20002, 30003, 10001])
+    assert "begin with 0" not in dataset.manifest.provenance
 
 
 def test_the_seed_decides_who_trains(csv: Path, geonames: Path, tmp_path: Path) -> None:
     run(csv, geonames, tmp_path / "out", "--seed", "3")
-    federation = open_federation(tmp_path / "out")
+    dataset = open_dataset(tmp_path / "out")
     assert np.random.default_rng(3).permutation(2).tolist() == [1, 0]
-    assert_holds(federation, [30003, 10001])
-    assert "seed 3" in federation.manifest.provenance
+    assert_holds(dataset, [30003, 10001])
+    assert "seed 3" in dataset.manifest.provenance
 
 
 def test_the_manifest_tells_units_source_and_licence(csv: Path, geonames: Path, tmp_path: Path) -> None:
     run(csv, geonames, tmp_path / "out")
-    federation = open_federation(tmp_path / "out")
-    manifest = federation.manifest
+    dataset = open_dataset(tmp_path / "out")
+    manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("hospital", "mlp", "rmse")
     assert manifest.units == {
         "target": {"name": "Average Total Payments", "unit": "dollars", "scale": 10_000.0},
@@ -135,14 +135,14 @@ def test_the_manifest_tells_units_source_and_licence(csv: Path, geonames: Path, 
     assert "Average Total Payments" in manifest.provenance
     assert "public domain" in manifest.licence
     assert "GeoNames, CC BY 4.0" in manifest.licence
-    assert federation.features.dtype == federation.targets.dtype == np.float32
+    assert dataset.features.dtype == dataset.targets.dtype == np.float32
 
 
 def test_the_order_of_rows_in_the_file_plays_no_part(csv: Path, geonames: Path, tmp_path: Path) -> None:
     header, *rows = CSV.splitlines(keepends=True)
     csv.write_text("".join([header, *reversed(rows)]))
     run(csv, geonames, tmp_path / "out", "--zip", "padded")
-    assert_holds(open_federation(tmp_path / "out"), [20002, 30003, 10001])
+    assert_holds(open_dataset(tmp_path / "out"), [20002, 30003, 10001])
 
 
 def test_columns_are_found_under_the_names_of_other_exports(csv: Path, geonames: Path, tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_columns_are_found_under_the_names_of_other_exports(csv: Path, geonames:
     names = [name.strip().replace(" ", "_").lower() for name in header.split(",")]
     csv.write_text(",".join(names) + "\n" + rows)
     assert run(csv, geonames, tmp_path / "out").exit_code == 0
-    assert_holds(open_federation(tmp_path / "out"), [10001, 30003])
+    assert_holds(open_dataset(tmp_path / "out"), [10001, 30003])
 
 
 @pytest.mark.filterwarnings("ignore:Length of header:pandas.errors.ParserWarning")
@@ -159,7 +159,7 @@ def test_a_comma_at_the_end_of_each_row_moves_no_column(csv: Path, geonames: Pat
     csv.write_text("\n".join([header, *(f"{row}," for row in rows)]))
     result = run(csv, geonames, tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    assert_holds(open_federation(tmp_path / "out"), [10001, 30003])
+    assert_holds(open_dataset(tmp_path / "out"), [10001, 30003])
 
 
 def test_compressed_files_are_read(tmp_path: Path, csv: Path, geonames: Path) -> None:
@@ -167,7 +167,7 @@ def test_compressed_files_are_read(tmp_path: Path, csv: Path, geonames: Path) ->
         Path(f"{path}.gz").write_bytes(gzip.compress(path.read_bytes()))
     result = run(Path(f"{csv}.gz"), Path(f"{geonames}.gz"), tmp_path / "out")
     assert result.exit_code == 0, result.stderr
-    assert_holds(open_federation(tmp_path / "out"), [10001, 30003])
+    assert_holds(open_dataset(tmp_path / "out"), [10001, 30003])
 
 
 def test_rows_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
@@ -176,19 +176,19 @@ def test_rows_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
     monkeypatch.setattr(hospital, "_CHUNK_ROWS", 2)
     assert hospital.read_charges(csv)["provider"].tolist() == [10001, 20002, 30003, 40004, 10001]
     csv.write_text(CSV.replace("6000.5", "none"))
-    with pytest.raises(FederationError, match="in data row 6 is 'none'"):
+    with pytest.raises(DatasetError, match="in data row 6 is 'none'"):
         hospital.read_charges(csv)
 
 
 def test_a_run_takes_the_place_of_the_one_before(csv: Path, geonames: Path, tmp_path: Path) -> None:
     run(csv, geonames, tmp_path / "out", "--zip", "padded")
     assert run(csv, geonames, tmp_path / "out").exit_code == 0
-    assert open_federation(tmp_path / "out").manifest.clients == 2
+    assert open_dataset(tmp_path / "out").manifest.clients == 2
 
 
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    federation = recipe.made_as_a_script(tmp_path, "--csv", csv.name, "--geonames", geonames.name)
-    assert_holds(federation, [10001, 30003])
+    dataset = recipe.made_as_a_script(tmp_path, "--csv", csv.name, "--geonames", geonames.name)
+    assert_holds(dataset, [10001, 30003])
 
 
 # --- without a GeoNames file
@@ -203,7 +203,7 @@ def test_pgeocode_gives_the_same_places(
     monkeypatch.setattr(pgeocode, "STORAGE_DIR", str(tmp_path))
     result = run(csv, None, tmp_path / "out", "--zip", "padded")
     assert result.exit_code == 0, result.stderr
-    assert_holds(open_federation(tmp_path / "out"), [20002, 30003, 10001])
+    assert_holds(open_dataset(tmp_path / "out"), [20002, 30003, 10001])
 
 
 def test_a_download_that_fails_names_the_way_around(csv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,16 +311,16 @@ def test_a_folder_without_permission_is_refused(csv: Path, geonames: Path, tmp_p
 
 def test_a_folder_of_something_else_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:
     csv.write_text("would be refused, if it were read")
-    assert_refused(run(csv, geonames, tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    assert_refused(run(csv, geonames, tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["US.txt", "charges.csv"]
 
 
-def test_a_refusal_leaves_the_federation_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:
+def test_a_refusal_leaves_the_dataset_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:
     manifest = Manifest(name="before", clients=1, split={"train": 1, "validation": 0})
-    write_federation(tmp_path / "out", manifest, np.ones((1, 1)), np.ones(1), np.array([0, 1]))
+    write_dataset(tmp_path / "out", manifest, np.ones((1, 1)), np.ones(1), np.array([0, 1]))
     csv.write_text(CSV.replace("7000", "n/a"))
     assert run(csv, geonames, tmp_path / "out").exit_code == 1
-    assert open_federation(tmp_path / "out").manifest == manifest
+    assert open_dataset(tmp_path / "out").manifest == manifest
 
 
 # --- the real file
@@ -336,31 +336,31 @@ def test_the_real_file_gives_the_clients_of_the_paper(
 ) -> None:
     result = run(REAL_CSV, REAL_GEONAMES, tmp_path / "out", "--zip", form)
     assert result.exit_code == 0, result.stderr
-    federation = open_federation(tmp_path / "out")
-    assert federation.manifest.clients == clients
-    assert federation.manifest.split == {"train": train, "validation": validation}
-    assert len(federation.features) == rows
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.manifest.clients == clients
+    assert dataset.manifest.split == {"train": train, "validation": validation}
+    assert len(dataset.features) == rows
 
-    service, longitude, latitude = (federation.features * np.array([4, 50, 50]) + np.array([0, -100, 40])).T
+    service, longitude, latitude = (dataset.features * np.array([4, 50, 50]) + np.array([0, -100, 40])).T
     assert np.unique(service).tolist() == [0, 1, 2, 3]
     # From the west of Alaska to the north-east, from Hawaii to the north of Alaska.
     assert -168 < longitude.min() < -150
     assert -75 < longitude.max() < -66
     assert 18 < latitude.min() < 23
     assert 60 < latitude.max() < 72
-    dollars = federation.targets * 10_000
+    dollars = dataset.targets * 10_000
     assert 2_000 < dollars.min() < 5_000
     assert 15_000 < dollars.max() < 40_000
     # "In the range of the units", as the paper asks.
-    assert np.abs(federation.features).max() < 2
-    assert federation.targets.max() < 4
+    assert np.abs(dataset.features).max() < 2
+    assert dataset.targets.max() < 4
 
 
 @needs_data
 def test_clients_of_the_real_file_are_in_one_place_with_increasing_services(tmp_path: Path) -> None:
     run(REAL_CSV, REAL_GEONAMES, tmp_path / "out")
-    federation = open_federation(tmp_path / "out")
-    for i in range(federation.manifest.clients):
-        features, _ = federation.client(i)
+    dataset = open_dataset(tmp_path / "out")
+    for i in range(dataset.manifest.clients):
+        features, _ = dataset.client(i)
         assert len(np.unique(features[:, 1:], axis=0)) == 1
         assert np.all(np.diff(features[:, 0]) > 0)

@@ -16,7 +16,7 @@ import pandas as pd
 import pytest
 
 from tests.datasets.conftest import Recipe, assert_same, assert_same_rows
-from umbel.data import Federation, open_federation
+from umbel.data import Dataset, open_dataset
 
 recipe = Recipe("movielens")
 movielens, run, made, assert_refused = recipe.module, recipe.run, recipe.made, recipe.assert_refused
@@ -87,11 +87,11 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[str]]:
     return set_answer
 
 
-def assert_holds(federation: Federation, users: list[int]) -> None:
+def assert_holds(dataset: Dataset, users: list[int]) -> None:
     """Check that the clients are those users of `CLIENTS`, in that order."""
-    assert federation.manifest.clients == len(users)
+    assert dataset.manifest.clients == len(users)
     for client, user in enumerate(users):
-        features, targets = federation.client(client)
+        features, targets = dataset.client(client)
         assert (features.tolist(), targets.tolist()) == CLIENTS[user]
 
 
@@ -101,13 +101,13 @@ def assert_holds(federation: Federation, users: list[int]) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_client_is_a_user_with_items_and_likes(form: str, tmp_path: Path) -> None:
     (file := tmp_path / "any.name").write_text(FORMS[form])
-    federation = made(tmp_path / "out", "--ratings", file, *LEAST)
+    dataset = made(tmp_path / "out", "--ratings", file, *LEAST)
     # Seed 0 gives users 3, 7, 20 the places 2, 0, 1.
     assert np.random.default_rng(0).permutation(3).tolist() == [2, 0, 1]
-    assert_holds(federation, [7, 20, 3])
-    assert federation.manifest.split == {"train": 2, "validation": 1}
-    assert (federation.features.dtype, federation.targets.dtype) == (np.int32, np.int8)
-    assert federation.features.shape == (6, 1)
+    assert_holds(dataset, [7, 20, 3])
+    assert dataset.manifest.split == {"train": 2, "validation": 1}
+    assert (dataset.features.dtype, dataset.targets.dtype) == (np.int32, np.int8)
+    assert dataset.features.shape == (6, 1)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -123,25 +123,25 @@ def test_lines_may_end_as_on_windows(form: str, tmp_path: Path) -> None:
 
 
 def test_what_counts_as_a_like_can_be_said(ratings: Path, tmp_path: Path) -> None:
-    federation = made(tmp_path / "out", "--ratings", ratings, "--liked", "3", *LEAST)
-    assert federation.targets.tolist() == [1, 1, 1, 1, -1, 1], "user 20's three stars are a like now"
-    assert "latest rating is 3 or more." in federation.manifest.provenance
+    dataset = made(tmp_path / "out", "--ratings", ratings, "--liked", "3", *LEAST)
+    assert dataset.targets.tolist() == [1, 1, 1, 1, -1, 1], "user 20's three stars are a like now"
+    assert "latest rating is 3 or more." in dataset.manifest.provenance
 
 
 def test_items_that_a_user_did_not_rate_may_count_as_disliked(ratings: Path, tmp_path: Path) -> None:
     """Each user rated two of three items, so that half an item for each rated one is all that there is."""
-    federation = made(tmp_path / "out", "--ratings", ratings, "--unrated", "0.5", *LEAST)
+    dataset = made(tmp_path / "out", "--ratings", ratings, "--unrated", "0.5", *LEAST)
     for client, user in enumerate([7, 20, 3]):
-        features, targets = federation.client(client)
+        features, targets = dataset.client(client)
         assert features[:, 0].tolist() == [0, 1, 2]
         (left,) = {0, 1, 2} - {item for (item,) in CLIENTS[user][0]}
         assert targets[left] == -1
         assert np.delete(targets, left).tolist() == CLIENTS[user][1]
     assert "for each that a user rated, 0.5 of the others, drawn alike, count as disliked" in (
-        federation.manifest.provenance
+        dataset.manifest.provenance
     )
     more = made(tmp_path / "more", "--ratings", ratings, "--unrated", "9", *LEAST)
-    assert_same_rows(more, federation)
+    assert_same_rows(more, dataset)
 
 
 def test_the_manifest_tells_model_source_and_licence(ratings: Path, tmp_path: Path) -> None:
@@ -167,24 +167,24 @@ def test_the_output_counts_and_names_the_folder(ratings: Path, tmp_path: Path) -
 def test_a_second_rating_of_an_item_does_not_count_towards_the_least(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text(text("\t", [*ROWS, (3, 1193, 1, 1), (20, 50, 1, 1)]))
     # User 7 has three ratings, of two items.
-    federation = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "3")
-    assert np.diff(federation.offsets).tolist() == [3, 3]
+    dataset = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "3")
+    assert np.diff(dataset.offsets).tolist() == [3, 3]
 
 
 def test_of_equal_times_the_later_line_counts(ratings: Path, tmp_path: Path) -> None:
     ratings.write_text(text("\t", [(1, 1, 5, 9), (1, 1, 1, 9), (2, 1, 1, 9), (2, 1, 5, 9)]))
-    federation = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "1", "--seed", "3")
+    dataset = made(tmp_path / "out", "--ratings", ratings, "--min-ratings", "1", "--seed", "3")
     assert np.random.default_rng(3).permutation(2).tolist() == [1, 0]
-    assert federation.targets.tolist() == [1, -1]
+    assert dataset.targets.tolist() == [1, -1]
 
 
 def test_users_of_few_ratings_and_what_they_alone_rated_are_left_out_by_default(ratings: Path, tmp_path: Path) -> None:
     many = [(user, item, 3.5, 0) for user in (1, 2) for item in range(user, user + 10)]
     ratings.write_text(text("\t", [*many, *((3, item, 5, 0) for item in range(100, 109))]))
-    federation = made(tmp_path / "out", "--ratings", ratings)
-    assert federation.manifest.clients == 2
-    assert federation.manifest.units == {"items": 11}
-    assert set(federation.targets.tolist()) == {-1}
+    dataset = made(tmp_path / "out", "--ratings", ratings)
+    assert dataset.manifest.clients == 2
+    assert dataset.manifest.units == {"items": 11}
+    assert set(dataset.targets.tolist()) == {-1}
 
 
 @pytest.mark.parametrize(("users", "validation"), [(2, 1), (10, 1), (11, 2), (30, 3)])
@@ -224,7 +224,7 @@ def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(ratings: Path
 
 def test_without_a_folder_the_name_gives_it(ratings: Path, umbel_home: Path) -> None:
     movielens.main(ratings, "films", 8, 2, 0)
-    assert open_federation(umbel_home / "data" / "films").manifest.name == "films"
+    assert open_dataset(umbel_home / "data" / "films").manifest.name == "films"
 
 
 # --- without a file
@@ -395,7 +395,7 @@ def test_a_folder_of_something_else_is_refused_before_the_work(
 ) -> None:
     (tmp_path / "file").write_text("")
     asked = connect(URLError("no network"))
-    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
     assert asked == []
 
 

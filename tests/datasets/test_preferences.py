@@ -10,8 +10,8 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.datasets.conftest import RECIPES, Recipe, assert_same
-from umbel.data import find_federation, open_federation
-from umbel.protocol.errors import FederationError
+from umbel.data import find_dataset, open_dataset
+from umbel.protocol.errors import DatasetError
 
 recipe = Recipe("preferences")
 draw, run, made, assert_refused = recipe.module.draw, recipe.run, recipe.made, recipe.assert_refused
@@ -125,10 +125,10 @@ def test_the_vector_of_a_client_does_not_depend_on_its_rows() -> None:
 # --- what is written
 
 
-def test_the_folder_is_a_federation_of_what_is_drawn(tmp_path: Path) -> None:
+def test_the_folder_is_a_dataset_of_what_is_drawn(tmp_path: Path) -> None:
     options = ["--clients", "15", "--items", "80", "--factors", "4", "--rows", "30", "--seed", "3", "--name", "likes"]
-    federation = made(tmp_path / "out", *options)
-    manifest = federation.manifest
+    dataset = made(tmp_path / "out", *options)
+    manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("likes", "factors-80x4", "")
     assert manifest.split == {"train": 13, "validation": 2}
     assert manifest.units == {"items": 80}
@@ -136,9 +136,9 @@ def test_the_folder_is_a_federation_of_what_is_drawn(tmp_path: Path) -> None:
     assert "seed 3, rows 30, like rate 0.2" in manifest.provenance
     assert manifest.licence.startswith("Apache-2.0")
     features, targets, offsets, _, _ = draw(15, 80, 4, 30, 0.2, 0.0, 3)
-    np.testing.assert_array_equal(federation.features, features, strict=True)
-    np.testing.assert_array_equal(federation.targets, targets, strict=True)
-    np.testing.assert_array_equal(federation.offsets, offsets, strict=True)
+    np.testing.assert_array_equal(dataset.features, features, strict=True)
+    np.testing.assert_array_equal(dataset.targets, targets, strict=True)
+    np.testing.assert_array_equal(dataset.offsets, offsets, strict=True)
 
 
 def test_the_output_counts_and_names_the_folder(tmp_path: Path) -> None:
@@ -162,8 +162,8 @@ def test_json_holds_the_same_clients_as_the_folder(tmp_path: Path) -> None:
 
 
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(tmp_path: Path) -> None:
-    federation = recipe.made_as_a_script(tmp_path, "--clients", "10")
-    assert_same(federation, made(tmp_path / "out", "--clients", "10"))
+    dataset = recipe.made_as_a_script(tmp_path, "--clients", "10")
+    assert_same(dataset, made(tmp_path / "out", "--clients", "10"))
 
 
 # --- the committed file
@@ -176,11 +176,11 @@ def test_the_committed_file_is_what_the_script_writes(tmp_path: Path) -> None:
 
 
 def test_the_committed_file_is_found_by_name_and_small_enough_to_travel() -> None:
-    assert find_federation("preferences") == COMMITTED
+    assert find_dataset("preferences") == COMMITTED
     assert COMMITTED.stat().st_size < 50_000
-    federation = open_federation(COMMITTED)
-    assert federation.manifest.split == {"train": 60, "validation": 7}
-    assert federation.manifest.model == "factors-100x8"
+    dataset = open_dataset(COMMITTED)
+    assert dataset.manifest.split == {"train": 60, "validation": 7}
+    assert dataset.manifest.model == "factors-100x8"
 
 
 # --- what cannot be used
@@ -218,12 +218,12 @@ def test_none_are_refused(tmp_path: Path, option: str) -> None:
     result = run(tmp_path / "out", option, "0")
     assert result.exit_code == 2
     assert option in result.stderr
-    with pytest.raises(FederationError, match="must be at least 1"):
+    with pytest.raises(DatasetError, match="must be at least 1"):
         draw(**{option.removeprefix("--"): 0})
 
 
 def test_a_folder_or_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    assert_refused(run(tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
     result = run(out := tmp_path / "file" / "out.json")
     assert_refused(result, out, str(tmp_path / "file"))

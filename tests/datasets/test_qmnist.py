@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.datasets.conftest import Recipe, assert_same
 from umbel import models
-from umbel.data import Federation, Manifest, write_federation
+from umbel.data import Dataset, Manifest, write_dataset
 from umbel.server.setup import Setup
 
 PROJECT = Path(__file__).parents[2]
@@ -78,7 +78,7 @@ def run(files: tuple[Path, Path], out: Path, *options: str) -> Any:
     return recipe.run(out, *options_of(files), *options)
 
 
-def made(files: tuple[Path, Path], out: Path, *options: str) -> Federation:
+def made(files: tuple[Path, Path], out: Path, *options: str) -> Dataset:
     """Run the recipe and open what it wrote."""
     return recipe.made(out, *options_of(files), *options)
 
@@ -89,15 +89,15 @@ def assert_refused(result: Any, out: Path, *texts: str) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
+def rows_of(dataset: Dataset, client: int) -> dict[int, tuple[int, bool]]:
     """Return the rows that a client holds, by the number drawn in the image: (digit, whether turned)."""
     found = {}
-    for picture, digit in zip(*federation.client(client), strict=True):
+    for picture, digit in zip(*dataset.client(client), strict=True):
         row = int(picture.max(where=picture != 99, initial=0)) - 1
         turned = not np.array_equal(picture, image(row))
         np.testing.assert_array_equal(picture, image(row, turned))
         found[row] = int(digit), turned
-    assert len(found) == len(federation.client(client)[1])
+    assert len(found) == len(dataset.client(client)[1])
     return found
 
 
@@ -105,17 +105,17 @@ def rows_of(federation: Federation, client: int) -> dict[int, tuple[int, bool]]:
 
 
 def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path], tmp_path: Path) -> None:
-    federation = made(files, tmp_path / "out", "--seed", "5")
+    dataset = made(files, tmp_path / "out", "--seed", "5")
     # By number the writers are 5, 7, 11, 2100. Seed 5 puts the last of them first, and turns all but the second client.
     generator = np.random.default_rng(5)
     assert generator.permutation(4).tolist() == [3, 1, 2, 0]
     assert generator.integers(2, size=4).tolist() == [1, 0, 1, 1]
-    assert federation.manifest.groups == [1, 0, 1, 1]
-    assert rows_of(federation, 0) == {1: (0, True), 7: (8, True)}
-    assert rows_of(federation, 1) == {0: (3, False), 3: (4, False), 6: (3, False)}
-    assert rows_of(federation, 2) == {4: (1, True)}
-    assert rows_of(federation, 3) == {2: (9, True), 5: (9, True)}
-    assert federation.offsets.tolist() == [0, 2, 5, 6, 8]
+    assert dataset.manifest.groups == [1, 0, 1, 1]
+    assert rows_of(dataset, 0) == {1: (0, True), 7: (8, True)}
+    assert rows_of(dataset, 1) == {0: (3, False), 3: (4, False), 6: (3, False)}
+    assert rows_of(dataset, 2) == {4: (1, True)}
+    assert rows_of(dataset, 3) == {2: (9, True), 5: (9, True)}
+    assert dataset.offsets.tolist() == [0, 2, 5, 6, 8]
 
 
 def test_the_last_line_is_the_folder_and_the_one_before_counts(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -128,17 +128,17 @@ def test_the_last_line_is_the_folder_and_the_one_before_counts(files: tuple[Path
 
 @pytest.mark.parametrize(("writers", "train"), [(2, 1), (9, 8), (10, 9), (11, 9), (19, 17), (20, 18)])
 def test_a_tenth_of_the_writers_rounded_up_validates(tmp_path: Path, writers: int, train: int) -> None:
-    federation = made(write_files(tmp_path, [(writer, 0) for writer in range(writers)]), tmp_path / "out")
-    assert federation.manifest.split == {"train": train, "validation": writers - train}
+    dataset = made(write_files(tmp_path, [(writer, 0) for writer in range(writers)]), tmp_path / "out")
+    assert dataset.manifest.split == {"train": train, "validation": writers - train}
 
 
 def test_about_half_of_the_clients_are_turned(tmp_path: Path) -> None:
     rows = [(writer, 0) for writer in range(200)]
-    federation = made(write_files(tmp_path, rows, pictures=[0] * 200), tmp_path / "out")
+    dataset = made(write_files(tmp_path, rows, pictures=[0] * 200), tmp_path / "out")
     # 200 fair draws come up 100 times on average, with standard deviation sqrt(200)/2 = 7.1.
-    assert abs(sum(federation.manifest.groups) - 100) < 4 * 7.1
-    for client, group in enumerate(federation.manifest.groups):
-        assert rows_of(federation, client) == {0: (0, bool(group))}
+    assert abs(sum(dataset.manifest.groups) - 100) < 4 * 7.1
+    for client, group in enumerate(dataset.manifest.groups):
+        assert rows_of(dataset, client) == {0: (0, bool(group))}
 
 
 def test_the_seed_decides(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -161,21 +161,21 @@ def test_the_order_of_rows_in_the_files_plays_no_part(files: tuple[Path, Path], 
 def test_the_rows_of_a_client_are_in_random_order(tmp_path: Path) -> None:
     # Sorted by class, minibatches taken in order would each hold one class.
     rows = [(writer, digit) for writer in (1, 2) for digit in range(10) for _ in range(2)]
-    federation = made(write_files(tmp_path, rows), tmp_path / "out")
+    dataset = made(write_files(tmp_path, rows), tmp_path / "out")
     for client in range(2):
-        targets = federation.client(client)[1]
+        targets = dataset.client(client)[1]
         assert np.bincount(targets).tolist() == [2] * 10
         assert np.any(np.diff(targets) < 0)
 
 
 def test_rows_are_kept_at_random_up_to_the_number_asked_for(files: tuple[Path, Path], tmp_path: Path) -> None:
     whole = made(files, tmp_path / "whole")
-    federation = made(files, tmp_path / "out", "--rows", "2")
-    assert federation.offsets.tolist() == [0, 1, 3, 5, 7]
-    assert federation.manifest.groups == whole.manifest.groups
+    dataset = made(files, tmp_path / "out", "--rows", "2")
+    assert dataset.offsets.tolist() == [0, 1, 3, 5, 7]
+    assert dataset.manifest.groups == whole.manifest.groups
     for client in range(4):
-        assert rows_of(federation, client).items() <= rows_of(whole, client).items()
-    assert "at most 2 rows, drawn at random" in federation.manifest.provenance
+        assert rows_of(dataset, client).items() <= rows_of(whole, client).items()
+    assert "at most 2 rows, drawn at random" in dataset.manifest.provenance
     assert "at most" not in whole.manifest.provenance
     # Each pair of the three rows of writer 7 comes up for some seed.
     pairs = set()
@@ -186,15 +186,15 @@ def test_rows_are_kept_at_random_up_to_the_number_asked_for(files: tuple[Path, P
 
 
 def test_the_manifest_tells_model_scale_source_and_licence(files: tuple[Path, Path], tmp_path: Path) -> None:
-    federation = made(files, tmp_path / "out")
-    manifest = federation.manifest
+    dataset = made(files, tmp_path / "out")
+    manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("qmnist", "cnn10", "cross-entropy")
     assert manifest.feature_scale == 1 / 255
     assert "github.com/facebookresearch/qmnist" in manifest.provenance
     assert "NIST special database 19" in manifest.provenance
     assert "BSD" in manifest.licence
-    assert (federation.features.dtype, federation.targets.dtype) == (np.uint8, np.int64)
-    assert federation.features.shape == (8, 28, 28)
+    assert (dataset.features.dtype, dataset.targets.dtype) == (np.uint8, np.int64)
+    assert dataset.features.shape == (8, 28, 28)
 
 
 def test_compressed_files_are_read(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -207,8 +207,8 @@ def test_compressed_files_are_read(files: tuple[Path, Path], tmp_path: Path) -> 
 
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: tuple[Path, Path], tmp_path: Path) -> None:
     images, labels = files
-    federation = recipe.made_as_a_script(tmp_path, *options_of((Path(images.name), Path(labels.name))))
-    assert_same(federation, made(files, tmp_path / "out"))
+    dataset = recipe.made_as_a_script(tmp_path, *options_of((Path(images.name), Path(labels.name))))
+    assert_same(dataset, made(files, tmp_path / "out"))
 
 
 # --- what cannot be used
@@ -279,7 +279,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(files: tuple
     none = tmp_path / "none"
     for out in (files[0], files[0] / "below" / "a" / "file"):
         assert_refused(run((none, none), out), out, f"{out} cannot be written", "--out")
-    assert_refused(run((none, none), tmp_path), tmp_path, f"{tmp_path} exists and is not a federation", "--out")
+    assert_refused(run((none, none), tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
 
 
 def test_no_rows_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
@@ -295,7 +295,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     manifest = Manifest(
         name="qmnist", clients=539, split={"train": 485, "validation": 54}, model="cnn10", loss="cross-entropy"
     )
-    write_federation(
+    write_dataset(
         umbel_home / "data" / "qmnist", manifest, np.zeros((539, 28, 28), np.uint8), np.zeros(539, int), np.arange(540)
     )
     config = tomllib.loads((PROJECT / "configs" / "qmnist.toml").read_text(encoding="utf-8"))
@@ -314,13 +314,13 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
 @needs_data
 @pytest.mark.slow
 def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_path: Path) -> None:
-    federation = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out")
-    manifest = federation.manifest
+    dataset = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out")
+    manifest = dataset.manifest
     assert manifest.split == {"train": 485, "validation": 54}
-    assert federation.features.shape == (60_000, 28, 28)
+    assert dataset.features.shape == (60_000, 28, 28)
     # How often each digit comes in MNIST's training set.
     counts = [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
-    assert np.bincount(federation.targets).tolist() == counts
+    assert np.bincount(dataset.targets).tolist() == counts
     assert np.array_equal(np.unique(manifest.groups), [0, 1])
 
     images = np.frombuffer(gzip.decompress(REAL_IMAGES.read_bytes()), np.uint8, offset=16).reshape(-1, 28, 28)
@@ -330,7 +330,7 @@ def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_pat
         written.setdefault(int(row[2]), []).append((int(row[0]), picture.tobytes()))
     clients = []
     for client, group in enumerate(manifest.groups):
-        features, targets = federation.client(client)
+        features, targets = dataset.client(client)
         # Turned back by a transposition and a mirror, not the way they were turned.
         upright = features.transpose(0, 2, 1)[:, :, ::-1] if group else features
         clients.append(sorted((int(digit), picture.tobytes()) for picture, digit in zip(upright, targets, strict=True)))
@@ -340,10 +340,10 @@ def test_the_real_files_give_539_writers_each_with_all_digits_they_wrote(tmp_pat
 @needs_data
 @pytest.mark.slow
 def test_the_network_takes_the_real_digits(tmp_path: Path) -> None:
-    federation = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out", "--rows", "2")
-    assert np.diff(federation.offsets).tolist() == [2] * 539
-    model = models.load(federation.manifest.model, federation.manifest.loss)
-    images = np.array(federation.client(0)[0], np.float32) * federation.manifest.feature_scale
+    dataset = made((REAL_IMAGES, REAL_LABELS), tmp_path / "out", "--rows", "2")
+    assert np.diff(dataset.offsets).tolist() == [2] * 539
+    model = models.load(dataset.manifest.model, dataset.manifest.loss)
+    images = np.array(dataset.client(0)[0], np.float32) * dataset.manifest.feature_scale
     parameters = {name: model.module.state_dict()[name] for name in model.shapes}
     outputs = model.apply(parameters, model.module.conv1.weight.new_tensor(images))
     assert outputs.shape == (2, 10)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from tests.datasets.conftest import Recipe, assert_same
 from tests.datasets.test_qmnist import idx
 from umbel import models
-from umbel.data import Federation, Manifest, open_federation, write_federation
+from umbel.data import Dataset, Manifest, open_dataset, write_dataset
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import Laplace
 from umbel.server.setup import Setup
@@ -90,7 +90,7 @@ def files(tmp_path: Path) -> dict[str, Path]:
     return write_files(tmp_path)
 
 
-def made(files: dict[str, Path], out: Path, *options: str) -> Federation:
+def made(files: dict[str, Path], out: Path, *options: str) -> Dataset:
     """Run the recipe with two images a client, and open what it wrote."""
     return recipe.made(out, *options_of(files), "--rows", "2", *options)
 
@@ -160,27 +160,27 @@ def test_turning_changes_nothing_else() -> None:
 
 def test_the_features_are_those_of_the_images_in_their_order(files: dict[str, Path], tmp_path: Path) -> None:
     for kind in FEATURES:
-        federation = made(files, tmp_path / "out", "--kind", kind, "--features", "3", "--seed", "2")
+        dataset = made(files, tmp_path / "out", "--kind", kind, "--features", "3", "--seed", "2")
         found = module.qmnist.read_digits(files["--images"], files["--labels"])
         manifest, images, classes, offsets = module.deal(found, 2, False, 2)
         learnt = module.learn(strokes(PUBLIC, 1), kind, 3)
-        np.testing.assert_allclose(federation.features, learnt(images), rtol=1e-4, atol=1e-5)
-        np.testing.assert_array_equal(federation.targets, classes)
-        np.testing.assert_array_equal(federation.offsets, offsets)
-        assert (federation.features.dtype, federation.targets.dtype) == (np.float32, np.int64)
-        assert federation.manifest.split == manifest.split
-        assert f"of kind {kind}" in federation.manifest.provenance
+        np.testing.assert_allclose(dataset.features, learnt(images), rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(dataset.targets, classes)
+        np.testing.assert_array_equal(dataset.offsets, offsets)
+        assert (dataset.features.dtype, dataset.targets.dtype) == (np.float32, np.int64)
+        assert dataset.manifest.split == manifest.split
+        assert f"of kind {kind}" in dataset.manifest.provenance
 
 
 def test_turned_clients_have_the_features_of_turned_images(files: dict[str, Path], tmp_path: Path) -> None:
-    federation = made(files, tmp_path / "out", "--kind", "pixels", "--features", "3", "--turn", "--seed", "2")
+    dataset = made(files, tmp_path / "out", "--kind", "pixels", "--features", "3", "--turn", "--seed", "2")
     found = module.qmnist.read_digits(files["--images"], files["--labels"])
     manifest, images, _, _ = module.deal(found, 2, True, 2)
     assert set(manifest.groups) == {0, 1}
-    assert federation.manifest.groups == manifest.groups
+    assert dataset.manifest.groups == manifest.groups
     public = strokes(PUBLIC, 1)
     learnt = module.learn(np.concatenate([public, np.rot90(public, axes=(1, 2))]), module.Kind.PIXELS, 3)
-    np.testing.assert_allclose(federation.features, learnt(images), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(dataset.features, learnt(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", FEATURES)
@@ -240,15 +240,15 @@ def test_one_feature_of_neighbours_tells_two_clusters_apart() -> None:
 def test_the_images_are_those_of_the_same_clients(
     files: dict[str, Path], tmp_path: Path, turn: tuple[str, ...]
 ) -> None:
-    federation = made(files, tmp_path / "out", "--kind", "images", "--seed", "2", *turn)
+    dataset = made(files, tmp_path / "out", "--kind", "images", "--seed", "2", *turn)
     beside = made(files, tmp_path / "beside", "--kind", "pixels", "--features", "3", "--seed", "2", *turn)
     found = module.qmnist.read_digits(files["--images"], files["--labels"])
-    np.testing.assert_array_equal(federation.features, module.deal(found, 2, bool(turn), 2)[1])
-    assert federation.features.dtype == np.uint8
-    np.testing.assert_array_equal(federation.targets, beside.targets)
-    np.testing.assert_array_equal(federation.offsets, beside.offsets)
-    assert federation.manifest.split == beside.manifest.split
-    assert federation.manifest.groups == beside.manifest.groups
+    np.testing.assert_array_equal(dataset.features, module.deal(found, 2, bool(turn), 2)[1])
+    assert dataset.features.dtype == np.uint8
+    np.testing.assert_array_equal(dataset.targets, beside.targets)
+    np.testing.assert_array_equal(dataset.offsets, beside.offsets)
+    assert dataset.manifest.split == beside.manifest.split
+    assert dataset.manifest.groups == beside.manifest.groups
 
 
 def test_the_manifest_of_images_names_a_network_and_no_public_images(files: dict[str, Path], tmp_path: Path) -> None:
@@ -263,10 +263,10 @@ def test_the_manifest_of_images_names_a_network_and_no_public_images(files: dict
 def test_images_have_a_folder_of_their_own(files: dict[str, Path], umbel_home: Path) -> None:
     options = [*options_of(files), "--rows", "2", "--kind", "images"]
     result = CliRunner().invoke(module.app, list(map(str, options)))
-    federation = open_federation(umbel_home / "data" / "qmnist-images")
-    split = federation.manifest.split
+    dataset = open_dataset(umbel_home / "data" / "qmnist-images")
+    split = dataset.manifest.split
     assert result.stdout.splitlines() == [
-        f"{split['train']} training and {split['validation']} validation clients, {len(federation.targets)} images; "
+        f"{split['train']} training and {split['validation']} validation clients, {len(dataset.targets)} images; "
         "clients whose images are turned: 0",
         str(umbel_home / "data" / "qmnist-images"),
     ]
@@ -289,9 +289,9 @@ def test_the_manifest_tells_model_source_and_what_is_promised(files: dict[str, P
 
 def test_clients_that_are_writers_are_said_to_be(tmp_path: Path) -> None:
     files = write_files(tmp_path, writers={writer: 3 for writer in range(1, 21)})
-    federation = made(files, tmp_path / "out", "--features", "4")
-    assert federation.manifest.split == {"train": 18, "validation": 2}
-    assert "clients of 2 images: one client a writer." in federation.manifest.provenance
+    dataset = made(files, tmp_path / "out", "--features", "4")
+    assert dataset.manifest.split == {"train": 18, "validation": 2}
+    assert "clients of 2 images: one client a writer." in dataset.manifest.provenance
 
 
 def test_the_seed_decides(files: dict[str, Path], tmp_path: Path) -> None:
@@ -305,10 +305,10 @@ def test_the_seed_decides(files: dict[str, Path], tmp_path: Path) -> None:
 
 def test_the_last_line_is_the_folder_and_the_one_before_counts(files: dict[str, Path], tmp_path: Path) -> None:
     result = recipe.run(tmp_path / "out", *options_of(files), "--rows", "2", "--features", "4")
-    federation = made(files, tmp_path / "other", "--features", "4")
-    split = federation.manifest.split
+    dataset = made(files, tmp_path / "other", "--features", "4")
+    split = dataset.manifest.split
     assert result.stdout.splitlines() == [
-        f"{split['train']} training and {split['validation']} validation clients, {len(federation.targets)} rows of 4 "
+        f"{split['train']} training and {split['validation']} validation clients, {len(dataset.targets)} rows of 4 "
         "features; clients whose images are turned: 0",
         str(tmp_path / "out"),
     ]
@@ -324,7 +324,7 @@ def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: dict[s
     assert done.returncode == 0, done.stderr
     written = home / "data" / "qmnist-features"
     assert done.stdout.splitlines()[-1] == str(written)
-    assert_same(open_federation(written), made(files, tmp_path / "out", "--features", "4"))
+    assert_same(open_dataset(written), made(files, tmp_path / "out", "--features", "4"))
 
 
 # --- what cannot be used
@@ -378,7 +378,7 @@ def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path, run_config: d
         name="qmnist-features", clients=1757, split={"train": 1576, "validation": 181},
         model="umbel.models.softmax:softmax10x10", loss="cross-entropy",
     )  # fmt: skip
-    write_federation(
+    write_dataset(
         umbel_home / "data" / "qmnist-features", manifest,
         np.zeros((1757, 10), np.float32), np.zeros(1757, int), np.arange(1758),
     )  # fmt: skip
@@ -399,14 +399,14 @@ def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path, run_config: d
 @needs_data
 @pytest.mark.slow
 def test_the_real_files_give_features_that_tell_digits_apart(tmp_path: Path) -> None:
-    federation = recipe.made(tmp_path / "out", *options_of(REAL))
-    manifest = federation.manifest
+    dataset = recipe.made(tmp_path / "out", *options_of(REAL))
+    manifest = dataset.manifest
     assert manifest.split == {"train": 1576, "validation": 181}
-    assert np.diff(federation.offsets).tolist() == [30] * 1757
+    assert np.diff(dataset.offsets).tolist() == [30] * 1757
     assert "10000 MNIST test images of 297 other writers" in manifest.provenance
     # The nearest class mean of the training clients, on the validation clients' rows.
-    border = federation.offsets[manifest.train]
-    rows, digits = np.array(federation.features), np.array(federation.targets)
+    border = dataset.offsets[manifest.train]
+    rows, digits = np.array(dataset.features), np.array(dataset.targets)
     means = np.stack([rows[:border][digits[:border] == digit].mean(0) for digit in range(10)])
     found = np.square(rows[border:, None] - means).sum(-1).argmin(1)
     assert (found == digits[border:]).mean() > 0.95

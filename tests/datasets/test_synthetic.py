@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from tests.datasets.conftest import RECIPES, Recipe
-from umbel.data import open_federation
+from umbel.data import open_dataset
 
 COMMITTED = RECIPES / "synthetic.json"
 
@@ -37,16 +37,16 @@ def test_the_committed_file_is_small_enough_to_travel() -> None:
 
 
 def test_the_manifest_is_that_of_the_paper() -> None:
-    federation = open_federation(COMMITTED)
-    manifest = federation.manifest
+    dataset = open_dataset(COMMITTED)
+    manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("synthetic", "linear", "mse")
     assert manifest.split == {"train": 100, "validation": 100}
     assert manifest.truth == [[5, 6], [4, -4.5]]
     assert "The paper does not state the distribution of x" in manifest.provenance
     assert manifest.licence.startswith("Apache-2.0")
-    assert federation.features.shape == (2000, 2)
-    assert federation.targets.shape == (2000,)
-    assert set(np.diff(federation.offsets)) == {10}
+    assert dataset.features.shape == (2000, 2)
+    assert dataset.targets.shape == (2000,)
+    assert set(np.diff(dataset.offsets)) == {10}
 
 
 def test_each_client_follows_one_equation_and_either_is_drawn() -> None:
@@ -64,7 +64,7 @@ def test_the_groups_tell_which_equation_each_client_follows() -> None:
     assert set(manifest.groups) == {0, 1}
     for group, (x, y) in zip(manifest.groups, clients.values(), strict=True):
         assert explained_by(synthetic.OPTIMA[group], x, y)
-    assert open_federation(COMMITTED).manifest.groups == synthetic.make()[0].groups
+    assert open_dataset(COMMITTED).manifest.groups == synthetic.make()[0].groups
 
 
 def test_least_squares_recovers_the_optima_and_the_mean_of_the_noise() -> None:
@@ -106,10 +106,10 @@ def test_sizes_are_as_asked(tmp_path: Path) -> None:
     out = tmp_path / "few.json"
     options = ["--out", str(out), "--seed", "3", "--clients", "2", "--validation-clients", "1", "--samples", "4"]
     assert CliRunner().invoke(synthetic.app, options).exit_code == 0
-    federation = open_federation(out)
-    assert federation.manifest.split == {"train": 2, "validation": 1}
-    assert federation.offsets.tolist() == [0, 4, 8, 12]
-    assert "seed 3" in federation.manifest.provenance
+    dataset = open_dataset(out)
+    assert dataset.manifest.split == {"train": 2, "validation": 1}
+    assert dataset.offsets.tolist() == [0, 4, 8, 12]
+    assert "seed 3" in dataset.manifest.provenance
 
 
 def test_a_file_that_cannot_be_written_is_one_line_and_status_1(tmp_path: Path) -> None:

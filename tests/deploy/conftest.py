@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tests.deploy.processes import Deployment
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 
 CLIENTS = 4
 TRAIN = CLIENTS - 1
 
 SHORT: dict[str, Any] = {
-    "federation": "",
+    "dataset": "",
     "model": "linear",
     "loss": "mse",
     "restarts": 1,
@@ -27,7 +27,7 @@ SHORT: dict[str, Any] = {
 
 
 def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
-    """Write a federation whose last client is for validation, and return its path."""
+    """Write a dataset whose last client is for validation, and return its path."""
     generator = np.random.default_rng(round(1000 * abs(slope)))
     features = generator.uniform(-1, 1, (10 * clients, 2)).astype(np.float32)
     targets = (slope * features[:, 0] + features[:, 1]).astype(np.float32)
@@ -38,7 +38,7 @@ def write_site(folder: Path, slope: float, clients: int = CLIENTS) -> str:
         model="linear",
         loss="mse",
     )
-    write_federation(folder, manifest, features, targets, offsets_of([10] * clients))
+    write_dataset(folder, manifest, features, targets, offsets_of([10] * clients))
     return str(folder)
 
 

@@ -13,7 +13,7 @@ from flwr.app import Message
 from umbel.client.app import app
 from umbel.client.node import Node
 from umbel.protocol.demands import Hosting
-from umbel.protocol.errors import FederationError, SiteError
+from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation.grid import InProcessGrid
@@ -26,7 +26,7 @@ DRG Definition,Provider Id,Provider Name,Provider Zip Code,Average Total Payment
 """
 PLACES = "US\t02115\tBoston\tMassachusetts\tMA\tSuffolk\t25\t\t\t42.5\t-75\t4\n"
 
-RUN = RunConfig(federation="", device="cpu").entries()
+RUN = RunConfig(dataset="", device="cpu").entries()
 
 
 @pytest.fixture
@@ -51,12 +51,12 @@ def ask(site: dict[str, str], run_config: dict[str, Any]) -> Message:
 
 
 def test_its_rows_are_those_of_the_recipe_in_the_same_units(site: dict[str, str]) -> None:
-    federation = Node.of(site, RUN).federation
+    dataset = Node.of(site, RUN).dataset
     # By hand: service index / 4, (longitude + 100) / 50, (latitude - 40) / 50; dollars / 10,000. The ZIP code has
     # lost its zero, and DRG 39 is none of the four services.
-    np.testing.assert_array_equal(federation.features, np.array([[0, 0.5, 0.05], [0.75, 0.5, 0.05]], np.float32))
-    np.testing.assert_array_equal(federation.targets, np.array([0.7, 0.45], np.float32))
-    assert (federation.manifest.model, federation.manifest.loss) == ("mlp", "rmse")
+    np.testing.assert_array_equal(dataset.features, np.array([[0, 0.5, 0.05], [0.75, 0.5, 0.05]], np.float32))
+    np.testing.assert_array_equal(dataset.targets, np.array([0.7, 0.45], np.float32))
+    assert (dataset.manifest.model, dataset.manifest.loss) == ("mlp", "rmse")
 
 
 def test_one_hospital_is_one_client_that_trains(site: dict[str, str], run_config: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ def providers(*numbers: int) -> str:
 
 def paid(site: dict[str, str]) -> list[int]:
     """Which provider each client is, told by its payment."""
-    return np.rint(1e4 * Node.of(site, RUN).federation.targets - 1000).astype(int).tolist()
+    return np.rint(1e4 * Node.of(site, RUN).dataset.targets - 1000).astype(int).tolist()
 
 
 def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None:
@@ -104,13 +104,13 @@ def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None
     table.write_text(providers(9, 7, 5, 1))
     assert paid(site) == [5, 9, 1, 7]
     table.write_text(providers(1, 5, 7))
-    with pytest.raises(FederationError, match=r"clients \[20009\] have taken part and are not there any more"):
+    with pytest.raises(DatasetError, match=r"clients \[20009\] have taken part and are not there any more"):
         paid(site)
 
 
 def test_a_register_that_is_none_is_refused(site: dict[str, str]) -> None:
     Path(f"{site['ledger-path']}.clients.json").write_text("[1, ")
-    with pytest.raises(FederationError, match="is no list of clients; restore it from the backup"):
+    with pytest.raises(DatasetError, match="is no list of clients; restore it from the backup"):
         Node.of(site, RUN)
 
 
@@ -132,16 +132,16 @@ def test_clients_of_a_table_all_train_or_all_report(site: dict[str, str]) -> Non
 def test_places_must_be_at_the_site(site: dict[str, str], run_config: dict[str, Any], caplog: Any) -> None:
     assert ask({**site, "reader-options": ""}, run_config).error.reason == "refused"
     assert 'set reader-options to "geonames=/path/to/US.txt" in its node configuration' in caplog.text
-    with pytest.raises(FederationError, match="is not a GeoNames postal code file"):
+    with pytest.raises(DatasetError, match="is not a GeoNames postal code file"):
         Node.of({**site, "reader-options": "geonames=/nowhere/US.txt"}, RUN)
 
 
 def test_a_table_that_changes_is_read_again(site: dict[str, str]) -> None:
     path = Path(site["data-path"])
-    assert len(Node.of(site, RUN).federation.targets) == 2
+    assert len(Node.of(site, RUN).dataset.targets) == 2
     path.write_text("\n".join(CSV.splitlines()[:2]))
     os.utime(path, (0, 0))
-    assert len(Node.of(site, RUN).federation.targets) == 1
+    assert len(Node.of(site, RUN).dataset.targets) == 1
 
 
 @pytest.mark.parametrize("name", ["table.csv", "TABLE.CSV", "table.csv.gz", "table.csv.zip"])
@@ -149,5 +149,5 @@ def test_a_table_that_nothing_is_named_to_read_is_known_by_its_name(site: dict[s
     path = Path(site["data-path"]).with_name(name)
     with pytest.raises(SiteError, match=f"{name} is a table: name the function that reads it"):
         Node.of({**site, "reader": "", "data-path": str(path)}, RUN)
-    with pytest.raises(FederationError, match="is not a file; give a CSV or parquet file"):
+    with pytest.raises(DatasetError, match="is not a file; give a CSV or parquet file"):
         Node.of({**site, "data-path": str(path)}, RUN)

@@ -1,4 +1,4 @@
-"""A federation dealt to sites: every client is at one site, with its rows and its role."""
+"""A dataset dealt to sites: every client is at one site, with its rows and its role."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import typer
 from typer.testing import CliRunner
 
 import umbel
-from umbel.data import Manifest, offsets_of, open_federation, write_federation
+from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
 from umbel.deploy.split import main, split
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 TRAIN, VALIDATION = 7, 4
@@ -34,7 +34,7 @@ def source() -> Path:
         provenance="Made up.",
     )
     folder = umbel_home() / "data" / "numbers"
-    write_federation(folder, manifest, owner[:, None], owner, offsets_of(lengths))
+    write_dataset(folder, manifest, owner[:, None], owner, offsets_of(lengths))
     return folder
 
 
@@ -43,7 +43,7 @@ def test_every_client_is_at_one_site_in_its_role(source: Path, tmp_path: Path) -
     assert [folder.name for folder in folders] == ["site-1", "site-2", "site-3"]
     seen: dict[str, list[int]] = {"train": [], "validation": []}
     for folder in folders:
-        part = open_federation(folder)
+        part = open_dataset(folder)
         for place in range(part.manifest.clients):
             features, targets = part.client(place)
             (client,) = {int(number) for number in targets}
@@ -56,7 +56,7 @@ def test_every_client_is_at_one_site_in_its_role(source: Path, tmp_path: Path) -
 
 
 def test_a_site_s_manifest_is_the_whole_s_but_for_its_clients(source: Path, tmp_path: Path) -> None:
-    manifest = open_federation(split(source, 3, tmp_path)[1]).manifest
+    manifest = open_dataset(split(source, 3, tmp_path)[1]).manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("numbers-2", "linear", "rmse")
     assert manifest.provenance == "Part 2 of 3 of numbers. Made up."
 
@@ -65,7 +65,7 @@ def test_a_site_s_part_of_a_table_keeps_the_schema_and_its_own_clients_names(tmp
     frame = pd.DataFrame({"who": list("abcdefgh"), "x": np.arange(8.0), "ward": list("AB" * 4), "y": np.arange(8.0)})
     whole = umbel.from_dataframe(frame, client="who", target="y", validation=["a", "b"])
     for folder in split(whole.write("own"), 2, tmp_path):
-        part = open_federation(folder)
+        part = open_dataset(folder)
         assert part.manifest.layout == whole.manifest.layout
         for place, name in enumerate(part.names):
             assert part.client(place)[1].tolist() == ["abcdefgh".index(name)]
@@ -79,7 +79,7 @@ def test_it_is_the_same_each_time(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sites", [0, TRAIN + 1])
 def test_a_site_needs_a_client_that_trains(source: Path, tmp_path: Path, sites: int) -> None:
-    with pytest.raises(FederationError, match="set --sites"):
+    with pytest.raises(DatasetError, match="set --sites"):
         split(source, sites, tmp_path / "sites")
     assert not (tmp_path / "sites").exists()
 
@@ -92,4 +92,4 @@ def test_the_command_line(source: Path, tmp_path: Path) -> None:
     ]
     missing = CliRunner().invoke(app, ["nothing", "--out", str(tmp_path)])
     assert missing.exit_code == 1
-    assert "no federation 'nothing'" in missing.output
+    assert "no dataset 'nothing'" in missing.output

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 from flwr.app import Message
 
-from umbel.data import open_federation, shard, write_federation
+from umbel.data import open_dataset, shard, write_dataset
 from umbel.simulation.cluster import Machine
 from umbel.simulation.hosts import Host, Line, Lost, without_arrays
 from umbel.simulation.places import Place, look, places
@@ -30,9 +30,9 @@ _FAST = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "30
 
 
 def write_part(source: Path, folder: Path, first: int, step: int) -> Path:
-    """Write a part of a federation."""
-    part = shard(open_federation(source), first, step)
-    write_federation(folder, part.manifest, part.features, part.targets, part.offsets, part.names)
+    """Write a part of a dataset."""
+    part = shard(open_dataset(source), first, step)
+    write_dataset(folder, part.manifest, part.features, part.targets, part.offsets, part.names)
     return folder
 
 
@@ -103,7 +103,7 @@ class FakeHosts:
     ----------
     run_config : mapping
     homes : mapping from str to Path
-        Where each machine has the federation.
+        Where each machine has the dataset.
     """
 
     def __init__(self, run_config: Mapping[str, Any], homes: Mapping[str, Path]) -> None:
@@ -124,7 +124,7 @@ class FakeHosts:
 
     def start(self, place: Place) -> tuple[str, Host]:
         self.started.append(place.machine.name)
-        return place.machine.name, Host({**self.run_config, "federation": place.holding.path})
+        return place.machine.name, Host({**self.run_config, "dataset": place.holding.path})
 
     def ask(self, host: tuple[str, Host], config: Mapping[str, Any], message: Message) -> int:
         name, process = host

@@ -76,7 +76,7 @@ class PaperGrid(Grid):
 
     @classmethod
     def simulated(cls, train: int, validation: int = 0, nodes: int = 1, ids: Sequence[int] = ()) -> PaperGrid:
-        """Return nodes that split a federation: node i hosts its clients i, i + nodes, ..."""
+        """Return nodes that split a dataset: node i hosts its clients i, i + nodes, ..."""
         says = {}
         for i, node in enumerate(ids or range(100, 100 + nodes)):
             clients = range(i, train + validation, nodes)
@@ -122,7 +122,7 @@ class PaperGrid(Grid):
     # --- what a test needs to answer a round's messages
 
     def asked(self, message: Message) -> list[int]:
-        """Return the federation's numbers of the clients that a message asks, for simulated nodes."""
+        """Return the dataset's numbers of the clients that a message asks, for simulated nodes."""
         hosting = self.says[message.metadata.dst_node_id][0]
         assert isinstance(hosting, Hosting)
         demand = training_in(message.content) or evaluation_in(message.content)

@@ -177,10 +177,10 @@ def test_a_newcomer_of_few_rows_stays_near_the_average_user() -> None:
     assert not few[:-1].any()
 
 
-def test_biased_factors_take_the_size_of_the_federations() -> None:
+def test_biased_factors_take_the_size_of_the_datasets() -> None:
     manifest = Manifest(name="films", model="factors-7x3", clients=2, split={"train": 1, "validation": 1})
     assert models.load_for(RunConfig(model="biased-factors"), manifest).name == "biased-factors-7x3"
     assert models.load_for(RunConfig(model="biased-factors-7x2"), manifest).name == "biased-factors-7x2"
     for other in (None, manifest.model_copy(update={"model": "linear"})):
-        with pytest.raises(ModelError, match="'biased-factors' has no size here; name a federation of preferences"):
+        with pytest.raises(ModelError, match="'biased-factors' has no size here; name a dataset of preferences"):
             models.load_for(RunConfig(model="biased-factors"), other)

@@ -1,4 +1,4 @@
-"""A model that does not take a federation's data says so, for all clients alike."""
+"""A model that does not take a dataset's data says so, for all clients alike."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from umbel import models
-from umbel.data import Federation, offsets_of
+from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
 from umbel.models.fit import misfit
 
 
-def federation(features: Any, targets: Any, lengths: Any = (2, 1), **entries: Any) -> Federation:
-    """Return the rows of clients as a federation."""
-    return Federation(manifest(len(lengths), **entries), np.asarray(features), np.asarray(targets), offsets_of(lengths))
+def dataset(features: Any, targets: Any, lengths: Any = (2, 1), **entries: Any) -> Dataset:
+    """Return the rows of clients as a dataset."""
+    return Dataset(manifest(len(lengths), **entries), np.asarray(features), np.asarray(targets), offsets_of(lengths))
 
 
 def classifier(loss: str = "cross-entropy") -> Model:
@@ -76,7 +76,7 @@ ROWS = np.zeros((3, 2), np.float32)
 )
 def test_data_that_fit(model: Model, targets: Any) -> None:
     rows = np.zeros((3, 3), np.float32) if model.name == "mlp" else ROWS
-    assert misfit(model, federation(rows, targets)) == ""
+    assert misfit(model, dataset(rows, targets)) == ""
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_data_that_fit(model: Model, targets: Any) -> None:
     ],
 )
 def test_data_that_do_not_fit_are_told(model: Model, targets: Any, reason: str) -> None:
-    assert misfit(model, federation(ROWS, targets)).startswith(reason)
+    assert misfit(model, dataset(ROWS, targets)).startswith(reason)
 
 
 @pytest.mark.parametrize("loss", ["log", "hinge", "margin"])
@@ -103,16 +103,16 @@ def test_data_that_do_not_fit_are_told(model: Model, targets: Any, reason: str) 
 def test_losses_of_the_margin_need_labels_whatever_the_model(loss: str, labels: Any) -> None:
     """With an axis too many, each score would be compared with the labels of all rows."""
     model = models.load("linear", loss)
-    assert misfit(model, federation(ROWS, [1.0, -1.0, 1.0])) == ""
+    assert misfit(model, dataset(ROWS, [1.0, -1.0, 1.0])) == ""
     reason = f"with loss '{loss}' needs one output, and labels of -1 and 1"
-    assert misfit(model, federation(ROWS, labels)).startswith(reason)
+    assert misfit(model, dataset(ROWS, labels)).startswith(reason)
 
 
 def test_all_clients_are_looked_at() -> None:
     """If training failed at some clients and not at others, that would tell about their data."""
     targets = np.zeros(10_000, np.int64)
     targets[-1] = 3
-    assert misfit(classifier(), federation(np.zeros((10_000, 2), np.float32), targets, (9_999, 1)))
+    assert misfit(classifier(), dataset(np.zeros((10_000, 2), np.float32), targets, (9_999, 1)))
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_a_vocabulary_must_be_known_to_the_model(size: int, reason: str) -> None
         LOSSES["cross-entropy"],
         METRICS["accuracy"],
     )
-    assert misfit(model, federation(np.zeros((3, 3), np.int64), [0, 1, 2], tokens=5)).startswith(reason)
-    assert bool(misfit(model, federation(np.full((3, 3), 0.5), [0, 1, 2]))), "numbers are no tokens"
+    assert misfit(model, dataset(np.zeros((3, 3), np.int64), [0, 1, 2], tokens=5)).startswith(reason)
+    assert bool(misfit(model, dataset(np.full((3, 3), 0.5), [0, 1, 2]))), "numbers are no tokens"
 
 
 # --- a network that looks for itself
@@ -136,7 +136,7 @@ def test_a_vocabulary_must_be_known_to_the_model(size: int, reason: str) -> None
 @pytest.mark.parametrize("labels", [np.array([1, -1, 1], kind) for kind in (np.int8, np.int64, np.float32)])
 def test_preferences_fit_the_factors(labels: Any) -> None:
     # Two clients may label the same item.
-    assert misfit(models.load("factors-3x2"), federation([[0], [2], [2]], labels)) == ""
+    assert misfit(models.load("factors-3x2"), dataset([[0], [2], [2]], labels)) == ""
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_preferences_fit_the_factors(labels: Any) -> None:
     ],
 )  # fmt: skip
 def test_preferences_that_do_not_fit_the_factors_are_told(numbers: Any, labels: Any, reason: str) -> None:
-    assert misfit(models.load("factors-3x2"), federation(numbers, labels)) == reason
+    assert misfit(models.load("factors-3x2"), dataset(numbers, labels)) == reason
 
 
 def test_numbers_of_items_are_no_quantities_to_scale() -> None:
-    scaled = federation([[0], [2], [1]], [1, -1, 1], feature_scale=0.5)
+    scaled = dataset([[0], [2], [1]], [1, -1, 1], feature_scale=0.5)
     assert misfit(models.load("factors-3x2"), scaled) == "needs items' numbers as they are, and feature_scale = 1"

@@ -58,31 +58,31 @@ def test_a_factory_may_return_a_model_with_its_own_loss(write: Write) -> None:
 
 
 def made_for(model: str, loss: str = "") -> Manifest:
-    """A federation for a model."""
+    """A dataset for a model."""
     return Manifest(name="made", clients=1, split={"train": 1, "validation": 0}, model=model, loss=loss)
 
 
 @pytest.mark.parametrize(
     ("model", "loss", "chosen"),
     [
-        ("", "", ("mlp", "cross-entropy")),  # both of the federation
+        ("", "", ("mlp", "cross-entropy")),  # both of the dataset
         ("", "mse", ("mlp", "mse")),  # its model under the run's loss
-        ("linear", "", ("linear", "mse")),  # the run's model brings its own loss, not the federation's
+        ("linear", "", ("linear", "mse")),  # the run's model brings its own loss, not the dataset's
         ("linear", "rmse", ("linear", "rmse")),  # both of the run
     ],
 )
-def test_the_run_chooses_before_the_federation(model: str, loss: str, chosen: tuple[str, str]) -> None:
+def test_the_run_chooses_before_the_dataset(model: str, loss: str, chosen: tuple[str, str]) -> None:
     loaded = models.load_for(RunConfig(model=model, loss=loss), made_for("mlp", "cross-entropy"))
     assert (loaded.name, loaded.loss.name) == chosen
 
 
-def test_a_module_of_the_runs_own_has_no_loss_and_takes_the_federations(write: Write) -> None:
+def test_a_module_of_the_runs_own_has_no_loss_and_takes_the_datasets(write: Write) -> None:
     name = write("def narrow():\n    return nn.Linear(3, 2)") + ":narrow"
     assert models.load_for(RunConfig(model=name), made_for("mlp", "cross-entropy")).metric.name == "accuracy"
     assert models.load_for(RunConfig(model=name, loss="mse"), made_for("mlp", "cross-entropy")).loss.name == "mse"
 
 
-def test_a_federation_without_a_loss_takes_its_models() -> None:
+def test_a_dataset_without_a_loss_takes_its_models() -> None:
     assert models.load_for(RunConfig(), made_for("mlp")).loss.name == "rmse"
 
 
@@ -94,7 +94,7 @@ def test_what_the_manifest_says_of_parameters_is_of_its_own_model_alone() -> Non
 
 
 def test_without_any_name_the_models_are_listed() -> None:
-    with pytest.raises(ModelError, match="neither run config nor federation name a model; set model to one of linear,"):
+    with pytest.raises(ModelError, match="neither run config nor dataset name a model; set model to one of linear,"):
         models.load_for(RunConfig(loss="mse"), made_for("", "mse"))
 
 
@@ -215,7 +215,7 @@ def test_a_model_of_ones_own_may_have_patterns_and_the_run_more(write: Write) ->
         models.load(name, frozen="weight")
 
 
-def test_a_run_asks_for_patterns_on_the_federations_model() -> None:
+def test_a_run_asks_for_patterns_on_the_datasets_model() -> None:
     model = models.load_for(RunConfig(frozen="0.*", local="2.bias"), made_for("mlp"))
     assert (model.shapes, model.local_shapes) == ({"2.weight": (1, 2)}, {"2.bias": (1,)})
 

@@ -13,12 +13,12 @@ import pytest
 from numpy.typing import NDArray
 
 import tests.helpers.torchvision_ops  # noqa: F401
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from umbel import models
 from umbel.client.batched import BatchedLearner
 from umbel.client.loop import LoopLearner
 from umbel.client.trial import try_out
-from umbel.data import offsets_of, open_federation, write_federation
+from umbel.data import offsets_of, open_dataset, write_dataset
 from umbel.protocol.errors import ModelError
 from umbel.simulation.in_process import play, run_config
 
@@ -51,9 +51,9 @@ def rows_of(kind: str) -> Rows:
 
 
 def save(folder: Path, kind: str) -> Path:
-    """Write a federation of four clients."""
+    """Write a dataset of four clients."""
     features, targets = rows_of(kind)
-    write_federation(folder / "data", manifest(3, 1), features, targets, offsets_of(LENGTHS))
+    write_dataset(folder / "data", manifest(3, 1), features, targets, offsets_of(LENGTHS))
     return folder / "data"
 
 
@@ -102,21 +102,21 @@ def test_a_stranger_trains_three_rounds(
     asked = {"loss": "cross-entropy"} | more
     run = play(
         run_config(
-            "synthetic", federation=str(path), model=name, rounds=3, hypotheses=1, restarts=1, clients_per_round=2,
+            "synthetic", dataset=str(path), model=name, rounds=3, hypotheses=1, restarts=1, clients_per_round=2,
             validate_every=3, noise_multiplier=0.0, step_size=0.01, batch_size=2, patience=0, **asked,
         )
     )  # fmt: skip
     assert [entry.releases for entry in run.state.history[:3]] == [2, 2, 2]
     assert np.isfinite(run.state.history[-1].loss)
     assert all(np.isfinite(value).all() for value in run.state.hypotheses.values())
-    model, federation = run.setup.model, open_federation(path)
-    assert type(try_out(model, federation, "cpu")) is {"loop": LoopLearner, "batched": BatchedLearner}[engine]
+    model, dataset = run.setup.model, open_dataset(path)
+    assert type(try_out(model, dataset, "cpu")) is {"loop": LoopLearner, "batched": BatchedLearner}[engine]
     if engine == "batched":
         return  # and agrees with the loop, to rounding: else it would not have been picked
     reason = ""
     try:
         # A convolution can be computed in batches, and agrees as well; on a GPU it would be.
-        assert type(try_out(model, federation, "cpu", "batched")) is BatchedLearner
+        assert type(try_out(model, dataset, "cpu", "batched")) is BatchedLearner
     except ModelError as error:
         reason = str(error)
     assert "\n" not in reason
@@ -126,7 +126,7 @@ def test_a_stranger_trains_three_rounds(
 def test_what_drops_out_does_not_hang_on_the_number_of_nodes(name: str, tmp_path: Path) -> None:
     path = save(tmp_path, "vectors")
     config = run_config(
-        "synthetic", federation=str(path), model=f"{OURS}:{name}", loss="cross-entropy", optimizer="adamw", rounds=2,
+        "synthetic", dataset=str(path), model=f"{OURS}:{name}", loss="cross-entropy", optimizer="adamw", rounds=2,
         hypotheses=2, restarts=1, clients_per_round=3, noise_multiplier=0.0, step_size=0.01, batch_size=2,
     )  # fmt: skip
     one, several = (play(config, nodes=nodes).state.hypotheses for nodes in (1, 3))
@@ -147,8 +147,8 @@ REFUSED = [
 
 @pytest.mark.parametrize(("name", "kind", "reason"), REFUSED, ids=[one[0] for one in REFUSED])
 def test_what_cannot_be_is_refused_in_one_line(name: str, kind: str, reason: str, tmp_path: Path) -> None:
-    federation = open_federation(save(tmp_path, kind))
+    dataset = open_dataset(save(tmp_path, kind))
     with pytest.raises(ModelError, match=reason) as error:
-        try_out(models.load(name, "cross-entropy"), federation, "cpu")
+        try_out(models.load(name, "cross-entropy"), dataset, "cpu")
     assert f"model '{name}'" in str(error.value)
     assert "\n" not in str(error.value)

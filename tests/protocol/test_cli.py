@@ -10,10 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from umbel.protocol.cli import command_line, errors_in_one_line, fail
-from umbel.protocol.errors import FederationError, UmbelError
+from umbel.protocol.errors import DatasetError, UmbelError
 
 
-@pytest.mark.parametrize("error", [UmbelError("too small"), FederationError("too small"), OSError("too small")])
+@pytest.mark.parametrize("error", [UmbelError("too small"), DatasetError("too small"), OSError("too small")])
 def test_an_error_of_umbels_or_the_systems_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as ended, errors_in_one_line():
         raise error

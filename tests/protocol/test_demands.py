@@ -182,8 +182,8 @@ def test_hosting_arrives_as_it_was_sent(train: int, validation: int, share: tupl
 
 
 @pytest.mark.parametrize("share", [(0, 0), (0, -7), (-1, 2), (3, 3), (-1, 1)])
-def test_a_share_of_a_federation_that_cannot_be_is_refused(share: tuple[int, int]) -> None:
-    with pytest.raises(ProtocolError, match="reports a share of a federation that cannot be"):
+def test_a_share_of_a_dataset_that_cannot_be_is_refused(share: tuple[int, int]) -> None:
+    with pytest.raises(ProtocolError, match="reports a share of a dataset that cannot be"):
         hosting_in(hosting_reply(Hosting(3, 1, *share)))
 
 

@@ -31,7 +31,7 @@ from tests.helpers.ledgers import participations, spent
 from tests.helpers.messages import scores
 from tests.helpers.models import write_module
 from tests.helpers.runs import AppRun, run_app
-from umbel.data import BUNDLED, Manifest, offsets_of, open_federation, write_federation, write_leaf
+from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset, write_leaf
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.runs import beside
@@ -217,8 +217,8 @@ def test_releases_of_more_than_two_parameters_are_not_kept(play: Play, umbel_hom
     rng = np.random.default_rng(0)
     manifest = Manifest(name="three", clients=12, split={"train": 8, "validation": 4}, model="mlp")
     x, y = rng.random((48, 3), np.float32), rng.random(48, np.float32)
-    write_federation(umbel_home / "data" / "three", manifest, x, y, offsets_of([4] * 12))
-    run = play(federation="three", rounds=1)
+    write_dataset(umbel_home / "data" / "three", manifest, x, y, offsets_of([4] * 12))
+    run = play(dataset="three", rounds=1)
     assert not (run.folder / "releases.safetensors").exists()
     assert "What clients released" not in (run.folder / "report.html").read_text()
 
@@ -276,7 +276,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shuffled minibatches": {"batch_size": 3, "local_epochs": 2, "validation_clients_per_round": 20},
     "IFCA": {"strategy": "ifca", "noise_multiplier": 0.0},
     "a recommender, which batches give to rounding alone": {
-        "federation": "preferences", "strategy": "recommender", "hypotheses": 1, "clients_per_round": 12,
+        "dataset": "preferences", "strategy": "recommender", "hypotheses": 1, "clients_per_round": 12,
         "step_size": 0.03, "radius_floor": 1e-6, "noise_multiplier": 1.0,
     },
 }  # fmt: skip
@@ -515,7 +515,7 @@ def test_data_that_are_not_finite_are_an_error_before_any_node_is_asked(play: Pl
     write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
     path.write_text(path.read_text().replace("1.5", "NaN"))
     reason = "features of client 0, row 0, are not finite"
-    refused(play, umbel_home, ConfigError, reason, federation=str(path))
+    refused(play, umbel_home, ConfigError, reason, dataset=str(path))
 
 
 # --- other data
@@ -527,13 +527,13 @@ def plane(folder: Path, theta: tuple[float, float], train: int, validation: int,
     x = np.random.default_rng(clients).uniform(-1, 1, size=(10 * clients, 2)).astype(np.float32)
     split = {"train": train, "validation": validation}
     manifest = Manifest(name=name, clients=clients, split=split, model="linear")
-    write_federation(folder, manifest, x, x @ np.float32(theta), offsets_of([10] * clients))
+    write_dataset(folder, manifest, x, x @ np.float32(theta), offsets_of([10] * clients))
     return folder
 
 
 def test_without_validation_clients_the_newest_hypotheses_are_kept(play: Play, umbel_home: Path) -> None:
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=0)
-    run = play(federation="plane", hypotheses=1, noise_multiplier=0.0, rounds=30, step_size=0.5, patience=2)
+    run = play(dataset="plane", hypotheses=1, noise_multiplier=0.0, rounds=30, step_size=0.5, patience=2)
     assert [entry["loss"] for entry in run.history] == [None] * 30
     np.testing.assert_array_equal(run.arrays("hypotheses")["weight"], run.arrays("latest")["weight"])
     np.testing.assert_allclose(flatten(run.arrays("latest")), [[3, -2]], atol=0.01)
@@ -546,7 +546,7 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
     ]
     for name, site in zip(("one", "two"), sites, strict=True):
         site["ledger-path"] = str(tmp_path / f"{name}.sqlite")
-    run = play(sites=sites, federation="", model="linear", clients_per_round=8, rounds=3)
+    run = play(sites=sites, dataset="", model="linear", clients_per_round=8, rounds=3)
     assert run.folder.name[16:].startswith("linear-group-privacy")
     assert run.ledger == {number: (3, 3 * 2 / 5) for number in range(8)}
     for name, clients in (("one", 3), ("two", 5)):
@@ -557,7 +557,7 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
 
 
 def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: Path) -> None:
-    # The run config names the bundled federation; the site has other data, and fewer clients.
+    # The run config names the bundled dataset; the site has other data, and fewer clients.
     site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
     with pytest.raises(ConfigError, match="clients-per-round = 7, but the nodes host only 3 such clients"):
         play(sites=[site])
@@ -733,15 +733,15 @@ def test_what_cannot_be_resumed_is_said_before_any_work(
 def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> None:
     """The best round so far was the best on rows that are not there any more."""
     data = plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
-    short = play(federation="plane", rounds=1)
+    short = play(dataset="plane", rounds=1)
     short.folder.rename(umbel_home / "runs" / "SHORT")
     plane(data, (3, -2.5), train=8, validation=4)
     with pytest.raises(
-        ConfigError, match=r"resume: the rows of federation 'plane' are others.*start-from=SHORT seed=1"
+        ConfigError, match=r"resume: the rows of dataset 'plane' are others.*start-from=SHORT seed=1"
     ):
-        play(federation="plane", rounds=2, resume="SHORT")
+        play(dataset="plane", rounds=2, resume="SHORT")
     plane(data, (3, -2), train=8, validation=4)
-    play(federation="plane", rounds=2, resume="SHORT")
+    play(dataset="plane", rounds=2, resume="SHORT")
 
 
 # --- a run that starts from what another has found
@@ -834,9 +834,9 @@ def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: 
 def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
     with pytest.raises(
-        ConfigError, match="that run was of federation 'synthetic'; set federation=synthetic, or set mo"
+        ConfigError, match="that run was of dataset 'synthetic'; set dataset=synthetic, or set mo"
     ):
-        play(start_from=str(whole.folder), federation="plane", model="mlp-2x3x1", seed=1)
+        play(start_from=str(whole.folder), dataset="plane", model="mlp-2x3x1", seed=1)
 
 
 def test_a_run_that_starts_from_another_says_that_local_parameters_do_not(
@@ -863,7 +863,7 @@ def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, t
 
 
 def sites(path: Path, count: int, **entries: Any) -> list[dict[str, Any]]:
-    """Node configurations of sites that split one federation among themselves."""
+    """Node configurations of sites that split one dataset among themselves."""
     common = {"data-path": str(SYNTHETIC), "role": "split"} | {key.replace("_", "-"): v for key, v in entries.items()}
     return [{**common, "place": f"{i}/{count}", "ledger-path": str(path / f"ledger-{i}.sqlite")} for i in range(count)]
 
@@ -896,11 +896,11 @@ def test_sites_that_do_not_draw_noise_that_nobody_knows(play: Play, tmp_path: Pa
 def test_a_site_keeps_the_hypothesis_that_fits_each_client_best(play: Play, tmp_path: Path) -> None:
     run = play(rounds=2, sites=sites(tmp_path, 2, insecure_seed="true", keep_model=str(tmp_path / "own")))
     found = flatten(run.arrays("hypotheses"))
-    federation = open_federation(SYNTHETIC)
+    dataset = open_dataset(SYNTHETIC)
     kept = sorted((tmp_path / "own").iterdir())
     assert len(kept) == 200
     for number in (0, 57, 150):
-        x, y = federation.client(number)
+        x, y = dataset.client(number)
         best = found[np.argmin([np.square(x @ theta - y).mean() for theta in found])]
         own = safetensors.numpy.load_file(tmp_path / "own" / f"client-{number}.safetensors")
         np.testing.assert_array_equal(own["weight"][0], best.astype(np.float32))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from umbel.data import BUNDLED, open_federation
+from umbel.data import BUNDLED, open_dataset
 from umbel.models.rules_of_thumb import rules_of_thumb
 from umbel.server.rules_of_thumb import RulesOfThumb
 from umbel.simulation.in_process import play
 
 RECOMMENDER = {
-    "strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,
+    "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,
     "clients-per-round": 20, "radius-floor": 1e-6,
 }  # fmt: skip
 
@@ -23,7 +23,7 @@ def test_the_report_has_the_rules_beside_what_the_items_reach(run_config: dict[s
     (text,) = section.paragraphs
     assert text.startswith("Validation right-sign of the best items ")
     assert f"of the last {run.state.history[-1].metric:.4f}. Rules of thumb on the same rows: all liked" in text
-    for name, value in rules_of_thumb(open_federation(BUNDLED / "preferences.json")).items():
+    for name, value in rules_of_thumb(open_dataset(BUNDLED / "preferences.json")).items():
         assert f"{name} {value:.4f}" in text
 
 

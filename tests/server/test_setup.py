@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from umbel import strategies
-from umbel.data import Manifest, write_federation, write_leaf
+from umbel.data import Manifest, write_dataset, write_leaf
 from umbel.protocol.demands import Training
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Kind, RadiusMode, Release
@@ -57,7 +57,7 @@ CHOICES = {
     "validate-by": "mean, median",
 }
 TEXTS = [
-    "strategy", "strategy-options", "federation", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
+    "strategy", "strategy-options", "dataset", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
     "observers", "optimizer-options", "pretrained", "start-from", "track", "track-options",
 ]  # fmt: skip
 MOST = {
@@ -67,7 +67,7 @@ MOST = {
     "max-node-share": ", at most 1",
 }
 
-FACTORS = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0}
+FACTORS = {"strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0}
 
 
 def test_every_key_is_tried_here() -> None:
@@ -206,18 +206,18 @@ def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(
     run_config: dict[str, Any], umbel_home: Path
 ) -> None:
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="mlp", local="*.bias")
-    write_federation(umbel_home / "data" / "mine", manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
-    own = Setup.parse(run_config | {"federation": "mine"})
+    write_dataset(umbel_home / "data" / "mine", manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
+    own = Setup.parse(run_config | {"dataset": "mine"})
     assert own.model.local_shapes
     assert all(name.endswith(".bias") for name in own.model.local_shapes)
     assert own.demand()["frozen_digest"] == ""
     first = next(iter(own.model.shapes))
-    asked = Setup.parse(run_config | {"federation": "mine", "frozen": first})
+    asked = Setup.parse(run_config | {"dataset": "mine", "frozen": first})
     assert first not in asked.model.shapes
     assert asked.release.n == asked.model.num_parameters < own.release.n
     assert asked.demand()["frozen_digest"] == asked.model.frozen_digest != ""
     with pytest.raises(ConfigError, match="frozen = 'nothing' matches no parameter of model 'mlp'"):
-        Setup.parse(run_config | {"federation": "mine", "frozen": "nothing"})
+        Setup.parse(run_config | {"dataset": "mine", "frozen": "nothing"})
 
 
 def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
@@ -232,25 +232,25 @@ def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
     assert setup.observers[-1] is setup.strategy
 
 
-def test_model_and_loss_of_the_run_config_come_before_the_federations(run_config: dict[str, Any]) -> None:
+def test_model_and_loss_of_the_run_config_come_before_the_datasets(run_config: dict[str, Any]) -> None:
     def names(**changes: str) -> tuple[str, str]:
         model = Setup.parse(run_config | changes).model
         return model.name, model.loss.name
 
     assert names() == ("linear", "mse")
     assert names(loss="rmse") == ("linear", "rmse")
-    assert names(federation="", model="cnn") == ("cnn", "cross-entropy")
-    assert names(federation="", model="mlp", loss="mse") == ("mlp", "mse")
+    assert names(dataset="", model="cnn") == ("cnn", "cross-entropy")
+    assert names(dataset="", model="mlp", loss="mse") == ("mlp", "mse")
 
 
 def test_the_server_knows_which_metrics_are_shares(run_config: dict[str, Any]) -> None:
     """What a node reports is held to 0 to 1 where it is one."""
     assert not Setup.parse(run_config).strategy.fleet.metric_is_share, "RMSE"
-    assert Setup.parse(run_config | {"federation": "", "model": "cnn"}).strategy.fleet.metric_is_share
+    assert Setup.parse(run_config | {"dataset": "", "model": "cnn"}).strategy.fleet.metric_is_share
 
 
-def test_without_a_federation_every_node_serves_its_own(run_config: dict[str, Any]) -> None:
-    setup = Setup.parse(run_config | {"federation": "", "model": "mlp"})
+def test_without_a_dataset_every_node_serves_its_own(run_config: dict[str, Any]) -> None:
+    setup = Setup.parse(run_config | {"dataset": "", "model": "mlp"})
     assert setup.manifest is None
     assert setup.model.name == "mlp"
 
@@ -263,11 +263,11 @@ def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
     assert setup.strategy.fleet.node_wait == 10.0
 
 
-def test_the_server_reads_what_a_federation_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
+def test_the_server_reads_what_a_dataset_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
     folder = umbel_home / "data" / "mine"
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="mlp")
-    write_federation(folder, manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
-    assert Setup.parse(run_config | {"federation": "mine"}).manifest == manifest
+    write_dataset(folder, manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
+    assert Setup.parse(run_config | {"dataset": "mine"}).manifest == manifest
 
 
 def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any], umbel_home: Path) -> None:
@@ -277,7 +277,7 @@ def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any
     write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
     path.write_text(path.read_text().replace("1.5", "NaN"))
     with pytest.raises(ConfigError, match="features of client 0, row 0, are not finite"):
-        Setup.parse(run_config | {"federation": str(path)})
+        Setup.parse(run_config | {"dataset": str(path)})
 
 
 @pytest.mark.parametrize("unit", ["layer", "row"])
@@ -392,8 +392,8 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"loss": "nowhere:mine"}, "cannot import 'nowhere' of 'nowhere:mine'"),
         ({"optimizer-options": "momentun=0.9"}, "there is no option momentun; did you mean momentum"),
         ({"optimizer": "adam", "optimizer-options": "beta1=1"}, "optimizer-options: beta1 must be .*, got '1'"),
-        ({"federation": "lilies"}, "no federation 'lilies': looked for .*; umbel data list shows those there are"),
-        ({"federation": ""}, "neither run config nor federation name a model; set model to one of linear, mlp, cnn"),
+        ({"dataset": "lilies"}, "no dataset 'lilies': looked for .*; umbel data list shows those there are"),
+        ({"dataset": ""}, "neither run config nor dataset name a model; set model to one of linear, mlp, cnn"),
     ],
 )
 def test_what_is_not_there_is_named_with_what_is(
@@ -403,20 +403,20 @@ def test_what_is_not_there_is_named_with_what_is(
         Setup.parse(run_config | changes)
 
 
-def test_a_federation_without_a_model_needs_one(run_config: dict[str, Any], umbel_home: Path) -> None:
+def test_a_dataset_without_a_model_needs_one(run_config: dict[str, Any], umbel_home: Path) -> None:
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0})
     write_leaf(umbel_home / "data" / "mine.json", manifest, {"a": ([[1.0, 2.0]], [0.5])})
-    changes = {"federation": str(umbel_home / "data" / "mine.json")}
-    with pytest.raises(ConfigError, match="neither run config nor federation name a model"):
+    changes = {"dataset": str(umbel_home / "data" / "mine.json")}
+    with pytest.raises(ConfigError, match="neither run config nor dataset name a model"):
         Setup.parse(run_config | changes)
     assert Setup.parse(run_config | changes | {"model": "linear"}).model.name == "linear"
 
 
-def test_a_federation_that_cannot_be_read_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
+def test_a_dataset_that_cannot_be_read_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
     folder = umbel_home / "data" / "empty"
     folder.mkdir(parents=True)
     with pytest.raises(ConfigError, match=f"{folder}/manifest.json is missing"):
-        Setup.parse(run_config | {"federation": "empty"})
+        Setup.parse(run_config | {"dataset": "empty"})
 
 
 def test_more_releases_than_clients_are_asked_can_never_come(run_config: dict[str, Any]) -> None:

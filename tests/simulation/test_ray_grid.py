@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 import umbel.client.app
 from tests.helpers.clusters import FakeHosts, write_part
-from tests.helpers.federations import save_plane
+from tests.helpers.datasets import save_plane
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import query
 from umbel.protocol.run_config import RunConfig
@@ -49,7 +49,7 @@ def whole(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def config(whole: Path) -> dict[str, Any]:
-    own = {"federation": str(whole), "clients-per-round": 6, "rounds": 4, "restarts": 2, "engine": "loop"}
+    own = {"dataset": str(whole), "clients-per-round": 6, "rounds": 4, "restarts": 2, "engine": "loop"}
     return RunConfig().entries() | own
 
 
@@ -90,7 +90,7 @@ def test_so_do_machines_that_share_the_whole(config: dict[str, Any], whole: Path
 
 
 def test_so_does_a_driver_that_has_a_part_alone(config: dict[str, Any], parts: dict[str, Path]) -> None:
-    mine = config | {"federation": str(parts["one"])}
+    mine = config | {"dataset": str(parts["one"])}
     expected, _ = learnt(config, InProcessGrid(umbel.client.app.app, config))
     assert learnt(mine, RayGrid(FakeHosts(mine, parts)))[0] == expected
 
@@ -98,7 +98,7 @@ def test_so_does_a_driver_that_has_a_part_alone(config: dict[str, Any], parts: d
 def test_a_part_alone_is_not_taken_for_the_whole(
     config: dict[str, Any], parts: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    mine = config | {"federation": str(parts["one"])}
+    mine = config | {"dataset": str(parts["one"])}
     with pytest.raises(FleetError, match="1 of the simulated nodes refused"):
         learnt(mine, InProcessGrid(umbel.client.app.app, mine, nodes=2))
     assert "holds part 0/2 of the clients, and this node is to host those of part 1/2" in caplog.text

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.strategies.test_how_many import GROUPS, federation
+from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
@@ -92,7 +92,7 @@ def test_a_run_finds_two_groups_and_leaves_one_whole(tmp_path: Path, run_config:
     run_config |= {"strategy": "cfl", "hypotheses": 4, "rounds": 60, "clients-per-round": 40, "restarts": 2}
     run_config |= {"noise-multiplier": 0.1, "validate-every": 20, "engine": "batched"}
     for groups in (1, 2):
-        run = play(run_config | {"federation": federation(tmp_path, groups, 0)})
+        run = play(run_config | {"dataset": dataset(tmp_path, groups, 0)})
         found = run.state.best["weight"].reshape(-1, 2)
         assert len(found) == groups
         for truth in GROUPS[:groups]:

@@ -103,8 +103,8 @@ def test_a_run_is_priced_by_the_most_that_it_tries() -> None:
 GROUPS = [(5.0, 6.0), (4.0, -4.5), (-5.0, 1.0), (0.0, 0.0), (-4.0, -6.0)]
 
 
-def federation(folder: Path, groups: int, seed: int) -> str:
-    """Write a federation of 150 training clients, ten rows each, of so many linear models; return its path."""
+def dataset(folder: Path, groups: int, seed: int) -> str:
+    """Write a dataset of 150 training clients, ten rows each, of so many linear models; return its path."""
     random, data = np.random.default_rng(seed), {}
     for i in range(180):
         x = random.uniform(-1, 1, (10, 2))
@@ -129,7 +129,7 @@ def config(run_config: dict[str, Any]) -> dict[str, Any]:
 def test_as_many_are_left_as_there_are_groups(
     groups: int, noise_multiplier: float, tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    config |= {"federation": federation(tmp_path, groups, 0), "noise-multiplier": noise_multiplier}
+    config |= {"dataset": dataset(tmp_path, groups, 0), "noise-multiplier": noise_multiplier}
     run = play(config | {"seed": 1})
     found = run.state.best["weight"].reshape(-1, 2)
     assert len(found) == groups
@@ -141,7 +141,7 @@ def test_as_many_are_left_as_there_are_groups(
 def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
     tmp_path: Path, config: dict[str, Any], blank_figures: None
 ) -> None:
-    config |= {"federation": federation(tmp_path, 2, 0), "rounds": 9, "validate-every": 1, "strategy": "fedavgm"}
+    config |= {"dataset": dataset(tmp_path, 2, 0), "rounds": 9, "validate-every": 1, "strategy": "fedavgm"}
     whole = run_app(config, InProcessGrid(umbel.client.app.app, config))
     assert [len(entry["groups"]) for entry in whole.trained] == [8, 8, 8] + [len(whole.arrays("latest")["weight"])] * 6
 
@@ -176,7 +176,7 @@ def test_a_run_that_was_stopped_before_or_after_the_choice_goes_on(
 def test_a_report_has_all_rounds_whatever_the_number_of_hypotheses(
     strategy: str, k: Any, rounds: int, tmp_path: Path, config: dict[str, Any]
 ) -> None:
-    config |= {"federation": federation(tmp_path, 2, 0), "strategy": strategy, "hypotheses": k, "rounds": rounds}
+    config |= {"dataset": dataset(tmp_path, 2, 0), "strategy": strategy, "hypotheses": k, "rounds": rounds}
     config |= {"noise-multiplier": 0.0, "validate-every": 1}
     run = run_app(config, InProcessGrid(umbel.client.app.app, config))
     numbers = [len(entry["groups"]) for entry in run.trained]

@@ -21,7 +21,7 @@ Config = dict[str, Any]
 def factors_config(run_config: Config) -> Config:
     """Steps of Protocol 1 on the preferences that come with the app."""
     return run_config | {
-        "strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0, "restarts": 1,
+        "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1,
         "local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "radius-floor": 1e-6,
     }  # fmt: skip
 
@@ -39,7 +39,7 @@ def test_there_is_one_set_of_items() -> None:
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
     run = RunConfig(strategy="recommender")
     Recommender().check(run, models.load("factors-3x2"))
-    reason = "strategy 'recommender' is for models with local parameters, as factors-IxD, not 'mlp'; name a federation"
+    reason = "strategy 'recommender' is for models with local parameters, as factors-IxD, not 'mlp'; name a dataset"
     with pytest.raises(ConfigError, match=reason):
         Recommender().check(run, models.load("mlp"))
     with pytest.raises(ConfigError, match=reason.replace("mlp", "linear")):

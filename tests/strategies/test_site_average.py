@@ -248,7 +248,7 @@ def away(run: Run) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("mechanism", NOISE)
 def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) -> None:
-    """The synthetic federation at four sites of 25 training clients; the models lie 10.5 apart."""
+    """The synthetic dataset at four sites of 25 training clients; the models lie 10.5 apart."""
     run = play(run_config("synthetic", **CONFIG | NOISE[mechanism], hypotheses=2), nodes=4)
     first, last = run.state.history[0], run.state.history[-1]
     assert first.loss is not None
@@ -265,7 +265,7 @@ def test_two_hypotheses_find_the_two_models(mechanism: str, umbel_home: Path) ->
 def test_one_hypothesis_finds_the_model_between_them(mechanism: str, umbel_home: Path) -> None:
     """The mean of the training clients' models, by least squares over all of them."""
     run = play(run_config("synthetic", **CONFIG | NOISE[mechanism], hypotheses=1), nodes=4)
-    data = run.setup.open_federation()
+    data = run.setup.open_dataset()
     assert data is not None
     clients = [data.client(client) for client in range(100)]
     rows, targets = (np.concatenate([part[i] for part in clients]) for i in (0, 1))
@@ -276,9 +276,9 @@ def test_one_hypothesis_finds_the_model_between_them(mechanism: str, umbel_home:
 
 
 def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
-    """Three sites of one federation, each with a ledger; one has too few clients for its own rule, and refuses."""
+    """Three sites of one dataset, each with a ledger; one has too few clients for its own rule, and refuses."""
     config = run_config(
-        "synthetic", **CONFIG | NOISE["laplace"] | {"federation": "", "rounds": 12, "min_nodes": 3}, model="linear"
+        "synthetic", **CONFIG | NOISE["laplace"] | {"dataset": "", "rounds": 12, "min_nodes": 3}, model="linear"
     )
     nodes = [
         {

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from umbel.data import find_federation
-from umbel.protocol.errors import ConfigError, FederationError, ModelError
+from umbel.data import find_dataset
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.runs import find_run, run_named
 
@@ -49,20 +49,20 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(values: Mapping[str, Any], part: bool = False) -> Setup:
-    """Return what a run config names; raise `ConfigError` unless federation, model and strategy fit together.
+    """Return what a run config names; raise `ConfigError` unless dataset, model and strategy fit together.
 
     Parameters
     ----------
     values : mapping
     part : bool
-        Whether a part of the federation will do here (see `umbel.data.shards`).
+        Whether a part of the dataset will do here (see `umbel.data.shards`).
     """
     run = RunConfig.parse(values)
-    if not run.federation:
-        raise ConfigError('federation = "" is for sites with data of their own; name a federation to simulate')
+    if not run.dataset:
+        raise ConfigError('dataset = "" is for sites with data of their own; name a dataset to simulate')
     try:
-        find_federation(run.federation)
-    except FederationError as error:
+        find_dataset(run.dataset)
+    except DatasetError as error:
         raise ConfigError(str(error)) from None
     # They import PyTorch, and a wrong name need not wait for that.
     from umbel.client.trial import try_out
@@ -74,18 +74,18 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     if run.resume:
         Saved.of(setup)
     try:
-        federation = setup.open_federation(part)
-    except FederationError as error:  # it was opened once: here is a part of it
+        dataset = setup.open_dataset(part)
+    except DatasetError as error:  # it was opened once: here is a part of it
         raise ConfigError(str(error)) from None
-    assert federation is not None, "the run config names it"
+    assert dataset is not None, "the run config names it"
     for key, asked, kind in (
         ("clients-per-round", run.clients_per_round, "train"),
         ("validation-clients-per-round", run.validation_clients_per_round, "validation"),
     ):
-        if asked > (there := federation.manifest.split[kind]):
-            raise ConfigError(f"{key} = {asked}, but federation {run.federation!r} has only {there}; set {key}={there}")
+        if asked > (there := dataset.manifest.split[kind]):
+            raise ConfigError(f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}")
     try:
-        try_out(setup.model, federation, run.device, run.engine, setup.strategy.hypotheses)
+        try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
     except ModelError as error:
         raise ConfigError(str(error)) from None
     return setup
@@ -101,8 +101,8 @@ def _file(name: str) -> Path:
     try:
         found = find_run(name)
     except ConfigError:
-        if _is_federation(name):
-            raise ConfigError(f"{name!r} is a federation; run it as: umbel run federation={name}") from None
+        if _is_dataset(name):
+            raise ConfigError(f"{name!r} is a dataset; run it as: umbel run dataset={name}") from None
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
         raise ConfigError(
@@ -111,10 +111,10 @@ def _file(name: str) -> Path:
     raise ConfigError(f"{found.name} is a run; to go on with it add --resume")
 
 
-def _is_federation(name: str) -> bool:
+def _is_dataset(name: str) -> bool:
     try:
-        return bool(find_federation(name))
-    except FederationError:
+        return bool(find_dataset(name))
+    except DatasetError:
         return False
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from umbel.cli.runs import Run
 from umbel.client.cohort import Cohort
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.fit import look, one_line
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError, ModelError
@@ -93,10 +93,10 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
         import onnxruntime
     except ImportError as error:
         raise ConfigError(f"{error.name} is not installed: pip install umbel[onnx]") from None
-    federation = run.federation
-    if federation is None:
-        raise ConfigError("ONNX takes a row to follow through the network: the run's federation is not there")
-    rows = _some(run.model, federation)
+    dataset = run.dataset
+    if dataset is None:
+        raise ConfigError("ONNX takes a row to follow through the network: the run's dataset is not there")
+    rows = _some(run.model, dataset)
     try:
         program = torch.onnx.export(
             network,
@@ -123,8 +123,8 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
     return content
 
 
-def _some(model: Model, federation: Federation) -> Tensor:
+def _some(model: Model, dataset: Dataset) -> Tensor:
     """Return a few rows as the model sees them: bytes scaled, tokens as whole numbers."""
-    clients = range(min(_ROWS, federation.manifest.clients))  # each has a row at least
-    rows = Cohort.gather(federation, clients, torch.device("cpu")).features[:_ROWS]
+    clients = range(min(_ROWS, dataset.manifest.clients))  # each has a row at least
+    rows = Cohort.gather(dataset, clients, torch.device("cpu")).features[:_ROWS]
     return rows.long() if look(model, tuple(rows.shape[1:])).tokens else rows

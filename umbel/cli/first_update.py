@@ -16,13 +16,13 @@ _MEASURED = 200  # clients
 
 
 def first_update(setup: Setup) -> float:
-    """Return the median length of a client's first update, over some training clients of a federation at hand."""
-    run, federation, model = setup.config, setup.open_federation(), setup.model
-    assert federation is not None
-    learner = try_out(model, federation, run.device, run.engine)
-    some = range(0, federation.manifest.train, -(-federation.manifest.train // _MEASURED))
+    """Return the median length of a client's first update, over some training clients of a dataset at hand."""
+    run, dataset, model = setup.config, setup.open_dataset(), setup.model
+    assert dataset is not None
+    learner = try_out(model, dataset, run.device, run.engine)
+    some = range(0, dataset.manifest.train, -(-dataset.manifest.train // _MEASURED))
     hypotheses = draw_hypotheses(model, setup.strategy.hypotheses, run.seed, 0)
-    cohort = Cohort.gather(federation, some, learner.device)
+    cohort = Cohort.gather(dataset, some, learner.device)
     local = model.initial_local(streams(run.seed, "local", 0, some))
     chosen = learner.choose(hypotheses, cohort, local)
     update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps, descent=Descent.of(run))

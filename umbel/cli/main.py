@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "ledger": ("umbel.cli.commands.ledger:app", "Read a site's ledger: what its clients have spent."),
     "log": ("umbel.cli.commands.log:app", "Read a site's log: what servers asked, and what the site decided."),
     "approvals": ("umbel.cli.commands.approvals:app", "What waits for a site's approval."),
-    "data": ("umbel.cli.commands.data:app", "The federations on this machine, and tables made into federations."),
+    "data": ("umbel.cli.commands.data:app", "The datasets on this machine, and tables made into datasets."),
     "experiment": (
         "umbel.research.experiments.__main__:app",
         "The papers' tables and figures, and what a guarantee costs.",

@@ -54,7 +54,7 @@ def plan(
     Parameters
     ----------
     config : str or Path
-        A TOML file of run-config values, or the name of one in configs/: its model and its federation give n, k, the
+        A TOML file of run-config values, or the name of one in configs/: its model and its dataset give n, k, the
         clients and U, and clients' first updates the radius.
     parameters, hypotheses, clients, clients_per_round : int
         n, k, training clients and U, in place of `config`.

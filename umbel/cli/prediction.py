@@ -18,11 +18,11 @@ from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.learner import best_hypothesis
 from umbel.client.trial import try_out
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 
 _NO_STEP = 1.0  # of what is local, only statistics of rows are left, and no step is made
@@ -52,7 +52,7 @@ class Prediction:
 def predictions(
     model: Model,
     hypotheses: Arrays,
-    federation: Federation,
+    dataset: Dataset,
     clients: list[int],
     features: NDArray[np.float32] | None = None,
 ) -> Iterator[Prediction]:
@@ -62,16 +62,16 @@ def predictions(
     ----------
     model : Model
     hypotheses : dict of ndarray, each (k, \\*shape)
-    federation : Federation
+    dataset : Dataset
         The clients' labelled rows.
     clients : list of int
     features : ndarray, shape (rows, \\*feature shape), optional
-        Rows without labels to predict for, scaled as the federation's; by default the clients' own.
+        Rows without labels to predict for, scaled as the dataset's; by default the clients' own.
     """
-    learner = try_out(model, federation)
+    learner = try_out(model, dataset)
     device = learner.device
     for client in clients:
-        cohort = Cohort.gather(federation, [client], device)
+        cohort = Cohort.gather(dataset, [client], device)
         fresh = model.initial_local([np.random.default_rng(0)])
         losses, metrics = (
             learner.score_newcomers(hypotheses, cohort, fresh, _NO_STEP) if fresh else learner.score(hypotheses, cohort)
@@ -79,7 +79,7 @@ def predictions(
         chosen = int(best_hypothesis(losses)[0])
         inputs = cohort.features
         if features is not None:
-            inputs = torch.from_numpy(features * np.float32(federation.manifest.feature_scale))
+            inputs = torch.from_numpy(features * np.float32(dataset.manifest.feature_scale))
         best = {name: value[chosen : chosen + 1] for name, value in hypotheses.items()}
         parameters = best | (learner.fit_local(best, cohort, fresh, _NO_STEP) if fresh else {})
         outputs = learner.outputs({name: value[0] for name, value in parameters.items()}, inputs)
@@ -90,48 +90,48 @@ def predictions(
         yield Prediction(client, chosen, float(metrics[chosen, 0]), outputs.cpu().numpy())
 
 
-def read_run(run: Path, data: Federation) -> tuple[Model, Arrays]:
+def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
     """Return the model and the best hypotheses of a run, checked against the data that they are to be used on.
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the folder holds no run, or its model does not take the data.
     """
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
-            raise FederationError(f"{run / file} is missing; give the folder of one run")
+            raise DatasetError(f"{run / file} is missing; give the folder of one run")
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["config"]
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
-    # A run that names no model took that of its federation, which a newcomer need not have: then
+    # A run that names no model took that of its dataset, which a newcomer need not have: then
     # the newcomer's own data name it, and the shapes tell whether it is the same.
     manifest = data.manifest
     model = models.load_for(RunConfig.parse(config), data.manifest)
     # In the order of the model's state dict, which a file does not keep.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:
-        raise FederationError(f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}")
+        raise DatasetError(f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}")
     if reason := misfit(model, data):
-        raise FederationError(f"{manifest.name}: model {model.name!r} {reason}")
+        raise DatasetError(f"{manifest.name}: model {model.name!r} {reason}")
     # Statistics of its rows a newcomer can take; parameters that are trained it lacks.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
-        raise FederationError(
+        raise DatasetError(
             f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any"
         )
     return model, {name: hypotheses[name] for name in model.shapes}
 
 
-def read_features(path: Path, data: Federation) -> NDArray[np.float32]:
+def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
     """Read rows without labels to predict for, from a .npy file."""
     features = np.load(path, allow_pickle=False)
     if not isinstance(features, np.ndarray):
-        raise FederationError(f"{path} holds several arrays; save the rows as one .npy")
+        raise DatasetError(f"{path} holds several arrays; save the rows as one .npy")
     if features.shape[1:] != data.features.shape[1:]:
-        raise FederationError(f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}")
+        raise DatasetError(f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}")
     return features.astype(np.float32)
 
 
-def table(made: list[Prediction], data: Federation, with_targets: bool = True) -> pd.DataFrame:
+def table(made: list[Prediction], data: Dataset, with_targets: bool = True) -> pd.DataFrame:
     """Return a row for each prediction, in the target's unit: client, row, hypothesis, prediction, and target.
 
     Where clients have names, these stand beside their numbers.
@@ -166,7 +166,7 @@ def table(made: list[Prediction], data: Federation, with_targets: bool = True) -
     return pd.concat(frames, ignore_index=True)
 
 
-def mean_metric(made: list[Prediction], model: Model, data: Federation) -> tuple[float, str]:
+def mean_metric(made: list[Prediction], model: Model, data: Dataset) -> tuple[float, str]:
     """Return the mean of the clients' metric on their labelled rows, and the unit that it is in."""
     target = data.manifest.units.get("target", {}) if model.metric.name == "rmse" else {}
     mean = float(np.mean([one.metric for one in made])) * float(target.get("scale", 1.0))

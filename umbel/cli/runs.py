@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from umbel.cli.configs import read_values
 from umbel.cli.prediction import predictions, read_run, table
 from umbel.cli.simulated import in_this_process, launched
-from umbel.data import Federation, find_typed, open_federation
+from umbel.data import Dataset, find_typed, open_dataset
 from umbel.models.model import Model
 from umbel.protocol.errors import ConfigError
 from umbel.server.run_folder import RunFolder
@@ -126,16 +126,16 @@ class Run:
         return self._setup.model
 
     @property
-    def federation(self) -> Federation | None:
+    def dataset(self) -> Dataset | None:
         """The data that it learnt from, where they are on this machine."""
-        return self._setup.open_federation()
+        return self._setup.open_dataset()
 
-    def predict(self, federation: str | Path | Federation, clients: Sequence[int] | None = None) -> pd.DataFrame:
+    def predict(self, dataset: str | Path | Dataset, clients: Sequence[int] | None = None) -> pd.DataFrame:
         """Let clients pick the hypothesis that fits their labelled rows best, and predict with it.
 
         Parameters
         ----------
-        federation : str, Path or Federation
+        dataset : str, Path or Dataset
             Of clients that need not have taken part.
         clients : sequence of int, optional
             All of them, if not given.
@@ -145,7 +145,7 @@ class Run:
         DataFrame
             client, its name if it has one, row, hypothesis, prediction and target, in the target's unit.
         """
-        data = federation if isinstance(federation, Federation) else open_federation(find_typed(federation))
+        data = dataset if isinstance(dataset, Dataset) else open_dataset(find_typed(dataset))
         model, hypotheses = read_run(self.path, data)
         chosen = list(range(data.manifest.clients)) if clients is None else list(clients)
         return table(list(predictions(model, hypotheses, data, chosen)), data)

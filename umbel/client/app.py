@@ -95,7 +95,7 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     learner, update, names = node.learner, _update(demand, node), list(node.model.shapes)
 
     def compute(some: slice) -> list[NDArray[Any]]:
-        cohort = Cohort.gather(node.federation, clients[some], learner.device)
+        cohort = Cohort.gather(node.dataset, clients[some], learner.device)
         local = {name: value[some] for name, value in before.items()}
         chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
         shuffles = streams(node.seed, "shuffle", demand.round, clients[some])
@@ -134,7 +134,7 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
 
     def compute(some: slice) -> list[NDArray[Any]]:
         own = clients[some]
-        cohort = Cohort.gather(node.federation, own, learner.device)
+        cohort = Cohort.gather(node.dataset, own, learner.device)
         if not node.model.local_shapes:
             scores = learner.score(hypotheses, cohort)
         elif node.training_clients_report:

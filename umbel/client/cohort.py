@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from umbel.data import Federation, held_out
+from umbel.data import Dataset, held_out
 from umbel.models.descent import PLAIN, Descent
 
 _MANY = 2**62  # more examples than anybody has
@@ -43,18 +43,18 @@ class Cohort:
         return np.cumsum(self.lengths) - self.lengths
 
     @classmethod
-    def gather(cls, federation: Federation, clients: Sequence[int], device: torch.device) -> Cohort:
+    def gather(cls, dataset: Dataset, clients: Sequence[int], device: torch.device) -> Cohort:
         """Read the rows of `clients`, and no others, in one copy."""
         chosen = np.asarray(clients, dtype=np.int64)
-        first = federation.offsets[chosen]
-        lengths = federation.offsets[chosen + 1] - first
+        first = dataset.offsets[chosen]
+        lengths = dataset.offsets[chosen + 1] - first
         rows = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
         features: NDArray[Any] = np.asarray(
-            federation.features[rows], np.int64 if federation.manifest.tokens else np.float32
+            dataset.features[rows], np.int64 if dataset.manifest.tokens else np.float32
         )
-        if federation.manifest.feature_scale != 1.0:
-            features = features * np.float32(federation.manifest.feature_scale)
-        targets = np.asarray(federation.targets[rows])
+        if dataset.manifest.feature_scale != 1.0:
+            features = features * np.float32(dataset.manifest.feature_scale)
+        targets = np.asarray(dataset.targets[rows])
         targets = targets.astype(np.float32 if targets.dtype.kind == "f" else np.int64, copy=False)
         return cls(_send(features, device), _send(targets, device), lengths)
 

@@ -41,12 +41,12 @@ def keep(node: Node, hypotheses: Arrays, kept: LocalParameters, folder: Path) ->
     new = sorted({*clients} - {*trained})
     if trained:
         local = kept.read(trained)
-        cohort = Cohort.gather(node.federation, trained, node.learner.device)
+        cohort = Cohort.gather(node.dataset, trained, node.learner.device)
         best = node.learner.choose(hypotheses, cohort, local)
         own = _of_each(hypotheses, best) if local else _personal(node, hypotheses, best, cohort, trained)
         _write(folder, trained, own | local)
     if new:
-        cohort = Cohort.gather(node.federation, new, node.learner.device)
+        cohort = Cohort.gather(node.dataset, new, node.learner.device)
         losses, _ = node.learner.score_newcomers(hypotheses, cohort, kept.fresh(new), node.run.step_size)
         _write(folder, new, _of_each(hypotheses, best_hypothesis(losses)))
 

@@ -53,7 +53,7 @@ class LocalParameters:
         }
 
     def read(self, clients: Sequence[int]) -> Arrays:
-        """Return the local parameters, each (clients, \\*shape), of clients counted over the federation.
+        """Return the local parameters, each (clients, \\*shape), of clients counted over the dataset.
 
         A client that has none yet gets fresh ones.
         """

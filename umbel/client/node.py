@@ -1,4 +1,4 @@
-"""The clients of a node: which federation it serves, and which part of it."""
+"""The clients of a node: which dataset it serves, and which part of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 from umbel import models
 from umbel.client.learner import Learner
 from umbel.client.trial import try_out
-from umbel.data import Federation, Manifest, check, find_federation, open_federation
+from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
 from umbel.models.descent import Descent
 from umbel.models.model import Model
 from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.demands import Hosting
-from umbel.protocol.errors import FederationError, ModelError, ProtocolError, SiteError, UmbelError
+from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
 from umbel.protocol.once import once
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
@@ -38,8 +38,8 @@ class _Source:
     version: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(cls, site: Site, federation: str) -> _Source:
-        path = site.data_path or find_federation(federation)
+    def of(cls, site: Site, dataset: str) -> _Source:
+        path = site.data_path or find_dataset(dataset)
         options = parse_pairs(site.policy.reader_options, "reader-options")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in _stats(file)]
@@ -56,12 +56,12 @@ class Node:
     ----------
     site : Site
         Where the node runs.
-    federation : Federation
+    dataset : Dataset
         The data it serves.
     learner : Learner
-        What chooses, trains and scores here, for the network that the federation is for.
+        What chooses, trains and scores here, for the network that the dataset is for.
     training, validation : range
-        The federation's numbers of the clients that train and that report. At a site that lets
+        The dataset's numbers of the clients that train and that report. At a site that lets
         training clients report with noise, they are the same.
     run : RunConfig
         What the server asks of the run as a whole.
@@ -70,7 +70,7 @@ class Node:
     """
 
     site: Site
-    federation: Federation
+    dataset: Dataset
     learner: Learner
     training: range
     validation: range
@@ -81,7 +81,7 @@ class Node:
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
         """Return the node that the site's configuration describes, within a message the same.
 
-        Only in simulation does the run config, which is the server's, name the federation, and
+        Only in simulation does the run config, which is the server's, name the dataset, and
         the node then hosts every ``site.step``-th client of it.
         """
         return once(cls._of, node_config, run_config)
@@ -89,14 +89,14 @@ class Node:
     @classmethod
     def _of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
         site, run = Site.of(node_config), RunConfig.of(run_config)
-        policy, source = site.policy, _Source.of(site, run.federation)
+        policy, source = site.policy, _Source.of(site, run.dataset)
         if policy.reader and policy.role is Role.SPLIT:
             raise SiteError(
                 "a table does not say which clients train and which report: set role to train or validation"
             )
-        federation = _open(source)
-        manifest = federation.manifest
-        if not federation.holds(site.first, site.step):
+        dataset = _open(source)
+        manifest = dataset.manifest
+        if not dataset.holds(site.first, site.step):
             raise SiteError(
                 f"{source.path} holds part {manifest.part} of the clients, and this node is to host those of part "
                 f"{site.first}/{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole"
@@ -118,7 +118,7 @@ class Node:
         if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
             validation = training
         # Here, since what a run alone can make fail must fail before anybody pays.
-        return cls(site, federation, learner, training, validation, run, Descent.of(run))
+        return cls(site, dataset, learner, training, validation, run, Descent.of(run))
 
     @property
     def seed(self) -> int | None:
@@ -142,11 +142,11 @@ class Node:
         return len(self.validation) > 0 and self.validation == self.training
 
     def training_clients(self, asked: tuple[int, ...]) -> list[int]:
-        """Return the federation's numbers of asked clients, which must all train here."""
+        """Return the dataset's numbers of asked clients, which must all train here."""
         return self._pick(asked, 0, self.training, "training")
 
     def validation_clients(self, asked: tuple[int, ...]) -> list[int]:
-        """Return the federation's numbers of asked clients, which must all report here."""
+        """Return the dataset's numbers of asked clients, which must all report here."""
         return self._pick(asked, len(self.training), self.validation, "validation")
 
     def check(self, hypotheses: Arrays, frozen_digest: str | None = None) -> None:
@@ -215,7 +215,7 @@ def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner
     try:
         return try_out(model, _open(source), device, engine)
     except ModelError as error:
-        raise FederationError(f"{source.path}: {error}") from error
+        raise DatasetError(f"{source.path}: {error}") from error
 
 
 def _stats(path: Path) -> list[os.stat_result]:
@@ -227,16 +227,16 @@ def _stats(path: Path) -> list[os.stat_result]:
 
 
 @lru_cache(maxsize=4)
-def _open(source: _Source) -> Federation:
+def _open(source: _Source) -> Dataset:
     if not source.reader:
         if source.path.name.lower().endswith(_TABLES):
             raise SiteError(
                 f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
             )
-        return open_federation(source.path, part=True)
+        return open_dataset(source.path, part=True)
     if source.register is None:
         raise SiteError("only a site can serve a table: name it with data-path in the node's configuration")
     read = import_by_name(source.reader)
-    federation: Federation = read(source.path, source.register, **dict(source.options))
-    check(federation, source.path)
-    return federation
+    dataset: Dataset = read(source.path, source.register, **dict(source.options))
+    check(dataset, source.path)
+    return dataset

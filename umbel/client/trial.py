@@ -16,7 +16,7 @@ from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, learner_for
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.fit import Look, look, misfit, one_line
 from umbel.models.losses import SLOPES
 from umbel.models.model import Kind, Model, Parameters
@@ -29,17 +29,17 @@ _SAME, _ROUNDING = 1e-3, 1e-6  # of a step, and of the numbers themselves: far b
 
 
 def try_out(
-    model: Model, federation: Federation, device: str = "auto", engine: str = "auto", hypotheses: int = 1
+    model: Model, dataset: Dataset, device: str = "auto", engine: str = "auto", hypotheses: int = 1
 ) -> Learner:
-    """Return the learner that computes a model on data like a federation's, after one trial step.
+    """Return the learner that computes a model on data like a dataset's, after one trial step.
 
-    Of the federation only the shapes and the kinds of number are looked at, besides what
+    Of the dataset only the shapes and the kinds of number are looked at, besides what
     `umbel.models.fit.misfit` does: whether a model is refused must not tell about clients' data.
 
     Parameters
     ----------
     model : Model
-    federation : Federation
+    dataset : Dataset
     device, engine : str
         See `umbel.client.learner.learner_for`. With engine ``auto``, a model that cannot be computed in
         batches is computed by the loop.
@@ -53,14 +53,14 @@ def try_out(
     ConfigError
         When there is no such device here.
     """
-    if reason := misfit(model, federation):
+    if reason := misfit(model, dataset):
         raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data")
     if hypotheses > 1 and _same(model):
         raise ModelError(
             f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses could never be told apart; "
             "let it draw some of its parameters, or set hypotheses = 1"
         )
-    cohort = _made_up(federation, look(model, federation.features.shape[1:]), model)
+    cohort = _made_up(dataset, look(model, dataset.features.shape[1:]), model)
     with torch.random.fork_rng(devices=[]):
         _check_network(model, cohort.part(slice(1, 2)))
     loop, picked = learner_for(model, device, "loop"), learner_for(model, device, engine)
@@ -199,10 +199,10 @@ def _step(learner: Learner, cohort: Cohort) -> Arrays:
     return {"the loss": loss, "the metric": metric} | shared | own
 
 
-def _made_up(federation: Federation, seen: Look, model: Model) -> Cohort:
-    """Return clients with rows of a federation's shapes, tokens 0 and 1 or numbers between them."""
+def _made_up(dataset: Dataset, seen: Look, model: Model) -> Cohort:
+    """Return clients with rows of a dataset's shapes, tokens 0 and 1 or numbers between them."""
     generator, count = np.random.default_rng(0), sum(_LENGTHS)
-    shape, targets = (count, *federation.features.shape[1:]), federation.targets
+    shape, targets = (count, *dataset.features.shape[1:]), dataset.targets
     features = torch.from_numpy(generator.uniform(size=shape).astype(np.float32))
     if seen.tokens:
         features = features.round().long()

@@ -1,6 +1,6 @@
-"""A federation: a data set already split into clients.
+"""A dataset: a data set already split into clients.
 
-A federation is either a LEAF JSON file (``users``, ``num_samples``, ``user_data``), for small
+A dataset is either a LEAF JSON file (``users``, ``num_samples``, ``user_data``), for small
 data, or a folder::
 
     manifest.json   what the data are: see `Manifest`
@@ -8,23 +8,23 @@ data, or a folder::
     targets.npy     (rows,) or (rows, outputs)
     offsets.npy     (clients + 1,): client i owns rows offsets[i] to offsets[i + 1]
     clients.json    what each client is called, where that is known; no message holds it
-    test/           clients that take part in no run, as a federation of its own, if there are any
+    test/           clients that take part in no run, as a dataset of its own, if there are any
 
 Folders are memory-mapped, so that cost grows with the clients that are read, not with the
 clients that there are. Training clients come first, validation clients after them.
 """
 
-from umbel.data.data import Federation, check, held_out, offsets_of
+from umbel.data.data import Dataset, check, held_out, offsets_of
 from umbel.data.find import (
     BUNDLED,
     digest_of,
     digest_of_rows,
-    find_federation,
+    find_dataset,
     find_typed,
-    open_federation,
+    open_dataset,
     read_manifest,
 )
-from umbel.data.folder import check_out, write_federation
+from umbel.data.folder import check_out, write_dataset
 from umbel.data.leaf import write_leaf
 from umbel.data.manifest import Manifest
 from umbel.data.schema import Column, Schema
@@ -33,20 +33,20 @@ from umbel.data.shards import shard
 __all__ = [
     "BUNDLED",
     "Column",
-    "Federation",
+    "Dataset",
     "Manifest",
     "Schema",
     "check",
     "check_out",
     "digest_of",
     "digest_of_rows",
-    "find_federation",
+    "find_dataset",
     "find_typed",
     "held_out",
     "offsets_of",
-    "open_federation",
+    "open_dataset",
     "read_manifest",
     "shard",
-    "write_federation",
+    "write_dataset",
     "write_leaf",
 ]

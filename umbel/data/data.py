@@ -1,4 +1,4 @@
-"""The rows of a federation, and the checks that they are what the format says."""
+"""The rows of a dataset, and the checks that they are what the format says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from umbel.data.manifest import Manifest
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 HELD_OUT = 5
 """Of a newcomer's rows every fifth is kept to score it on."""
@@ -22,8 +22,8 @@ _LARGEST, _LARGEST_WHOLE = float(np.finfo(np.float32).max), np.iinfo(np.int64).m
 
 
 @dataclass(frozen=True)
-class Federation:
-    """An opened federation.
+class Dataset:
+    """An opened dataset.
 
     Attributes
     ----------
@@ -80,57 +80,57 @@ class Federation:
         return self.features[rows], self.targets[rows]
 
 
-def check(federation: Federation, source: Path) -> None:
+def check(dataset: Dataset, source: Path) -> None:
     """Raise unless shapes, offsets and values are what the format says; `source` is named in errors."""
-    manifest, offsets = federation.manifest, federation.offsets
-    features, targets = federation.features, federation.targets
+    manifest, offsets = dataset.manifest, dataset.offsets
+    features, targets = dataset.features, dataset.targets
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
-        raise FederationError(
+        raise DatasetError(
             f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
             f"got {offsets.dtype} of shape {offsets.shape}"
         )
     if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
-        raise FederationError(
+        raise DatasetError(
             f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows"
         )
     if offsets[0] != 0 or offsets[-1] != len(features):
-        raise FederationError(
+        raise DatasetError(
             f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}"
         )
     first, step = manifest.shard
     here = np.arange(manifest.clients) % step == first
     if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
-        raise FederationError(
+        raise DatasetError(
             f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
         )
     if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
-        raise FederationError(f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again")
+        raise DatasetError(f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again")
     if 0 in (*features.shape[1:], *targets.shape[1:]):
-        raise FederationError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
-    if len(federation.names) not in (0, manifest.clients):
-        raise FederationError(
-            f"{source}: {len(federation.names)} names for {manifest.clients} clients; name each or none"
+        raise DatasetError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
+    if len(dataset.names) not in (0, manifest.clients):
+        raise DatasetError(
+            f"{source}: {len(dataset.names)} names for {manifest.clients} clients; name each or none"
         )
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
-            raise FederationError(
+            raise DatasetError(
                 f"{source}: {name} must be numbers or booleans, got {array.dtype}; number the categories of a text, "
                 "as umbel.from_dataframe does"
             )
         if (row := _first_bad_row(array, scale)) is not None:
             client = int(np.searchsorted(offsets, row, side="right")) - 1
-            raise FederationError(
+            raise DatasetError(
                 f"{source}: {name} of client {client}, row {row}, are not finite, or larger than a model can take; "
                 "remove or repair that row"
             )
     if manifest.tokens:
         if features.dtype.kind not in "iu":
-            raise FederationError(f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0")
+            raise DatasetError(f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0")
         for start in range(0, len(features), _SCAN_ROWS):
             part = features[start : start + _SCAN_ROWS]
             strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
             if strange.any():
-                raise FederationError(
+                raise DatasetError(
                     f"{source}: row {start + int(strange.argmax())} has a token that is not from 0 to "
                     f"{manifest.tokens - 1}; set tokens to the size of the vocabulary"
                 )

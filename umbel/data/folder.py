@@ -1,4 +1,4 @@
-"""A folder of memory-mapped arrays, for federations of any size."""
+"""A folder of memory-mapped arrays, for datasets of any size."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data.data import Federation, check
+from umbel.data.data import Dataset, check
 from umbel.data.leaf import read_json
 from umbel.data.manifest import Manifest
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
-def open_folder(folder: Path) -> Federation:
+def open_folder(folder: Path) -> Dataset:
     manifest = Manifest.read(read_json(folder / "manifest.json"), folder / "manifest.json")
     arrays = {}
     for name in ("features", "targets", "offsets"):
@@ -27,10 +27,10 @@ def open_folder(folder: Path) -> Federation:
             # As a plain array: numpy's subclass takes longer over each access than a small cohort's rows.
             arrays[name] = np.lib.format.open_memmap(file, mode="r").view(np.ndarray)
         except FileNotFoundError:
-            raise FederationError(f"{file} is missing; write the federation again with its recipe") from None
+            raise DatasetError(f"{file} is missing; write the dataset again with its recipe") from None
         except Exception as error:  # whatever numpy makes of a header that is none
-            raise FederationError(f"{file} is not a plain .npy array: {error}") from None
-    return Federation(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
+            raise DatasetError(f"{file} is not a plain .npy array: {error}") from None
+    return Dataset(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
 
 
 def _read_names(folder: Path) -> list[str]:
@@ -39,73 +39,73 @@ def _read_names(folder: Path) -> list[str]:
         return []
     names = read_json(file)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise FederationError(f"{file} is no list of clients' names; write the federation again")
+        raise DatasetError(f"{file} is no list of clients' names; write the dataset again")
     return names
 
 
 def check_out(folder: Path) -> None:
     """Raise before the work where its result could not be written."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
-        raise FederationError(f"{folder} exists and is not a federation; give another folder with --out")
+        raise DatasetError(f"{folder} exists and is not a dataset; give another folder with --out")
     # The folder is put in place by a rename, so it is the one above it that must be writable.
     above = next(parent for parent in folder.parents if parent.exists())
     if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
-        raise FederationError(f"{folder} cannot be written; give a folder that can with --out")
+        raise DatasetError(f"{folder} cannot be written; give a folder that can with --out")
 
 
-def write_federation(
+def write_dataset(
     folder: Path | str,
     manifest: Manifest,
     features: NDArray[Any],
     targets: NDArray[Any],
     offsets: NDArray[np.int64],
     names: Sequence[str] = (),
-    test: Federation | None = None,
+    test: Dataset | None = None,
 ) -> None:
-    """Check a federation and write it as a folder, whole or not at all.
+    """Check a dataset and write it as a folder, whole or not at all.
 
-    Replaces a federation already there; any other non-empty folder is left alone with an error.
+    Replaces a dataset already there; any other non-empty folder is left alone with an error.
 
     Parameters
     ----------
     folder : Path or str
     manifest : Manifest
     features, targets, offsets : ndarray
-        As in `Federation`.
+        As in `Dataset`.
     names : sequence of str
         What each client is called; may be empty.
-    test : Federation, optional
+    test : Dataset, optional
         Clients that take part in no run, kept in the folder ``test`` within.
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the data are not what the manifest says, or the folder is something else.
     """
     folder = Path(folder).expanduser()
-    whole = Federation(manifest, features, targets, np.asarray(offsets), names)
+    whole = Dataset(manifest, features, targets, np.asarray(offsets), names)
     parts = {".": whole} if test is None else {".": whole, "test": test}
-    for part, federation in parts.items():
-        check(federation, folder / part)
+    for part, dataset in parts.items():
+        check(dataset, folder / part)
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "manifest.json").exists())):
-        raise FederationError(f"{folder} exists and is not a federation; give another folder")
+        raise DatasetError(f"{folder} exists and is not a dataset; give another folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"
-        for part, federation in parts.items():
-            _save(new / part, federation)
+        for part, dataset in parts.items():
+            _save(new / part, dataset)
         if folder.exists():
             folder.rename(old)
         new.rename(folder)
 
 
-def _save(folder: Path, federation: Federation) -> None:
+def _save(folder: Path, dataset: Dataset) -> None:
     folder.mkdir()
-    np.save(folder / "features.npy", federation.features)
-    np.save(folder / "targets.npy", federation.targets)
-    np.save(folder / "offsets.npy", federation.offsets.astype(np.int64))
-    texts = {"manifest": json.dumps(federation.manifest.entries(), indent=2)}
-    if len(federation.names):
-        texts["clients"] = json.dumps(list(federation.names), ensure_ascii=False)
+    np.save(folder / "features.npy", dataset.features)
+    np.save(folder / "targets.npy", dataset.targets)
+    np.save(folder / "offsets.npy", dataset.offsets.astype(np.int64))
+    texts = {"manifest": json.dumps(dataset.manifest.entries(), indent=2)}
+    if len(dataset.names):
+        texts["clients"] = json.dumps(list(dataset.names), ensure_ascii=False)
     for name, text in texts.items():
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")

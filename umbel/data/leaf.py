@@ -1,4 +1,4 @@
-"""LEAF's JSON, for small federations."""
+"""LEAF's JSON, for small datasets."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data.data import Federation, check, offsets_of
+from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
 
 
@@ -20,19 +20,19 @@ def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FederationError(
-            f"{file} is missing; a federation is a LEAF JSON file or a folder with a manifest.json"
+        raise DatasetError(
+            f"{file} is missing; a dataset is a LEAF JSON file or a folder with a manifest.json"
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # a number may have too many digits as well
-        raise FederationError(f"{file} cannot be read as JSON: {error}") from None
+        raise DatasetError(f"{file} cannot be read as JSON: {error}") from None
 
 
-def open_leaf(file: Path) -> Federation:
+def open_leaf(file: Path) -> Dataset:
     return _parse_leaf(read_json(file), file)
 
 
 def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, Any]]) -> None:
-    """Write a federation as LEAF JSON, with umbel's manifest beside LEAF's three keys.
+    """Write a dataset as LEAF JSON, with umbel's manifest beside LEAF's three keys.
 
     Parameters
     ----------
@@ -55,52 +55,52 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
     write_atomically(path, (json.dumps(document, separators=(",", ":")) + "\n").encode())
 
 
-def _parse_leaf(raw: Any, file: Path) -> Federation:
-    """Return the federation of a decoded LEAF document; `file` is named in errors."""
+def _parse_leaf(raw: Any, file: Path) -> Dataset:
+    """Return the dataset of a decoded LEAF document; `file` is named in errors."""
     if not isinstance(raw, dict) or not {"users", "num_samples", "user_data"} <= set(raw):
-        raise FederationError(f"{file}: LEAF JSON needs the keys users, num_samples and user_data")
+        raise DatasetError(f"{file}: LEAF JSON needs the keys users, num_samples and user_data")
     users, counts, data = raw["users"], raw["num_samples"], raw["user_data"]
     lists = isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)
     if not lists or len(counts) != len(users):
-        raise FederationError(f"{file}: users and num_samples must be lists of one length, user_data an object")
+        raise DatasetError(f"{file}: users and num_samples must be lists of one length, user_data an object")
     if strange := [user for user in users if not isinstance(user, str)]:
-        raise FederationError(f"{file}: the names in users must be text, got {strange[0]!r}")
+        raise DatasetError(f"{file}: the names in users must be text, got {strange[0]!r}")
     if len(set(users)) != len(users):
-        raise FederationError(f"{file}: users names a client twice; give each client a name of its own")
+        raise DatasetError(f"{file}: users names a client twice; give each client a name of its own")
     clients: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for user, count in zip(users, counts, strict=True):
         try:
             x, y = np.asarray(data[user]["x"]), np.asarray(data[user]["y"])
             lengths = len(x), len(y)
         except (KeyError, TypeError, ValueError):
-            raise FederationError(f"{file}: client {user!r} needs rectangular lists x and y in user_data") from None
+            raise DatasetError(f"{file}: client {user!r} needs rectangular lists x and y in user_data") from None
         if lengths != (count, count):
-            raise FederationError(
+            raise DatasetError(
                 f"{file}: client {user!r} has {lengths[0]} x, {lengths[1]} y and num_samples {count}; make them equal"
             )
         if count == 0:
-            raise FederationError(f"{file}: client {user!r} has no rows; leave it out")
+            raise DatasetError(f"{file}: client {user!r} has no rows; leave it out")
         if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
-            raise FederationError(f"{file}: client {user!r} holds values that are not numbers")
+            raise DatasetError(f"{file}: client {user!r} holds values that are not numbers")
         with np.errstate(over="ignore"):  # what becomes infinite is found, and named, with the rest
             clients.append((x, y if y.dtype.kind in "biu" else y.astype(np.float32)))
     if "manifest" in raw:
         manifest = Manifest.read(raw["manifest"], file)
     else:
         if not users:
-            raise FederationError(f"{file}: the federation has no clients")
+            raise DatasetError(f"{file}: the dataset has no clients")
         # LEAF itself keeps training and test users in files of their own: all of these train.
         manifest = Manifest(name=file.stem, clients=len(users), split={"train": len(users), "validation": 0})
     if len(clients) != manifest.clients:
-        raise FederationError(f"{file}: {len(clients)} users but the manifest says {manifest.clients} clients")
+        raise DatasetError(f"{file}: {len(clients)} users but the manifest says {manifest.clients} clients")
     for part in ("x", "y"):
         shapes = {rows[part == "y"].shape[1:] for rows in clients}
         if len(shapes) > 1:
-            raise FederationError(f"{file}: clients differ in the shape of a row of {part}: {sorted(map(str, shapes))}")
+            raise DatasetError(f"{file}: clients differ in the shape of a row of {part}: {sorted(map(str, shapes))}")
     features, targets = (np.concatenate(part) for part in zip(*clients, strict=True))
     with np.errstate(over="ignore"):
         features = features if manifest.tokens else features.astype(np.float32)
-    return Federation(
+    return Dataset(
         manifest,
         features,
         # One client's targets may happen to be whole numbers: they are classes only if everybody's are.

@@ -1,4 +1,4 @@
-"""What a federation says of itself."""
+"""What a dataset says of itself."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from umbel.data.schema import Schema
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.rules import Settings
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -26,7 +26,7 @@ _IF_ANY = (
 
 
 class Manifest(Settings):
-    """What a federation says of itself.
+    """What a dataset says of itself.
 
     Attributes
     ----------
@@ -72,7 +72,7 @@ class Manifest(Settings):
 
     # As it stands in manifest.json.
     model_config = ConfigDict(alias_generator=None)
-    error = FederationError
+    error = DatasetError
     source: ClassVar[str] = "the manifest"
 
     name: str
@@ -154,5 +154,5 @@ class Manifest(Settings):
     def read(cls, raw: Any, file: Path) -> Self:
         """Check what a file says and return it; the file is named in errors."""
         if not isinstance(raw, dict):
-            raise FederationError(f"{file}: the manifest must be a JSON object")
+            raise DatasetError(f"{file}: the manifest must be a JSON object")
         return cls.parse(raw, str(file))

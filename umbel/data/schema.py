@@ -1,7 +1,7 @@
 """What the columns of a table are: what a site must find in its own, and how a row becomes numbers.
 
 Two sites with the same schema encode alike, because all that it takes is public: categories, ranges and
-constants that somebody wrote down. A schema is a TOML or JSON file, or stands in a federation's manifest.
+constants that somebody wrote down. A schema is a TOML or JSON file, or stands in a dataset's manifest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.rules import Settings
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
@@ -55,7 +55,7 @@ class Column(Settings):
     """
 
     model_config = ConfigDict(alias_generator=None)
-    error = FederationError
+    error = DatasetError
     source: ClassVar[str] = "a column of the schema"
 
     name: str = Field(min_length=1)
@@ -138,7 +138,7 @@ class Schema(Settings):
     """
 
     model_config = ConfigDict(alias_generator=None)
-    error = FederationError
+    error = DatasetError
     source: ClassVar[str] = "the schema"
 
     name: str = ""
@@ -191,24 +191,24 @@ class Schema(Settings):
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Read a schema from a TOML or JSON file, or from a federation's ``manifest.json``.
+        """Read a schema from a TOML or JSON file, or from a dataset's ``manifest.json``.
 
         Raises
         ------
-        FederationError
+        DatasetError
             When there is none, or it does not fit; the text names the file, the column and the fix.
         """
         try:
             text = path.read_text(encoding="utf-8")
             entries = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except FileNotFoundError:
-            raise FederationError(f"{path} is missing; give the file of a schema") from None
+            raise DatasetError(f"{path} is missing; give the file of a schema") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise FederationError(f"{path} cannot be read as a schema: {error}") from None
+            raise DatasetError(f"{path} cannot be read as a schema: {error}") from None
         if isinstance(entries, dict) and "clients" in entries:
             entries = entries.get("layout")
         if not isinstance(entries, dict):
-            raise FederationError(
+            raise DatasetError(
                 f"{path} holds no schema: it needs target, features and, if there are several, client"
             )
         return cls.parse(entries, str(path))

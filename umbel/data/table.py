@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from umbel.data.data import Federation, check, offsets_of
+from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest
 from umbel.data.schema import OTHER, Column, Schema
-from umbel.protocol.errors import FederationError, SiteError
+from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.home import write_atomically
 
 MISSING = ("", "na", "n/a", "nan", "null")
@@ -65,8 +65,8 @@ class Rows:
     left_out: Mapping[str, int]
 
 
-def read(path: Path, register: Path, schema: str = "", derive: Derive | None = None) -> Federation:
-    """Check a site's table against its schema, and return it as a federation in memory.
+def read(path: Path, register: Path, schema: str = "", derive: Derive | None = None) -> Dataset:
+    """Check a site's table against its schema, and return it as a dataset in memory.
 
     The order of the table's rows plays no part.
 
@@ -84,7 +84,7 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the table is not what the schema says, or a client of the register has gone. The text
         names the file, the column, the row and the fix.
     """
@@ -96,18 +96,18 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
     what = Schema.read(Path(schema))
     rows = encode(read_table(path), what, path, derive)
     if not rows.clients:
-        raise FederationError(f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema")
+        raise DatasetError(f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema")
     known = _read_register(register)
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
-        raise FederationError(
+        raise DatasetError(
             f"{path}: clients {gone} have taken part and are not there any more; put their rows back, since the "
             f"ledger counts clients in the order of {register}"
         )
     order = [*known, *sorted(present - set(known), key=lambda client: (str(type(client)), client))]
     number = {client: index for index, client in enumerate(order)}
     owner = np.array([number[client] for client in rows.clients])
-    # By what they hold: the same table in another order is the same federation.
+    # By what they hold: the same table in another order is the same dataset.
     sort = np.lexsort((rows.targets, *rows.features.T[::-1], owner))
     manifest = Manifest(
         name=what.name or path.name,
@@ -116,11 +116,11 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
         **what.said,
     )
     offsets = offsets_of(np.bincount(owner))
-    federation = Federation(manifest, rows.features[sort], rows.targets[sort], offsets, [str(one) for one in order])
-    check(federation, path)
+    dataset = Dataset(manifest, rows.features[sort], rows.targets[sort], offsets, [str(one) for one in order])
+    check(dataset, path)
     if order != known:
         write_atomically(register, (json.dumps(order) + "\n").encode())
-    return federation
+    return dataset
 
 
 def read_table(path: Path) -> pd.DataFrame:
@@ -130,13 +130,13 @@ def read_table(path: Path) -> pd.DataFrame:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the file is neither, or cannot be read.
     """
     if not path.is_file():
-        raise FederationError(f"{path} is not a file; give a CSV or parquet file")
+        raise DatasetError(f"{path} is not a file; give a CSV or parquet file")
     if path.suffix.lower() in _OTHERS:
-        raise FederationError(f"{path} is neither CSV nor parquet; save it as one of these")
+        raise DatasetError(f"{path} is neither CSV nor parquet; save it as one of these")
     with _unreadable(path):
         if path.suffix.lower() in (".parquet", ".pq"):
             return pd.read_parquet(path)
@@ -145,7 +145,7 @@ def read_table(path: Path) -> pd.DataFrame:
         separator = max(heads, key=lambda sep: len(heads[sep]))
         head = heads[separator]
         if twice := sorted({name for name in head if name and head.count(name) > 1}):
-            raise FederationError(f"{path}: two columns are called {twice[0]!r}; rename one")
+            raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one")
         # Spreadsheets end lines with separators: columns without a name, which must then be empty.
         names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
         options |= {"sep": separator, "index_col": False, "header": 0}
@@ -157,7 +157,7 @@ def read_table(path: Path) -> pd.DataFrame:
                 frame = pd.read_csv(path, names=names, **options)
         for name in (name for name in frame.columns if name.startswith("\0")):
             if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
-                raise FederationError(
+                raise DatasetError(
                     f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column"
                 )
         return frame
@@ -178,7 +178,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
 
     Raises
     ------
-    FederationError
+    DatasetError
         For the first column that does not fit; the text names the column, its first bad row, counted
         from 1 below the head, and the fix.
     """
@@ -194,7 +194,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
         frame = derive(frame)
     needed = [*schema.features, schema.target, *([schema.client] if schema.client else [])]
     if absent := _absent(frame, needed):
-        raise FederationError(
+        raise DatasetError(
             f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
             "rename the table's columns or the schema's"
         )
@@ -215,7 +215,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
     clients: list[Client] = [schema.name or "all"] * len(frame)
     if schema.client is not None:
         clients = _clients(frame, schema.client, source)
-    with np.errstate(over="ignore"):  # what becomes infinite is found, and named, when the federation is checked
+    with np.errstate(over="ignore"):  # what becomes infinite is found, and named, when the dataset is checked
         stacked = np.concatenate(scaled, axis=1).astype(np.float32)
     return Rows(stacked, targets, clients, frame.index.to_numpy(np.int64), left_out)
 
@@ -331,7 +331,7 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
     if len(bad):
         shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "
         more = f" (and in {len(bad) - 1} more rows)" if len(bad) > 1 else ""
-        raise FederationError(f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}")
+        raise DatasetError(f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}")
 
 
 def _read_register(register: Path) -> list[Client]:
@@ -344,7 +344,7 @@ def _read_register(register: Path) -> list[Client]:
     except json.JSONDecodeError:
         known = None
     if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
-        raise FederationError(f"{register} is no list of clients; restore it from the backup, with the ledger")
+        raise DatasetError(f"{register} is no list of clients; restore it from the backup, with the ledger")
     return known
 
 
@@ -353,8 +353,8 @@ def _unreadable(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise FederationError(f"{path} is a parquet file, which pyarrow reads: pip install pyarrow") from None
+        raise DatasetError(f"{path} is a parquet file, which pyarrow reads: pip install pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")
-        raise FederationError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}") from None
+        raise DatasetError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}") from None

@@ -34,7 +34,7 @@ from writers import SIDE, About, Handwriting, check_classes, write
 
 from umbel.data import check_out
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 REPOSITORY = "flwrlabs/femnist"
@@ -65,7 +65,7 @@ def read_leaf(folder: Path) -> Handwriting:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When there is no such file, or one is not what LEAF writes, or two of one part name the same user. The text
         names the file, the user and the fix.
     """
@@ -75,7 +75,7 @@ def read_leaf(folder: Path) -> Handwriting:
         part = parts.setdefault(file.parent, {})
         for row in _leaf_users(file):
             if (first := part.setdefault(row[0], file)) != file:
-                raise FederationError(
+                raise DatasetError(
                     f"{file} and {first.name} both have user {row[0]!r}, whose rows would count twice; remove the "
                     "copies, and keep files of train and of test in folders of these names"
                 )
@@ -86,7 +86,7 @@ def read_leaf(folder: Path) -> Handwriting:
     if empty := {user for user, *_ in kept} - {user for user, _, labels in kept if len(labels)}:
         typer.echo(f"Writers left out, without images: {len(empty)}", err=True)
     if not kept:
-        raise FederationError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
+        raise DatasetError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
     names, images, labels = zip(*kept, strict=True)
     writers = np.repeat(names, [len(y) for y in labels])
     return Handwriting(np.concatenate(images), np.concatenate(labels), writers)
@@ -102,7 +102,7 @@ def read_parquet(folder: Path) -> Handwriting:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When there is no such file, one cannot be read, or an image is not 28 by 28. The text names the file, the
         row and the fix.
     """
@@ -128,7 +128,7 @@ def read_parquet(folder: Path) -> Handwriting:
             if classes:
                 labels.append(check_classes(np.concatenate(classes), CLASSES, file))
     if not labels:
-        raise FederationError(f"{folder}: its Parquet files have no rows; give those of {REPOSITORY}")
+        raise DatasetError(f"{folder}: its Parquet files have no rows; give those of {REPOSITORY}")
     return Handwriting(images, np.concatenate(labels), np.array(writers))
 
 
@@ -141,7 +141,7 @@ def download() -> Path:
         return Path(snapshot_download(repo_id=REPOSITORY, repo_type="dataset", allow_patterns="*.parquet"))
     except Exception as error:  # its HTTP client raises errors of many kinds
         reason = " ".join(str(error).split()).rstrip(".")
-        raise FederationError(
+        raise DatasetError(
             f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {reason}; download "
             "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER"
         ) from None
@@ -159,7 +159,7 @@ def main(
             help=f"Folder of the Parquet files of {REPOSITORY}; without both, downloaded.", show_default=False
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the federation.")] = "femnist",
+    name: Annotated[str, typer.Option(help="Name of the dataset.")] = "femnist",
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
@@ -168,11 +168,11 @@ def main(
         int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
     ] = 0,
 ) -> None:
-    """Write FEMNIST as a federation, one client a writer, half of the clients turned by 90 degrees."""
+    """Write FEMNIST as a dataset, one client a writer, half of the clients turned by 90 degrees."""
     with errors_in_one_line():
         folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if leaf and parquet:
-            raise FederationError("--leaf and --parquet are both given; give one of them")
+            raise DatasetError("--leaf and --parquet are both given; give one of them")
         check_out(folder)
         found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
         source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
@@ -193,10 +193,10 @@ def _about(source: str, name: str) -> About:
 def _files(folder: Path, pattern: str, option: str) -> list[Path]:
     """Return the files to read, by name, so that their order on disk plays no part."""
     if not folder.is_dir():
-        raise FederationError(f"{folder} is not a folder; give the folder of the files with {option}")
+        raise DatasetError(f"{folder} is not a folder; give the folder of the files with {option}")
     if files := sorted(folder.glob(pattern)):
         return files
-    raise FederationError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
+    raise DatasetError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
 
 
 def _leaf_files(folder: Path) -> list[Path]:
@@ -210,12 +210,12 @@ def _leaf_files(folder: Path) -> list[Path]:
         parts = [place / "train", place / "test"]
         if there := [part for part in parts if part.is_dir()]:
             if len(there) == 1:
-                raise FederationError(
+                raise DatasetError(
                     f"{place} has {there[0].name}, but LEAF's other half is missing; put train and test there, or "
                     f"give --leaf {there[0]} for that part alone"
                 )
             return [file for part in parts for file in _files(part, "*.json", "--leaf")]
-    raise FederationError(
+    raise DatasetError(
         f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf"
     )
 
@@ -242,18 +242,18 @@ def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int
             raise TypeError("users must be a list, and user_data an object")
         rows = {user: data[user] for user in users}
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise FederationError(
+        raise DatasetError(
             f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
             "write it again with LEAF's preprocess.sh, or move it elsewhere"
         ) from None
     if len(rows) < len(users):
         twice, times = Counter(users).most_common(1)[0]
-        raise FederationError(
+        raise DatasetError(
             f"{file}: users names {twice!r} {times} times; name each user once, or write the file again with LEAF's "
             "preprocess.sh"
         )
     if unnamed := data.keys() - rows.keys():
-        raise FederationError(
+        raise DatasetError(
             f"{file}: users does not name {min(unnamed)!r}, who is in user_data; name all or remove the others, or "
             "write the file again with LEAF's preprocess.sh"
         )
@@ -268,13 +268,13 @@ def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.in
         if x.shape != ((len(y), SIDE * SIDE) if len(y) else (0,)):
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise FederationError(
+        raise DatasetError(
             f"{source}: x must be lists of {SIDE * SIDE} numbers and y as many classes; write the file again with "
             "LEAF's preprocess.sh"
         ) from None
     # The other way round, NaN would pass.
     if not ((x >= 0) & (x <= 1)).all():
-        raise FederationError(
+        raise DatasetError(
             f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh"
         )
     labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
@@ -287,9 +287,9 @@ def _count(file: Path) -> int:
         with pq.ParquetFile(file) as parquet:
             names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
     except (OSError, pa.ArrowException) as error:
-        raise FederationError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+        raise DatasetError(f"{file} cannot be read as Parquet: {error}; download it again") from None
     if missing := [name for name in COLUMNS if name not in names]:
-        raise FederationError(f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}")
+        raise DatasetError(f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}")
     return rows
 
 
@@ -299,10 +299,10 @@ def _batches(file: Path) -> Any:
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
                 if empty := [name for name in COLUMNS if batch.column(name).null_count]:
-                    raise FederationError(f"{file}: rows without {', '.join(empty)}; download it again")
+                    raise DatasetError(f"{file}: rows without {', '.join(empty)}; download it again")
                 yield batch
     except (OSError, pa.ArrowException) as error:
-        raise FederationError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+        raise DatasetError(f"{file} cannot be read as Parquet: {error}; download it again") from None
 
 
 def _decode(image: Any, source: str) -> NDArray[np.uint8]:
@@ -312,9 +312,9 @@ def _decode(image: Any, source: str) -> NDArray[np.uint8]:
             pixels = np.asarray(picture.convert("L"))
     # For a PNG with a broken part, Pillow raises SyntaxError.
     except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
-        raise FederationError(f"{source} cannot be decoded: {error}; download the file again") from None
+        raise DatasetError(f"{source} cannot be decoded: {error}; download the file again") from None
     if pixels.shape != (SIDE, SIDE):
-        raise FederationError(f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}")
+        raise DatasetError(f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}")
     return pixels
 
 

@@ -32,9 +32,9 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, check_out, offsets_of, write_federation
+from umbel.data import Manifest, check_out, offsets_of, write_dataset
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 SERVICES = (194, 292, 392, 690)
@@ -92,7 +92,7 @@ def read_charges(csv: Path) -> pd.DataFrame:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the file is no CSV, lacks a column, has no row of the four services, or holds text
         where a number should be, or a number outside `RANGES`. The text names the file, the
         column, the row and the fix.
@@ -104,11 +104,11 @@ def read_charges(csv: Path) -> pd.DataFrame:
         parts.append(table.assign(service=code)[code.isin(SERVICES)])
     rows = pd.concat(parts)
     if rows.empty:
-        raise FederationError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011")
+        raise DatasetError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011")
     numbers = {name: _numbers(rows[name], COLUMNS[name], csv, *allowed) for name, allowed in RANGES.items()}
     for name in ("provider", "zip"):
         if len(odd := np.flatnonzero(numbers[name] % 1)):
-            raise FederationError(
+            raise DatasetError(
                 f"{csv}: {COLUMNS[name]} in data row {rows.index[odd[0]] + 1} is {rows[name].iloc[odd[0]]!r}, not a "
                 "whole number; repair or remove that row"
             )
@@ -138,7 +138,7 @@ def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> 
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the file is not one of GeoNames, or the download fails.
     """
     keys = [f"{code:05d}" if form is Zip.PADDED else str(code) for code in zips]
@@ -150,7 +150,7 @@ def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> 
 def build(
     charges: pd.DataFrame, places: NDArray[np.float64], form: Zip, seed: int = 0, order: Sequence[int] | None = None
 ) -> tuple[Manifest, NDArray[np.float32], NDArray[np.float32], NDArray[np.int64]]:
-    """Turn located charges into a federation.
+    """Turn located charges into a dataset.
 
     Providers take the clients' places in random order, unless one is given; the first 70 % train. Rows
     of a provider that could not be located are left out.
@@ -181,7 +181,7 @@ def build(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When no provider could be located.
     """
     located = np.flatnonzero(np.isfinite(places).all(axis=1))
@@ -189,7 +189,7 @@ def build(
     # Sorted ids, so that the result does not depend on the order of the file.
     providers, provider = np.unique(charges["provider"], return_inverse=True)
     if not len(providers):
-        raise FederationError(
+        raise DatasetError(
             f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}"
         )
     if order is None:
@@ -240,7 +240,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/hospital")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
 ) -> None:
-    """Write Medicare's hospital payments as a federation, one client a provider (group privacy paper, Sec. 5.2)."""
+    """Write Medicare's hospital payments as a dataset, one client a provider (group privacy paper, Sec. 5.2)."""
     folder = (out or umbel_home() / "data" / "hospital").expanduser().absolute()
     with errors_in_one_line():
         _check_paths(csv, geonames, folder)
@@ -248,11 +248,11 @@ def main(
         places = locate(charges["zip"].to_numpy(), form, geonames)
         manifest, features, targets, offsets = build(charges, places, form, seed)
         if manifest.clients < 2:
-            raise FederationError(
+            raise DatasetError(
                 "1 provider has a ZIP code that GeoNames knows, and at least 2 are needed to train and validate; "
                 f"check the GeoNames file, or use --zip {Zip.PADDED}"
             )
-        write_federation(folder, manifest, features, targets, offsets)
+        write_dataset(folder, manifest, features, targets, offsets)
     lost = charges["provider"].nunique() - manifest.clients
     typer.echo(
         f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
@@ -264,9 +264,9 @@ def main(
 def _check_paths(csv: Path, geonames: Path | None, folder: Path) -> None:
     """Raise before the work where it could not begin or end."""
     if not csv.is_file():
-        raise FederationError(f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
+        raise DatasetError(f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
     if geonames is not None and not geonames.is_file():
-        raise FederationError(f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt")
+        raise DatasetError(f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt")
     check_out(folder)
 
 
@@ -287,14 +287,14 @@ def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
                 chunksize=_CHUNK_ROWS,
             )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise FederationError(f"{csv} cannot be read as CSV: {error}; download it again from data.cms.gov") from None
+        raise DatasetError(f"{csv} cannot be read as CSV: {error}; download it again from data.cms.gov") from None
 
 
 def _columns(chunk: pd.DataFrame, csv: Path) -> pd.DataFrame:
     """Return the columns of `COLUMNS` under our names; spaces, underscores and case play no part in finding them."""
     found = {_plain(name): name for name in chunk.columns}
     if missing := [name for name in COLUMNS.values() if _plain(name) not in found]:
-        raise FederationError(
+        raise DatasetError(
             f"{csv} lacks the columns {missing}; found {[name.strip() for name in chunk.columns]}; "
             "give the IPPS provider summary of fiscal year 2011, or rename its columns"
         )
@@ -311,13 +311,13 @@ def _numbers(texts: pd.Series, column: str, source: Path, minimum: float, maximu
     values: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
     if len(bad := np.flatnonzero(~np.isfinite(values))):
         row = bad[0]
-        raise FederationError(
+        raise DatasetError(
             f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not a number; "
             "repair or remove that row"
         )
     if len(bad := np.flatnonzero((values < minimum) | (values > maximum))):
         row = bad[0]
-        raise FederationError(
+        raise DatasetError(
             f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {minimum:,.0f} to "
             f"{maximum:,.0f}; is it in another unit? Repair or remove that row"
         )
@@ -333,7 +333,7 @@ def _read_places(geonames: Path) -> pd.DataFrame:
             geonames, sep="\t", header=None, usecols=list(names), dtype=str, quoting=csv_format.QUOTE_NONE
         )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise FederationError(
+        raise DatasetError(
             f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip"
         ) from None
     table = table.rename(columns=names)
@@ -352,7 +352,7 @@ def _download(keys: list[str]) -> pd.DataFrame:
 
         table: pd.DataFrame = pgeocode.Nominatim("us").query_postal_code(keys)
     except (ImportError, OSError, BadZipFile) as error:
-        raise FederationError(
+        raise DatasetError(
             f"GeoNames cannot be downloaded by pgeocode: {error}; download US.zip from geonames.org elsewhere, unpack "
             "it, and give --geonames US.txt"
         ) from None

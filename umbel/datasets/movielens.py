@@ -33,9 +33,9 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, check_out, offsets_of, write_federation
+from umbel.data import Manifest, check_out, offsets_of, write_dataset
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 URL = "https://files.grouplens.org/datasets/movielens/ml-100k.zip"
@@ -79,7 +79,7 @@ def read_ratings(file: Path) -> pd.DataFrame:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the file is no such file, or a line of it is not a rating. The text names the file, the line and the fix.
     """
     with _opened(file) as (stream, source):
@@ -87,12 +87,12 @@ def read_ratings(file: Path) -> pd.DataFrame:
         stream.seek(0)
         separator = next((separator for separator in SEPARATORS.values() if separator in first), None)
         if separator is None:
-            raise FederationError(f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings")
+            raise DatasetError(f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings")
         header = int(first.split(separator) == HEADER)
         short = BufferedReader(_ShortLines(stream, source), _BLOCK)
         parts = [_checked(lines, source) for lines in _chunks(short, source, separator, header)]
     if not parts:
-        raise FederationError(f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings")
+        raise DatasetError(f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings")
     return pd.concat(parts, ignore_index=True)
 
 
@@ -111,7 +111,7 @@ def download() -> Path:
             if not is_zipfile(new):
                 raise OSError("what came is not a whole ZIP archive")
         except (OSError, HTTPException) as error:
-            raise FederationError(
+            raise DatasetError(
                 f"{URL} cannot be downloaded: {error}; download it elsewhere and give --ratings FILE"
             ) from None
         new.replace(file)
@@ -128,7 +128,7 @@ def build(
     liked: float = LIKED,
     unrated: float = 0.0,
 ) -> tuple[Manifest, NDArray[np.int32], NDArray[np.int8], NDArray[np.int64]]:
-    """Turn ratings into a federation.
+    """Turn ratings into a dataset.
 
     Of the ratings that a user gave an item, the latest counts. Users take the clients' places in
     random order; the first 90 % train. Items are renumbered by increasing id.
@@ -140,7 +140,7 @@ def build(
     source : str
         What was read, for the manifest.
     name : str
-        Name of the federation.
+        Name of the dataset.
     factors : int
         Latent factors of the model that it is for.
     min_ratings : int
@@ -166,7 +166,7 @@ def build(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When fewer than two users are left.
     """
     # Stable: of equal times, the later row stays last.
@@ -177,7 +177,7 @@ def build(
     users, user = np.unique(kept["user"], return_inverse=True)
     items, item = np.unique(kept["item"], return_inverse=True)
     if len(users) < 2:
-        raise FederationError(
+        raise DatasetError(
             f"{len(users)} users rated at least {min_ratings} items, and at least 2 are needed to train and validate; "
             "lower --min-ratings, or give a file with more ratings"
         )
@@ -217,7 +217,7 @@ def main(
             show_default=False,
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of the federation.")] = "movielens",
+    name: Annotated[str, typer.Option(help="Name of the dataset.")] = "movielens",
     factors: Annotated[int, typer.Option(min=1, help="Latent factors of its model.")] = 8,
     min_ratings: Annotated[int, typer.Option(min=1, help="Users with fewer ratings are left out.")] = 10,
     liked: Annotated[
@@ -232,16 +232,16 @@ def main(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the order of clients, and so of the split.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
 ) -> None:
-    """Write the likes of MovieLens as a federation, one client a user."""
+    """Write the likes of MovieLens as a dataset, one client a user."""
     with errors_in_one_line():
         folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if ratings is not None and not ratings.is_file():
-            raise FederationError(f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings")
+            raise DatasetError(f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings")
         check_out(folder)
         file = ratings or download()
         table = read_ratings(file)
         manifest, features, targets, offsets = build(table, file.name, name, factors, min_ratings, seed, liked, unrated)
-        write_federation(folder, manifest, features, targets, offsets)
+        write_dataset(folder, manifest, features, targets, offsets)
     likes = np.add.reduceat(targets > 0, offsets[:-1], dtype=np.int64)
     typer.echo(
         f"{manifest.split['train']} training and {manifest.split['validation']} validation clients, "
@@ -279,7 +279,7 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
             with ZipFile(file) as archive:
                 found = [info for info in archive.infolist() if info.filename.rpartition("/")[2] in SEPARATORS]
                 if len(found) != 1:
-                    raise FederationError(
+                    raise DatasetError(
                         f"{file} holds {len(found)} files named {_any_file()}, not one; unpack it and give the file "
                         "with --ratings"
                     )
@@ -291,7 +291,7 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
                 yield stream, str(file)
     # zipfile raises RuntimeError for what it cannot unpack: a password, an unknown compression.
     except (OSError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
-        raise FederationError(f"{file} cannot be read: {error}; remove it and download it again") from None
+        raise DatasetError(f"{file} cannot be read: {error}; remove it and download it again") from None
 
 
 def _progress(stream: BinaryIO, size: int) -> Any:
@@ -313,7 +313,7 @@ class _ShortLines(RawIOBase):
         lines = (self._begun + block).split(b"\n")
         if max(map(len, lines)) > _LONGEST_LINE:
             line = self._line + next(i for i, line in enumerate(lines) if len(line) > _LONGEST_LINE)
-            raise FederationError(
+            raise DatasetError(
                 f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; give "
                 f"{_any_file()} of MovieLens with --ratings"
             )
@@ -346,13 +346,13 @@ def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) ->
         return
     except (UnicodeDecodeError, pd.errors.ParserError) as error:
         reason = " ".join(str(error).split())
-        raise FederationError(f"{source} cannot be read: {reason}; repair or remove that line") from None
+        raise DatasetError(f"{source} cannot be read: {reason}; repair or remove that line") from None
 
 
 def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
     """Return lines of text as numbers, or raise where one is not a rating."""
     if len(lines.columns) != len(LARGEST):
-        raise FederationError(
+        raise DatasetError(
             f"{source}, line {lines.index[0]} has {len(lines.columns)} columns, not {len(LARGEST)}: "
             f"{', '.join(LARGEST)}; give {_any_file()} of MovieLens with --ratings"
         )
@@ -368,7 +368,7 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
         if len(bad := np.flatnonzero(~good)):
             value = lines[column].iloc[bad[0]]
             shown = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
-            raise FederationError(
+            raise DatasetError(
                 f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}; repair or remove that line"
             )
         columns[name] = values.astype(np.float32 if name == "rating" else np.int64)

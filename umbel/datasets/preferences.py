@@ -6,7 +6,7 @@ a fixed share of them, below one half, as the paper's Assumption 1 asks::
 
     u ~ N(0, I/d),   v_i ~ N(0, I),   the items of highest score u . v_i are liked
 
-The federation that travels with the app, and one of the shape of MovieLens's ml-100k, are made by
+The dataset that travels with the app, and one of the shape of MovieLens's ml-100k, are made by
 
     python datasets/preferences.py --clients 67 --items 100 --out datasets/preferences.json
     python datasets/preferences.py --clients 943 --items 1682 --rows 106 --skew 1 --spread 1
@@ -26,9 +26,9 @@ from numpy.typing import NDArray
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, check_out, offsets_of, write_federation, write_leaf
+from umbel.data import Manifest, check_out, offsets_of, write_dataset, write_leaf
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 MIN_ROWS = 20
@@ -90,21 +90,21 @@ def draw(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When a number is out of its range, or the likes of a client round to none or to half of its items or more.
     """
     if min(clients, items, factors, rows) < 1:
-        raise FederationError(
+        raise DatasetError(
             f"clients, items, factors and rows must be at least 1, got {clients}, {items}, {factors} and {rows}"
         )
     if rows > items:
-        raise FederationError(f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items")
+        raise DatasetError(f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items")
     if not 0 < like_rate < 0.5:
-        raise FederationError(
+        raise DatasetError(
             f"--like-rate must be above 0 and below .5 (Assumption 1 of the paper), got {like_rate}; give .2, say"
         )
     if not (0 <= skew <= STEEPEST and 0 <= spread <= STEEPEST):
-        raise FederationError(f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}")
+        raise DatasetError(f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}")
     item_vectors = np.random.default_rng(seed).standard_normal((items, factors))
     log_weights = -skew * np.log(np.arange(1, items + 1))
     users, features, targets = [], [], []
@@ -117,7 +117,7 @@ def draw(
         count = min(max(count, min(rows, MIN_ROWS)), items)
         liked = round(like_rate * count)
         if not 0 < 2 * liked < count:
-            raise FederationError(
+            raise DatasetError(
                 f"client {client} would like {liked} of its {count} items, and Assumption 1 of the paper asks for some "
                 "and fewer than half; give another --like-rate, or more --rows"
             )
@@ -163,7 +163,7 @@ def main(
         ),
     ] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the data.")] = 0,
-    name: Annotated[str, typer.Option(help="Name of the federation.")] = "preferences",
+    name: Annotated[str, typer.Option(help="Name of the dataset.")] = "preferences",
     out: Annotated[
         Path | None,
         typer.Option(
@@ -171,7 +171,7 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Write made-up preferences for items as a federation, one client a user."""
+    """Write made-up preferences for items as a dataset, one client a user."""
     with errors_in_one_line():
         path = (out or umbel_home() / "data" / name).expanduser().absolute()
         if path.suffix != ".json":
@@ -213,7 +213,7 @@ def _write(
 ) -> None:
     """Write a LEAF JSON file where the path ends in .json, and a folder elsewhere."""
     if path.suffix != ".json":
-        write_federation(path, manifest, features, targets, offsets)
+        write_dataset(path, manifest, features, targets, offsets)
         return
     names = [f"{part}-{i}" for part in ("train", "validation") for i in range(manifest.split[part])]
     parts = (np.split(array, offsets[1:-1]) for array in (features, targets))

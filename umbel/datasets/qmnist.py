@@ -29,7 +29,7 @@ from writers import SIDE, About, Handwriting, check_classes, write
 
 from umbel.data import check_out
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 IMAGES_URL = "https://ossci-datasets.s3.amazonaws.com/mnist/train-images-idx3-ubyte.gz"
@@ -81,25 +81,25 @@ def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArra
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the file is missing, is not IDX, or holds something else. The text names the file and the fix.
     """
     if not path.is_file():
-        raise FederationError(f"{path} is not a file; download {url}")
+        raise DatasetError(f"{path} is not a file; download {url}")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise FederationError(f"{path} cannot be read: {error}; download {url} again") from None
+        raise DatasetError(f"{path} cannot be read: {error}; download {url} again") from None
     # Two zero bytes, the type, the number of axes, then the length of each axis, big-endian.
     magic = bytes([0, 0, {">u1": 0x08, ">i4": 0x0C}[dtype], 1 + len(shape)])
     start = 4 + 4 * (1 + len(shape))
     if raw[:4] != magic or len(raw) < start:
-        raise FederationError(f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}; download {url}")
+        raise DatasetError(f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}; download {url}")
     found = tuple(np.frombuffer(raw, ">u4", 1 + len(shape), offset=4).tolist())
     if found[1:] != shape:
-        raise FederationError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}")
+        raise DatasetError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}")
     if (size := math.prod(found) * np.dtype(dtype).itemsize) != len(raw) - start:
-        raise FederationError(
+        raise DatasetError(
             f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}; download {url} again"
         )
     return np.frombuffer(raw, dtype, offset=start).reshape(found)
@@ -115,14 +115,14 @@ def read_digits(images: Path, labels: Path) -> Handwriting:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When a file cannot be used or the two do not fit together.
     """
     # Labels first: they are small.
     table = read_idx(labels, ">i4", (COLUMNS,), LABELS_URL)
     pixels = read_idx(images, ">u1", (SIDE, SIDE), IMAGES_URL)
     if len(pixels) != len(table):
-        raise FederationError(
+        raise DatasetError(
             f"{images} has {len(pixels)} images and {labels} has {len(table)} labels; give the two training files"
         )
     return Handwriting(
@@ -142,7 +142,7 @@ def main(
         int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
     ] = 0,
 ) -> None:
-    """Write MNIST's digits as a federation, one client a writer, half of the clients turned by 90 degrees."""
+    """Write MNIST's digits as a dataset, one client a writer, half of the clients turned by 90 degrees."""
     folder = (out or umbel_home() / "data" / "qmnist").expanduser().absolute()
     with errors_in_one_line():
         check_out(folder)

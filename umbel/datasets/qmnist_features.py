@@ -46,9 +46,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import qmnist
 from writers import SIDE, Handwriting, build
 
-from umbel.data import Manifest, check_out, offsets_of, write_federation
+from umbel.data import Manifest, check_out, offsets_of, write_dataset
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 NAME, IMAGES_NAME = "qmnist-features", "qmnist-images"
@@ -82,8 +82,8 @@ class Kind(StrEnum):
     IMAGES = "images"
 
     @property
-    def federation(self) -> str:
-        """The federation's name."""
+    def dataset(self) -> str:
+        """The dataset's name."""
         return IMAGES_NAME if self is Kind.IMAGES else NAME
 
 
@@ -136,12 +136,12 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When there are too few images for so many features.
     """
     least = max(features, COMPONENTS) + 1
     if len(public) < least:
-        raise FederationError(f"{features} features need {least} public images, got {len(public)}; give all of them")
+        raise DatasetError(f"{features} features need {least} public images, got {len(public)}; give all of them")
     if kind is not Kind.NEIGHBOURS:
         return _principal(public, {Kind.PIXELS: pixels, Kind.GRADIENTS: gradients}[kind], features)
     near = _principal(public, gradients, COMPONENTS)
@@ -173,13 +173,13 @@ def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When a file cannot be used or the two do not fit together.
     """
     table = qmnist.read_idx(labels, ">i4", (qmnist.COLUMNS,), PUBLIC_LABELS_URL)
     pictures = qmnist.read_idx(images, ">u1", (SIDE, SIDE), PUBLIC_IMAGES_URL)
     if len(pictures) > len(table):
-        raise FederationError(
+        raise DatasetError(
             f"{images} has {len(pictures)} images and {labels} has {len(table)} labels; give the two test files"
         )
     return pictures.astype(np.uint8, copy=False), table[: len(pictures), qmnist.WRITER].astype(np.int64)
@@ -200,14 +200,14 @@ def deal(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When no writer has so many images, of those that train or of those that validate.
     """
     whole, images, classes, ends = build(found, qmnist.ABOUT, None, seed)
     per_writer = np.diff(ends) // rows
     train, clients = int(per_writer[: whole.train].sum()), int(per_writer.sum())
     if not 0 < train < clients:
-        raise FederationError(
+        raise DatasetError(
             f"{NAME}: {train} training and {clients - train} validation clients of {rows} images; lower --rows"
         )
     turned = np.repeat(whole.groups, per_writer)
@@ -252,14 +252,14 @@ def main(
     turn: Annotated[bool, typer.Option(help="Turn the images of about half of the writers by 90 degrees.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, of who has which rows, of who is turned.")] = 0,
 ) -> None:
-    """Write MNIST's digits as a federation of features, of which other writers' images are all that is public."""
-    folder = (out or umbel_home() / "data" / kind.federation).expanduser().absolute()
+    """Write MNIST's digits as a dataset of features, of which other writers' images are all that is public."""
+    folder = (out or umbel_home() / "data" / kind.dataset).expanduser().absolute()
     with errors_in_one_line():
         check_out(folder)
         public, others = read_public(public_images, public_labels)
         found = qmnist.read_digits(images, labels)
         if len(both := np.intersect1d(found.writers, others)):
-            raise FederationError(
+            raise DatasetError(
                 f"{public_labels}: writer {both[0]} wrote images in {images} as well, which are not public; "
                 "give the test files"
             )
@@ -289,7 +289,7 @@ def main(
                 f"datasets/qmnist_features.py with seed {seed}."
             ),
         )
-        write_federation(folder, manifest, made, classes, offsets)
+        write_dataset(folder, manifest, made, classes, offsets)
     split = manifest.split
     typer.echo(
         f"{split['train']} training and {split['validation']} validation clients, {len(classes)} {what}; "

@@ -1,4 +1,4 @@
-"""What the handwriting recipes share: images by writer -> a federation with two groups of clients.
+"""What the handwriting recipes share: images by writer -> a dataset with two groups of clients.
 
 One client a writer. All images of a client are turned by 90 degrees counter-clockwise with
 probability 1/2 (group privacy paper, Sec. 5.3), so that the clients are of two kinds, and the
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, offsets_of, write_federation
-from umbel.protocol.errors import FederationError
+from umbel.data import Manifest, offsets_of, write_dataset
+from umbel.protocol.errors import DatasetError
 
 SIDE = 28
 """Height and width of an image, in pixels."""
@@ -51,7 +51,7 @@ class About:
     Attributes
     ----------
     name, model, provenance, licence : str
-        See `federation.Manifest`; how the federation was drawn is added to the provenance.
+        See `dataset.Manifest`; how the dataset was drawn is added to the provenance.
     recipe : str
         Name of the script.
     """
@@ -66,7 +66,7 @@ class About:
 def build(
     found: Handwriting, about: About, rows: int | None = None, seed: int = 0
 ) -> tuple[Manifest, NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
-    """Turn handwriting into a federation.
+    """Turn handwriting into a dataset.
 
     Writers take the clients' places in random order; the first 90 % train. The order of the rows
     given plays no part.
@@ -95,14 +95,14 @@ def build(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When there are fewer than two writers.
     """
     # Sorted, so that the result does not depend on the order of the rows.
     names, writer = np.unique(found.writers, return_inverse=True)
     clients = len(names)
     if clients < 2:
-        raise FederationError(
+        raise DatasetError(
             f"{about.name}: {clients} writers, and at least 2 are needed to train and validate; give all of the data"
         )
     generator = np.random.default_rng(seed)
@@ -141,9 +141,9 @@ def build(
 
 
 def write(folder: Path, found: Handwriting, about: About, rows: int | None, seed: int) -> list[str]:
-    """Build a federation, write it, and return the lines to print about it."""
+    """Build a dataset, write it, and return the lines to print about it."""
     manifest, features, targets, offsets = build(found, about, rows, seed)
-    write_federation(folder, manifest, features, targets, offsets)
+    write_dataset(folder, manifest, features, targets, offsets)
     split = manifest.split
     return [
         f"{split['train']} training and {split['validation']} validation clients, {len(targets)} rows; "
@@ -155,11 +155,11 @@ def write(folder: Path, found: Handwriting, about: About, rows: int | None, seed
 def check_classes(labels: NDArray[Any], classes: int, source: Path | str) -> NDArray[np.int64]:
     """Return labels as int64, or raise where one is no class from 0 to `classes` - 1; `source` is named in errors."""
     if labels.ndim != 1:
-        raise FederationError(f"{source}: labels must be a list of classes, got shape {labels.shape}")
+        raise DatasetError(f"{source}: labels must be a list of classes, got shape {labels.shape}")
     if labels.dtype.kind not in "iu":
-        raise FederationError(f"{source}: labels must be whole numbers, got {labels.dtype}; give the original file")
+        raise DatasetError(f"{source}: labels must be whole numbers, got {labels.dtype}; give the original file")
     if len(bad := np.flatnonzero((labels < 0) | (labels >= classes))):
-        raise FederationError(
+        raise DatasetError(
             f"{source}: the label of row {bad[0]} is {labels[bad[0]]}, not a class from 0 to {classes - 1}; "
             "give the original file"
         )

@@ -1,4 +1,4 @@
-"""Make what a federation across machines proves itself by: a CA, the server's certificate, secrets, the nodes' keys.
+"""Make what a dataset across machines proves itself by: a CA, the server's certificate, secrets, the nodes' keys.
 
     python -m umbel.deploy.certs --server umbel.example.org --node site-1 --node site-2
 

@@ -23,12 +23,12 @@ from typing import Annotated, Any
 import tomli_w
 import typer
 
-from umbel.data import find_federation
+from umbel.data import find_dataset
 from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
 from umbel.deploy.split import split
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import DemoError, FederationError
+from umbel.protocol.errors import DemoError, DatasetError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import umbel_home
 
@@ -45,7 +45,7 @@ Run = Callable[..., str]
 
 
 def main(
-    csv: Annotated[Path | None, typer.Option(help="The IPPS file; without it, the federation that is there.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="The IPPS file; without it, the dataset that is there.")] = None,
     geonames: Annotated[Path | None, typer.Option(help="The GeoNames file; without it, it is downloaded.")] = None,
 ) -> None:
     """Build the image, start a server and three sites, run, show what came out, take all down."""
@@ -82,13 +82,13 @@ def composer(home: Path, project: str = "umbel-demo") -> Run:
 
 
 def _hospital(csv: Path | None, geonames: Path | None) -> Path:
-    """Return the hospital federation, built if there is a file to build it from."""
+    """Return the hospital dataset, built if there is a file to build it from."""
     if csv:
         recipe = [sys.executable, str(ROOT / "umbel" / "datasets" / "hospital.py"), "--csv", str(csv)]
         _call(recipe + (["--geonames", str(geonames)] if geonames else []), os.environ)
     try:
-        return find_federation("hospital")
-    except FederationError:
+        return find_dataset("hospital")
+    except DatasetError:
         raise DemoError(
             "there are no hospital data yet; get IPPS_FY2011.csv.gz (the README's section on hospital charges says "
             "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz"

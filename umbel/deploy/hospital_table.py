@@ -14,18 +14,18 @@ from types import ModuleType
 import numpy as np
 import pandas as pd
 
-from umbel.data import BUNDLED, Column, Federation
+from umbel.data import BUNDLED, Column, Dataset
 from umbel.data.table import read as read_table
 from umbel.data.table import values_of
-from umbel.protocol.errors import FederationError, SiteError
+from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.flower import log
 
 SCHEMA = Path(__file__).resolve().with_name("hospital.toml")
 _ZIP = Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999)
 
 
-def read(csv: Path, register: Path, geonames: str = "") -> Federation:
-    """Turn hospital charges into a federation in memory, one client a provider (see `umbel.data.table.read`).
+def read(csv: Path, register: Path, geonames: str = "") -> Dataset:
+    """Turn hospital charges into a dataset in memory, one client a provider (see `umbel.data.table.read`).
 
     A provider lies where its ZIP code does, to which leading zeros are given back.
 
@@ -40,7 +40,7 @@ def read(csv: Path, register: Path, geonames: str = "") -> Federation:
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the table is not what the schema says, or a provider of the register has gone.
     """
     if not Path(geonames).is_absolute():
@@ -55,7 +55,7 @@ def read(csv: Path, register: Path, geonames: str = "") -> Federation:
         places = recipe.locate(zips, recipe.Zip.PADDED, Path(geonames))
         found = np.isfinite(places).all(axis=1)
         if not found.any():
-            raise FederationError(f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}")
+            raise DatasetError(f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}")
         if not found.all():
             lost = sorted(set(zips[~found].tolist()))
             log(WARNING, "%s: rows left out, because GeoNames does not know their ZIP codes: %s", csv, lost)

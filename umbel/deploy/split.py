@@ -1,4 +1,4 @@
-"""Split a federation into sites that share no client, each a federation of its own.
+"""Split a dataset into sites that share no client, each a dataset of its own.
 
 python -m umbel.deploy.split hospital --sites 3 --out hospital-sites
 """
@@ -11,37 +11,37 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from umbel.data import Manifest, find_federation, offsets_of, open_federation, write_federation
+from umbel.data import Manifest, find_dataset, offsets_of, open_dataset, write_dataset
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 def main(
-    federation: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
+    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data, or a path.")],
     out: Annotated[Path, typer.Option(help="The folder in which site-1, site-2, ... are written.")],
     sites: Annotated[int, typer.Option(help="How many.")] = 3,
 ) -> None:
-    """Split a federation into as many as there are sites."""
+    """Split a dataset into as many as there are sites."""
     with errors_in_one_line():
-        for folder in split(find_federation(federation), sites, out):
+        for folder in split(find_dataset(dataset), sites, out):
             typer.echo(folder)
 
 
 def split(source: Path, sites: int, out: Path) -> list[Path]:
-    """Deal the clients of a federation to `sites` sites; return their folders.
+    """Deal the clients of a dataset to `sites` sites; return their folders.
 
     Site ``i`` of ``s`` gets every ``s``-th training client from ``i`` on, and so of the validation
     clients, so that its own manifest says which of its clients train.
 
     Raises
     ------
-    FederationError
-        When the federation cannot be read or a site would be left without a training client.
+    DatasetError
+        When the dataset cannot be read or a site would be left without a training client.
     """
-    whole = open_federation(source)
+    whole = open_dataset(source)
     manifest, offsets = whole.manifest, whole.offsets
     if not 1 <= sites <= manifest.train:
-        raise FederationError(
+        raise DatasetError(
             f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
         )
     folders = []
@@ -63,7 +63,7 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
         folder = out / f"site-{site + 1}"
         lengths = (int(offsets[client + 1] - offsets[client]) for client in clients)
         names = [whole.names[client] for client in clients] if len(whole.names) else ()
-        write_federation(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
+        write_dataset(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
         folders.append(folder)
     return folders
 

@@ -41,7 +41,7 @@ MODELS = {
 
 
 BIASED_FACTORS = "biased-factors"
-"""Name, without a size, of the recommender with biases; it takes the size of its federation's factors."""
+"""Name, without a size, of the recommender with biases; it takes the size of its dataset's factors."""
 _FACTORS = re.compile(r"(?P<biased>biased-)?factors-(?P<items>[1-9]\d{0,6})x(?P<factors>[1-9]\d{0,3})")
 
 
@@ -115,11 +115,11 @@ def load(
 
 
 def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
-    """Return the model that a run asks for, or else the one its federation was made for.
+    """Return the model that a run asks for, or else the one its dataset was made for.
 
     A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
     manifest says of frozen and local parameters is of the manifest's own model alone. ``biased-factors``
-    are of the size of the federation's factors, where it does not say.
+    are of the size of the dataset's factors, where it does not say.
 
     Parameters
     ----------
@@ -134,11 +134,11 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """
     default = manifest.model if manifest else ""
     if not (run.model or default):
-        raise ModelError(f"neither run config nor federation name a model; set model to one of {', '.join(MODELS)}")
+        raise ModelError(f"neither run config nor dataset name a model; set model to one of {', '.join(MODELS)}")
     name = run.model or default
     if name == BIASED_FACTORS:
         if not _FACTORS.fullmatch(default):
-            raise ModelError(f"model {name!r} has no size here; name a federation of preferences, or give {name}-IxD")
+            raise ModelError(f"model {name!r} has no size here; name a dataset of preferences, or give {name}-IxD")
         name = f"{BIASED_FACTORS}-{default.rpartition('-')[2]}"
     loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
     if manifest is not None and (not default or run.model in ("", default)):

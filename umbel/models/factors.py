@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.losses import SLOPES
 
 INITIAL_SCALE = 0.1
@@ -113,20 +113,20 @@ class Factors(nn.Module):
         """Return the decay (clients, size) that goes with the mean loss over `count` rows (clients, 1)."""
         return np.full((len(count), size), _NEWCOMER_DECAY)
 
-    def misfit(self, federation: Federation) -> str:
+    def misfit(self, dataset: Dataset) -> str:
         """Return what keeps the model from the data: items' numbers, and labels of -1 and 1; empty if nothing does."""
         items = len(self.items)
-        features, targets = np.asarray(federation.features), np.asarray(federation.targets)
+        features, targets = np.asarray(dataset.features), np.asarray(dataset.targets)
         if features.shape[1:] != (1,) or targets.ndim != 1:
             return "needs rows of one feature, an item's number, and one label"
         if not np.isin(targets, (-1, 1)).all():
             return "needs labels of -1 and 1"
-        if federation.manifest.feature_scale != 1:
+        if dataset.manifest.feature_scale != 1:
             return "needs items' numbers as they are, and feature_scale = 1"
         numbers = features[:, 0]
         if not ((numbers == np.floor(numbers)) & (numbers >= 0) & (numbers < items)).all():
             return f"knows the items 0 to {items - 1} alone"
-        owner = np.repeat(np.arange(len(federation.offsets) - 1), np.diff(federation.offsets))
+        owner = np.repeat(np.arange(len(dataset.offsets) - 1), np.diff(dataset.offsets))
         if len(np.unique(owner * items + numbers.astype(np.int64))) < len(numbers):
             return "takes an item once at most from each client"
         return ""

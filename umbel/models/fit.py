@@ -1,4 +1,4 @@
-"""Whether a model takes a federation's features and its loss the targets, and what else a first look at it shows."""
+"""Whether a model takes a dataset's features and its loss the targets, and what else a first look at it shows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
 from umbel.protocol.errors import ModelError
@@ -112,29 +112,29 @@ def _scores_one(model: Model, row: Tensor, outputs: tuple[int, ...]) -> bool:
     return True
 
 
-def misfit(model: Model, federation: Federation) -> str:
+def misfit(model: Model, dataset: Dataset) -> str:
     """Return what keeps the model from the data, for the end of a sentence; empty if nothing does.
 
     All clients' rows are looked at: training that failed at some clients and not at others would tell
-    about their data. A network may look for itself, by a method ``misfit(federation)``.
+    about their data. A network may look for itself, by a method ``misfit(dataset)``.
     """
     own = getattr(model.module, "misfit", None)
     if own is not None:
-        return str(own(federation))
-    targets, shape = federation.targets, federation.features.shape[1:]
+        return str(own(dataset))
+    targets, shape = dataset.targets, dataset.features.shape[1:]
     try:
         seen = look(model, shape)
     except ModelError as error:
         return str(error)
-    if not seen.alone and federation.lengths.min() < 2:
+    if not seen.alone and dataset.lengths.min() < 2:
         return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
-    tokens = seen.tokens or federation.manifest.tokens
-    return (_bad_tokens(model, federation) if tokens else "") or _bad_targets(model, seen.outputs, targets)
+    tokens = seen.tokens or dataset.manifest.tokens
+    return (_bad_tokens(model, dataset) if tokens else "") or _bad_targets(model, seen.outputs, targets)
 
 
-def _bad_tokens(model: Model, federation: Federation) -> str:
+def _bad_tokens(model: Model, dataset: Dataset) -> str:
     """Return what keeps a model that takes whole numbers from these: it is tried on the extremes of each place."""
-    features, manifest = federation.features, federation.manifest
+    features, manifest = dataset.features, dataset.manifest
     lowest, highest = features.min(axis=0), features.max(axis=0)
     if features.dtype.kind not in "iu" and not (np.asarray(features) == np.floor(features)).all():
         return "takes whole numbers, as an embedding does, and the features are not; begin with a layer of numbers"

@@ -56,7 +56,7 @@ class Model:
     the sum over a minibatch instead of its mean (PAC paper, Protocol 1); ``decays``, by name the precisions of
     parameters' Gaussian priors (`Model.decays`); ``draw_local(generator)``,
     which returns a fresh client's own parameters by name; ``fit_local(...)``, see
-    `umbel.models.factors.Factors.fit_local`; ``misfit(federation)``, see `umbel.models.fit.misfit`. A parameter
+    `umbel.models.factors.Factors.fit_local`; ``misfit(dataset)``, see `umbel.models.fit.misfit`. A parameter
     with ``requires_grad=False`` is frozen. A layer that the network puts in evaluation mode stays there.
 
     Attributes

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data import Federation, held_out
+from umbel.data import Dataset, held_out
 
 SHRINKAGE = 5.0
 """Labels at the average rate that each item and each user has besides, where their biases are worked out."""
 
 
-def rules_of_thumb(federation: Federation) -> dict[str, float]:
+def rules_of_thumb(dataset: Dataset) -> dict[str, float]:
     """Return how often each rule is right on the rows that newcomers are scored on.
 
     These are the rows of validation clients on which `Learner.score_newcomers` scores a model. A rule
@@ -20,7 +20,7 @@ def rules_of_thumb(federation: Federation) -> dict[str, float]:
 
     Parameters
     ----------
-    federation : Federation
+    dataset : Dataset
         Of preferences: an item's number, and a label of -1 or 1, a row.
 
     Returns
@@ -30,9 +30,9 @@ def rules_of_thumb(federation: Federation) -> dict[str, float]:
         majority``, and ``item and user bias``, the mean and what item and user stray from it, each shrunk
         (Koren, 2009, Eq. 1).
     """
-    manifest, offsets = federation.manifest, federation.offsets
-    items = np.asarray(federation.features)[:, 0].astype(np.int64)
-    liked = np.asarray(federation.targets) > 0
+    manifest, offsets = dataset.manifest, dataset.offsets
+    items = np.asarray(dataset.features)[:, 0].astype(np.int64)
+    liked = np.asarray(dataset.targets) > 0
     border = int(offsets[manifest.train])
     number = int(items.max()) + 1
     mean = float(liked[:border].mean())

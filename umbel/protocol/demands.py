@@ -208,7 +208,7 @@ class Hosting:
         Number of clients of each kind; training clients are counted first.
     first, step : int
         In simulation, the node hosts the clients ``first, first + step, ...`` of the
-        federation; elsewhere both are -1.
+        dataset; elsewhere both are -1.
     """
 
     train: int
@@ -238,12 +238,12 @@ class Hosting:
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
             raise ProtocolError(f"reports counts that cannot be: {values}")
         if (values["first"], values["step"]) != (-1, -1) and not 0 <= values["first"] < values["step"]:
-            raise ProtocolError(f"reports a share of a federation that cannot be: {values}")
+            raise ProtocolError(f"reports a share of a dataset that cannot be: {values}")
         return cls(**values)
 
     @property
     def simulated(self) -> bool:
-        """Whether the node says it hosts a part of the run config's federation."""
+        """Whether the node says it hosts a part of the run config's dataset."""
         return self.step > 0
 
 

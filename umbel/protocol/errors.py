@@ -5,7 +5,7 @@
     UmbelError
     ├── ConfigError         the run config cannot be run
     ├── ModelError          a model, or its loss, cannot be used
-    ├── FederationError     the data cannot be used
+    ├── DatasetError     the data cannot be used
     ├── ProtocolError       a message is not what the protocol says
     ├── FleetError          the nodes that a run needs are not there
     ├── SiteError           a node is not set up to serve data
@@ -39,7 +39,7 @@ class ModelError(UmbelError):
     """A model, or its loss, cannot be used."""
 
 
-class FederationError(UmbelError):
+class DatasetError(UmbelError):
     """The data cannot be used."""
 
 

@@ -44,7 +44,7 @@ class RunConfig(Settings):
         "fedadagrad, ifca, cfl, recommender, flower:Class for one of Flower's own, or package.module:Class",
     )
     strategy_options: str = Field("", description='the strategy\'s own options, as "name=value name=value"')
-    federation: str = Field(
+    dataset: str = Field(
         "synthetic",
         description='a name under $UMBEL_HOME/data or in datasets/, or an absolute path; "" where every node '
         "serves its own data",
@@ -53,7 +53,7 @@ class RunConfig(Settings):
         "",
         description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, "
         "factors-IxD, biased-factors or biased-factors-IxD, package.module:factory or library:model, with options as "
-        '"... name=value"; "" for the federation\'s own',
+        '"... name=value"; "" for the dataset\'s own',
     )
     loss: str = Field(
         "",

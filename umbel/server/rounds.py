@@ -206,7 +206,7 @@ def ratios(longest: NDArray[np.float64], nearest: Sequence[float]) -> list[float
 
 
 def _median(spent: NDArray[np.int64]) -> float:
-    """Return the median, at once where most clients of a large federation have never released."""
+    """Return the median, at once where most clients of a large dataset have never released."""
     if 2 * np.count_nonzero(spent) < len(spent):
         return 0.0
     upto = np.cumsum(np.bincount(spent))  # whole numbers, and few different ones

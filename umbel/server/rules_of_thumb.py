@@ -33,9 +33,9 @@ class RulesOfThumb(Observer):
             return
         scored = {entry.number: entry.metric for entry in run.state.history if entry.metric is not None}
         best, last = scored[run.state.best_round], scored[max(scored)]
-        federation = run.setup.open_federation()
-        assert federation is not None, "it has a manifest"
-        beside = ", ".join(f"{name} {value:.4f}" for name, value in rules_of_thumb(federation).items())
+        dataset = run.setup.open_dataset()
+        assert dataset is not None, "it has a manifest"
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in rules_of_thumb(dataset).items())
         self._text = (
             f"Validation {metric.name} of the best items {best:.4f}, of the last {last:.4f}. Rules of thumb on the "
             f"same rows: {beside}."

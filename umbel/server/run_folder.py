@@ -125,7 +125,7 @@ class RunFolder:
     def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:
         """Save the configuration of the run, the versions it runs with, and digests of what else it depends on.
 
-        The digests are ``data``, of the federation's files, and ``frozen``, of the frozen parameters.
+        The digests are ``data``, of the dataset's files, and ``frozen``, of the frozen parameters.
         """
         document = {**digests, "config": dict(run_config), "versions": versions()}
         write_atomically(self.path / "config.toml", tomli_w.dumps(document).encode())

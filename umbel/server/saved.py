@@ -108,7 +108,7 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
             raise ConfigError(f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was")
     if data and (now := setup.digests["data"]) and data != now:
         raise ConfigError(
-            f"resume: the rows of federation {setup.config.federation!r} are others than those that the run began "
+            f"resume: the rows of dataset {setup.config.dataset!r} are others than those that the run began "
             f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}"
         )
 

@@ -11,14 +11,14 @@ import numpy as np
 import safetensors
 
 from umbel import models, strategies
-from umbel.data import Federation, Manifest, digest_of, find_federation, open_federation
+from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
 from umbel.models.descent import Descent
 from umbel.models.fit import misfit
 from umbel.models.model import Model
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.arrays import Arrays, all_finite, flatten
-from umbel.protocol.errors import ConfigError, FederationError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.release import Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.server.observer import Observer, load_observers
@@ -38,7 +38,7 @@ class Setup:
     strategy : HypothesisStrategy
     model : Model
     manifest : Manifest or None
-        What the federation says of itself; None where every node serves its own.
+        What the dataset says of itself; None where every node serves its own.
     observers : tuple of Observer
         Those that the run config names, and the strategy if it is one.
     """
@@ -62,15 +62,15 @@ class Setup:
         try:
             strategy = strategies.make(run)
             # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
-            federation = _open(run, part=True)
-            manifest = federation.manifest if federation else None
+            dataset = _open(run, part=True)
+            manifest = dataset.manifest if dataset else None
             model = models.load_for(run, manifest)
-        except (FederationError, ModelError) as error:
+        except (DatasetError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)
         strategy.fleet.metric_is_share = model.metric.share
-        if federation and (reason := misfit(model, federation)):
-            name = f"federation {federation.manifest.name!r}"
+        if dataset and (reason := misfit(model, dataset)):
+            name = f"dataset {dataset.manifest.name!r}"
             raise ConfigError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
         if run.message_noise and not model.local_shapes:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
@@ -81,10 +81,10 @@ class Setup:
             observers = (*observers, strategy)
         return cls(run, strategy, model, manifest, observers)
 
-    def open_federation(self, part: bool = False) -> Federation | None:
-        """Return the federation, for those that look at its rows; None where every node serves its own.
+    def open_dataset(self, part: bool = False) -> Dataset | None:
+        """Return the dataset, for those that look at its rows; None where every node serves its own.
 
-        Here may be a part of it alone; who does not say that this will do gets a `FederationError`.
+        Here may be a part of it alone; who does not say that this will do gets a `DatasetError`.
         """
         return _open(self.config, part)
 
@@ -113,10 +113,10 @@ class Setup:
         if not isinstance(was, dict) or type(was.get("seed")) is not int:
             raise ConfigError(f"start-from: {path}/config.toml does not say which seed the run had; name another run")
         if shapes != self.model.shapes:
-            data = was.get("federation")
+            data = was.get("dataset")
             fix = "set model, frozen and local as they were"
-            if data and run.federation and data != run.federation:
-                fix = f"that run was of federation {data!r}; set federation={data}, or {fix}"
+            if data and run.dataset and data != run.dataset:
+                fix = f"that run was of dataset {data!r}; set dataset={data}, or {fix}"
             raise ConfigError(
                 f"start-from: the hypotheses of {path.name} are of {shapes}, and model {self.model.name!r} is of "
                 f"{self.model.shapes}; {fix}"
@@ -146,8 +146,8 @@ class Setup:
     @property
     def digests(self) -> dict[str, str]:
         """Digests of ``data`` and ``frozen`` parameters; the first is empty where every node serves its own data."""
-        name = self.config.federation
-        return {"data": digest_of(find_federation(name)) if name else "", "frozen": self.model.frozen_digest}
+        name = self.config.dataset
+        return {"data": digest_of(find_dataset(name)) if name else "", "frozen": self.model.frozen_digest}
 
     @property
     def release(self) -> Release:
@@ -196,5 +196,5 @@ def _check_length(hypotheses: Arrays) -> None:
         )
 
 
-def _open(run: RunConfig, part: bool) -> Federation | None:
-    return open_federation(find_federation(run.federation), part) if run.federation else None
+def _open(run: RunConfig, part: bool) -> Dataset | None:
+    return open_dataset(find_dataset(run.dataset), part) if run.dataset else None

@@ -19,7 +19,7 @@ _FIRST_NODE = 100
 
 
 def partitions(nodes: int) -> list[dict[str, Any]]:
-    """Return the configurations of so many simulated nodes, which split the run config's federation."""
+    """Return the configurations of so many simulated nodes, which split the run config's dataset."""
     return [{"partition-id": i, "num-partitions": nodes} for i in range(nodes)]
 
 
@@ -94,7 +94,7 @@ class InProcessGrid(SimulatedGrid):
     run_config : mapping
         The run's configuration, as in ``[tool.flwr.app.config]``.
     nodes : int
-        Number of simulated nodes, which split the run config's federation.
+        Number of simulated nodes, which split the run config's dataset.
     node_configs : sequence of mapping, optional
         Instead of `nodes`: the configuration of each node, as a site would write it.
 

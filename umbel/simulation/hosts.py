@@ -13,7 +13,7 @@ import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
 
 import umbel.client.app
-from umbel.data import find_federation
+from umbel.data import find_dataset
 from umbel.protocol.flower import FLOWER_LOGGER, identify
 from umbel.simulation.cluster import Machine, here, last_line, machines, on_each
 from umbel.simulation.grid import answered
@@ -60,7 +60,7 @@ class Host:
     Parameters
     ----------
     run_config : mapping
-        With the federation as it is found on this machine.
+        With the dataset as it is found on this machine.
     """
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
@@ -106,8 +106,8 @@ class RayHosts:
 
     def __init__(self, run_config: Mapping[str, Any]) -> None:
         self._run_config = dict(run_config)
-        self._federation = str(run_config["federation"])
-        self._path = str(find_federation(self._federation))
+        self._dataset = str(run_config["dataset"])
+        self._path = str(find_dataset(self._dataset))
         self._own: Holding | None = None
         self._first: list[Place] = []
         self._looked: dict[Machine, Holding] = {}
@@ -117,14 +117,14 @@ class RayHosts:
         """Return where hosts may live; when a run goes on, machines with other data are of no use to it."""
         there = machines()
         new = [machine for machine in there if machine not in self._looked]
-        looked = self._looked | dict(on_each(new, look, self._federation, self._path, may_die=bool(self._first)))
+        looked = self._looked | dict(on_each(new, look, self._dataset, self._path, may_die=bool(self._first)))
         self._looked = {machine: looked[machine] for machine in there if machine in looked}
-        self._own = self._own or look(self._federation, self._path)
+        self._own = self._own or look(self._dataset, self._path)
         found = list(self._looked.items())
         if self._first:
             found = known(found, self._first)
-            return places(found, self._own, self._federation) if found else []
-        self._first = places(found, self._own, self._federation)
+            return places(found, self._own, self._dataset) if found else []
+        self._first = places(found, self._own, self._dataset)
         return self._first
 
     def lost(self, place: Place) -> None:
@@ -141,7 +141,7 @@ class RayHosts:
             "scheduling_strategy": here(place.machine),
             "runtime_env": {"env_vars": threads},
         }
-        return ray.remote(**options)(Host).remote(self._run_config | {"federation": place.holding.path})
+        return ray.remote(**options)(Host).remote(self._run_config | {"dataset": place.holding.path})
 
     def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
         """Send a message; arrays that are those of the message before are not sent again."""

@@ -34,7 +34,7 @@ def run(config: Mapping[str, Any], nodes: int = 0, modules: Sequence[Path] = ())
     Raises
     ------
     ClusterError
-        When the cluster cannot be joined, or does not have all of the federation.
+        When the cluster cannot be joined, or does not have all of the dataset.
     ConfigError
         When it cannot be run.
     FleetError

@@ -1,4 +1,4 @@
-"""Where on a cluster simulated nodes may live: what each machine has of the federation, and who goes where."""
+"""Where on a cluster simulated nodes may live: what each machine has of the dataset, and who goes where."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from logging import WARNING
 from pathlib import Path
 
-from umbel.data import digest_of, digest_of_rows, find_federation, read_manifest
-from umbel.protocol.errors import ClusterError, FederationError
+from umbel.data import digest_of, digest_of_rows, find_dataset, read_manifest
+from umbel.protocol.errors import ClusterError, DatasetError
 from umbel.protocol.flower import log
 from umbel.protocol.home import umbel_home
 from umbel.simulation.cluster import Machine
@@ -18,7 +18,7 @@ from umbel.simulation.cluster import Machine
 
 @dataclass(frozen=True)
 class Holding:
-    """What a machine has of a federation.
+    """What a machine has of a dataset.
 
     Attributes
     ----------
@@ -68,33 +68,33 @@ class Place:
         return float(int(share)) if share >= 1 else share
 
 
-def look(federation: str, path: str) -> Holding:
-    """Return what this machine has of a federation.
+def look(dataset: str, path: str) -> Holding:
+    """Return what this machine has of a dataset.
 
     First what its own ``UMBEL_HOME`` has by that name; then what lies at `path`, where whoever asks has it,
     on a file system that machines share; then what came with the code.
     """
-    own = umbel_home() / "data" / federation
+    own = umbel_home() / "data" / dataset
     try:
-        found = next((one for one in (own, Path(path)) if one.exists()), None) or find_federation(federation)
+        found = next((one for one in (own, Path(path)) if one.exists()), None) or find_dataset(dataset)
         manifest = read_manifest(found)
         entries = json.dumps(manifest.entries() | {"part": "", "whole": ""}, sort_keys=True)
         said = hashlib.sha256(entries.encode()).hexdigest()[:16]
         data = digest_of(found) if manifest.part else digest_of_rows(found)
         return Holding(str(found), manifest.shard, said, data, manifest.whole if manifest.part else data)
-    except (FederationError, OSError) as error:
+    except (DatasetError, OSError) as error:
         return Holding(missing=str(error))
 
 
-def places(found: Sequence[tuple[Machine, Holding]], own: Holding, federation: str) -> list[Place]:
-    """Return the places on machines that have a federation, or a part of it.
+def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str) -> list[Place]:
+    """Return the places on machines that have a dataset, or a part of it.
 
     Parameters
     ----------
     found : sequence of (Machine, Holding)
     own : Holding
         What this machine has, which the others must have too, or another part of it.
-    federation : str
+    dataset : str
         Its name.
 
     Raises
@@ -113,13 +113,13 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, federation: s
         if not same or holding.data != other.data:
             who, at = (name, other.path) if same else ("this machine", own.path)
             raise ClusterError(
-                f"machine {machine.name} has another federation {federation!r}, in {holding.path}, than {who}, in "
+                f"machine {machine.name} has another dataset {dataset!r}, in {holding.path}, than {who}, in "
                 f"{at}; copy the one that you mean to all machines, or its parts (umbel data shard)"
             )
         there += [Place(machine, index, holding) for index in range(max(1, machine.gpus))]
     if not there:
         raise ClusterError(
-            f"no machine of the Ray cluster has federation {federation!r}; copy it, or parts of it (umbel data shard), "
+            f"no machine of the Ray cluster has dataset {dataset!r}; copy it, or parts of it (umbel data shard), "
             "to data/ in each one's UMBEL_HOME, or name it by a path on a file system that all share"
         )
     return there
@@ -144,7 +144,7 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
     splits = sorted({place.holding.part[1] for place in there} - {1})
     if len(splits) > 1:
         raise ClusterError(
-            f"the machines of the Ray cluster have parts of {splits[0]} and of {splits[1]}; shard the federation once, "
+            f"the machines of the Ray cluster have parts of {splits[0]} and of {splits[1]}; shard the dataset once, "
             "into as many parts as there are machines (umbel data shard)"
         )
     parts = splits[0] if splits else 1
@@ -159,7 +159,7 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
             for place in there
         )
         raise ClusterError(
-            f"no machine of the Ray cluster is left for part {', '.join(empty)} of the federation's {parts} ({held}); "
+            f"no machine of the Ray cluster is left for part {', '.join(empty)} of the dataset's {parts} ({held}); "
             "copy it to one's UMBEL_HOME, and see that its Ray is started with that"
         )
     if nodes % parts:

@@ -48,7 +48,7 @@ class RayGrid(SimulatedGrid):
     """Simulated nodes on the machines of a cluster.
 
     Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made anew
-    when the nodes are next asked for, on machines that have their parts of the federation. Where there is none,
+    when the nodes are next asked for, on machines that have their parts of the dataset. Where there is none,
     a node is not there until there is one.
 
     Parameters
@@ -117,7 +117,7 @@ class RayGrid(SimulatedGrid):
     def _push(self, message: Message) -> str:
         node, message_id = message.metadata.dst_node_id, self.numbered(message)
         if node in self._homeless:
-            self._fail(message, "no machine that is there has its part of the federation")
+            self._fail(message, "no machine that is there has its part of the dataset")
             return message_id
         place = self.homes[node]
         host = self._started[place]

@@ -22,7 +22,7 @@ _CHATTER = re.compile(
             r"Starting Flower Simulation$",
             r"Since flwr 1\.\d+, default simulated SuperNodes changed ",
             r"Federation `.*simulated SuperNodes\)$",
-            r"To change federation size, use the following command:$",
+            r"To change dataset size, use the following command:$",
             r"flwr federation simulation-config ",
             r"Successfully installed umbel to ",
             r".*/ray/_private/worker\.py:\d+: FutureWarning: ",

@@ -26,7 +26,7 @@ class Recommender(FedAvg):
         if not model.local_shapes:
             raise ConfigError(
                 f"strategy {run.strategy!r} is for models with local parameters, as factors-IxD, not {model.name!r}; "
-                "name a federation of preferences (python datasets/preferences.py)"
+                "name a dataset of preferences (python datasets/preferences.py)"
             )
         if decays := model.decays.keys() & model.shapes.keys():
             precisions = {

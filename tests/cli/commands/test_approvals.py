@@ -13,14 +13,14 @@ import pytest
 from flwr.app import Message
 from typer.testing import CliRunner
 
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import asked, refused
 from tests.helpers.nodes import ask
 from tests.helpers.runs import run_app
 from umbel.cli.main import app as command
 from umbel.client.app import app
-from umbel.data import offsets_of, write_federation
+from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import SHOWN, Runs, Status, beside
 from umbel.protocol.demands import Evaluation, Training
@@ -42,7 +42,7 @@ class Site:
     def __init__(self, folder: Path, run_config: dict[str, Any], **policy: Any) -> None:
         features = np.random.default_rng(0).uniform(-1, 1, (9, 2)).astype(np.float32)
         targets = features @ np.array([1, 2], np.float32)
-        write_federation(folder / "own", manifest(2, 1, model="linear"), features, targets, offsets_of([3] * 3))
+        write_dataset(folder / "own", manifest(2, 1, model="linear"), features, targets, offsets_of([3] * 3))
         self.ledger = folder / "ledger.sqlite"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger), "role": "split", "approve": "ask"}
         self.grid = InProcessGrid(app, run_config, node_configs=[config | policy])

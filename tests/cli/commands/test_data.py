@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.federations import save_plane
+from tests.helpers.datasets import save_plane
 from umbel.cli.main import app
 from umbel.client.node import Node
-from umbel.data import find_federation, open_federation, read_manifest
+from umbel.data import find_dataset, open_dataset, read_manifest
 from umbel.protocol.run_config import RunConfig
 from umbel.simulation import in_process
 from umbel.simulation.in_process import play
@@ -62,7 +62,7 @@ def stays(tmp_path: Path) -> Path:
 SCALES = ("--set", "cost.scale=10000", "--set", "cost.unit=dollars", "--set", "age.scale=20", "--set", "age.offset=50")
 
 
-def test_a_table_becomes_a_federation_that_a_run_learns_from(stays: Path) -> None:
+def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     for line in (
         "clients 8 training, 2 validation",
@@ -78,7 +78,7 @@ def test_a_table_becomes_a_federation_that_a_run_learns_from(stays: Path) -> Non
         "The categories of ward were found in the rows",
     ):
         assert line in told
-    assert told.splitlines()[-1] == "Next: umbel run federation=stays"
+    assert told.splitlines()[-1] == "Next: umbel run dataset=stays"
     key, _, name = told.splitlines()[-1].removeprefix("Next: umbel run ").partition("=")
     asked = {key: name, "noise-multiplier": 0.0, "rounds": 30, "restarts": 2, "device": "cpu"}
     run = play(RunConfig().entries() | asked)
@@ -90,12 +90,12 @@ def test_a_table_becomes_a_federation_that_a_run_learns_from(stays: Path) -> Non
 @pytest.mark.parametrize(("target", "categories"), [("smoker", {"false", "true"}), ("ward", {"A", "B"})])
 def test_what_is_predicted_goes_by_its_name(stays: Path, tmp_path: Path, target: str, categories: set[str]) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", target, "--features", "age,cost", *SCALES[4:])
-    run = in_process.run(RunConfig().entries() | {"federation": "stays", "rounds": 1, "restarts": 1, "device": "cpu"})
+    run = in_process.run(RunConfig().entries() | {"dataset": "stays", "rounds": 1, "restarts": 1, "device": "cpu"})
     said("predict", run, "stays", "--out", tmp_path / "out.csv")
     made = pd.read_csv(tmp_path / "out.csv", dtype=str)
     assert set(made["prediction"]) <= categories == set(made["target"])
     # A client's rows are those of the table, in its order.
-    frame, first = pd.read_csv(stays, dtype=str), open_federation(find_federation("stays")).names[0]
+    frame, first = pd.read_csv(stays, dtype=str), open_dataset(find_dataset("stays")).names[0]
     told = frame.loc[frame["hospital"] == first, target].replace({"yes": "true", "no": "false"}).tolist()
     assert made.loc[made["client"] == "0", "target"].tolist() == told
 
@@ -127,7 +127,7 @@ def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) ->
     assert "clients 0 training, 2 validation" in said("data", "describe", "stays/test")
 
 
-def test_a_federation_without_a_table_is_described_as_well(tmp_path: Path) -> None:
+def test_a_dataset_without_a_table_is_described_as_well(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 2, 1, provenance="made here")
     told = said("data", "describe", tmp_path / "plane")
     assert "rows 6; 1 to 3, median 2 a client" in told
@@ -148,26 +148,26 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
         "reader-options": f"schema={schema}",
         "ledger-path": str(tmp_path / "ledger.sqlite"),
     }
-    node = Node.of(config, RunConfig(federation="", device="cpu").entries())
+    node = Node.of(config, RunConfig(dataset="", device="cpu").entries())
     assert (node.model.name, node.model.loss.name) == ("linear-4x1", "mse")
-    np.testing.assert_array_equal(node.federation.features, [[1, 0, 1, 1]])
+    np.testing.assert_array_equal(node.dataset.features, [[1, 0, 1, 1]])
     own.write_text("hospital,age,ward,smoker,cost\nours,70,C,yes,12000\n")
     assert "ward in data row 1 is 'C', none of its categories A, B" in refused("data", "check", own, "--schema", schema)
 
 
-def test_a_schema_makes_a_federation_of_another_table(stays: Path, tmp_path: Path) -> None:
+def test_a_schema_makes_a_dataset_of_another_table(stays: Path, tmp_path: Path) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     (tmp_path / "schema.toml").write_text(said("data", "describe", "stays", "--schema"))
     said("data", "import", stays, "--schema", tmp_path / "schema.toml", "--name", "again")
     first, again = (
-        open_federation(Path(said("data", "describe", name).splitlines()[-1])) for name in ("stays", "again")
+        open_dataset(Path(said("data", "describe", name).splitlines()[-1])) for name in ("stays", "again")
     )
     np.testing.assert_array_equal(first.features, again.features)
 
 
 def test_what_to_type_next_is_quoted_for_a_shell(stays: Path) -> None:
     told = said("data", "import", stays, "--client", "hospital", "--target", "cost", "--name", "two words")
-    assert "Next: umbel run 'federation=two words'" in told
+    assert "Next: umbel run 'dataset=two words'" in told
 
 
 def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
 
 def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
     told = said("data", "import", stays, "--clients", 4, "--target", "cost", "--drop", "hospital", "--standardise")
-    assert told.splitlines()[-1] == "Next: umbel run federation=stays clients-per-round=3"
+    assert told.splitlines()[-1] == "Next: umbel run dataset=stays clients-per-round=3"
     assert "3 training, 1 validation" in said("data", "describe", "stays")
-    assert "Test clients: 2, as federation skewed/test." in said(
+    assert "Test clients: 2, as dataset skewed/test." in said(
         *("data", "import", stays, "--clients", 6, "--alpha", 0.5, "--target", "ward", "--drop", "hospital"),
         *("--name", "skewed", "--test", 0.3),
     )
@@ -255,14 +255,14 @@ def test_what_is_there_is_kept(stays: Path) -> None:
 # --- parts, for the machines of a cluster
 
 
-def test_a_federation_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_is_sharded_where_the_user_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     save_plane(tmp_path / "plane", 5, 2)
     told = said("data", "shard", "plane", 2)
     assert "plane-shards/part-1/data/plane: the rows of 3 clients" in told
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "plane-shards" / "part-1"))
-    assert read_manifest(find_federation("plane")).part == "1/2"
-    told = said("data", "describe", find_federation("plane"))
+    assert read_manifest(find_dataset("plane")).part == "1/2"
+    told = said("data", "describe", find_dataset("plane"))
     assert "part 1/2, with the rows of 3 clients" in told
     assert "clients 5 training, 2 validation" in told, "of the whole"
 
@@ -287,5 +287,5 @@ def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
     said("data", "shard", tmp_path / "plane", 2, "--out", tmp_path / "out")
     part = tmp_path / "out" / "part-0" / "data" / "plane"
-    told = refused("run", f"federation={part}", "clients-per-round=2", "--in-process")
+    told = refused("run", f"dataset={part}", "clients-per-round=2", "--in-process")
     assert "holds the rows of part 0/2 of its clients alone" in told

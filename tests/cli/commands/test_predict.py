@@ -12,12 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.cli.main import app
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.release import Kind, RadiusMode, Release
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
 
-CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "federation": ""}
+CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "dataset": ""}
 RELEASE = Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
 
 
@@ -40,7 +40,7 @@ def newcomers(tmp_path: Path) -> Path:
     manifest = Manifest(
         name="new", clients=2, split={"train": 2, "validation": 0}, model="linear", loss="mse", units=units
     )
-    write_federation(tmp_path / "new", manifest, x, y, offsets_of([2, 1]))
+    write_dataset(tmp_path / "new", manifest, x, y, offsets_of([2, 1]))
     return tmp_path / "new"
 
 
@@ -81,13 +81,13 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
     # Whatever the image, hypothesis 0 says 3 and hypothesis 1 says 7.
     best["fc2.bias"][0, 3] = best["fc2.bias"][1, 7] = 1
     folder = RunFolder(tmp_path / "run")
-    folder.write_config({"model": "cnn10", "loss": "", "federation": ""})
+    folder.write_config({"model": "cnn10", "loss": "", "dataset": ""})
     folder.write_round(State(best, best), np.array([1]), RELEASE, {})
     manifest = Manifest(
         name="digits", clients=1, split={"train": 1, "validation": 0}, model="cnn10", feature_scale=1 / 255
     )
     images = np.zeros((2, 28, 28), np.uint8)
-    write_federation(tmp_path / "digits", manifest, images, np.array([7, 7]), offsets_of([2]))
+    write_dataset(tmp_path / "digits", manifest, images, np.array([7, 7]), offsets_of([2]))
     done = predict(tmp_path / "run", tmp_path / "digits")
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[1:] == ["0,0,1,7,7", "0,1,1,7,7"]
@@ -111,14 +111,14 @@ def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], me
     assert message in done.stderr
 
 
-def test_a_newcomer_need_not_have_the_federation_of_the_run(run: Path, newcomers: Path) -> None:
-    RunFolder(run).write_config({"model": "", "loss": "", "federation": "hospitals-of-others"})
+def test_a_newcomer_need_not_have_the_dataset_of_the_run(run: Path, newcomers: Path) -> None:
+    RunFolder(run).write_config({"model": "", "loss": "", "dataset": "hospitals-of-others"})
     assert predict(run, newcomers).exit_code == 0
 
 
 def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:
     manifest = Manifest(name="wide", clients=1, split={"train": 1, "validation": 0}, model="linear", loss="mse")
-    write_federation(
+    write_dataset(
         tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1])
     )
     done = predict(run, tmp_path / "wide")
@@ -129,11 +129,11 @@ def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path
 def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_path: Path) -> None:
     best = {"items": np.ones((1, 3, 2), np.float32)}
     folder = RunFolder(run)
-    folder.write_config({"model": "factors-3x2", "loss": "", "federation": ""})
+    folder.write_config({"model": "factors-3x2", "loss": "", "dataset": ""})
     folder.write_round(State(best, best), np.array([1]), RELEASE, {})
     manifest = Manifest(name="likes", clients=1, split={"train": 1, "validation": 0}, model="factors-3x2")
     items, likes = np.arange(3, dtype=np.float32)[:, None], np.array([1, -1, 1], np.float32)
-    write_federation(tmp_path / "likes", manifest, items, likes, offsets_of([3]))
+    write_dataset(tmp_path / "likes", manifest, items, likes, offsets_of([3]))
     done = predict(run, tmp_path / "likes")
     assert done.exit_code == 1
     assert "parameters user of model 'factors-3x2' are each client's own" in done.stderr
@@ -143,11 +143,11 @@ def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None
     """Two rows that are normalised are at -1 and 1, once the running statistics have come near to theirs."""
     best = {"weight": np.ones((1, 2), np.float32), "bias": np.zeros((1, 2), np.float32)}
     folder = RunFolder(tmp_path / "run")
-    folder.write_config({"model": "torch.nn:BatchNorm1d num_features=2", "loss": "mse", "federation": ""})
+    folder.write_config({"model": "torch.nn:BatchNorm1d num_features=2", "loss": "mse", "dataset": ""})
     folder.write_round(State(best, best), np.array([1]), RELEASE, {})
     x = np.array([[1, 20], [3, 40], [1, 20], [3, 40], [1, 20], [3, 40]], np.float32)
     manifest = Manifest(name="new", clients=1, split={"train": 1, "validation": 0}, model="", loss="mse")
-    write_federation(tmp_path / "new", manifest, x, np.zeros((6, 2), np.float32), offsets_of([6]))
+    write_dataset(tmp_path / "new", manifest, x, np.zeros((6, 2), np.float32), offsets_of([6]))
     done = predict(folder.path, tmp_path / "new")
     assert done.exit_code == 0, done.output
     rows = list(csv.reader(io.StringIO(done.stdout)))[1:]

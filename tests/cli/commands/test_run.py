@@ -41,7 +41,7 @@ def test_a_number_may_be_short(text: str, number: float) -> None:
 
 
 def test_a_configuration_goes_by_its_name() -> None:
-    assert asked(["hospital", "rounds=2"])["federation"] == "hospital"
+    assert asked(["hospital", "rounds=2"])["dataset"] == "hospital"
 
 
 def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
@@ -74,7 +74,7 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
         (["ronds=3"], r"there is no ronds; did you mean rounds\?"),
         (["rounds=0"], "rounds must be a whole number of at least 1, got 0"),
         (["hosptal"], r"there is no configuration 'hosptal'.*did you mean hospital\?"),
-        (["preferences"], "'preferences' is a federation; run it as: umbel run federation=preferences"),
+        (["preferences"], "'preferences' is a dataset; run it as: umbel run dataset=preferences"),
         (["nothing-like-it"], "neither a file nor a name in configs/; configs/ has .*synthetic"),
         (["hospital", "qmnist"], "'qmnist' is not KEY=VALUE, and one configuration is given already"),
         (["--resume"], "name the run to go on with"),
@@ -93,9 +93,9 @@ def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["federation=nowhere"], "no federation 'nowhere'"),
-        (["federation="], "name a federation to simulate"),
-        (["clients-per-round=101"], "clients-per-round = 101, but federation 'synthetic' has only 100"),
+        (["dataset=nowhere"], "no dataset 'nowhere'"),
+        (["dataset="], "name a dataset to simulate"),
+        (["clients-per-round=101"], "clients-per-round = 101, but dataset 'synthetic' has only 100"),
         (["validation-clients-per-round=101"], "has only 100; set validation-clients-per-round=100"),
         (["model=mlp"], "model 'mlp' does not take features of shape"),
         (["strategy=fedavgg"], "unknown strategy 'fedavgg'"),

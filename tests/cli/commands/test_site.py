@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from umbel.cli.main import app
-from umbel.data import offsets_of, write_federation
+from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     own = manifest(3, 1, model="linear", loss="mse")
-    write_federation(tmp_path / "data", own, np.ones((8, 2), np.float32), np.ones(8, np.float32), offsets_of([2] * 4))
+    write_dataset(tmp_path / "data", own, np.ones((8, 2), np.float32), np.ones(8, np.float32), offsets_of([2] * 4))
     return tmp_path / "data"
 
 

@@ -1,4 +1,4 @@
-"""Arrays become federations: numbers, classes, booleans, images and tokens."""
+"""Arrays become datasets: numbers, classes, booleans, images and tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.helpers.models import write_module
 from umbel.data.importers import ClientData
 from umbel.models import load
 from umbel.models.fit import misfit
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.rounds import Run
 from umbel.simulation.in_process import play
@@ -29,7 +29,7 @@ def made(features: Any, targets: Any, **options: Any) -> ClientData:
 
 def fits(data: ClientData) -> bool:
     manifest = data.manifest
-    return not misfit(load(manifest.model, manifest.loss), data.federation)
+    return not misfit(load(manifest.model, manifest.loss), data.dataset)
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_target_says_model_and_loss(
     targets: Any, dtype: Any, loss: str, model: str, categories: list[str] | None
 ) -> None:
     data = made(X, targets)
-    assert data.federation.targets.dtype == dtype
+    assert data.dataset.targets.dtype == dtype
     assert (data.manifest.loss, data.manifest.model) == (loss, model)
     assert data.manifest.units["target"].get("categories") == categories
     assert fits(data)
@@ -54,7 +54,7 @@ def test_the_target_says_model_and_loss(
 
 def test_booleans_are_labels_of_a_margin() -> None:
     data = made(X, X[:, 0] > 4, seed=0)
-    who = {name: data.federation.client(index)[1].tolist() for index, name in enumerate(data.federation.names)}
+    who = {name: data.dataset.client(index)[1].tolist() for index, name in enumerate(data.dataset.names)}
     assert who == {"a": [-1, -1], "b": [-1, 1], "c": [1, 1]}
 
 
@@ -67,14 +67,14 @@ def test_names_of_classes_may_be_given() -> None:
 def test_bytes_are_images() -> None:
     images = np.full((6, 28, 28), 255, np.uint8)
     data = made(images, [0, 1, 2, 0, 1, 9])
-    assert data.federation.features.dtype == np.uint8
+    assert data.dataset.features.dtype == np.uint8
     assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "cnn10")
     assert made(images[:, :5], [0, 1, 2, 0, 1, 9]).manifest.model == "linear-140x10"
 
 
 def test_tokens_stay_integers() -> None:
     data = made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=True)
-    assert data.federation.features.dtype.kind == "i"
+    assert data.dataset.features.dtype.kind == "i"
     assert (data.manifest.tokens, data.manifest.model) == (5, "")
     assert data.notes == ("The vocabulary of 5 tokens was measured over all clients' rows.",)
     assert made(TOKENS, [0, 1, 0, 1, 0, 1], tokens=50).manifest.tokens == 50
@@ -99,7 +99,7 @@ class Next(nn.Module):
 def learnt(data: ClientData, engine: str) -> Run:
     """Return a run without noise of one hypothesis, on the five training clients."""
     data.write("words")
-    asked = {"federation": "words", "noise-multiplier": 0.0, "hypotheses": 1, "restarts": 1, "rounds": 40}
+    asked = {"dataset": "words", "noise-multiplier": 0.0, "hypotheses": 1, "restarts": 1, "rounds": 40}
     asked |= {"step-size": 1.0, "clients-per-round": 5, "device": "cpu", "engine": engine}
     return play(RunConfig().entries() | asked)
 
@@ -128,14 +128,14 @@ def test_the_next_token_is_learnt(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_without_targets_the_next_token_is_the_target() -> None:
     data = made(TOKENS, None, tokens=5)
-    np.testing.assert_array_equal(data.federation.features[:, 1], data.federation.targets[:, 0])
-    assert data.federation.targets.shape == (6, 2)
+    np.testing.assert_array_equal(data.dataset.features[:, 1], data.dataset.targets[:, 0])
+    assert data.dataset.targets.shape == (6, 2)
     assert data.manifest.loss == "cross-entropy"
 
 
 def test_rows_are_dealt_by_a_partitioner() -> None:
     data = umbel.from_arrays(X, X[:, 0], client=umbel.Uniform(3))
-    assert sorted(data.federation.names) == ["client-0", "client-1", "client-2"]
+    assert sorted(data.dataset.names) == ["client-0", "client-1", "client-2"]
 
 
 @pytest.mark.parametrize(
@@ -153,9 +153,9 @@ def test_rows_are_dealt_by_a_partitioner() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(features: Any, targets: Any, options: Any, reason: str) -> None:
-    with pytest.raises(FederationError, match=reason):
+    with pytest.raises(DatasetError, match=reason):
         made(features, targets, **options)
 
 
 def test_numbers_that_are_whole_are_numbers_when_that_is_said() -> None:
-    assert made(TOKENS, X[:, 0], tokens=False).federation.features.dtype == np.float32
+    assert made(TOKENS, X[:, 0], tokens=False).dataset.features.dtype == np.float32

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.data.importers.client_data import folder_of, split_into_clients
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 # Client c of ten has the rows c and 10 + c.
 OWNERS = [f"c{row % 10}" for row in range(20)]
@@ -25,21 +25,21 @@ def test_each_client_keeps_its_rows_in_order() -> None:
     made = data(validation=0.3, test=0.2)
     assert made.manifest.split == {"train": 5, "validation": 3}
     assert made.test.manifest.split == {"train": 0, "validation": 2}
-    assert {*made.federation.names, *made.test.names} == set(OWNERS)
-    for part in (made.federation, made.test):
+    assert {*made.dataset.names, *made.test.names} == set(OWNERS)
+    for part in (made.dataset, made.test):
         for index, name in enumerate(part.names):
             first = int(name[1:])
             np.testing.assert_array_equal(part.client(index)[1], [first, first + 10])
 
 
 def test_the_split_comes_from_the_seed() -> None:
-    assert list(data(seed=1).federation.names) == list(data(seed=1).federation.names)
-    assert list(data(seed=1).federation.names) != list(data(seed=2).federation.names)
+    assert list(data(seed=1).dataset.names) == list(data(seed=1).dataset.names)
+    assert list(data(seed=1).dataset.names) != list(data(seed=2).dataset.names)
 
 
 def test_clients_are_split_by_name() -> None:
     made = data(validation=["c3", "c1"], test=["c7"])
-    assert list(made.federation.names)[-2:] == ["c3", "c1"]
+    assert list(made.dataset.names)[-2:] == ["c3", "c1"]
     assert list(made.test.names) == ["c7"]
 
 
@@ -58,20 +58,20 @@ def test_a_share_that_is_not_0_is_one_client_at_least() -> None:
     ],
 )
 def test_a_split_that_cannot_be_is_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(FederationError, match=reason):
+    with pytest.raises(DatasetError, match=reason):
         data(**options)
 
 
 def test_rows_and_clients_must_be_equally_many() -> None:
-    with pytest.raises(FederationError, match="and 3 clients of rows must be equally many"):
+    with pytest.raises(DatasetError, match="and 3 clients of rows must be equally many"):
         split_into_clients(ROWS[:, None], ROWS, ["a", "b", "c"])
 
 
 def test_a_name_is_found_by_a_run_and_so_are_its_test_clients() -> None:
     folder = data(test=0.2).write("mine")
-    assert find_federation("mine") == folder
-    assert open_federation(folder).manifest.name == "mine"
-    assert open_federation(find_federation("mine/test")).manifest.name == "mine-test"
+    assert find_dataset("mine") == folder
+    assert open_dataset(folder).manifest.name == "mine"
+    assert open_dataset(find_dataset("mine/test")).manifest.name == "mine-test"
 
 
 def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +79,8 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for given in (tmp_path / "a", str(tmp_path / "b"), Path("c"), "./d"):
         folder = data(name="own").write(given)
         assert folder.parent == tmp_path
-        assert open_federation(folder).manifest.name == "own"
-    with pytest.raises(FederationError, match="'' is no name of a federation"):
+        assert open_dataset(folder).manifest.name == "own"
+    with pytest.raises(DatasetError, match="'' is no name of a dataset"):
         folder_of("")
 
 

@@ -1,4 +1,4 @@
-"""DataFrames become federations, with the types and categories that they hold."""
+"""DataFrames become datasets, with the types and categories that they hold."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 import umbel
-from umbel.data import Schema, open_federation
+from umbel.data import Schema, open_dataset
 from umbel.models import load
 from umbel.models.fit import misfit
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 FRAME = pd.DataFrame(
     {
@@ -32,11 +32,11 @@ def made(frame: pd.DataFrame = FRAME, **options: Any) -> umbel.data.importers.Cl
 
 def test_numbers_booleans_and_texts() -> None:
     data = made()
-    assert list(data.federation.names) == ["north", "south"]
+    assert list(data.dataset.names) == ["north", "south"]
     np.testing.assert_array_equal(
-        data.federation.features, [[70, 1, 0, 0, 1], [30, 0, 1, 0, 0], [50, 1, 0, 0, 0], [50, 0, 0, 1, 1]]
+        data.dataset.features, [[70, 1, 0, 0, 1], [30, 0, 1, 0, 0], [50, 1, 0, 0, 0], [50, 0, 0, 1, 1]]
     )
-    assert data.federation.targets.tolist() == [12_000, 5_000, 20_000, 3_000]
+    assert data.dataset.targets.tolist() == [12_000, 5_000, 20_000, 3_000]
     assert (data.manifest.model, data.manifest.loss) == ("linear-5x1", "mse")
     assert data.notes == ("The categories of ward were found in the rows: real sites need a public list.",)
 
@@ -48,7 +48,7 @@ def test_numbers_booleans_and_texts() -> None:
 def test_the_target_says_model_and_loss_and_they_fit(target: str, model: str, loss: str) -> None:
     data = made(target=target)
     assert (data.manifest.model, data.manifest.loss) == (model, loss)
-    assert not misfit(load(model, loss), data.federation)
+    assert not misfit(load(model, loss), data.dataset)
 
 
 def test_what_is_not_to_be_guessed_is_said() -> None:
@@ -58,7 +58,7 @@ def test_what_is_not_to_be_guessed_is_said() -> None:
         "ward": {"categories": ["A", "B", "C", "D"]},
     }
     data = made(columns=columns, features=["age", "ward"], model="mlp-7x4x1", name="stays")
-    assert data.federation.targets[0] == np.float32(1.2)
+    assert data.dataset.targets[0] == np.float32(1.2)
     assert data.manifest.units["target"] == {"name": "cost", "unit": "dollars", "scale": 10_000}
     assert [one["name"] for one in data.manifest.units["features"]] == [
         "age = 30", "age = 50", "age = 70", "ward = A", "ward = B", "ward = C", "ward = D",
@@ -85,7 +85,7 @@ def test_types_are_guessed_from_values(values: Any, kind: str) -> None:
 
 
 def test_a_fault_among_numbers_is_no_category() -> None:
-    with pytest.raises(FederationError, match="the table: age in data row 2 is 'thirty', not a number"):
+    with pytest.raises(DatasetError, match="the table: age in data row 2 is 'thirty', not a number"):
         made(FRAME.assign(age=["70", "thirty", "50", "50"]))
 
 
@@ -94,9 +94,9 @@ def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
     other = FRAME.assign(ward="B")
     path = data.write(tmp_path / "first")
     again = umbel.from_dataframe(other, schema=path / "manifest.json", validation=["south"])
-    assert again.federation.features.shape == data.federation.features.shape
-    assert again.federation.features[:, 1:4].tolist() == [[0, 1, 0]] * 4
-    with pytest.raises(FederationError, match="ward in data row 1 is 'E', none of its categories A, B, C"):
+    assert again.dataset.features.shape == data.dataset.features.shape
+    assert again.dataset.features[:, 1:4].tolist() == [[0, 1, 0]] * 4
+    with pytest.raises(DatasetError, match="ward in data row 1 is 'E', none of its categories A, B, C"):
         umbel.from_dataframe(FRAME.assign(ward="E"), schema=data.manifest.layout)
 
 
@@ -104,12 +104,12 @@ def test_a_schema_keeps_its_model_unless_another_is_named() -> None:
     layout = made(model="mlp-5x2x1").manifest.layout
     assert umbel.from_dataframe(FRAME, schema=layout, model="", loss="rmse").manifest.model == "mlp-5x2x1"
     assert umbel.from_dataframe(FRAME, schema=layout, model="linear-5x1").manifest.model == "linear-5x1"
-    with pytest.raises(FederationError, match="there is no modell; did you mean model"):
+    with pytest.raises(DatasetError, match="there is no modell; did you mean model"):
         umbel.from_dataframe(FRAME, schema=layout, modell="linear-5x1")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
-    with pytest.raises(FederationError, match="the table has two columns called 'age'"):
+    with pytest.raises(DatasetError, match="the table has two columns called 'age'"):
         made(pd.concat([FRAME, FRAME[["age"]]], axis=1))
 
 
@@ -117,7 +117,7 @@ def test_a_manifest_keeps_the_schema(tmp_path: Path) -> None:
     data = made()
     assert isinstance(data.manifest.layout, Schema)
     path = data.write(tmp_path / "own")
-    assert open_federation(path).manifest.layout == data.manifest.layout
+    assert open_dataset(path).manifest.layout == data.manifest.layout
 
 
 def test_statistics_of_training_rows_scale_numbers_and_it_is_said() -> None:
@@ -125,7 +125,7 @@ def test_statistics_of_training_rows_scale_numbers_and_it_is_said() -> None:
     # Of north's rows alone: ages 70 and 30 have mean 50 and deviation 20, costs a root mean square of 9192.
     assert data.manifest.units["features"] == [{"name": "age", "unit": "", "scale": 20.0, "offset": 50.0}]
     assert data.manifest.units["target"]["scale"] == 9200.0
-    np.testing.assert_array_equal(data.federation.features[:, 0], [1, -1, 0, 0])
+    np.testing.assert_array_equal(data.dataset.features[:, 0], [1, -1, 0, 0])
     assert "a leak at real sites" in data.notes[-1]
     assert "a leak at real sites" in data.manifest.provenance
 
@@ -137,26 +137,26 @@ def test_a_constant_that_was_given_stays() -> None:
 
 def test_missing_values_are_refused_unless_told() -> None:
     frame = FRAME.assign(age=[70, np.nan, 50, 50])
-    with pytest.raises(FederationError, match="age in data row 2 is missing"):
+    with pytest.raises(DatasetError, match="age in data row 2 is missing"):
         made(frame)
     data = made(frame, missing="drop")
-    assert len(data.federation.targets) == 3
+    assert len(data.dataset.targets) == 3
     assert "Rows left out: 1, because age is missing." in data.notes
-    assert made(frame, columns={"age": {"fill": "40"}}).federation.features[1, 0] == 40
+    assert made(frame, columns={"age": {"fill": "40"}}).dataset.features[1, 0] == 40
 
 
 def test_rows_are_dealt_by_label() -> None:
     frame = pd.concat([FRAME] * 10, ignore_index=True).drop(columns="hospital")
     data = umbel.from_dataframe(frame, client=umbel.Dirichlet(3, 0.5), target="ward")
-    assert (data.manifest.clients, len(data.federation.targets)) == (3, 40)
+    assert (data.manifest.clients, len(data.dataset.targets)) == (3, 40)
 
 
 def test_a_column_of_lists_is_a_sequence() -> None:
     frame = FRAME.assign(text=[[0, 1], [2, 3], [1, 1], [3, 3]])
     data = made(frame, features=["text"], target="smoker", tokens=4)
-    assert data.federation.features.tolist() == [[0, 1], [2, 3], [1, 1], [3, 3]]
+    assert data.dataset.features.tolist() == [[0, 1], [2, 3], [1, 1], [3, 3]]
     assert data.manifest.tokens == 4
-    with pytest.raises(FederationError, match="rows of text differ in shape"):
+    with pytest.raises(DatasetError, match="rows of text differ in shape"):
         made(frame.assign(text=[[0], [2, 3], [1, 1], [3, 3]]), features=["text"], target="smoker", tokens=4)
 
 
@@ -176,13 +176,13 @@ def test_a_column_of_lists_is_a_sequence() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(FederationError, match=reason):
+    with pytest.raises(DatasetError, match=reason):
         made(**options)
 
 
 def test_dates_and_free_text_are_refused() -> None:
-    with pytest.raises(FederationError, match="age holds dates; make a number of it"):
+    with pytest.raises(DatasetError, match="age holds dates; make a number of it"):
         made(FRAME.assign(age=pd.date_range("2020-01-01", periods=4)))
     many = pd.concat([FRAME] * 40, ignore_index=True)
-    with pytest.raises(FederationError, match=r"ward has 160 different texts, .* leave the column out"):
+    with pytest.raises(DatasetError, match=r"ward has 160 different texts, .* leave the column out"):
         made(many.assign(ward=[f"w{row}" for row in range(160)]))

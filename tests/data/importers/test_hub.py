@@ -1,4 +1,4 @@
-"""Hugging Face data sets become federations.
+"""Hugging Face data sets become datasets.
 
 The library is large: a stand-in with the few methods that are used takes its place, and the library's where it is
 installed.
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import umbel
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 @dataclass
@@ -92,7 +92,7 @@ class ByParity:
 
 
 def rows(data: Any, name: str) -> Any:
-    return data.federation.client(list(data.federation.names).index(name))
+    return data.dataset.client(list(data.dataset.names).index(name))
 
 
 def test_sequences_of_tokens(dataset: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_partitioner_of_flower_datasets(dataset: Any, features: str, options: 
 
 def test_our_own_partitioner(dataset: Any) -> None:
     data = umbel.from_datasets(dataset(COLUMNS), client=umbel.Uniform(2), features="ids", target="label", tokens=5)
-    assert sorted(data.federation.names) == ["client-0", "client-1"]
+    assert sorted(data.dataset.names) == ["client-0", "client-1"]
 
 
 def test_what_does_not_fit_is_refused(dataset: Any) -> None:
@@ -138,7 +138,7 @@ def test_what_does_not_fit_is_refused(dataset: Any) -> None:
         (COLUMNS, {"target": "y"}, "the data set has no column 'y'; it has ids, label, who, x"),
         (ragged, {"target": "label", "tokens": 5}, "rows of ids differ in shape, .* pad or cut them to one"),
     ]:
-        with pytest.raises(FederationError, match=reason):
+        with pytest.raises(DatasetError, match=reason):
             umbel.from_datasets(dataset(columns), client="who", features="ids", **options)
-    with pytest.raises(FederationError, match=r"give one of them, as dataset\['train'\]"):
+    with pytest.raises(DatasetError, match=r"give one of them, as dataset\['train'\]"):
         umbel.from_datasets({"train": dataset(COLUMNS)}, client="who", target="label")

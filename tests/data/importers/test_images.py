@@ -1,4 +1,4 @@
-"""A folder of images becomes a federation."""
+"""A folder of images becomes a dataset."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import umbel
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 def save(path: Path, value: int = 0, size: tuple[int, int] = (4, 3), mode: str = "L") -> None:
@@ -29,7 +29,7 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_folder_a_client_and_a_folder_a_class(folder: Path) -> None:
     data = umbel.from_image_folder(folder, validation=["bert"])
-    features, targets = data.federation.client(0)
+    features, targets = data.dataset.client(0)
     assert features.shape == (2, 4, 3)
     assert features.dtype == np.uint8
     assert (features[:, 0, 0].tolist(), targets.tolist()) == ([10, 20], [0, 1])
@@ -46,21 +46,21 @@ def test_colours_come_first(tmp_path: Path) -> None:
     save(tmp_path / "anna" / "cat" / "1.png", 10, mode="RGB")
     save(tmp_path / "anna" / "dog" / "1.png", 20)
     data = umbel.from_image_folder(tmp_path, validation=0)
-    assert data.federation.features[:, :, 0, 0].tolist() == [[10, 1, 2], [20, 20, 20]]
-    assert umbel.from_image_folder(tmp_path, validation=0, colour=False).federation.features.shape == (2, 4, 3)
+    assert data.dataset.features[:, :, 0, 0].tolist() == [[10, 1, 2], [20, 20, 20]]
+    assert umbel.from_image_folder(tmp_path, validation=0, colour=False).dataset.features.shape == (2, 4, 3)
 
 
 def test_sizes_must_agree_or_are_brought_to_one(folder: Path) -> None:
     save(folder / "bert" / "cat" / "3.png", 40, (8, 8))
-    with pytest.raises(FederationError, match=r"3\.png is of 8 x 8 pixels, .*1\.png of 4 x 3; give size="):
+    with pytest.raises(DatasetError, match=r"3\.png is of 8 x 8 pixels, .*1\.png of 4 x 3; give size="):
         umbel.from_image_folder(folder)
     data = umbel.from_image_folder(folder, size=(6, 5), validation=0)
-    assert data.federation.features.shape == (4, 6, 5)
+    assert data.dataset.features.shape == (4, 6, 5)
 
 
 def test_what_is_no_image_is_named(folder: Path) -> None:
     (folder / "anna" / "cat" / "9.png").write_text("no")
-    with pytest.raises(FederationError, match=r"9\.png cannot be read as an image"):
+    with pytest.raises(DatasetError, match=r"9\.png cannot be read as an image"):
         umbel.from_image_folder(folder)
-    with pytest.raises(FederationError, match="has no images as CLIENT/CLASS/IMAGE; or give a partitioner"):
+    with pytest.raises(DatasetError, match="has no images as CLIENT/CLASS/IMAGE; or give a partitioner"):
         umbel.from_image_folder(folder / "anna")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from umbel.data.importers import Dirichlet, Quantity, Uniform
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 LABELS = np.repeat(np.arange(4), 50)
 
@@ -66,5 +66,5 @@ def test_quantity_is_uneven_by_alpha() -> None:
     ],
 )
 def test_what_cannot_be_dealt_is_refused(partitioner: Any, labels: Any, reason: str) -> None:
-    with pytest.raises(FederationError, match=reason):
+    with pytest.raises(DatasetError, match=reason):
         partitioner.deal(len(labels), labels)

@@ -19,7 +19,7 @@ import pytest
 
 from tests.helpers.forks import forks
 from tests.helpers.ledgers import participations
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 
 CLIENTS = 3
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Path:
     manifest = Manifest(
         name="own", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="linear", loss="mse"
     )
-    write_federation(tmp_path / "own", manifest, features, features[:, 0], offsets_of([10] * CLIENTS))
+    write_dataset(tmp_path / "own", manifest, features, features[:, 0], offsets_of([10] * CLIENTS))
     return tmp_path
 
 

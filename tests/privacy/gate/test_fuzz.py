@@ -26,11 +26,11 @@ import pytest
 import safetensors.numpy
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from tests.helpers.ledgers import spent
 from tests.helpers.messages import arrived, asked, refused, releases, sent
 from umbel.client.app import app
-from umbel.data import offsets_of, write_federation
+from umbel.data import offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import within_budget
 from umbel.privacy.gate import releases as mechanism
 from umbel.privacy.gate.ledger import Ledger
@@ -76,7 +76,7 @@ CLIENT_LISTS: list[list[int]] = [
     [0], [1], [0, 1], [2, 3], [3, 2, 1, 0], [4], [4, 5], [0, 4], [5, 0], [6], [-1], [0, 0], [2**40], list(range(6)),
 ]  # fmt: skip
 RUN_CONFIGS: list[dict[str, Any]] = [
-    {"federation": "/etc"}, {"model": "mlp"}, {"model": "os:getcwd"}, {"loss": "cross-entropy"}, {"local": "*"},
+    {"dataset": "/etc"}, {"model": "mlp"}, {"model": "os:getcwd"}, {"loss": "cross-entropy"}, {"local": "*"},
     {"frozen": "weight"}, {"device": "cuda"}, {"engine": "loop"}, {"seed": 0}, {"seed": -1}, {"rounds": "many"},
     {"allow-unsanitised": True}, {"min-noise-multiplier": 0.0}, {"partition-id": 0}, {"noise-multiplier": 0.0},
     {"hypotheses": 10**9}, {"data-path": 1}, {"step-size": 1e308},
@@ -121,7 +121,7 @@ class Watched:
             features = rng.uniform(-1, 1, (rows, 2)).astype(np.float32)
             targets = features @ np.array([1, 2], np.float32)
             shapes = {"weight": (1, 2)}
-        write_federation(data, own, features, targets, offsets_of(lengths))
+        write_dataset(data, own, features, targets, offsets_of(lengths))
         policy = {
             key: value.format(folder=folder) if isinstance(value, str) else value for key, value in SITES[name].items()
         }

@@ -561,7 +561,7 @@ def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
 
 @pytest.mark.parametrize("mode", ["update", "public"])
 def test_a_release_is_the_sanitised_update_with_noise_from_the_clients_own_stream(mode: str) -> None:
-    # The second of two nodes hosts clients 1, 3, 5, ... of the federation: its 4 and 7 are 9 and 15.
+    # The second of two nodes hosts clients 1, 3, 5, ... of the dataset: its 4 and 7 are 9 and 15.
     left = small({"partition-id": 1, "num-partitions": 2}, radius_mode=mode, round=6)
     noised = sanitise(stacked(TRAINED, ONE)["weight"].astype(float), 5.0, 0.1, mode, streams(3, "noise", 6, [9, 15]))
     # Hypotheses of zeros have the finest resolution there is.
@@ -1020,8 +1020,8 @@ def of_place(place: str, **policy: Any) -> Context:
     return of_node(OWN | {"role": "split", "place": place} | policy)
 
 
-def test_clients_pay_by_the_federations_numbers() -> None:
-    """Client 3 of node 2 of 5 is client 17 of the federation; the message counts within the node."""
+def test_clients_pay_by_the_datasets_numbers() -> None:
+    """Client 3 of node 2 of 5 is client 17 of the dataset; the message counts within the node."""
     context = of_place("2/5")
     handler = hands_over(np.ones((2, 2)), [0, 0])
     assert assert_left(through_gate(request(ZEROS, (0, 3)), context, handler), 2, ONE).released == [1, 1]

@@ -1,4 +1,4 @@
-"""The gate in the app as it is, on the synthetic federation: training clients 0 to 99, then as many that report."""
+"""The gate in the app as it is, on the synthetic dataset: training clients 0 to 99, then as many that report."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from tests.helpers.messages import arrived, asked, demanded, records, refused, released, releases, scores, stacked, wire
 from umbel.client.app import app
-from umbel.data import BUNDLED, open_federation
+from umbel.data import BUNDLED, open_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.demands import VERSION, Evaluation, Training
 from umbel.protocol.messages import keep_request, query
@@ -87,9 +87,9 @@ def test_loss_and_metric_of_validation_clients_leave(run_config: dict[str, Any])
     assert set(reply.content) == {"scores"}
     losses, metrics = scores(reply)
     # The RMSE of the better of the two true models, from the file itself.
-    federation = open_federation(SYNTHETIC)
+    dataset = open_dataset(SYNTHETIC)
     for position, client in enumerate((100, 199)):
-        x, y = federation.client(client)
+        x, y = dataset.client(client)
         rmse = min(np.sqrt(np.mean((y - x @ theta) ** 2)) for theta in TRUTH)
         assert losses[position] == pytest.approx(rmse, rel=1e-5)
         assert metrics[position] == pytest.approx(rmse, rel=1e-5)

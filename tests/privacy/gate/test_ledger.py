@@ -364,7 +364,7 @@ def test_a_charge_that_fails_leaves_an_old_ledger_old(old: Path) -> None:
 
 
 def test_what_nodes_charged_by_their_own_numbers_counts_for_each_client_it_may_have_been(old: Path) -> None:
-    """Nodes of `place` i/2 charged client 1 where it was client 2 or 3 of the federation."""
+    """Nodes of `place` i/2 charged client 1 where it was client 2 or 3 of the dataset."""
     ledger = Ledger(old, nodes=2)
     for client, times in enumerate((3, 3, 2, 2, 2, 2, 0)):
         assert sum(ledger.account(client).values()) == times

@@ -25,7 +25,7 @@ from umbel.client import node as client_node
 from umbel.client.app import app
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import beside
@@ -51,7 +51,7 @@ class Site:
         manifest = Manifest(
             name="own", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="linear", loss="mse"
         )
-        write_federation(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
+        write_dataset(folder / "own", manifest, features, targets, offsets_of([10] * CLIENTS))
         self.ledger_path = folder / "ledger.sqlite"
         config = {"data-path": str(folder / "own"), "ledger-path": str(self.ledger_path)} | policy
         if {"budget", "paper-budget", "max-participations"} & set(policy):
@@ -172,15 +172,15 @@ def test_a_seed_that_the_server_knows_does_not_predict_the_noise(site: Site) -> 
 
 
 @pytest.mark.parametrize("name", ["synthetic", "{own}", "/etc", "../../own", "~"])
-def test_a_run_config_that_names_a_federation_is_not_listened_to(
+def test_a_run_config_that_names_a_dataset_is_not_listened_to(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    site = Site(tmp_path, run_config | {"federation": name.format(own=tmp_path / "own")})
+    site = Site(tmp_path, run_config | {"dataset": name.format(own=tmp_path / "own")})
 
     def never(asked: str) -> Path:
         raise AssertionError(f"the node looked for {asked}")
 
-    monkeypatch.setattr(client_node, "find_federation", never)
+    monkeypatch.setattr(client_node, "find_dataset", never)
     assert not site.ask().has_error()
     assert site.spent() == [PRICE, PRICE, 0, 0]
 
@@ -381,11 +381,11 @@ def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
     """A server that saw all updates vanish would know that some client has many rows."""
     gather, sums, last = Cohort.gather, BatchedLearner._sums, []
 
-    def too_many(federation: Any, clients: list[int], device: Any) -> Any:
+    def too_many(dataset: Any, clients: list[int], device: Any) -> Any:
         last[:] = clients
         if 0 in clients and not on_gpu:
             raise MemoryError
-        return gather(federation, clients, device)
+        return gather(dataset, clients, device)
 
     def too_many_on_gpu(self: Any, hypotheses: Any, cohort: Cohort, *rest: Any) -> Any:
         def none(_part: slice) -> None:
@@ -610,7 +610,7 @@ def test_data_that_cannot_be_opened_say_so_at_the_site_alone(
         assert refused(site.ask())
     finally:
         logger.FLOWER_LOGGER.propagate = False
-    assert "targets.npy is missing; write the federation again" in caplog.text
+    assert "targets.npy is missing; write the dataset again" in caplog.text
 
 
 def test_the_policy_may_come_from_the_environment(
@@ -711,7 +711,7 @@ class Preferences(Site):
         manifest = Manifest(
             name="preferences", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="factors-20x4"
         )
-        write_federation(folder / "preferences", manifest, items.reshape(-1, 1), labels, offsets_of([12] * CLIENTS))
+        write_dataset(folder / "preferences", manifest, items.reshape(-1, 1), labels, offsets_of([12] * CLIENTS))
         config = {"data-path": str(folder / "preferences"), "ledger-path": str(self.ledger_path)} | policy
         self.grid = InProcessGrid(app, run_config, node_configs=[config])
 

@@ -270,7 +270,7 @@ def test_a_budget_without_a_ledger_may_be_one_that_was_lost(tmp_path: Path, node
         (Gate(2.0, 1.0, "gaussian"), {"mechanisms": "gaussian", "budget": 9.0}, "set delta"),
         (Gate(2.0, 1.0), {"release": "site"}, "sums over its clients alone"),
         (Gate(2.0, 1.0), {"role": "validation"}, "clients of role validation do not train"),
-        (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own federations"),
+        (Gate(2.0, 1.0), {"role": "split"}, "role split is for umbel's own datasets"),
         (Gate(2.0, 1.0), {"max-local-epochs": 5}, "max-local-epochs is heeded by umbel's own app alone"),
         (Gate(2.0, 1.0), {"approve": "ask"}, "approve is heeded by umbel's own app alone"),
         (Gate(2.0, 1.0), {"insecure-seed": True}, "insecure-seed is heeded by umbel's own app alone"),

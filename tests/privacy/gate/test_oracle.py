@@ -17,12 +17,12 @@ import pytest
 from flwr.app import ConfigRecord, Message
 from numpy.typing import NDArray
 
-from tests.helpers.federations import manifest
+from tests.helpers.datasets import manifest
 from tests.helpers.messages import asked, refused, released, releases, scores, wire
 from tests.helpers.nodes import ask
 from umbel.client.app import app
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.data import offsets_of, write_federation
+from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import query
@@ -66,7 +66,7 @@ def sites(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     for name, lengths in LENGTHS.items():
         folder = tmp_path_factory.mktemp("site")
         own = manifest(CLIENTS, 0, model="linear", loss="mse")
-        write_federation(folder / "own", own, *data(name), offsets_of(lengths))
+        write_dataset(folder / "own", own, *data(name), offsets_of(lengths))
         Ledger.create(folder / "ledger.sqlite")
         config = {"data-path": str(folder / "own"), "ledger-path": str(folder / "ledger.sqlite")}
         config |= {"max-examples": MAX_EXAMPLES} | request.param

@@ -63,7 +63,7 @@ def test_a_site_with_data_of_its_own_counts_its_clients_from_zero() -> None:
     assert own().client_ids((0, 5, 2)) == [0, 5, 2]
 
 
-def test_a_site_may_host_a_part_of_a_federation_of_many_sites() -> None:
+def test_a_site_may_host_a_part_of_a_dataset_of_many_sites() -> None:
     site = own(role="split", place="2/5")
     assert site.placed
     assert site.client_ids((0, 1)) == [2, 7]
@@ -76,7 +76,7 @@ def test_a_place_is_one_of_so_many(place: Any) -> None:
         own(role="split", place=place)
 
 
-def test_a_place_is_for_a_split_federation() -> None:
+def test_a_place_is_for_a_split_dataset() -> None:
     with pytest.raises(SiteError, match="place is for role split, where clients are numbered over the whole"):
         own(place="2/5")
 
@@ -196,7 +196,7 @@ def test_no_message_names_the_data_of_a_site(run_config: dict[str, Any], tmp_pat
     with in_process():
         reply = ask({"data-path": str(path)} | PARTITION, run_config, data_path=CLAIMS["data-path"])
         closed = ask({"data-path": str(path)} | PARTITION, run_config | CLAIMS)
-    # One client: the site's own, not the hundred of the run config's federation.
+    # One client: the site's own, not the hundred of the run config's dataset.
     assert hosting_in(reply.content) == Hosting(train=1, validation=0)
     assert refused(closed), "a run config that says what none may say"
 

@@ -20,7 +20,7 @@ from umbel.privacy.gate.gate import guard, local_report, local_result
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, beside, outline
 from umbel.protocol.demands import Evaluation
-from umbel.protocol.errors import FederationError, LogError, ProtocolError, Refused
+from umbel.protocol.errors import DatasetError, LogError, ProtocolError, Refused
 from umbel.protocol.messages import keep_request, query, training_in
 from umbel.protocol.records import pack
 
@@ -149,7 +149,7 @@ def test_no_value_of_the_data_is_written_down(handler: Any, log: SiteLog, own: d
     [
         (Refused("too much"), True),
         (ProtocolError("no"), True),
-        (FederationError("row 3"), False),
+        (DatasetError("row 3"), False),
         (OSError("x"), False),
     ],
 )

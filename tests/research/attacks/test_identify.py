@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from umbel.data import find_federation, open_federation, write_federation
+from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.privacy.gate.policy import Policy
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.identify import (
     ATTACKS,
@@ -185,9 +185,9 @@ def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) ->
 @pytest.mark.slow
 def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     """Against Assumption 1: everybody's labels turned round are the same theft with the other sign."""
-    source = open_federation(find_federation("preferences"))
+    source = open_dataset(find_dataset("preferences"))
     turned = tmp_path / "turned"
-    write_federation(turned, source.manifest, source.features, -np.asarray(source.targets), source.offsets)
+    write_dataset(turned, source.manifest, source.features, -np.asarray(source.targets), source.offsets)
     done = audit(str(turned), (0.0,), False, FEW)
     assert done.lean == "likes"
     assert [found.row["stolen"] for found in done.plain] == ["6 of 6"] * 3
@@ -216,8 +216,8 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--federation", "nowhere"], "no federation 'nowhere'"),
-        (["--federation", "synthetic"], "identify attacks preferences"),
+        (["--dataset", "nowhere"], "no dataset 'nowhere'"),
+        (["--dataset", "synthetic"], "identify attacks preferences"),
         (["--model", "steal"], "unknown model 'steal'"),
         (["--noise-multiplier", "-1"], "multipliers must be different numbers of at least 0"),
         (["--noise-per", "item"], "noise-per must be one of vector, layer, row"),
@@ -230,5 +230,5 @@ def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, argument
 
 
 def test_only_preferences_are_attacked() -> None:
-    with pytest.raises(FederationError, match="build some"):
+    with pytest.raises(DatasetError, match="build some"):
         attack("synthetic", {}, {})

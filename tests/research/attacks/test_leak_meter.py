@@ -103,10 +103,10 @@ def test_no_other_client_is_asked_and_the_messages_are_its_own(run_config: Confi
 def test_sites_with_data_of_their_own_are_not_attacked(run_config: Config) -> None:
     config = run_config | {"rounds": 2, "restarts": 1, "strategy": "fedavg"} | metered()
     words = "observers: the leak meter is for simulation; leave it out where sites have data of their own"
-    for federation in ("synthetic", ""):
+    for dataset in ("synthetic", ""):
         with pytest.raises(ConfigError, match=words):
             play(
-                config | {"federation": federation} | ({} if federation else {"model": "linear"}),
+                config | {"dataset": dataset} | ({} if dataset else {"model": "linear"}),
                 node_configs=[{"data-path": str(BUNDLED / "synthetic.json")}],
             )
 
@@ -207,7 +207,7 @@ def test_attacks_that_found_nothing_to_measure_add_no_section(run_config: Config
 
 
 def test_a_metric_of_its_own_is_drawn_beside_them(run_config: Config) -> None:
-    config = run_config | {"strategy": "recommender", "federation": "preferences", "clients-per-round": 20}
+    config = run_config | {"strategy": "recommender", "dataset": "preferences", "clients-per-round": 20}
     run = play(config | {"rounds": 2, "restarts": 1} | metered())
     section = meter_of(run).section()
     assert isinstance(section, Section)
@@ -294,7 +294,7 @@ def test_the_norm_of_an_update_is_guessed_by_the_law_of_its_noise() -> None:
 
 
 def classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
-    """Write a federation of two clients that know three classes, unequally often; return what makes a run of it."""
+    """Write a dataset of two clients that know three classes, unequally often; return what makes a run of it."""
     (path / "umbel_test_three.py").write_text("from torch import nn\ndef factory(): return nn.Linear(2, 3)\n")
     monkeypatch.syspath_prepend(path)
     features = (0.01 * np.random.default_rng(0).standard_normal((10, 2))).tolist()
@@ -302,7 +302,7 @@ def classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     manifest = Manifest(name="three", clients=2, split={"train": 2, "validation": 0})
     write_leaf(path / "three.json", manifest, {"a": rows, "b": rows})
     return {
-        "federation": str(path / "three.json"), "model": "umbel_test_three:factory", "loss": "cross-entropy",
+        "dataset": str(path / "three.json"), "model": "umbel_test_three:factory", "loss": "cross-entropy",
         "strategy": "fedavg", "clients-per-round": 2, "rounds": 3, "restarts": 1, "batch-size": 0,
     }  # fmt: skip
 
@@ -324,7 +324,7 @@ def test_the_last_bias_gives_the_labels_away(
 
 
 def recommending(config: Config, **changes: Any) -> Config:
-    factors = {"strategy": "recommender", "federation": "preferences", "noise-multiplier": 0.0, "restarts": 1}
+    factors = {"strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1}
     steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "radius-floor": 1e-6}
     return config | factors | steps | metered() | changes
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.research.attacks.__main__ import app
 
 
@@ -19,12 +19,12 @@ def run(*words: str) -> tuple[int, str]:
 
 @pytest.fixture
 def squares(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A federation "squares" of three clients with a made-up image each, and a small network shed:dense."""
+    """A dataset "squares" of three clients with a made-up image each, and a small network shed:dense."""
     images = np.zeros((3, 28, 28), np.uint8)
     for i, image in enumerate(images):
         image[4 + 4 * i : 12 + 4 * i, 10:20] = 255
     manifest = Manifest(name="squares", clients=3, split={"train": 2, "validation": 1}, feature_scale=1 / 255)
-    write_federation(umbel_home / "data" / "squares", manifest, images, np.arange(3), offsets_of([1] * 3))
+    write_dataset(umbel_home / "data" / "squares", manifest, images, np.arange(3), offsets_of([1] * 3))
     (tmp_path / "shed.py").write_text(
         "from torch import nn\n"
         "def dense():\n"
@@ -36,7 +36,7 @@ def squares(umbel_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.usefixtures("squares")
 def test_it_prints_the_table_and_writes_what_it_says(umbel_home: Path) -> None:
     code, output = run(
-        "reconstruct", "--federation", "squares", "--model", "shed:dense", "--images", "2", "--restarts", "1",
+        "reconstruct", "--dataset", "squares", "--model", "shed:dense", "--images", "2", "--restarts", "1",
         "--noise-multiplier", "0", "--noise-multiplier", "3", "--whole",
     )  # fmt: skip
     assert code == 0, output
@@ -53,7 +53,7 @@ def test_it_prints_the_table_and_writes_what_it_says(umbel_home: Path) -> None:
 @pytest.mark.usefixtures("squares")
 def test_the_folder_may_be_chosen(tmp_path: Path) -> None:
     code, output = run(
-        "reconstruct", "--federation", "squares", "--model", "shed:dense", "--images", "1",
+        "reconstruct", "--dataset", "squares", "--model", "shed:dense", "--images", "1",
         "--noise-multiplier", "0", "--out", str(tmp_path / "out"),
     )  # fmt: skip
     assert code == 0, output
@@ -63,10 +63,10 @@ def test_the_folder_may_be_chosen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (("--federation", "roses", "--model", "cnn10"), "Error: no federation 'roses'"),
-        (("--federation", "squares", "--model", "rose"), "Error: unknown model 'rose'"),
-        (("--federation", "squares", "--model", "cnn10", "--images", "3"), "there are 2 training clients"),
-        (("--federation", "squares", "--model", "cnn10", "--noise-multiplier", "inf", "--images", "1"), "got inf"),
+        (("--dataset", "roses", "--model", "cnn10"), "Error: no dataset 'roses'"),
+        (("--dataset", "squares", "--model", "rose"), "Error: unknown model 'rose'"),
+        (("--dataset", "squares", "--model", "cnn10", "--images", "3"), "there are 2 training clients"),
+        (("--dataset", "squares", "--model", "cnn10", "--noise-multiplier", "inf", "--images", "1"), "got inf"),
     ],
 )
 @pytest.mark.usefixtures("squares")

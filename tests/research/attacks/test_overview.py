@@ -12,7 +12,7 @@ import torch
 from typer.testing import CliRunner
 
 from umbel import models
-from umbel.data import Federation, Manifest, offsets_of, open_federation, write_federation
+from umbel.data import Dataset, Manifest, offsets_of, open_dataset, write_dataset
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import FleetError
@@ -43,26 +43,26 @@ NAME = "orchard:dense"
 
 @pytest.fixture
 def strokes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A federation of strokes on white paper, 10 rows for each of 40 clients, and two small networks."""
+    """A dataset of strokes on white paper, 10 rows for each of 40 clients, and two small networks."""
     rng = np.random.default_rng(0)
     images = rng.integers(200, 256, (400, 28, 28)).astype(np.uint8)
     for image in images:
         row, column = rng.integers(2, 18, 2)
         image[row : row + 8, column : column + 3] = rng.integers(0, 120)
     manifest = Manifest(name="strokes", clients=40, split={"train": 40, "validation": 0}, feature_scale=1 / 255)
-    write_federation(tmp_path / "strokes", manifest, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
+    write_dataset(tmp_path / "strokes", manifest, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
     (tmp_path / "orchard.py").write_text(NETWORKS)
     monkeypatch.syspath_prepend(tmp_path)
     return tmp_path / "strokes"
 
 
 @pytest.fixture
-def federation(strokes: Path) -> Federation:
-    return open_federation(strokes)
+def dataset(strokes: Path) -> Dataset:
+    return open_dataset(strokes)
 
 
 @pytest.fixture
-def model(federation: Federation) -> Model:
+def model(dataset: Dataset) -> Model:
     return models.load(NAME, "cross-entropy")
 
 
@@ -72,9 +72,9 @@ def hypothesis(model: Model) -> Arrays:
 
 
 @pytest.fixture
-def ten(federation: Federation, tmp_path: Path) -> Path:
+def ten(dataset: Dataset, tmp_path: Path) -> Path:
     """Ten clients with the first ten rows."""
-    write_victims(tmp_path / "ten", federation, [np.array([row]) for row in range(SITE)])
+    write_victims(tmp_path / "ten", dataset, [np.array([row]) for row in range(SITE)])
     return tmp_path / "ten"
 
 
@@ -82,10 +82,10 @@ def behind(folder: Path, mode: Mode) -> Victims:
     return Victims(folder, mode.policy, 0, {"model": NAME, "loss": "cross-entropy"})
 
 
-def truth(federation: Federation, model: Model, hypothesis: Arrays) -> Parameters:
+def truth(dataset: Dataset, model: Model, hypothesis: Arrays) -> Parameters:
     """The gradient of the first client."""
     start = {name: torch.from_numpy(value) for name, value in hypothesis.items()}
-    return gradient_of(model, start, torch.from_numpy(federation.features[0] / 255.0), int(federation.targets[0]))
+    return gradient_of(model, start, torch.from_numpy(dataset.features[0] / 255.0), int(dataset.targets[0]))
 
 
 OPEN = Mode("without noise", 0.0)
@@ -93,9 +93,9 @@ OPEN_SUMS = Mode("sums without noise", 0.0, radius_mode=RadiusMode.PUBLIC, relea
 
 
 def test_without_noise_those_who_know_the_others_hold_the_last_ones_gradient(
-    federation: Federation, model: Model, hypothesis: Arrays, ten: Path
+    dataset: Dataset, model: Model, hypothesis: Arrays, ten: Path
 ) -> None:
-    wanted = truth(federation, model, hypothesis)
+    wanted = truth(dataset, model, hypothesis)
     length = float(torch.stack([value.square().sum() for value in wanted.values()]).sum().sqrt())
     cluster = last_of_cluster(behind(ten, OPEN), OPEN, hypothesis, range(SITE))
     sums = last_of_sums(behind(ten, OPEN), behind(ten, OPEN), OPEN_SUMS, hypothesis, range(SITE))
@@ -152,7 +152,7 @@ def test_the_command_makes_every_attack_in_every_mode(
         monkeypatch.setattr(on_images, name, value)
     for name in ("invert_first_layer", "image_of_input"):
         monkeypatch.setattr(on_images, name, partial(getattr(on_images, name), iterations=2))
-    words = ["all", "--federation", str(strokes), "--model", NAME, "--smooth-model", "orchard:smooth", "--images", "1"]
+    words = ["all", "--dataset", str(strokes), "--model", NAME, "--smooth-model", "orchard:smooth", "--images", "1"]
     done = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, "--out", str(tmp_path / "out")])
     assert done.exit_code == 0, done.output
     with (tmp_path / "out" / "table.csv").open() as file:
@@ -172,7 +172,7 @@ def test_the_command_makes_every_attack_in_every_mode(
 
 
 def test_attacks_may_be_chosen_and_must_be_there(strokes: Path, tmp_path: Path) -> None:
-    words = ["all", "--federation", str(strokes), "--model", NAME, "--smooth-model", NAME, "--out", str(tmp_path)]
+    words = ["all", "--dataset", str(strokes), "--model", NAME, "--smooth-model", NAME, "--out", str(tmp_path)]
     done = CliRunner().invoke(app, [*words, "--attack", "rose"])
     assert done.exit_code == 1
     assert "unknown attack 'rose'; choose from single, dlg, batch, sum, collusion, membership, choice" in done.output
@@ -183,17 +183,17 @@ def test_attacks_may_be_chosen_and_must_be_there(strokes: Path, tmp_path: Path) 
 
 
 def test_clients_of_one_class_have_no_choice_to_find_out(strokes: Path, tmp_path: Path) -> None:
-    federation = open_federation(strokes)
-    labels = np.zeros(len(federation.targets), np.int64)
-    write_federation(tmp_path / "alike", federation.manifest, federation.features, labels, federation.offsets)
-    words = ["all", "--federation", str(tmp_path / "alike"), "--model", NAME, "--smooth-model", NAME]
+    dataset = open_dataset(strokes)
+    labels = np.zeros(len(dataset.targets), np.int64)
+    write_dataset(tmp_path / "alike", dataset.manifest, dataset.features, labels, dataset.offsets)
+    words = ["all", "--dataset", str(tmp_path / "alike"), "--model", NAME, "--smooth-model", NAME]
     done = CliRunner().invoke(app, [*words, "--images", "1", "--attack", "choice", "--out", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "not applicable: the images known are of one class" in (tmp_path / "table.csv").read_text()
 
 
 def test_an_attack_that_cannot_be_made_says_why_and_the_others_are_made(strokes: Path, tmp_path: Path) -> None:
-    words = ["all", "--federation", str(strokes), "--model", "orchard:smooth", "--smooth-model", "orchard:smooth"]
+    words = ["all", "--dataset", str(strokes), "--model", "orchard:smooth", "--smooth-model", "orchard:smooth"]
     chosen = ["--images", "1", "--attack", "membership", "--attack", "choice", "--out", str(tmp_path)]
     done = CliRunner(env={"COLUMNS": "300"}).invoke(app, [*words, *chosen])
     assert done.exit_code == 0, done.output

@@ -17,7 +17,7 @@ from tests.helpers.grids import ListeningGrid
 from tests.helpers.ledgers import participations
 from tests.helpers.sources import ROOT
 from umbel.client.app import app
-from umbel.data import BUNDLED, open_federation
+from umbel.data import BUNDLED, open_dataset
 from umbel.models import load
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.demands import Training
@@ -135,7 +135,7 @@ def attack_config(run_config: Config) -> Config:
     return (
         run_config
         | {
-            "strategy": "umbel.research.attacks.pac_attack:PacAttack", "federation": "preferences", "rounds": 1000,
+            "strategy": "umbel.research.attacks.pac_attack:PacAttack", "dataset": "preferences", "rounds": 1000,
             "restarts": 1,
             "validate-every": 1000, "local-epochs": 0, "local-steps": 1, "clients-per-round": 20,
             "noise-multiplier": 0.0, "radius-floor": 1e-6,
@@ -206,7 +206,7 @@ def test_what_people_agree_on_tells_the_signs_together() -> None:
 
 
 def test_which_labels_are_more_frequent_is_read_off_who_trains() -> None:
-    preferences = open_federation(BUNDLED / "preferences.json")
+    preferences = open_dataset(BUNDLED / "preferences.json")
     assert lean_of(preferences) == "dislikes"
     assert lean_of(replace(preferences, targets=-np.asarray(preferences.targets))) == "likes"
     half = np.asarray(preferences.targets).copy()
@@ -504,11 +504,11 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
         ({"patience": 3}, "the attack leaves the item vectors as they are, and patience would stop it; set patience"),
         ({"resume": "yesterday"}, 'an attack cannot be resumed; set resume = "" and attack again'),
         (
-            {"federation": "synthetic"},
+            {"dataset": "synthetic"},
             "PacAttack' is for models with local parameters, as factors-IxD, not 'linear'",
         ),
         (
-            {"federation": "synthetic", "model": "mlp", "local": "0.*"},
+            {"dataset": "synthetic", "model": "mlp", "local": "0.*"},
             "strategy 'umbel.research.attacks.pac_attack:PacAttack' is for models factors-IxD, not 'mlp'",
         ),
     ],

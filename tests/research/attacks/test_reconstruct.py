@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from umbel import models
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import FleetError, UmbelError
 from umbel.research.attacks import reconstruct
 from umbel.research.attacks.quality import psnr, verdict
@@ -48,7 +48,7 @@ def blobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Setting:
         row, column = rng.integers(4, 16, 2)
         image[row : row + 8, column : column + 8] = 255
     manifest = Manifest(name="blobs", clients=6, split={"train": 4, "validation": 2}, feature_scale=1 / 255)
-    write_federation(tmp_path / "blobs", manifest, images, np.arange(12) % 10, offsets_of([2] * 6))
+    write_dataset(tmp_path / "blobs", manifest, images, np.arange(12) % 10, offsets_of([2] * 6))
     (tmp_path / "greenhouse.py").write_text(NETWORK)
     monkeypatch.syspath_prepend(tmp_path)
     return Setting(str(tmp_path / "blobs"), "greenhouse:dense", (0.0, 1.0), images=2, restarts=1)
@@ -152,7 +152,7 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"federation": "roses"}, "no federation 'roses': looked for .*; umbel data list shows those there are"),
+        ({"dataset": "roses"}, "no dataset 'roses': looked for .*; umbel data list shows those there are"),
         ({"model": "rose"}, "unknown model 'rose'; choose from"),
         ({"model": "linear"}, r"model 'linear' does not take \(28, 28\) images"),
         ({"images": 5}, "5 images asked for, one a client, but there are 4 training clients; ask for fewer"),
@@ -176,12 +176,12 @@ Write = Callable[..., Setting]
 
 @pytest.fixture
 def other(blobs: Setting, tmp_path: Path) -> Write:
-    """A function that writes another federation of four clients and returns its setting."""
+    """A function that writes another dataset of four clients and returns its setting."""
 
     def write(features: np.ndarray, targets: np.ndarray, scale: float = 1.0) -> Setting:
         manifest = Manifest(name="other", clients=4, split={"train": 4, "validation": 0}, feature_scale=scale)
-        write_federation(tmp_path / "other", manifest, features, targets, offsets_of([1] * 4))
-        return replace(blobs, federation=str(tmp_path / "other"))
+        write_dataset(tmp_path / "other", manifest, features, targets, offsets_of([1] * 4))
+        return replace(blobs, dataset=str(tmp_path / "other"))
 
     return write
 

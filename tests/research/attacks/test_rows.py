@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from umbel.data import Manifest, offsets_of, open_federation, write_federation
-from umbel.protocol.errors import ConfigError, FederationError, FleetError
+from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
+from umbel.protocol.errors import ConfigError, DatasetError, FleetError
 from umbel.protocol.release import ReleaseBy
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.modes import SITE, Mode
@@ -61,11 +61,11 @@ def manifest_of(train: int, validation: int, model: str = "mlp") -> Manifest:
 
 
 def write_clinics(folder: Path, train: int = 40, validation: int = 60, model: str = "mlp") -> Path:
-    """A federation of hospitals that all have all services."""
+    """A dataset of hospitals that all have all services."""
     hospitals, count = made(train + validation, 0), train + validation
     features, payments = hospitals.features.reshape(-1, 3), hospitals.payments.reshape(-1)
     manifest = manifest_of(train, validation, model)
-    write_federation(
+    write_dataset(
         folder, manifest, features.astype(np.float32), payments.astype(np.float32), offsets_of([SERVICES] * count)
     )
     return folder
@@ -308,8 +308,8 @@ def test_clients_are_sorted_by_their_rows(tmp_path: Path) -> None:
     features, payments = hospitals.features.reshape(-1, 3), hospitals.payments.reshape(-1)
     # The first training client has lost a row.
     lengths = [SERVICES - 1, *[SERVICES] * 59]
-    write_federation(tmp_path / "f", manifest_of(30, 30), features[1:], payments[1:], offsets_of(lengths))
-    data = Data.of(open_federation(tmp_path / "f"), 0)
+    write_dataset(tmp_path / "f", manifest_of(30, 30), features[1:], payments[1:], offsets_of(lengths))
+    data = Data.of(open_dataset(tmp_path / "f"), 0)
     assert {rows: len(some) for rows, some in data.victims.items()} == {1: 30, SERVICES: 29}
     assert {rows: len(some) for rows, some in data.known.items()} == {1: 90, SERVICES: 30}
 
@@ -322,8 +322,8 @@ def test_data_that_cannot_be_audited_are_told(
     tmp_path: Path, train: int, validation: int, model: str, reason: str
 ) -> None:
     path = write_clinics(tmp_path / "clinics", train, validation, model)
-    with pytest.raises(FederationError, match=reason) as told:
-        Data.of(open_federation(path), 0)
+    with pytest.raises(DatasetError, match=reason) as told:
+        Data.of(open_dataset(path), 0)
     assert "python datasets/hospital.py" in str(told.value)
 
 
@@ -350,7 +350,7 @@ def run(*words: str) -> tuple[int, str]:
 def test_the_command_prints_and_writes_and_a_seed_reproduces(clinics: Path, tmp_path: Path) -> None:
     outs = [tmp_path / name for name in ("one", "two", "three")]
     for out, seed in zip(outs, "001", strict=True):
-        code, output = run("--federation", str(clinics), "--clients", "10", "--seed", seed, "--out", str(out))
+        code, output = run("--dataset", str(clinics), "--clients", "10", "--seed", seed, "--out", str(out))
         assert code == 0, output
     one, two, three = ((out / "table.csv").read_bytes() for out in outs)
     assert one == two != three
@@ -369,7 +369,7 @@ def test_the_command_prints_and_writes_and_a_seed_reproduces(clinics: Path, tmp_
 def test_the_command_says_how_to_make_the_data() -> None:
     code, output = run()
     assert code == 1
-    assert "no federation 'hospital'" in output
+    assert "no dataset 'hospital'" in output
     assert "python datasets/hospital.py --csv FILE" in output
 
 

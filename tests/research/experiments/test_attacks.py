@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from umbel.data import BUNDLED, Manifest, offsets_of, write_federation
+from umbel.data import BUNDLED, Manifest, offsets_of, write_dataset
 from umbel.research.attacks import on_images, reconstruct
 from umbel.research.attacks.modes import NO_NOISE, PAPER
 from umbel.research.attacks.on_images import ATTACKS, GUESSING, Finding
@@ -33,7 +33,7 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
         row, column = rng.integers(2, 18, 2)
         image[row : row + 8, column : column + 3] = rng.integers(0, 120)
     manifest = Manifest(name="femnist", clients=40, split={"train": 40, "validation": 0}, feature_scale=1 / 255)
-    write_federation(umbel_home / "data" / "femnist", manifest, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
+    write_dataset(umbel_home / "data" / "femnist", manifest, images, rng.integers(0, 10, 400), offsets_of([10] * 40))
     shutil.copy(BUNDLED / "preferences.json", umbel_home / "data" / "movielens")
     done = CliRunner().invoke(app, ["attacks", "--quick"])
     assert done.exit_code == 0, done.output

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.learner import learner_for
-from umbel.data import Federation, Manifest, offsets_of
+from umbel.data import Dataset, Manifest, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.baselines import halves, local_only, measure, personalised, serve, worst_decile
@@ -83,7 +83,7 @@ def test_the_worst_decile_is_the_tenth_that_fares_worst() -> None:
     assert worst_decile(np.array([3.0]), higher_is_better=True) == 3.0
 
 
-def federation(**entries: Any) -> Federation:
+def dataset(**entries: Any) -> Dataset:
     """Two training clients that nobody looks at, then FIRST and SECOND as validation clients."""
     clients = [FIRST, FIRST, FIRST, SECOND]
     x = np.array([row for rows, _ in clients for row in rows], np.float32)
@@ -91,11 +91,11 @@ def federation(**entries: Any) -> Federation:
     manifest = Manifest(
         name="pair", clients=4, split={"train": 2, "validation": 2}, model="linear", loss="mse", **entries
     )
-    return Federation(manifest, x, y, offsets_of(len(values) for _, values in clients))
+    return Dataset(manifest, x, y, offsets_of(len(values) for _, values in clients))
 
 
 def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None:
-    data = federation(groups=[0, 0, 0, 1], truth=[[1.0, 0.0], [0.0, 5.0]])
+    data = dataset(groups=[0, 0, 0, 1], truth=[[1.0, 0.0], [0.0, 5.0]])
     found = measure(LINEAR, data, hypotheses((0, 1), (1, 0)), STEP)
     assert found["chosen"] == [1, 1]
     assert found["rand_index"] == 1.0
@@ -105,14 +105,14 @@ def test_hypotheses_are_measured_against_all_that_is_known_of_the_data() -> None
 
 
 def test_what_is_not_known_is_not_made_up() -> None:
-    found = measure(LINEAR, federation(), hypotheses((0, 1), (1, 0)), STEP)
+    found = measure(LINEAR, dataset(), hypotheses((0, 1), (1, 0)), STEP)
     assert found["rand_index"] is None
     assert found["to_truth"] == []
 
 
 def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
     manifest = Manifest(name="single", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
-    data = Federation(manifest, np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
+    data = Dataset(manifest, np.eye(2, dtype=np.float32), np.array([1, 0], np.float32), offsets_of([1, 1]))
     found = measure(LINEAR, data, hypotheses((1, 0)), STEP)
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     assert found["held_out"]["clients"] == 0
@@ -121,7 +121,7 @@ def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
 
 
 def test_one_hypothesis_for_two_groups_has_a_rand_index_of_zero() -> None:
-    assert measure(LINEAR, federation(groups=[0, 0, 0, 1]), hypotheses((1, 0)), STEP)["rand_index"] == 0.0
+    assert measure(LINEAR, dataset(groups=[0, 0, 0, 1]), hypotheses((1, 0)), STEP)["rand_index"] == 0.0
 
 
 def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
@@ -130,14 +130,14 @@ def test_a_client_that_trains_by_itself_learns_from_half_of_its_rows() -> None:
     x = generator.uniform(-1, 1, (40, 2)).astype(np.float32)
     y = (x @ np.array([[5.0, 6.0], [4.0, -4.5]], np.float32).T)[np.arange(40), np.arange(40) // 20]
     manifest = Manifest(name="alone", clients=2, split={"train": 0, "validation": 2}, model="linear", loss="mse")
-    data = Federation(manifest, x, y.astype(np.float32), offsets_of([20, 20]))
+    data = Dataset(manifest, x, y.astype(np.float32), offsets_of([20, 20]))
     alone = local_only(LINEAR, data, run)
     # 50 epochs of ten rows take each client most of the way from about 7 to 0, whatever the other holds.
     assert alone["mean"] < 1.5
     assert local_only(LINEAR, data, run) == alone, "the same seed gives the same result"
     # Rows that are held out play no part in training: other targets there leave the support's fit as it is.
     held_out = np.arange(40) % 2 == 1
-    shifted = Federation(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
+    shifted = Dataset(manifest, x, np.where(held_out, y + 100, y).astype(np.float32), data.offsets)
     assert local_only(LINEAR, shifted, run)["mean"] == pytest.approx(100, rel=0.05)
 
 
@@ -146,7 +146,7 @@ def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
     x = np.tile(np.array([[1.0, 0.0]], np.float32), (6, 1))
     y = np.full(6, 2.0, np.float32)
     manifest = Manifest(name="own", clients=1, split={"train": 0, "validation": 1}, model="linear", loss="mse")
-    data = Federation(manifest, x, y, offsets_of([6]))
+    data = Dataset(manifest, x, y, offsets_of([6]))
     run = RunConfig(step_size=0.25, batch_size=0)
     found = {
         how: personalised(LINEAR, data, hypotheses((1, 0), (-5, 0)), run, how, epochs=1)["mean"] for how in Personal
@@ -156,13 +156,13 @@ def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
     }  # fmt: skip
 
 
-def likes(*clients: list[int]) -> Federation:
+def likes(*clients: list[int]) -> Dataset:
     """Return validation clients who label the items 0 to 4, in this order."""
     manifest = Manifest(
         name="likes", clients=len(clients), split={"train": 0, "validation": len(clients)}, model="factors-5x2"
     )
     items = np.tile(np.arange(5, dtype=np.float32), len(clients))[:, None]
-    return Federation(manifest, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
+    return Dataset(manifest, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
 
 
 def test_of_a_model_with_local_parameters_clients_are_measured_on_rows_they_did_not_fit() -> None:
@@ -178,7 +178,7 @@ def test_a_client_that_trains_by_itself_trains_its_local_parameters_too() -> Non
     # All that tells the two clients' rows apart is in the layer that each has of its own.
     x = np.random.default_rng(1).uniform(0.5, 1, (40, 3)).astype(np.float32)
     y = np.where(np.arange(40) < 20, 3, -3).astype(np.float32)
-    data = Federation(
+    data = Dataset(
         Manifest(name="two", clients=2, split={"train": 0, "validation": 2}, model="mlp", loss="rmse"),
         x, y, offsets_of([20, 20]),
     )  # fmt: skip

@@ -75,7 +75,7 @@ def two_phases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     steps = world()
     for file, step in zip(("0-0.json", "1-0.json", "1-1.json"), (steps[0], steps[0], steps[-1]), strict=True):
         write_leaf(tmp_path / file, *step)
-    return run_config("synthetic", federation=str(tmp_path), model="linear", clients_per_round=60, restarts=2) | {
+    return run_config("synthetic", dataset=str(tmp_path), model="linear", clients_per_round=60, restarts=2) | {
         "start-from": BEFORE,
         SPARE: 0,
     }

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.research.experiments import handwriting, hospital, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
@@ -55,14 +55,14 @@ def unfair(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def hospitals(umbel_home: Path) -> Path:
-    """A small federation with the shape and the units of the hospitals."""
+    """A small dataset with the shape and the units of the hospitals."""
     generator = np.random.default_rng(0)
     x = generator.uniform(-1, 1, (800, 3)).astype(np.float32)
     y = generator.uniform(0.3, 1, 800).astype(np.float32)
     units = {"target": {"name": "payment", "unit": "dollars", "scale": 10_000.0}}
     split = {"train": 150, "validation": 250}
     manifest = Manifest(name="hospital", clients=400, split=split, model="mlp", loss="rmse", units=units)
-    write_federation(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([2] * 400))
+    write_dataset(umbel_home / "data" / "hospital", manifest, x, y, offsets_of([2] * 400))
     return umbel_home
 
 
@@ -81,7 +81,7 @@ def test_the_hospital_grid_is_the_papers_for_either_loss(hospitals: Path, tmp_pa
         (100, 200, 30)
     }
     assert len({spec.name for spec in specs}) == len(specs)
-    assert {(c["seed"], c["federation"]) for c in grid} == {
+    assert {(c["seed"], c["dataset"]) for c in grid} == {
         (seed, str(tmp_path / "data" / f"hospital-{seed}")) for seed in range(2000, 2010)
     }
 
@@ -137,7 +137,7 @@ def test_the_hospital_command(hospitals: Path) -> None:
 def test_missing_data_are_named_before_any_work() -> None:
     done = CliRunner().invoke(app, ["hospital", "--quick"])
     assert done.exit_code == 1
-    assert "no federation 'hospital'" in done.stderr
+    assert "no dataset 'hospital'" in done.stderr
     assert "datasets/" in done.stderr
 
 
@@ -190,8 +190,8 @@ def test_the_synthetic_runs_are_the_papers_and_their_cures(tmp_path: Path) -> No
         ("fedavg", 1, 0, 1), ("ifca", 2, 0, 1), ("group-privacy", 2, 5, 1),
     }  # fmt: skip
     for seed in (2000, 2001):
-        federations = {spec.config["federation"] for spec in specs if spec.config["seed"] == seed}
-        assert federations == {str(tmp_path / "data" / f"synthetic-{seed}.json")}
+        datasets = {spec.config["dataset"] for spec in specs if spec.config["seed"] == seed}
+        assert datasets == {str(tmp_path / "data" / f"synthetic-{seed}.json")}
 
 
 def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_table_2s_grid() -> None:
         for nu in (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
         for seed in range(2000, 2003)
     }
-    assert {spec.config["federation"] for spec in handwriting.specs("femnist")} == {"femnist"}
+    assert {spec.config["dataset"] for spec in handwriting.specs("femnist")} == {"femnist"}
     assert len({spec.name for spec in specs}) == len(specs)
 
 
@@ -315,7 +315,7 @@ def test_the_qmnist_command(umbel_home: Path) -> None:
     split = {"train": 6, "validation": 2}
     manifest = Manifest(name="qmnist", clients=8, split=split, model="cnn10", feature_scale=1 / 255, groups=[0, 1] * 4)
     images = generator.integers(0, 256, (32, 28, 28), np.uint8)
-    write_federation(umbel_home / "data" / "qmnist", manifest, images, np.arange(32) % 10, offsets_of([4] * 8))
+    write_dataset(umbel_home / "data" / "qmnist", manifest, images, np.arange(32) % 10, offsets_of([4] * 8))
     done = CliRunner().invoke(app, ["qmnist", "--quick"])
     assert done.exit_code == 0, done.output
     folder = umbel_home / "experiments" / "qmnist-quick"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from umbel.data import Federation, Manifest, offsets_of, write_federation
+from umbel.data import Dataset, Manifest, offsets_of, write_dataset
 from umbel.protocol.home import write_atomically
 from umbel.research.experiments.fairness import Decisions, Grouping, group_fairness, of_decisions, of_losses, of_run
 from umbel.research.experiments.runs import Spec
@@ -75,14 +75,14 @@ def run(tmp_path: Path) -> Result:
         name="few", clients=6, split={"train": 2, "validation": 4}, model="linear", groups=[0, 0, 0, 1, 1, 0]
     )
     path = tmp_path / "few"
-    write_federation(path, manifest, x, y, offsets_of([2, 2, 2, 2, 2, 1]))
+    write_dataset(path, manifest, x, y, offsets_of([2, 2, 2, 2, 2, 1]))
     thetas = np.array([[[1.0, 0.0]], [[0.0, 1.0]]], np.float32)
     write_atomically(tmp_path / "hypotheses.safetensors", safetensors.numpy.save({"weight": thetas}))
-    return Result(Spec("few", run_config("synthetic", federation=str(path))), {}, tmp_path)
+    return Result(Spec("few", run_config("synthetic", dataset=str(path))), {}, tmp_path)
 
 
-def groups(federation: Federation) -> np.ndarray:
-    return np.array(federation.manifest.groups)
+def groups(dataset: Dataset) -> np.ndarray:
+    return np.array(dataset.manifest.groups)
 
 
 def test_a_run_is_measured_on_rows_that_clients_did_not_choose_by(run: Result) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.helpers.federations import manifest
-from umbel.data import offsets_of, write_federation
+from tests.helpers.datasets import manifest
+from umbel.data import offsets_of, write_dataset
 from umbel.models import MODELS
 from umbel.privacy.accounting.guarantee import guarantee, pure_cost
 from umbel.protocol.release import Kind, RadiusMode, Release
@@ -53,7 +53,7 @@ def test_every_run_has_a_name_and_a_configuration_of_its_own(name: str, hospital
     assert len({spec.name for spec in specs}) == len(specs)
     assert {spec.config["seed"] for spec in specs} == {2000, 2001}
     # Hospitals are split anew by each seed; of handwriting several clients may be one writer.
-    assert len({spec.config["federation"] for spec in specs}) == (2 if name == "hospital" else 1)
+    assert len({spec.config["dataset"] for spec in specs}) == (2 if name == "hospital" else 1)
     arms = {frontier._arm(Result(spec, {}, Path("."))) for spec in specs}
     assert len(arms) == len(specs) / 2, "and is found again by its configuration"
     assert {arm for arm, _ in arms} >= {SITE, ONE, HEURISTIC, PLAIN}
@@ -66,7 +66,7 @@ def hospitals(umbel_home: Path) -> None:
     y = np.abs(x @ np.array([[1.0], [2.0], [-1.0]], np.float32)) + 1
     units = {"target": {"unit": "dollars", "scale": 10_000}}
     own = manifest(140, 60, model="mlp", loss="rmse", units=units)
-    write_federation(umbel_home / "data" / "hospital", own, x, y, offsets_of([2] * 200))
+    write_dataset(umbel_home / "data" / "hospital", own, x, y, offsets_of([2] * 200))
 
 
 def test_the_table_tells_guarantees_and_none_where_there_is_none(hospitals: None, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from umbel.data import open_federation
+from umbel.data import open_dataset
 from umbel.models.rules_of_thumb import rules_of_thumb
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.research.experiments import recommender
 from umbel.research.experiments.recommender import ARMS, specs, tables
 from umbel.research.experiments.runs import Spec
@@ -27,16 +27,16 @@ def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) ->
     ]  # fmt: skip
     assert [run.config["model"] for run in runs[:2]] == list(ARMS.values()) == ["", "biased-factors"]
     assert {run.config["rounds"] for run in runs} == {recommender._QUICK_ROUNDS}
-    assert runs[0].config["federation"] == runs[1].config["federation"] != runs[2].config["federation"]
+    assert runs[0].config["dataset"] == runs[1].config["dataset"] != runs[2].config["dataset"]
     assert [run.config["seed"] for run in runs] == [7, 7, 8, 8]
 
 
 def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Path) -> None:
     runs = specs("preferences", tmp_path, seeds=2, first=7, quick=True)
-    rules = {path: rules_of_thumb(open_federation(Path(path))) for path in {run.config["federation"] for run in runs}}
+    rules = {path: rules_of_thumb(open_dataset(Path(path))) for path in {run.config["dataset"] for run in runs}}
 
     def ahead(run: Spec, much: float) -> float:
-        return rules[run.config["federation"]]["item and user bias"] + much
+        return rules[run.config["dataset"]]["item and user bias"] + much
 
     found = [result(run, ahead(run, 0.01 if run.config["model"] else -0.02), ahead(run, 0)) for run in runs]
     tables(found, tmp_path)
@@ -50,5 +50,5 @@ def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Pa
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FederationError, match="holds no preferences of users that validate"):
+    with pytest.raises(DatasetError, match="holds no preferences of users that validate"):
         specs("synthetic", tmp_path)

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import umbel.client.app
 import umbel.server.app
 from umbel.cli.commands.report import app
-from umbel.data import Manifest, offsets_of, write_federation
+from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
 from umbel.research.experiments.report import _baseline
 from umbel.research.experiments.runs import Spec, finish
@@ -54,12 +54,12 @@ class Talkative(Observer):
 
 @pytest.fixture
 def unvalidated(umbel_home: Path, tmp_path: Path) -> Path:
-    """A run of the app on a federation in which nobody validates."""
+    """A run of the app on a dataset in which nobody validates."""
     x = np.random.default_rng(0).uniform(-1, 1, (16, 2)).astype(np.float32)
     split = {"train": 8, "validation": 0}
     manifest = Manifest(name="few", clients=8, split=split, model="linear", loss="mse")
-    write_federation(tmp_path / "few", manifest, x, x.sum(1), offsets_of([2] * 8))
-    return run_app(umbel_home, federation=str(tmp_path / "few"), rounds=2)
+    write_dataset(tmp_path / "few", manifest, x, x.sum(1), offsets_of([2] * 8))
+    return run_app(umbel_home, dataset=str(tmp_path / "few"), rounds=2)
 
 
 @pytest.mark.parametrize("kind", ["run", "unvalidated"])
@@ -118,7 +118,7 @@ def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypat
 
 def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="fedavg needs the clients' rows, and each site has its own"):
-        _baseline(Setup.parse({"federation": "", "model": "linear"}))
+        _baseline(Setup.parse({"dataset": "", "model": "linear"}))
 
 
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:

@@ -104,11 +104,11 @@ def test_clients_that_make_a_hypothesis_their_own_start_from_what_the_run_found(
     config = run_config("synthetic", rounds=3, hypotheses=1)
     found, own = finish(config).state, finish({**config, "strategy": how})
     setup = Setup.parse(config)
-    federation = setup.open_federation()
+    dataset = setup.open_dataset()
     assert found is not None
-    assert federation is not None
+    assert dataset is not None
     assert own.state is None
-    assert own.measures == {"held_out": personalised(setup.model, federation, found.best, setup.config, Personal(how))}
+    assert own.measures == {"held_out": personalised(setup.model, dataset, found.best, setup.config, Personal(how))}
 
 
 class Talkative(Observer):
@@ -131,6 +131,6 @@ def test_a_refusing_node_is_a_failed_run(monkeypatch: pytest.MonkeyPatch, caplog
         finish(run_config("synthetic", rounds=1))
 
 
-def test_without_a_federation_there_is_nobody_to_measure_on() -> None:
-    with pytest.raises(ConfigError, match="name one in federation"):
-        finish(run_config("synthetic", strategy=LOCAL_ONLY, federation="", model="linear"))
+def test_without_a_dataset_there_is_nobody_to_measure_on() -> None:
+    with pytest.raises(ConfigError, match="name one in dataset"):
+        finish(run_config("synthetic", strategy=LOCAL_ONLY, dataset="", model="linear"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from umbel.data import Federation, Manifest, offsets_of, open_federation, write_federation
+from umbel.data import Dataset, Manifest, offsets_of, open_dataset, write_dataset
 from umbel.research.experiments.splits import shuffled, split_by_seed
 
 # Client c has c % 3 + 1 rows, which all say c.
@@ -15,18 +15,18 @@ ROWS = np.repeat(np.arange(12, dtype=np.float32), LENGTHS)
 MANIFEST = Manifest(
     name="twelve", clients=12, split={"train": 8, "validation": 4}, model="linear", groups=[c % 2 for c in range(12)]
 )
-TWELVE = Federation(MANIFEST, np.stack([ROWS, ROWS], 1), ROWS, offsets_of(LENGTHS), [f"c{c}" for c in range(12)])
+TWELVE = Dataset(MANIFEST, np.stack([ROWS, ROWS], 1), ROWS, offsets_of(LENGTHS), [f"c{c}" for c in range(12)])
 
 
-def clients(federation: Federation) -> list[int]:
+def clients(dataset: Dataset) -> list[int]:
     """Return which client is where, after a look at whether all of it came along."""
     found = []
-    for i, name in enumerate(federation.names):
-        features, targets = federation.client(i)
+    for i, name in enumerate(dataset.names):
+        features, targets = dataset.client(i)
         (c,) = set(targets.tolist())
         found.append(int(c))
         assert (features == c).all()
-        assert (len(targets), name, federation.manifest.groups[i]) == (LENGTHS[int(c)], f"c{int(c)}", c % 2)
+        assert (len(targets), name, dataset.manifest.groups[i]) == (LENGTHS[int(c)], f"c{int(c)}", c % 2)
     return found
 
 
@@ -39,10 +39,10 @@ def test_clients_change_places_and_nothing_else() -> None:
     assert clients(shuffled(TWELVE, 1)) == clients(one)
 
 
-def test_there_is_a_federation_for_each_seed(tmp_path: Path) -> None:
+def test_there_is_a_dataset_for_each_seed(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    write_federation(source, TWELVE.manifest, TWELVE.features, TWELVE.targets, TWELVE.offsets, TWELVE.names)
+    write_dataset(source, TWELVE.manifest, TWELVE.features, TWELVE.targets, TWELVE.offsets, TWELVE.names)
     written = dict(split_by_seed(str(source), tmp_path, [2000, 2001]))
     assert written == {seed: str(tmp_path / "data" / f"twelve-{seed}") for seed in (2000, 2001)}
     for seed, path in written.items():
-        assert clients(open_federation(Path(path))) == clients(shuffled(TWELVE, seed))
+        assert clients(open_dataset(Path(path))) == clients(shuffled(TWELVE, seed))

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import umbel.research.experiments.sweep
 import umbel.research.experiments.synthetic
 from tests.helpers.clusters import cluster
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.protocol.errors import ClusterError, SweepError
 from umbel.research.experiments import drift, frontier
 from umbel.research.experiments.__main__ import app
@@ -76,8 +76,8 @@ def test_other_code_is_done_again(in_process: list[str], tmp_path: Path, monkeyp
 
 def test_other_data_are_done_again(in_process: list[str], tmp_path: Path) -> None:
     path = tmp_path / "data.json"
-    path.write_bytes(find_federation("synthetic").read_bytes())
-    spec = Spec("seed0", SPECS[0].config | {"federation": str(path)})
+    path.write_bytes(find_dataset("synthetic").read_bytes())
+    spec = Spec("seed0", SPECS[0].config | {"dataset": str(path)})
     sweep([spec], tmp_path)
     path.write_text(path.read_text().replace("Sec. 5.1", "Section 5.1"))
     umbel.research.experiments.sweep._fingerprint.cache_clear()
@@ -158,20 +158,20 @@ def test_a_run_that_fails_stops_no_other_and_is_tried_again(in_process: list[str
 
 
 @pytest.mark.parametrize("kind", ["folder", "file"])
-def test_a_federation_travels_to_another_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_travels_to_another_machine(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
-    source = find_federation("synthetic")
+    source = find_dataset("synthetic")
     if kind == "folder":
-        from umbel.data import write_federation
+        from umbel.data import write_dataset
 
-        opened = open_federation(source)
+        opened = open_dataset(source)
         source = tmp_path / "source" / "data"
-        write_federation(source, opened.manifest, opened.features, opened.targets, opened.offsets)
+        write_dataset(source, opened.manifest, opened.features, opened.targets, opened.offsets)
     data = _pack(source)
     path = _unpack(data)
     assert path != source
-    np.testing.assert_array_equal(open_federation(path).features, open_federation(source).features)
-    assert open_federation(path).manifest == open_federation(source).manifest
+    np.testing.assert_array_equal(open_dataset(path).features, open_dataset(source).features)
+    assert open_dataset(path).manifest == open_dataset(source).manifest
     assert _unpack(data) == path
 
 

@@ -36,7 +36,7 @@ from umbel.server.nodes.roster import (
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
 UNAVAILABLE = Error(ErrorCode.NODE_UNAVAILABLE, "gone")  # by Flower itself, in the name of no node
 
-# Two partitions of a federation with 3 training clients (0, 1, 2) and 2 validation clients (3, 4).
+# Two partitions of a dataset with 3 training clients (0, 1, 2) and 2 validation clients (3, 4).
 EVEN, ODD = Hosting(train=2, validation=1, first=0, step=2), Hosting(train=1, validation=1, first=1, step=2)
 
 
@@ -72,7 +72,7 @@ def test_simulated_clients_are_numbered_by_partition_whatever_the_node_ids() -> 
         assert roster.simulated
         # Training clients 0 and 2 are the even node's first and second.
         assert roster.place(TRAIN, np.array([0, 1, 2])) == {even: ([0, 2], [0, 1]), odd: ([1], [0])}
-        # Validation client 0 is client 3 of the federation, the odd node's second.
+        # Validation client 0 is client 3 of the dataset, the odd node's second.
         assert roster.place(VALIDATION, np.array([0, 1])) == {odd: ([0], [1]), even: ([1], [2])}
 
 
@@ -145,11 +145,11 @@ def test_every_client_is_placed_once_on_the_node_that_hosts_it(
     ("nodes", "reason"),
     [
         ({5: EVEN, 6: Hosting(1, 1)}, "some nodes are simulated and some are not"),
-        ({5: EVEN, 6: Hosting(1, 1, 1, 3)}, "or they split the federation differently"),
-        ({5: EVEN, 6: EVEN}, "the simulated nodes do not split the federation among themselves"),
-        ({5: EVEN}, "the simulated nodes do not split the federation among themselves"),
-        ({5: Hosting(1, 1, 0, 0)}, "the simulated nodes do not split the federation among themselves"),
-        ({5: EVEN, 6: Hosting(1, 1, 2, 2)}, "the simulated nodes do not split the federation among themselves"),
+        ({5: EVEN, 6: Hosting(1, 1, 1, 3)}, "or they split the dataset differently"),
+        ({5: EVEN, 6: EVEN}, "the simulated nodes do not split the dataset among themselves"),
+        ({5: EVEN}, "the simulated nodes do not split the dataset among themselves"),
+        ({5: Hosting(1, 1, 0, 0)}, "the simulated nodes do not split the dataset among themselves"),
+        ({5: EVEN, 6: Hosting(1, 1, 2, 2)}, "the simulated nodes do not split the dataset among themselves"),
     ],
 )
 def test_nodes_that_do_not_fit_together_are_refused(nodes: dict[int, Hosting], reason: str) -> None:
@@ -308,7 +308,7 @@ def test_a_node_that_refuses_is_left_out_where_nodes_serve_their_own_data() -> N
     assert grid.queried == [5, 6, 7], "it is asked once"
 
 
-def test_a_simulation_cannot_do_without_a_part_of_its_federation(clock: Clock) -> None:
+def test_a_simulation_cannot_do_without_a_part_of_its_dataset(clock: Clock) -> None:
     with pytest.raises(FleetError, match="1 of the simulated nodes refused to take part; the log above says why"):
         gather(PaperGrid({5: EVEN, 6: REFUSED}), min_nodes=1, wait_s=60)
     assert clock.now == 1000, "there is nothing to wait for"
@@ -362,7 +362,7 @@ def test_a_node_that_says_what_cannot_be_is_named_and_left_out(
     assert max(map(len, caplog.messages)) < 500
 
 
-def test_a_site_that_lies_about_its_part_of_a_federation_changes_nothing_for_the_others() -> None:
+def test_a_site_that_lies_about_its_part_of_a_dataset_changes_nothing_for_the_others() -> None:
     """Another site's clients keep their numbers at that site, and two may say that they are the same part."""
     honest = {2: Hosting(2, 1, 0, 2), 5: Hosting(2, 1, 1, 2)}
     for lie in (Hosting(10**5, 1, 1, 2), Hosting(2, 1, 0, 2), Hosting(1, 1, 0, 2**62)):

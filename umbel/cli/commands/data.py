@@ -1,4 +1,4 @@
-"""``umbel data``: what federations there are, what is in them, and a table made into one."""
+"""``umbel data``: what datasets there are, what is in them, and a table made into one."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from umbel.cli.commands.terminal import console
 from umbel.data import (
     BUNDLED,
     Column,
-    Federation,
+    Dataset,
     Schema,
     find_typed,
-    open_federation,
+    open_dataset,
     read_manifest,
     shard,
-    write_federation,
+    write_dataset,
 )
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.run_config import RunConfig
 
@@ -39,12 +39,12 @@ _LARGE = 10.0  # a number of which a local step of the usual size makes too much
 
 @app.callback()
 def _data() -> None:
-    """The federations on this machine, and tables made into federations."""
+    """The datasets on this machine, and tables made into datasets."""
 
 
 @app.command("list")
 def list_() -> None:
-    """List the federations under $UMBEL_HOME/data, and those that come with umbel."""
+    """List the datasets under $UMBEL_HOME/data, and those that come with umbel."""
     with errors_in_one_line():
         home = umbel_home() / "data"
     made = sorted(path.parent for path in home.glob("*/manifest.json")) if home.is_dir() else []
@@ -55,7 +55,7 @@ def list_() -> None:
     for path in found:
         try:
             manifest = read_manifest(path)
-        except FederationError as error:
+        except DatasetError as error:
             broken.append(str(error))
             continue
         target = manifest.units.get("target", {}).get("name", "")
@@ -69,21 +69,21 @@ def list_() -> None:
 
 @app.command()
 def describe(
-    federation: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
+    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the schema alone, as TOML, for sites to check their tables against.")
     ] = False,
 ) -> None:
-    """Show what a federation says of itself, and its columns."""
+    """Show what a dataset says of itself, and its columns."""
     with errors_in_one_line():
-        path = find_typed(federation)
+        path = find_typed(dataset)
         if schema:
             layout = read_manifest(path).layout
             if layout is None:
-                raise FederationError(f"{path} was not made from a table, and has no schema")
+                raise DatasetError(f"{path} was not made from a table, and has no schema")
             typer.echo(tomli_w.dumps(layout.entries()), nl=False)
             return
-        data = open_federation(path, part=True)
+        data = open_dataset(path, part=True)
     _show(data)
     typer.echo(path)
 
@@ -100,7 +100,7 @@ def check(
     with errors_in_one_line():
         rows = encode(read_table(table), Schema.read(schema), table)
         if not rows.clients:
-            raise FederationError(f"{table}: no row is left; repair the table or its schema")
+            raise DatasetError(f"{table}: no row is left; repair the table or its schema")
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
         typer.echo(f"Rows left out: {count:,}, because {reason}.")
@@ -108,7 +108,7 @@ def check(
 
 @app.command("shard")
 def shard_(
-    federation: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
+    dataset: Annotated[str, typer.Argument(help="A name under $UMBEL_HOME/data or in datasets/, or a path.")],
     parts: Annotated[int, typer.Argument(min=1, help="How many.")],
     out: Annotated[
         Path | None,
@@ -116,15 +116,15 @@ def shard_(
     ] = None,
     only: Annotated[int | None, typer.Option(min=0, help="Write this part alone.", show_default="all")] = None,
 ) -> None:
-    """Split a federation into parts for the machines of a Ray cluster: what is learnt stays the same."""
+    """Split a dataset into parts for the machines of a Ray cluster: what is learnt stays the same."""
     with errors_in_one_line():
-        path = find_typed(federation)
+        path = find_typed(dataset)
         name = path.name if path.is_dir() else path.stem
-        whole, folder = open_federation(path), out or Path(f"{name}-shards")
+        whole, folder = open_dataset(path), out or Path(f"{name}-shards")
         for i in range(parts) if only is None else [only]:
             part = shard(whole, i, parts)
             target = folder / f"part-{i}" / "data" / name
-            write_federation(target, part.manifest, part.features, part.targets, part.offsets, part.names)
+            write_dataset(target, part.manifest, part.features, part.targets, part.offsets, part.names)
             typer.echo(f"{target}: the rows of {len(part.lengths):,} clients")
     typer.echo("Next: copy each part to one machine, as its $UMBEL_HOME.")
 
@@ -134,7 +134,7 @@ def import_(
     file: Annotated[Path, typer.Argument(help="A CSV or parquet file, a row a sample.")],
     client: Annotated[str, typer.Option(help="The column that says whose each row is.")] = "",
     target: Annotated[str, typer.Option(help="The column that is predicted.")] = "",
-    name: Annotated[str, typer.Option(help="Name of the federation.", show_default="the file's")] = "",
+    name: Annotated[str, typer.Option(help="Name of the dataset.", show_default="the file's")] = "",
     features: Annotated[
         str, typer.Option(help="The columns that it is predicted from, separated by commas.", show_default="all others")
     ] = "",
@@ -163,25 +163,25 @@ def import_(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the split, and of --clients.")] = 0,
     model: Annotated[str, typer.Option(help="The model it is for.", show_default="linear")] = "",
     loss: Annotated[str, typer.Option(help="The loss.", show_default="what suits the target")] = "",
-    replace: Annotated[bool, typer.Option("--replace", help="Replace a federation of that name.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace a dataset of that name.")] = False,
 ) -> None:
-    """Make a federation of a table: a column says whose each row is, another what is predicted."""
+    """Make a dataset of a table: a column says whose each row is, another what is predicted."""
     from umbel.data.importers import Dirichlet, Partitioner, Uniform, from_dataframe
     from umbel.data.importers.client_data import folder_of
     from umbel.data.table import read_table
 
     with errors_in_one_line():
         if not file.is_file():
-            raise FederationError(f"{file} is not a file; give a CSV or parquet file")
+            raise DatasetError(f"{file} is not a file; give a CSV or parquet file")
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
-            raise FederationError(f"{folder} is there already; give another --name, or --replace")
+            raise DatasetError(f"{folder} is there already; give another --name, or --replace")
         if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
-            raise FederationError("a schema says what the columns are: give --schema FILE, or options on columns")
+            raise DatasetError("a schema says what the columns are: give --schema FILE, or options on columns")
         if not schema and bool(client) == bool(clients):
-            raise FederationError("give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE")
+            raise DatasetError("give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE")
         if alpha and not clients:
-            raise FederationError("--alpha is of --clients NUMBER, among which rows are dealt; give both")
+            raise DatasetError("--alpha is of --clients NUMBER, among which rows are dealt; give both")
         who: str | Partitioner | None = client or None
         if clients:
             who = Dirichlet(clients, alpha, seed) if alpha else Uniform(clients, seed)
@@ -189,7 +189,7 @@ def import_(
         taken: dict[str, Any] = {"schema": schema}
         if schema is None:
             if not target:
-                raise FederationError(f"name the column to predict, as --target {frame.columns[-1]!r}")
+                raise DatasetError(f"name the column to predict, as --target {frame.columns[-1]!r}")
             taken = {
                 "target": target,
                 "features": _features(list(frame.columns), features, drop, {client, target}),
@@ -210,22 +210,22 @@ def import_(
             loss=loss,
         )
         if model or loss:
-            _check_fit(data.federation)
+            _check_fit(data.dataset)
         data.write(folder)
-        written = open_federation(folder)
+        written = open_dataset(folder)
     known = folder.name if folder.parent == umbel_home() / "data" else str(folder)
     _show(written)
     for note in data.notes:
         typer.echo(note)
     if data.test:
-        typer.echo(f"Test clients: {data.test.manifest.clients:,}, as federation {known}/test.")
+        typer.echo(f"Test clients: {data.test.manifest.clients:,}, as dataset {known}/test.")
     for hint in _hints(written):
         typer.echo(hint)
     typer.echo(folder)
-    typer.echo(f"Next: umbel run {shlex.quote(f'federation={known}')}{_fewer(written)}")
+    typer.echo(f"Next: umbel run {shlex.quote(f'dataset={known}')}{_fewer(written)}")
 
 
-def _check_fit(data: Federation) -> None:
+def _check_fit(data: Dataset) -> None:
     """Raise unless the model and the loss that were asked for take the data."""
     # They import PyTorch, which what is suggested can do without.
     from umbel.models import load
@@ -233,10 +233,10 @@ def _check_fit(data: Federation) -> None:
 
     manifest = data.manifest
     if reason := misfit(load(manifest.model, manifest.loss), data):
-        raise FederationError(f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out")
+        raise DatasetError(f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out")
 
 
-def _fewer(data: Federation) -> str:
+def _fewer(data: Dataset) -> str:
     """Return what a run must be asked where there are fewer clients than it asks for by default."""
     train = data.manifest.train
     return f" clients-per-round={train}" if train < RunConfig().clients_per_round else ""
@@ -245,7 +245,7 @@ def _fewer(data: Federation) -> str:
 def _features(known: Sequence[str], features: str, drop: str, others: set[str]) -> list[str]:
     chosen, dropped = _words(features), _words(drop)
     if strange := [name for name in (*chosen, *dropped) if name not in known]:
-        raise FederationError(f"there is no column {strange[0]!r}; the table has {', '.join(known)}")
+        raise DatasetError(f"there is no column {strange[0]!r}; the table has {', '.join(known)}")
     return [name for name in chosen or known if name not in dropped and (chosen or name not in others)]
 
 
@@ -258,7 +258,7 @@ def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence
         path, equals, text = word.partition("=")
         name, dot, entry = path.rpartition(".")
         if not (equals and dot and entry in Column.names()[1:]):
-            raise FederationError(
+            raise DatasetError(
                 f"--set takes COLUMN.ENTRY=VALUE, with an entry of {', '.join(Column.names()[1:])}, got {word!r}"
             )
         try:
@@ -280,7 +280,7 @@ def _words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def _show(data: Federation) -> None:
+def _show(data: Dataset) -> None:
     manifest, lengths = data.manifest, data.lengths
     lines: dict[str, str] = {
         "name": manifest.name,
@@ -333,7 +333,7 @@ def _seen(column: Column, role: str) -> str:
     return f"{shifted} / {column.scale:g}" if (column.scale, column.offset) != (1, 0) else "as it is"
 
 
-def _target(data: Federation) -> str:
+def _target(data: Dataset) -> str:
     target: Mapping[str, Any] = data.manifest.units.get("target", {})
     shape = f" {data.targets.shape[1:]}" if data.targets.ndim > 1 else ""
     told = [str(target.get("name", "")), str(target.get("unit", "")), ", ".join(target.get("categories", []))]
@@ -345,7 +345,7 @@ def _spread(lengths: Any) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}, median {middle:,.10g}"
 
 
-def _hints(data: Federation) -> list[str]:
+def _hints(data: Dataset) -> list[str]:
     """Say which numbers are large, because a model hardly learns from them."""
     schema = data.manifest.layout
     assert schema is not None

@@ -10,9 +10,9 @@ import safetensors
 import typer
 
 from umbel.cli.prediction import mean_metric, predictions, read_features, read_run, table
-from umbel.data import find_typed, open_federation
+from umbel.data import find_typed, open_dataset
 from umbel.protocol.cli import errors_in_one_line
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
 from umbel.server.runs import find_run
 
@@ -22,7 +22,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def command(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run: its name, its path, or last.")],
-    federation: Annotated[str, typer.Argument(help="The newcomer's labelled data: a federation's name or path.")],
+    dataset: Annotated[str, typer.Argument(help="The newcomer's labelled data: a dataset's name or path.")],
     client: Annotated[int | None, typer.Option(min=0, help="One client alone.", show_default="all")] = None,
     features: Annotated[
         Path | None, typer.Option(help="Rows without labels (.npy) to predict for.", show_default="the client's own")
@@ -31,14 +31,14 @@ def command(
 ) -> None:
     """Let clients that took no part in a run pick their best hypothesis and predict with it."""
     with errors_in_one_line(ValueError, safetensors.SafetensorError):
-        data = open_federation(find_typed(federation))
+        data = open_dataset(find_typed(dataset))
         model, hypotheses = read_run(find_run(run), data)
         rows = None if features is None else read_features(features, data)
         count = data.manifest.clients
         if client is not None and client >= count:
-            raise FederationError(f"{federation} has the clients 0 to {count - 1}, not {client}")
+            raise DatasetError(f"{dataset} has the clients 0 to {count - 1}, not {client}")
         if out is not None and not out.expanduser().absolute().parent.is_dir():
-            raise FederationError(f"{out} cannot be written: its folder is missing; make it first")
+            raise DatasetError(f"{out} cannot be written: its folder is missing; make it first")
         made = list(predictions(model, hypotheses, data, list(range(count)) if client is None else [client], rows))
     found = table(made, data, with_targets=rows is None)
     for column in found.columns.intersection(["prediction", "target"]):

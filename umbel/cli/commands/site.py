@@ -51,12 +51,12 @@ def check(
 
         site = Site.of(entries)
         # An app that the site installed reads data in its own way.
-        node = None if site.policy.app else Node.of(entries, RunConfig(federation="", model=model, loss=loss).entries())
+        node = None if site.policy.app else Node.of(entries, RunConfig(dataset="", model=model, loss=loss).entries())
         if (ledger := site.ledger_path) is not None and ledger.exists():
             Ledger(ledger, whole=True)
     table = Table("", "", title="This site", show_header=False)
     if node is not None:
-        data, name = node.federation, node.federation.manifest.name
+        data, name = node.dataset, node.dataset.manifest.name
         table.add_row("data", Text(f"{name}: {data.manifest.clients} clients, {len(data.features)} rows"))
         table.add_row("clients", f"{len(node.training)} train, {len(node.validation)} report")
         of = f"{node.model.name}, n = {node.model.num_parameters}, loss {node.model.loss.name}"

@@ -1,4 +1,4 @@
-"""From arrays to a federation."""
+"""From arrays to a dataset."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from umbel.data.importers.client_data import ClientData, split_into_clients
 from umbel.data.importers.partition import Partitioner
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 def from_arrays(
@@ -53,7 +53,7 @@ def from_arrays(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the arrays do not fit each other, or it is not clear what whole numbers are.
     """
     x, notes = _numbers(np.asarray(features), tokens)
@@ -66,7 +66,7 @@ def from_arrays(
             notes.append(f"The vocabulary of {entries['tokens']} tokens was measured over all clients' rows.")
     if targets is None:
         if "tokens" not in entries or x.ndim != 2 or x.shape[1] < 2:
-            raise FederationError("without targets, the features must be sequences of at least two tokens each")
+            raise DatasetError("without targets, the features must be sequences of at least two tokens each")
         x, y = x[:, :-1], x[:, 1:].astype(np.int64)
         notes.append("The target is the next token of each but the last.")
         own_loss = "cross-entropy"
@@ -74,7 +74,7 @@ def from_arrays(
         y, own_loss, classes = labels(np.asarray(targets), classes)
     owners = client.deal(len(x), y) if isinstance(client, Partitioner) else np.asarray(client)
     if owners.ndim != 1:
-        raise FederationError(f"client must name the client of each row, got an array of shape {owners.shape}")
+        raise DatasetError(f"client must name the client of each row, got an array of shape {owners.shape}")
     if isinstance(client, Partitioner):
         owners = numbered(owners)
     loss = loss or own_loss
@@ -86,7 +86,7 @@ def from_arrays(
 
 
 def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[Any], str, list[str]]:
-    """Return targets as a federation keeps them, the loss that suits them, and the names of classes."""
+    """Return targets as a dataset keeps them, the loss that suits them, and the names of classes."""
     if targets.dtype == bool:
         return (2 * targets.astype(np.int8) - 1), "log", ["false", "true"]
     if targets.dtype.kind in "USO" or targets.dtype.kind == "T":
@@ -94,13 +94,13 @@ def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[
         names = list(classes) or sorted(set(texts.ravel()))
         place = {name: index for index, name in enumerate(names)}
         if strange := sorted(set(texts.ravel()) - set(place)):
-            raise FederationError(f"{strange[0]!r} is none of the classes {', '.join(names)}; add it, or repair it")
+            raise DatasetError(f"{strange[0]!r} is none of the classes {', '.join(names)}; add it, or repair it")
         return np.vectorize(place.__getitem__, otypes=[np.int64])(texts), "cross-entropy", names
     if targets.dtype.kind in "iu":
         targets = targets.astype(np.int64)
         if targets.size and (targets.min() < 0 or (classes and targets.max() >= len(classes))):
             odd = targets.min() if targets.min() < 0 else targets.max()
-            raise FederationError(
+            raise DatasetError(
                 f"{odd} is no class, which are whole numbers from 0 {f'to {len(classes) - 1}' if classes else 'on'}; "
                 "give numbers as floats, and labels of -1 and 1 as booleans"
             )
@@ -127,19 +127,19 @@ def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
 
 def _numbers(features: NDArray[Any], tokens: int | bool | None) -> tuple[NDArray[Any], list[str]]:
     if features.dtype.kind not in "biuf":
-        raise FederationError(f"features must be numbers, got {features.dtype}; for texts see umbel.from_dataframe")
+        raise DatasetError(f"features must be numbers, got {features.dtype}; for texts see umbel.from_dataframe")
     if features.ndim < 2:
-        raise FederationError(f"features must be rows of numbers, got an array of shape {features.shape}; reshape it")
+        raise DatasetError(f"features must be rows of numbers, got an array of shape {features.shape}; reshape it")
     if features.dtype.kind in "iu":
         if features.dtype == np.uint8 and features.ndim >= 3 and not tokens:
             return features, []
         if tokens is None:
-            raise FederationError(
+            raise DatasetError(
                 "features are whole numbers: say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, "
                 "which stay integers, or tokens=False if they are numbers"
             )
         if tokens is not False:
             return features, []
     elif tokens:
-        raise FederationError(f"tokens must be whole numbers, got features of {features.dtype}")
+        raise DatasetError(f"tokens must be whole numbers, got features of {features.dtype}")
     return features.astype(np.float32), []

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from umbel.data import Federation, Manifest, offsets_of, write_federation
-from umbel.protocol.errors import FederationError
+from umbel.data import Dataset, Manifest, offsets_of, write_dataset
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 Share = float | Sequence[str]
@@ -26,50 +26,50 @@ class ClientData:
 
     Attributes
     ----------
-    federation : Federation
+    dataset : Dataset
         The clients of a run, those that train first; its ``names`` are what they are called.
-    test : Federation, optional
+    test : Dataset, optional
         Clients that take part in no run.
     notes : tuple of str
         What was decided on the way, in sentences.
     """
 
-    federation: Federation
-    test: Federation | None = None
+    dataset: Dataset
+    test: Dataset | None = None
     notes: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> Manifest:
         """What the data are."""
-        return self.federation.manifest
+        return self.dataset.manifest
 
     def write(self, name: str | Path) -> Path:
-        """Write a federation, whole or not at all, and return its folder.
+        """Write a dataset, whole or not at all, and return its folder.
 
         Parameters
         ----------
         name : str or Path
-            A name, for a folder under ``$UMBEL_HOME/data`` that a run finds by ``federation = "NAME"``,
-            or a path. Test clients are then ``federation = "NAME/test"``.
+            A name, for a folder under ``$UMBEL_HOME/data`` that a run finds by ``dataset = "NAME"``,
+            or a path. Test clients are then ``dataset = "NAME/test"``.
 
         Raises
         ------
-        FederationError
-            When there is something else than a federation; what was there stays as it was.
+        DatasetError
+            When there is something else than a dataset; what was there stays as it was.
         """
         folder = folder_of(name)
         parts = [
             None if part is None else _renamed(part, folder.name + suffix)
-            for part, suffix in ((self.federation, ""), (self.test, "-test"))
+            for part, suffix in ((self.dataset, ""), (self.test, "-test"))
         ]
         whole, test = parts
         assert whole is not None
-        write_federation(folder, whole.manifest, whole.features, whole.targets, whole.offsets, whole.names, test)
+        write_dataset(folder, whole.manifest, whole.features, whole.targets, whole.offsets, whole.names, test)
         return folder
 
     def __repr__(self) -> str:
         """Say how many clients and rows there are, and of what."""
-        own, split = self.federation, self.manifest.split
+        own, split = self.dataset, self.manifest.split
         test = f", {self.test.manifest.clients} test" if self.test else ""
         return (
             f"<ClientData {self.manifest.name!r}: {split['train']} training, {split['validation']} validation{test} "
@@ -79,10 +79,10 @@ class ClientData:
 
 
 def folder_of(name: str | Path) -> Path:
-    """Return the folder of a federation: a path's own, or a name's under ``$UMBEL_HOME/data``."""
+    """Return the folder of a dataset: a path's own, or a name's under ``$UMBEL_HOME/data``."""
     path = Path(name).expanduser()
     if str(name) in ("", ".", ".."):
-        raise FederationError(f"{str(name)!r} is no name of a federation; give one, or a path")
+        raise DatasetError(f"{str(name)!r} is no name of a dataset; give one, or a path")
     if isinstance(name, Path) or os.sep in str(name) or path.is_absolute():
         return Path(os.path.abspath(path))
     return umbel_home() / "data" / path
@@ -116,11 +116,11 @@ def split_into_clients(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When no client is left to train, or a name is unknown.
     """
     if not len(features) == len(targets) == len(owners):
-        raise FederationError(
+        raise DatasetError(
             f"features {features.shape}, targets {targets.shape} and {len(owners)} clients of rows must be equally many"
         )
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
@@ -131,22 +131,22 @@ def split_into_clients(
     validates = _chosen(validation, "validation", names, rest, len(names))
     trains = _without(rest, validates)
     if not trains:
-        raise FederationError(
+        raise DatasetError(
             f"of {len(names)} clients {len(validates)} validate and {len(tests)} test, and none is left to train; "
             "set validation and test to smaller shares, or to fewer names"
         )
     if clash := set(tests) & set(validates):
-        raise FederationError(f"client {names[min(clash)]!r} is asked to validate and to test; choose one")
+        raise DatasetError(f"client {names[min(clash)]!r} is asked to validate and to test; choose one")
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths
     by_client = np.argsort(owner, kind="stable")
 
-    def part(clients: Sequence[int], train: int) -> Federation:
+    def part(clients: Sequence[int], train: int) -> Dataset:
         rows = np.concatenate([by_client[starts[one] : starts[one] + lengths[one]] for one in clients])
         split = {"train": train, "validation": len(clients) - train}
         manifest = Manifest(**{"name": "data", **entries, "clients": len(clients), "split": split})
         offsets = offsets_of(lengths[list(clients)])
-        return Federation(manifest, features[rows], targets[rows], offsets, [names[client] for client in clients])
+        return Dataset(manifest, features[rows], targets[rows], offsets, [names[client] for client in clients])
 
     whole = part([*trains, *validates], len(trains))
     return ClientData(whole, part(tests, 0) if tests else None, tuple(notes))
@@ -156,14 +156,14 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     """Return the clients of a share or of a list of names."""
     if isinstance(share, (int, float)):
         if not 0 <= share < 1:
-            raise FederationError(f"{what} must be a share from 0 to below 1, or a list of clients, got {share!r}")
+            raise DatasetError(f"{what} must be a share from 0 to below 1, or a list of clients, got {share!r}")
         count = round(share * (of or len(names)))
         return among[: max(count, 1)] if share else []
     if isinstance(share, str):
         share = [share]
     place = {name: index for index, name in enumerate(names)}
     if strange := [name for name in map(str, share) if name not in place]:
-        raise FederationError(f"{what} names the client {strange[0]!r}; there is none, but {_some(names)}")
+        raise DatasetError(f"{what} names the client {strange[0]!r}; there is none, but {_some(names)}")
     return [place[str(name)] for name in share]
 
 
@@ -176,8 +176,8 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
-def _renamed(federation: Federation, name: str) -> Federation:
-    if federation.manifest.name != "data":
-        return federation
-    manifest = federation.manifest.model_copy(update={"name": name})
-    return Federation(manifest, federation.features, federation.targets, federation.offsets, federation.names)
+def _renamed(dataset: Dataset, name: str) -> Dataset:
+    if dataset.manifest.name != "data":
+        return dataset
+    manifest = dataset.manifest.model_copy(update={"name": name})
+    return Dataset(manifest, dataset.features, dataset.targets, dataset.offsets, dataset.names)

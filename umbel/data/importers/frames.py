@@ -1,4 +1,4 @@
-"""From a DataFrame to a federation."""
+"""From a DataFrame to a dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from umbel.data.importers.client_data import ClientData, Share, split_into_clien
 from umbel.data.importers.infer import infer, standardised, suggest
 from umbel.data.importers.partition import Partitioner
 from umbel.data.table import encode
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 def from_dataframe(
@@ -51,7 +51,7 @@ def from_dataframe(
         The columns that it is predicted from; by default all others. A single column of lists or arrays
         is a sequence, as in `umbel.from_arrays`, whose options are then taken as well.
     columns : mapping, optional
-        What is not to be guessed: entries of `federation.Column` by column, as
+        What is not to be guessed: entries of `dataset.Column` by column, as
         ``{"cost": {"scale": 10_000, "unit": "dollars"}, "ward": {"categories": True}}``.
     schema : Schema or path, optional
         What the columns are, in place of all that.
@@ -75,18 +75,18 @@ def from_dataframe(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the table does not fit; the text names the column, the row and the fix.
     """
     dealt = isinstance(client, Partitioner)
     split: dict[str, Any] = {"validation": validation, "test": test, "seed": seed}
     if schema is None:
         if target is None or client is None:
-            raise FederationError("name the columns of the client and of the target, or give a schema")
+            raise DatasetError("name the columns of the client and of the target, or give a schema")
         column = None if isinstance(client, Partitioner) else client
         if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
             if columns or standardise or missing != "refuse":
-                raise FederationError(
+                raise DatasetError(
                     f"{features[0]} holds sequences, of which columns, standardise and missing say nothing"
                 )
             return _sequences(frame, features[0], target, client, split | entries)
@@ -101,12 +101,12 @@ def from_dataframe(
             **entries,
         )
     elif features or columns or target is not None or isinstance(client, str) or missing != "refuse":
-        raise FederationError("a schema says all of client, target, features, columns and missing: give it, or those")
+        raise DatasetError("a schema says all of client, target, features, columns and missing: give it, or those")
     else:
         what = schema if isinstance(schema, Schema) else Schema.read(Path(schema))
         what = suggest(Schema(**what.model_dump() | {key: value for key, value in entries.items() if value}))
         if what.client is None and not dealt:
-            raise FederationError("the schema has no client, and the table would be one client's: give a partitioner")
+            raise DatasetError("the schema has no client, and the table would be one client's: give a partitioner")
 
     found = _found(what, columns or {}) if schema is None else []
     notes = [f"The categories of {name} were found in the rows: real sites need a public list." for name in found]
@@ -114,7 +114,7 @@ def from_dataframe(
     def made(what: Schema) -> ClientData:
         rows = encode(frame, what, source)
         if not len(rows.targets):
-            raise FederationError(f"{source}: no row is left; repair the table or the schema")
+            raise DatasetError(f"{source}: no row is left; repair the table or the schema")
         owners: Any = rows.clients
         if isinstance(client, Partitioner):
             owners = numbered(client.deal(len(rows.targets), rows.targets))
@@ -134,7 +134,7 @@ def from_dataframe(
     data = made(what)
     if not standardise:
         return data
-    training = set(data.federation.names[: data.manifest.train])
+    training = set(data.dataset.names[: data.manifest.train])
     rows = encode(frame, what, source)
     owners = rows.clients
     if isinstance(client, Partitioner):
@@ -147,7 +147,7 @@ def from_dataframe(
     provenance = f"{what.provenance} {note}".strip()
     scaled = standardised(what, frame.iloc[kept], source).model_copy(update={"provenance": provenance})
     data = made(scaled)
-    return ClientData(data.federation, data.test, (*data.notes, note))
+    return ClientData(data.dataset, data.test, (*data.notes, note))
 
 
 def _found(schema: Schema, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
@@ -166,7 +166,7 @@ def _sequences(
 ) -> ClientData:
     for column in (target, *([client] if isinstance(client, str) else [])):
         if column not in frame.columns:
-            raise FederationError(f"the table has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+            raise DatasetError(f"the table has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
     targets = stacked(frame[target], target) if _is_sequence(frame, target) else frame[target].to_numpy()
     owners = frame[client].to_numpy() if isinstance(client, str) else client
     return from_arrays(stacked(frame[name], name), targets, client=owners, **options)
@@ -176,7 +176,7 @@ def stacked(rows: Any, name: str) -> np.ndarray[Any, Any]:
     """Return rows of one length as an array."""
     parts = [np.asarray(row) for row in rows]
     if len(shapes := sorted({part.shape for part in parts})) > 1:
-        raise FederationError(
+        raise DatasetError(
             f"rows of {name} differ in shape, as {shapes[0]} and {shapes[-1]}; pad or cut them to one"
         )
     return np.stack(parts)

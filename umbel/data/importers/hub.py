@@ -1,4 +1,4 @@
-"""From a Hugging Face data set (the library `datasets`) to a federation."""
+"""From a Hugging Face data set (the library `datasets`) to a dataset."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from umbel.data.importers.arrays import from_arrays, numbered
 from umbel.data.importers.client_data import ClientData
 from umbel.data.importers.frames import from_dataframe, stacked
 from umbel.data.importers.partition import Partitioner
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 def from_datasets(
@@ -41,11 +41,11 @@ def from_datasets(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When the columns do not fit.
     """
     if isinstance(dataset, dict):
-        raise FederationError(
+        raise DatasetError(
             f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]"
         )
     dealt = hasattr(client, "load_partition")
@@ -55,9 +55,9 @@ def from_datasets(
     chosen = [name for name in names if name not in (column, target)] if chosen is None else list(chosen)
     asked = [*chosen, *([target] if target else []), *([column] if column else [])]
     if absent := [name for name in asked if name not in names]:
-        raise FederationError(f"the data set has no column {absent[0]!r}; it has {', '.join(names)}")
+        raise DatasetError(f"the data set has no column {absent[0]!r}; it has {', '.join(names)}")
     if not len(dataset):
-        raise FederationError("the data set has no rows")
+        raise DatasetError("the data set has no rows")
     owners: Any = client
     if dealt:
         client.dataset = dataset
@@ -83,7 +83,7 @@ def from_datasets(
     if dealt:
         frame["client of the partitioner"], column = owners, "client of the partitioner"
     if target is None:
-        raise FederationError("name the target, the column that is predicted")
+        raise DatasetError("name the target, the column that is predicted")
     who: str | Partitioner = column or client
     return from_dataframe(frame, client=who, target=target, features=chosen, **options)
 

@@ -1,4 +1,4 @@
-"""From a folder of images to a federation."""
+"""From a folder of images to a dataset."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from PIL import Image, UnidentifiedImageError
 from umbel.data.importers.arrays import from_arrays
 from umbel.data.importers.client_data import ClientData
 from umbel.data.importers.partition import Partitioner
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 
 def from_image_folder(
@@ -44,14 +44,14 @@ def from_image_folder(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When there are no images, one cannot be read, or they differ in size.
     """
     root = Path(folder).expanduser()
     levels = "CLASS/IMAGE" if client else "CLIENT/CLASS/IMAGE"
     files = sorted(file for file in root.glob("/".join("*" * (levels.count("/") + 1))) if _is_image(file))
     if not files:
-        raise FederationError(f"{root} has no images as {levels}; " + ("" if client else "or give a partitioner"))
+        raise DatasetError(f"{root} has no images as {levels}; " + ("" if client else "or give a partitioner"))
     images: list[np.ndarray[Any, Any]] = []
     for file in files:
         try:
@@ -59,10 +59,10 @@ def from_image_folder(
                 colour = image.mode not in ("1", "L", "I;16") if colour is None else colour
                 pixels = image.convert("RGB" if colour else "L")
         except (OSError, UnidentifiedImageError) as error:
-            raise FederationError(f"{file} cannot be read as an image: {error}; repair or remove it") from None
+            raise DatasetError(f"{file} cannot be read as an image: {error}; repair or remove it") from None
         pixels = pixels if size is None else pixels.resize((size[1], size[0]))
         if images and (pixels.height, pixels.width) != images[0].shape[:2]:
-            raise FederationError(
+            raise DatasetError(
                 f"{file} is of {pixels.height} x {pixels.width} pixels, {files[0]} of "
                 f"{images[0].shape[0]} x {images[0].shape[1]}; give size=(height, width)"
             )

@@ -10,7 +10,7 @@ import pandas as pd
 
 from umbel.data import Column, Schema
 from umbel.data.table import FALSE, TRUE, as_numbers, as_texts, column_in, missing_in
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 MOST_CATEGORIES = 100
 """A column of more different texts is taken for names or free text."""
@@ -41,7 +41,7 @@ def infer(
     features : sequence of str, optional
         The columns that it is predicted from; by default all others.
     columns : mapping, optional
-        Entries of `federation.Column` by column, for what is not to be guessed. ``categories`` may be
+        Entries of `dataset.Column` by column, for what is not to be guessed. ``categories`` may be
         True, for a category of those that are found.
     source : object
         What the table is called in errors.
@@ -50,20 +50,20 @@ def infer(
 
     Raises
     ------
-    FederationError
+    DatasetError
         When a column is missing, or holds neither numbers nor a few categories.
     """
     given = {name: dict(column) for name, column in (columns or {}).items()}
     if not frame.columns.is_unique:
-        raise FederationError(f"{source} has two columns called {frame.columns[frame.columns.duplicated()][0]!r}")
+        raise DatasetError(f"{source} has two columns called {frame.columns[frame.columns.duplicated()][0]!r}")
     chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
     named = [*chosen, target, *([client] if client else []), *given]
     if absent := [name for name in named if name not in frame.columns]:
-        raise FederationError(f"{source} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))}")
+        raise DatasetError(f"{source} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))}")
     if target in chosen:
-        raise FederationError(f"{target!r} is the target, and cannot be a feature as well")
+        raise DatasetError(f"{target!r} is the target, and cannot be a feature as well")
     if not chosen:
-        raise FederationError(f"{source} has no column left to predict {target!r} from; name features")
+        raise DatasetError(f"{source} has no column left to predict {target!r} from; name features")
     whole = Schema(
         client=Column(name=client, **({"type": "text"} | given.get(client, {}))) if client else None,
         target=_column(frame, target, given.get(target, {}), source),
@@ -123,7 +123,7 @@ def _guess(series: pd.Series, name: str, source: Any) -> str:
     if pd.api.types.is_bool_dtype(series):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(series):
-        raise FederationError(f"{source}: {name} holds dates; make a number of it, as days since one, or leave it out")
+        raise DatasetError(f"{source}: {name} holds dates; make a number of it, as days since one, or leave it out")
     there = series[~missing_in(series)]
     numbers = as_numbers(there)
     if set(np.unique(numbers)) == {0.0, 1.0}:
@@ -139,7 +139,7 @@ def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
     texts = as_texts(there, column.pattern)
     found: list[str] = sorted(texts.unique().tolist(), key=_natural)
     if len(found) > MOST_CATEGORIES:
-        raise FederationError(
+        raise DatasetError(
             f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories; "
             "leave the column out, list its categories, or, if it holds numbers, write them with a decimal point and "
             "no unit"

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 
 _TRIES = 100  # draws until every client has a row
 
@@ -66,7 +66,7 @@ class Dirichlet:
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise FederationError("Dirichlet deals classes: the target must be a category or a boolean; take Quantity")
+            raise DatasetError("Dirichlet deals classes: the target must be a category or a boolean; take Quantity")
         generator = np.random.default_rng(self.seed)
         own: NDArray[np.int64] = np.empty(rows, np.int64)
         for _ in range(_TRIES):
@@ -75,7 +75,7 @@ class Dirichlet:
                 own[of_class] = _by_share(_shares(generator, self.clients, self.alpha), len(of_class))
             if len(np.unique(own)) == self.clients:
                 return own
-        raise FederationError(
+        raise DatasetError(
             f"{_TRIES} draws left a client without a row; ask for fewer than {self.clients} clients, "
             f"or for an alpha above {self.alpha:g}"
         )
@@ -110,7 +110,7 @@ class Quantity:
 
 def _shares(generator: np.random.Generator, clients: int, alpha: float) -> NDArray[np.float64]:
     if not alpha > 0:
-        raise FederationError(f"alpha must be above 0, got {alpha!r}")
+        raise DatasetError(f"alpha must be above 0, got {alpha!r}")
     return generator.dirichlet(np.full(clients, alpha))
 
 
@@ -122,4 +122,4 @@ def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
 
 def _enough(clients: int, rows: int) -> None:
     if not 1 <= clients <= rows:
-        raise FederationError(f"{rows} rows make 1 to {rows} clients, not {clients}")
+        raise DatasetError(f"{rows} rows make 1 to {rows} clients, not {clients}")

@@ -144,7 +144,7 @@ class Ledger:
     path : Path
         A ledger that is there; see `create`.
     nodes : int
-        Where the federation's clients are dealt out to so many nodes, by whose own numbers an older
+        Where the dataset's clients are dealt out to so many nodes, by whose own numbers an older
         umbel charged: one charge there may be any of so many clients', and counts for each of them.
     whole : bool
         Check every charge, however many there are.
@@ -315,7 +315,7 @@ class Ledger:
         return head
 
     def _old_entries(self, connection: sqlite3.Connection, version: int) -> Iterator[_Entry]:
-        """Yield the charges of a ledger of an older version, by the federation's numbers."""
+        """Yield the charges of a ledger of an older version, by the dataset's numbers."""
         chained = version == _BEFORE_RELEASES
         number, hash = 0, _Books().hash
         own = "hash" if chained else "NULL"

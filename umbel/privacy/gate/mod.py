@@ -198,7 +198,7 @@ def _check_fit(site: Site) -> None:
     if idle:
         raise SiteError(f"{idle[0].replace('_', '-')} is heeded by umbel's own app alone, and not here; leave it out")
     if policy.role is Role.SPLIT:
-        raise SiteError("role split is for umbel's own federations; set role to train or validation")
+        raise SiteError("role split is for umbel's own datasets; set role to train or validation")
 
 
 def _sent(content: RecordDict) -> tuple[str, Arrays]:

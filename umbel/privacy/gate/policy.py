@@ -124,7 +124,7 @@ class Policy(Settings):
         "most-participations": "max-participations",
     }
 
-    data_path: Text = Field("", description="the site's data: a federation, or a table; an absolute path")
+    data_path: Text = Field("", description="the site's data: a dataset, or a table; an absolute path")
     reader: Text = Field("", description="for a table: the function that reads it, as package.module:function")
     reader_options: Text = Field("", description='the reader\'s options, as "name=value name=value"')
     role: Annotated[Role, Field(strict=False)] = Field(
@@ -132,7 +132,7 @@ class Policy(Settings):
         description="train: all clients train; validation: all report their loss; split: as the data's manifest says",
     )
     place: Text = Field(
-        "0/1", description='"i/n": the node hosts clients i, i + n, ... of a federation that other nodes host too'
+        "0/1", description='"i/n": the node hosts clients i, i + n, ... of a dataset that other nodes host too'
     )
     min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
     radius_mode: Annotated[AcceptedRadius, Field(strict=False)] = Field(

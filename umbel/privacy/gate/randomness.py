@@ -50,7 +50,7 @@ def streams(seed: int | None, purpose: str, round: int, clients: Iterable[int]) 
     round : int
         Round of training.
     clients : iterable of int
-        Clients, counted over the whole federation.
+        Clients, counted over the whole dataset.
     """
     if seed is None:
         return [np.random.Generator(np.random.PCG64()) for _ in clients]

@@ -82,9 +82,9 @@ class Site:
         What it allows.
     data_path : Path or None
         The data this node's own configuration names; None in simulation, where the node serves
-        a part of the run config's federation.
+        a part of the run config's dataset.
     first, step : int
-        The node hosts the federation's clients ``first, first + step, ...``: in simulation, and
+        The node hosts the dataset's clients ``first, first + step, ...``: in simulation, and
         where the site's own ``place`` says so.
     """
 
@@ -142,7 +142,7 @@ class Site:
             raise SiteError('min-clients is for sums over clients: set release = "site", or "any", or leave it out')
         if self.placed and policy.role is not Role.SPLIT:
             raise SiteError(
-                f"place is for role split, where clients are numbered over the whole federation; not {policy.role}"
+                f"place is for role split, where clients are numbered over the whole dataset; not {policy.role}"
             )
         _ = self.ledger_path, self.keep_model
 
@@ -205,7 +205,7 @@ class Site:
 
     @property
     def placed(self) -> bool:
-        """Whether the node hosts a part of a federation whose other clients other nodes host."""
+        """Whether the node hosts a part of a dataset whose other clients other nodes host."""
         return self.simulated or self.step > 1
 
     @property
@@ -214,11 +214,11 @@ class Site:
         return self.policy.insecure_seed and not self.simulated
 
     def client_ids(self, clients: tuple[int, ...]) -> list[int]:
-        """Return the federation-wide numbers of clients counted within the node."""
+        """Return the dataset-wide numbers of clients counted within the node."""
         return [self.first + self.step * client for client in clients]
 
     def local_ids(self, clients: Sequence[int]) -> list[int]:
-        """Return the numbers within the node of clients counted over the federation."""
+        """Return the numbers within the node of clients counted over the dataset."""
         return [(client - self.first) // self.step for client in clients]
 
     def seed(self, run: RunConfig) -> int | None:

@@ -36,7 +36,7 @@ app = typer.Typer(
 
 @app.command("all")
 def all_command(
-    federation: Annotated[str, typer.Option(help="Name or path of a federation of 28x28 images.")] = "femnist",
+    dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")] = "femnist",
     model: Annotated[str, typer.Option(help="Of all attacks but DLG.")] = "cnn",
     smooth_model: Annotated[str, typer.Option(help="Of DLG: one that is twice differentiable.")] = "lenet",
     attack: Annotated[
@@ -49,8 +49,8 @@ def all_command(
     ] = None,
 ) -> None:
     """Make every attack on images in every mode of release, behind the app's own gate, and print one table."""
-    setting = scene.Setting(federation, model, smooth_model, images, seed, tuple(attack or ()))
-    name = "-".join(["all", Path(federation).name, model, f"{images}-images", f"seed{seed}", *setting.attacks])
+    setting = scene.Setting(dataset, model, smooth_model, images, seed, tuple(attack or ()))
+    name = "-".join(["all", Path(dataset).name, model, f"{images}-images", f"seed{seed}", *setting.attacks])
     name = re.sub(r"[^\w.-]+", "-", name)
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
@@ -70,7 +70,7 @@ def all_command(
 
 @app.command()
 def reconstruct(
-    federation: Annotated[str, typer.Option(help="Name or path of a federation of 28x28 images.")],
+    dataset: Annotated[str, typer.Option(help="Name or path of a dataset of 28x28 images.")],
     model: Annotated[
         str, typer.Option(help="cnn, cnn-sigmoid, lenet, each with 10 for digits alone, or package.module:factory.")
     ],
@@ -91,12 +91,12 @@ def reconstruct(
 ) -> None:
     """Reconstruct single images from one step of training, behind the app's own gate."""
     setting = Setting(
-        federation, model, tuple(dict.fromkeys(noise_multiplier)), per_layer, images, restarts, seed, releases
+        dataset, model, tuple(dict.fromkeys(noise_multiplier)), per_layer, images, restarts, seed, releases
     )
     name = re.sub(
         r"[^\w.-]+",
         "-",
-        f"reconstruct-{Path(federation).name}-{model}"
+        f"reconstruct-{Path(dataset).name}-{model}"
         + ("" if per_layer else "-whole")
         + (f"-{releases}-releases" if releases > 1 else ""),
     )
@@ -118,12 +118,12 @@ def reconstruct(
 
 @app.command("identify")
 def identify_command(
-    federation: Annotated[str, typer.Option(help="Name or path of a federation of preferences.")] = "preferences",
+    dataset: Annotated[str, typer.Option(help="Name or path of a dataset of preferences.")] = "preferences",
     noise_multiplier: Annotated[
         list[float], typer.Option(help="nu; give it once for each.", show_default="0, 1 and 3")
     ] = list(identify.NOISE_MULTIPLIERS),  # noqa: B006
     model: Annotated[
-        str, typer.Option(help="biased-factors for the recommender with biases.", show_default="the federation's")
+        str, typer.Option(help="biased-factors for the recommender with biases.", show_default="the dataset's")
     ] = "",
     noise_per: Annotated[str, typer.Option(help="vector, or row: each item by itself.")] = "vector",
     victims: Annotated[int, typer.Option(min=1, help="Clients to attack.")] = 20,
@@ -136,12 +136,12 @@ def identify_command(
     ] = None,
 ) -> None:
     """Steal clients' local parameters from their updates, behind the app's own gate and each defence."""
-    name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(federation).name}-{model or 'factors'}-{noise_per}")
+    name = re.sub(r"[^\w.-]+", "-", f"identify-{Path(dataset).name}-{model or 'factors'}-{noise_per}")
     options = {"victims": victims, "after": after, "interactions": interactions}
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / name
         multipliers = tuple(dict.fromkeys(noise_multiplier))
-        done = identify.audit(federation, multipliers, defences, options, model=model, noise_per=noise_per, seed=seed)
+        done = identify.audit(dataset, multipliers, defences, options, model=model, noise_per=noise_per, seed=seed)
         folder.mkdir(parents=True, exist_ok=True)
         identify.write(folder, done)
     console = Console()
@@ -157,8 +157,8 @@ def identify_command(
 
 @app.command("rows")
 def rows_command(
-    federation: Annotated[
-        str, typer.Option(help="Name or path of a federation of service, place and payment, as hospital.")
+    dataset: Annotated[
+        str, typer.Option(help="Name or path of a dataset of service, place and payment, as hospital.")
     ] = "hospital",
     clients: Annotated[int, typer.Option(min=1, help="Hospitals of each kind to attack, at most.")] = (
         table_audit.CLIENTS
@@ -169,7 +169,7 @@ def rows_command(
     ] = None,
 ) -> None:
     """Reconstruct hospitals' rows from what they release, in each mode of release, behind the app's own gate."""
-    setting = table_audit.Setting(federation, clients, seed)
+    setting = table_audit.Setting(dataset, clients, seed)
     with errors_in_one_line():
         folder = out.expanduser().absolute() if out else umbel_home() / "audits" / report.file_name(setting)
         found = table_audit.audit(setting)

@@ -11,7 +11,7 @@ from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 import umbel.client.app
-from umbel.data import Federation, Manifest, offsets_of, write_federation
+from umbel.data import Dataset, Manifest, offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import Arrays
@@ -29,7 +29,7 @@ class Victims:
     Parameters
     ----------
     folder : Path
-        Their federation.
+        Their dataset.
     policy : mapping
         The site's.
     seed : int
@@ -39,7 +39,7 @@ class Victims:
     """
 
     def __init__(self, folder: Path, policy: Mapping[str, Any], seed: int, config: Mapping[str, Any] | None = None):
-        run = {"federation": str(folder), "seed": seed, "device": "cpu", "engine": "auto", **(config or {})}
+        run = {"dataset": str(folder), "seed": seed, "device": "cpu", "engine": "auto", **(config or {})}
         node = {"partition-id": 0, "num-partitions": 1, **policy}
         self._grid = InProcessGrid(umbel.client.app.app, run, node_configs=[node])
         (self._node,) = self._grid.get_node_ids()
@@ -97,17 +97,17 @@ class Victims:
         return reply.content
 
 
-def write_victims(folder: Path, federation: Federation, rows: Sequence[NDArray[np.int64]]) -> None:
-    """Write a federation of training clients that hold these rows of another's."""
+def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int64]]) -> None:
+    """Write a dataset of training clients that hold these rows of another's."""
     every = np.concatenate(rows)
     manifest = Manifest(
         name="victims",
         clients=len(rows),
         split={"train": len(rows), "validation": 0},
-        feature_scale=federation.manifest.feature_scale,
+        feature_scale=dataset.manifest.feature_scale,
     )
-    features, targets = federation.features[every], federation.targets[every]
-    write_federation(folder, manifest, features, targets, offsets_of([len(own) for own in rows]))
+    features, targets = dataset.features[every], dataset.targets[every]
+    write_dataset(folder, manifest, features, targets, offsets_of([len(own) for own in rows]))
 
 
 def _check(released: NDArray[np.bool_]) -> None:

@@ -1,6 +1,6 @@
 """The identification audit: what a malicious server learns of clients' local parameters, and at what price.
 
-It attacks the clients of a federation of preferences through the app's own ClientApp and gate
+It attacks the clients of a dataset of preferences through the app's own ClientApp and gate
 (PAC identifiability in federated personalization, Protocol 2), in three ways, as they are and behind each defence
 that a site can switch on. What counts is the direction of a client's vector. Its sign is one bit more, which
 one known preference tells; how often the attack finds it by itself stands beside.
@@ -19,9 +19,9 @@ import pandas as pd
 from rich.console import Console
 from rich.progress import track
 
-from umbel.data import Federation, find_federation, open_federation
+from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.models import BIASED_FACTORS
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.plugins import parse_options
 from umbel.research.attacks.pac_attack import AttackOptions, PacAttack, lean_of, needed, theorem_1
@@ -181,26 +181,26 @@ class Audit:
 
     Attributes
     ----------
-    federation : str
+    dataset : str
     lean : str
         Which labels its training clients have more of (`umbel.research.attacks.pac_attack.lean_of`).
     plain, defended : list of Attacked
         Without a defence, and behind each.
     """
 
-    federation: str
+    dataset: str
     lean: str
     plain: list[Attacked]
     defended: list[Attacked]
 
     def tables(self) -> list[tuple[str, list[dict[str, Any]]]]:
         """Return tables as title and rows."""
-        tables = [(f"{self.federation}: all clients", [one.row for one in self.plain])]
-        tables.append((f"{self.federation}: the strongest attack", [one.row for one in strongest(self.plain)]))
+        tables = [(f"{self.dataset}: all clients", [one.row for one in self.plain])]
+        tables.append((f"{self.dataset}: the strongest attack", [one.row for one in strongest(self.plain)]))
         if self.defended:
             papers = {one.defence: one.row["stolen"] for one in self.defended if one.attack == PAPER}
             rows = [{"defence": one.defence, **one.row, PAPER: papers[one.defence]} for one in strongest(self.defended)]
-            tables.append((f"{self.federation}: behind defences of the site, the strongest attack", rows))
+            tables.append((f"{self.dataset}: behind defences of the site, the strongest attack", rows))
         return tables
 
     def clients(self) -> list[dict[str, Any]]:
@@ -251,13 +251,13 @@ def strongest(attacked: Sequence[Attacked]) -> list[Attacked]:
 
 
 def audit(
-    federation: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
+    dataset: str, multipliers: Sequence[float], defended: bool, options: Mapping[str, Any], **changes: Any
 ) -> Audit:
-    """Attack a federation's clients as they are, and behind each defence.
+    """Attack a dataset's clients as they are, and behind each defence.
 
     Parameters
     ----------
-    federation : str
+    dataset : str
         Name or path.
     multipliers : sequence of float
         nu, one attack each.
@@ -268,7 +268,7 @@ def audit(
     **changes
         Of the run config, for all attacks (`attack`).
     """
-    data = _preferences(federation)
+    data = _preferences(dataset)
     plans = [(Defence(NO_DEFENCE), nu) for nu in multipliers]
     if defended:
         plans += [(defence, defence.noise_multiplier) for defence in defences(int(options["after"]))]
@@ -276,11 +276,11 @@ def audit(
     done = []
     for defence, nu, name in track(todo, "attacking", transient=True, disable=not Console().is_terminal):
         own = {"multipliers": f"{nu:g}", "lean": lean_of(data), **options, **ATTACKS[name]}
-        stolen = attack(federation, defence.policy, own, **{**changes, **defence.run})
+        stolen = attack(dataset, defence.policy, own, **{**changes, **defence.run})
         limit = float(own.get("error", AttackOptions.error))
         done.append(Attacked(defence.name, nu, name, stolen, limit))
     first = len(multipliers) * len(ATTACKS)
-    return Audit(Path(federation).name, lean_of(data), done[:first], done[first:])
+    return Audit(Path(dataset).name, lean_of(data), done[:first], done[first:])
 
 
 def write(folder: Path, done: Audit) -> None:
@@ -303,12 +303,12 @@ def cell(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def attack(federation: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
-    """Attack a federation's clients in this process, at one noise multiplier.
+def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
+    """Attack a dataset's clients in this process, at one noise multiplier.
 
     Parameters
     ----------
-    federation : str
+    dataset : str
         Name or path.
     policy : mapping
         Entries of the site's policy.
@@ -317,14 +317,14 @@ def attack(federation: str, policy: Mapping[str, Any], options: Mapping[str, Any
     **changes
         Of ``configs/pac-attack.toml``; of ``configs/recommender.toml`` where the model has biases.
     """
-    data = _preferences(federation)
+    data = _preferences(dataset)
     text = " ".join(f"{name}={value}" for name, value in options.items())
     own = parse_options(AttackOptions, text, "strategy-options")
     # A model with biases is to be attacked as it is to be trained.
     biased = str(changes.get("model", "")).startswith(BIASED_FACTORS)
     config = run_config(
         "recommender" if biased else "pac-attack",
-        federation=federation,
+        dataset=dataset,
         strategy=PacAttack.__module__ + ":" + PacAttack.__name__,
         validate_every=_VALIDATE_EVERY,
         strategy_options=text,
@@ -356,20 +356,20 @@ def attack(federation: str, policy: Mapping[str, Any], options: Mapping[str, Any
     ]
 
 
-def like_rate(federation: Federation, number: int) -> float:
+def like_rate(dataset: Dataset, number: int) -> float:
     """Return p_c, the share of liked items among a client's."""
-    return float(np.mean(federation.client(number)[1] > 0))
+    return float(np.mean(dataset.client(number)[1] > 0))
 
 
-def _preferences(name: str) -> Federation:
-    """Return a federation; raise where it is not one of preferences."""
-    federation = open_federation(find_federation(name))
-    if not federation.manifest.model.startswith("factors-"):
-        raise FederationError(
-            f"federation {name!r} is for model {federation.manifest.model!r}; identify attacks preferences: build some "
+def _preferences(name: str) -> Dataset:
+    """Return a dataset; raise where it is not one of preferences."""
+    dataset = open_dataset(find_dataset(name))
+    if not dataset.manifest.model.startswith("factors-"):
+        raise DatasetError(
+            f"dataset {name!r} is for model {dataset.manifest.model!r}; identify attacks preferences: build some "
             "with python datasets/preferences.py or python datasets/movielens.py"
         )
-    return federation
+    return dataset
 
 
 class _quiet:

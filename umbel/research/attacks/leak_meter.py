@@ -19,7 +19,7 @@ from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms.base import Mechanism
@@ -108,17 +108,17 @@ class LeakMeter(Observer):
 
     def begin(self, run: Run) -> None:
         """Draw the client, and read what an earlier part of the run found."""
-        federation = run.setup.open_federation()
-        if federation is None or not run.strategy.fleet.roster(run.grid).simulated:
+        dataset = run.setup.open_dataset()
+        if dataset is None or not run.strategy.fleet.roster(run.grid).simulated:
             raise ConfigError(
                 "observers: the leak meter is for simulation; leave it out where sites have data of their own"
             )
-        self._federation: Federation = federation
-        self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], federation.manifest.train, 1)[0])
+        self._dataset: Dataset = dataset
+        self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
         factors = factors_of(run.setup.model)
         biases = has_biases(run.setup.model)
         # The estimate's own sign is that of a client who dislikes most, unless biases tell it.
-        self._sign = 1.0 if biases else {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[lean_of(federation)]
+        self._sign = 1.0 if biases else {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[lean_of(dataset)]
         attacked = factors and run.strategy.hypotheses == 1
         self._estimate = Estimate(factors, spectral=True, biases=biases) if attacked else None
         self._run = run
@@ -187,7 +187,7 @@ class LeakMeter(Observer):
         truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**demand, **honest})
         if truth is None:
             return None
-        features, labels = self._federation.client(self.client)
+        features, labels = self._dataset.client(self.client)
         moved = truth.vectors[0].reshape(items.shape)[np.asarray(features)[:, 0].astype(np.int64)]
         vector = self._estimate.vector
         own, vectors = (labels @ moved)[: len(vector)], items[:, : len(vector)].astype(np.float64)
@@ -215,7 +215,7 @@ class LeakMeter(Observer):
         if model.metric.name != "accuracy" or last.ndim != 2:
             return None
         classes = last.shape[1]
-        counts = np.bincount(self._federation.client(self.client)[1], minlength=classes)
+        counts = np.bincount(self._dataset.client(self.client)[1], minlength=classes)
         bias = change[-classes:]
         return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
 

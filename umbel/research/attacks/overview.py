@@ -1,6 +1,6 @@
 """All attacks on images in all modes of release, each beside what guessing finds: one table.
 
-Victims are clients of the real app behind its own gate, in sites of ten whose rows are drawn from a federation's
+Victims are clients of the real app behind its own gate, in sites of ten whose rows are drawn from a dataset's
 training clients; the attacker knows rows of the others. Each attack is made as strong as it is elsewhere in this
 package, by a server that may ask nothing else of these clients.
 """
@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.progress import track
 
 from umbel import models
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.protocol.errors import ConfigError, NotApplicableError
 from umbel.protocol.home import write_atomically
@@ -42,18 +42,18 @@ def overview(setting: Setting) -> list[Finding]:
         Before any work, when something about the setting cannot be; `FleetError` when the gate refuses what it should
         allow, as it does where the environment holds a stricter policy.
     """
-    path = Path(setting.federation)
-    path = find_federation(str(path.absolute()) if path.exists() else setting.federation)
-    federation = open_federation(path)
+    path = Path(setting.dataset)
+    path = find_dataset(str(path.absolute()) if path.exists() else setting.dataset)
+    dataset = open_dataset(path)
     for name in (setting.model, setting.smooth_model):
-        check_images(path, federation, models.load(name, LOSS))
+        check_images(path, dataset, models.load(name, LOSS))
     torch.set_num_threads(1)
     if unknown := set(setting.attacks) - ATTACKS.keys():
         raise ConfigError(f"unknown attack {min(unknown)!r}; choose from {', '.join(ATTACKS)}")
     steps = {name: step for name, step in ATTACKS.items() if name in (setting.attacks or ATTACKS)}
     found: list[Finding] = []
     with tempfile.TemporaryDirectory(prefix="umbel-attacks-") as scratch:
-        scene = Scene(setting, federation, Path(scratch))
+        scene = Scene(setting, dataset, Path(scratch))
         for name in track(steps, "attacks", console=Console(stderr=True), transient=True):
             try:
                 found += steps[name](scene)
@@ -90,7 +90,7 @@ def write(folder: Path, setting: Setting, findings: Sequence[Finding]) -> None:
     head, *rows = table(findings)
     lines = [head, ["---"] * len(head), *rows]
     page = [
-        f"# Attacks by mode of release ({Path(setting.federation).name}, {setting.images} images, "
+        f"# Attacks by mode of release ({Path(setting.dataset).name}, {setting.images} images, "
         f"seed {setting.seed})\n",
         "".join(f"| {' | '.join(line)} |\n" for line in lines),
         *(f"{note}\n" for note in notes(setting)),

@@ -20,7 +20,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from pydantic import Field, PlainValidator
 
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays, flatten
@@ -130,9 +130,9 @@ def has_biases(model: Model) -> bool:
     return isinstance(model.module, BiasedFactors)
 
 
-def lean_of(federation: Federation) -> Lean:
-    """Return which labels the training clients of a federation have more of."""
-    labels = np.asarray(federation.targets)[: federation.offsets[federation.manifest.train]]
+def lean_of(dataset: Dataset) -> Lean:
+    """Return which labels the training clients of a dataset have more of."""
+    labels = np.asarray(dataset.targets)[: dataset.offsets[dataset.manifest.train]]
     balance = int((labels > 0).sum()) - int((labels < 0).sum())
     return "likes" if balance > 0 else "dislikes" if balance < 0 else "unknown"
 

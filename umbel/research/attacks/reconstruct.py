@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 
 from umbel import models
-from umbel.data import Federation, find_federation, open_federation
+from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.demands import Training
-from umbel.protocol.errors import ConfigError, FederationError, ModelError, NotApplicableError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError, NotApplicableError
 from umbel.protocol.release import NoisePer
 from umbel.research.attacks.averaging import averaged
 from umbel.research.attacks.behind_the_gate import Victims, write_victims
@@ -52,7 +52,7 @@ class Setting:
 
     Attributes
     ----------
-    federation : str
+    dataset : str
         Name or path.
     model : str
         A key of `models.MODELS` or ``package.module:factory``; trained under cross entropy.
@@ -70,7 +70,7 @@ class Setting:
         How often each client is asked at each noise multiplier; the mean of what it releases is attacked.
     """
 
-    federation: str
+    dataset: str
     model: str
     noise_multipliers: tuple[float, ...] = NOISE_MULTIPLIERS
     per_layer: bool = True
@@ -145,23 +145,23 @@ def audit(setting: Setting) -> Audit:
         refuses, as it does where the environment holds a stricter policy.
     """
     _check_numbers(setting)
-    path = Path(setting.federation)
-    path = find_federation(str(path.absolute()) if path.exists() else setting.federation)
-    federation = open_federation(path)
+    path = Path(setting.dataset)
+    path = find_dataset(str(path.absolute()) if path.exists() else setting.dataset)
+    dataset = open_dataset(path)
     model = models.load(setting.model, LOSS)
-    check_images(path, federation, model)
-    if setting.images > federation.manifest.train:
-        raise FederationError(
-            f"{path}: {setting.images} images asked for, one a client, but there are {federation.manifest.train} "
+    check_images(path, dataset, model)
+    if setting.images > dataset.manifest.train:
+        raise DatasetError(
+            f"{path}: {setting.images} images asked for, one a client, but there are {dataset.manifest.train} "
             "training clients; ask for fewer"
         )
     torch.set_num_threads(1)
-    rows, secret = _choose(setting, federation)
+    rows, secret = _choose(setting, dataset)
     hypothesis = model.initial(setting.seed)
     attempts: list[Attempt] = []
     with tempfile.TemporaryDirectory(prefix="umbel-audit-") as scratch:
         derived = Path(scratch) / "one-image-each"
-        write_victims(derived, federation, list(rows[:, None]))
+        write_victims(derived, dataset, list(rows[:, None]))
         noise_per = NoisePer.LAYER if setting.per_layer else NoisePer.VECTOR
         for nu in track(setting.noise_multipliers, "noise multipliers", console=Console(stderr=True), transient=True):
             # The noise of a client has the same direction at all noise multipliers.
@@ -186,15 +186,15 @@ def _probe(victims: Victims, mode: Mode, hypothesis: Arrays, images: int) -> lis
     return gradients(victims, mode, hypothesis, [[client] for client in range(images)])
 
 
-def check_images(path: Path, federation: Federation, model: Model) -> None:
+def check_images(path: Path, dataset: Dataset, model: Model) -> None:
     """Raise before any work where images, classes and model do not fit together."""
-    features, targets = federation.features, federation.targets
+    features, targets = dataset.features, dataset.targets
     if features.shape[1:] != SHAPE:
-        raise FederationError(f"{path}: its features are of shape {features.shape[1:]}; give one of {SHAPE} images")
+        raise DatasetError(f"{path}: its features are of shape {features.shape[1:]}; give one of {SHAPE} images")
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
-        raise FederationError(
+        raise DatasetError(
             f"{path}: its targets are {targets.dtype} of shape {targets.shape[1:]}, no classes; "
-            "give a federation for classification"
+            "give a dataset for classification"
         )
     try:
         with torch.inference_mode():
@@ -208,24 +208,24 @@ def check_images(path: Path, federation: Federation, model: Model) -> None:
         )
 
 
-def _choose(setting: Setting, federation: Federation) -> tuple[NDArray[np.int64], Secret]:
+def _choose(setting: Setting, dataset: Dataset) -> tuple[NDArray[np.int64], Secret]:
     """Draw clients and one row of each."""
     generator = np.random.default_rng(setting.seed)
-    chosen = generator.permutation(federation.manifest.train)[: setting.images]
-    first = federation.offsets[chosen]
-    rows: NDArray[np.int64] = generator.integers(first, federation.offsets[chosen + 1])
-    scale = federation.manifest.feature_scale
-    images = np.asarray(federation.features[rows], np.float64) * scale
+    chosen = generator.permutation(dataset.manifest.train)[: setting.images]
+    first = dataset.offsets[chosen]
+    rows: NDArray[np.int64] = generator.integers(first, dataset.offsets[chosen + 1])
+    scale = dataset.manifest.feature_scale
+    images = np.asarray(dataset.features[rows], np.float64) * scale
     if images.min() < 0 or images.max() > 1:
-        raise FederationError(
-            f"{federation.manifest.name}: pixels lie between {images.min():.4g} and {images.max():.4g}; "
+        raise DatasetError(
+            f"{dataset.manifest.name}: pixels lie between {images.min():.4g} and {images.max():.4g}; "
             "set feature_scale in its manifest so that they lie in [0, 1]"
         )
-    others = np.ones(len(federation.features), bool)
+    others = np.ones(len(dataset.features), bool)
     for client_ in chosen:
-        others[federation.offsets[client_] : federation.offsets[client_ + 1]] = False
-    average = federation.features[others].mean(0, dtype=np.float64) * scale if others.any() else np.zeros(SHAPE)
-    return rows, Secret(images, np.asarray(federation.targets[rows], np.int64), average)
+        others[dataset.offsets[client_] : dataset.offsets[client_ + 1]] = False
+    average = dataset.features[others].mean(0, dtype=np.float64) * scale if others.any() else np.zeros(SHAPE)
+    return rows, Secret(images, np.asarray(dataset.targets[rows], np.int64), average)
 
 
 def _attack(

@@ -197,7 +197,7 @@ def title(audit: Audit) -> str:
     setting = audit.setting
     noise = "each layer by itself" if setting.per_layer else "the whole vector"
     return (
-        f"Reconstruction from one step on one image: {setting.federation}, {setting.model}, {setting.images} images, "
+        f"Reconstruction from one step on one image: {setting.dataset}, {setting.model}, {setting.images} images, "
         f"noise on {noise}, seed {setting.seed}"
         + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
     )

@@ -12,10 +12,10 @@ import torch
 from numpy.typing import NDArray
 
 from umbel import models
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.research.attacks.behind_the_gate import Victims, write_victims
 from umbel.research.attacks.modes import SITE, Mode
 from umbel.research.attacks.reconstruct import LOSS, Images
@@ -29,7 +29,7 @@ class Setting:
 
     Attributes
     ----------
-    federation : str
+    dataset : str
         Name or path of one of 28x28 images.
     model, smooth_model : str
         Of all attacks, and of DLG, for which it should be twice differentiable.
@@ -41,7 +41,7 @@ class Setting:
         Keys of `ATTACKS`. Each finds the same whatever the others are.
     """
 
-    federation: str
+    dataset: str
     model: str = "cnn"
     smooth_model: str = "lenet"
     images: int = 8
@@ -52,13 +52,13 @@ class Setting:
 class Scene:
     """Victims in sites of ten, and what the attacker has besides."""
 
-    def __init__(self, setting: Setting, federation: Federation, scratch: Path) -> None:
-        self.setting, self.federation, self._scratch = setting, federation, scratch
+    def __init__(self, setting: Setting, dataset: Dataset, scratch: Path) -> None:
+        self.setting, self.dataset, self._scratch = setting, dataset, scratch
         # Rows of victims are drawn from one half of the training clients, those of the attacker from the others.
-        train = federation.manifest.train
-        self._half, end = int(federation.offsets[train // 2]), int(federation.offsets[train])
+        train = dataset.manifest.train
+        self._half, end = int(dataset.offsets[train // 2]), int(dataset.offsets[train])
         if min(self._half, end - self._half) < _KNOWN:
-            raise FederationError(f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half")
+            raise DatasetError(f"the attacks take {2 * _KNOWN} training rows at least, {_KNOWN} in each half")
         own = self.generator("known").permutation(np.arange(self._half, end))[:_KNOWN]
         self.known, self.known_labels = self.images(own), self.labels(own)
         self._written: dict[int, tuple[Path, NDArray[np.int64]]] = {}
@@ -69,11 +69,11 @@ class Scene:
         return np.random.default_rng([self.setting.seed, *purpose.encode()])
 
     def images(self, rows: NDArray[np.int64]) -> torch.Tensor:
-        scale = self.federation.manifest.feature_scale
-        return torch.from_numpy(np.asarray(self.federation.features[rows], np.float32) * np.float32(scale))
+        scale = self.dataset.manifest.feature_scale
+        return torch.from_numpy(np.asarray(self.dataset.features[rows], np.float32) * np.float32(scale))
 
     def labels(self, rows: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(self.federation.targets[rows], np.int64))
+        return torch.from_numpy(np.asarray(self.dataset.targets[rows], np.int64))
 
     def draw(self, purpose: str, clients: int, rows: int) -> NDArray[np.int64]:
         """Return rows (clients, rows), different ones as long as there are some."""
@@ -83,7 +83,7 @@ class Scene:
     def folder(self, name: str, rows: Sequence[NDArray[np.int64]]) -> Path:
         """Write clients with these rows."""
         folder = self._scratch / name
-        write_victims(folder, self.federation, rows)
+        write_victims(folder, self.dataset, rows)
         return folder
 
     def victims(self, folder: Path, mode: Mode, model: Model) -> Victims:

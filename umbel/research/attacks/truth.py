@@ -27,7 +27,7 @@ def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run
     roster : Roster
         Which node hosts whom.
     clients : ndarray of int
-        Counted over the federation.
+        Counted over the dataset.
     run : str
         Name of the run.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import click
 import typer
 
-from umbel.data import find_federation
+from umbel.data import find_dataset
 from umbel.protocol.cli import errors_in_one_line, fail
 from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
@@ -119,7 +119,7 @@ def run_drift(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = Fal
 
 @app.command("recommender")
 def run_recommender(
-    federation: Annotated[str, typer.Argument(help="Name or path of a federation of preferences.")] = "movielens",
+    dataset: Annotated[str, typer.Argument(help="Name or path of a dataset of preferences.")] = "movielens",
     seeds: Seeds = None,
     first: First = FIRST_SEED,
     quick: Quick = False,
@@ -130,7 +130,7 @@ def run_recommender(
     _run(
         "recommender",
         folder,
-        lambda: recommender.specs(federation, folder, first=first, **_size(seeds, quick, 2)),
+        lambda: recommender.specs(dataset, folder, first=first, **_size(seeds, quick, 2)),
         recommender.tables,
     )
 
@@ -213,9 +213,9 @@ def _run(name: str, folder: Path, specs: Any, tables: Any, task: Task = finish) 
 
 
 def _checked(specs: list[Spec]) -> list[Spec]:
-    """Raise before any work where a federation is missing."""
-    for name in {spec.config["federation"] for spec in specs}:
-        find_federation(name)
+    """Raise before any work where a dataset is missing."""
+    for name in {spec.config["dataset"] for spec in specs}:
+        find_dataset(name)
     return specs
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from umbel.data import find_federation
+from umbel.data import find_dataset
 from umbel.research.attacks import identify, on_images, overview, reconstruct, scene
 from umbel.research.attacks.quality import FULL_PSNR, VERDICTS
 from umbel.research.attacks.reconstruction_report import COLUMNS, rows_of
@@ -33,14 +33,14 @@ _FEW = 2
 
 
 def specs(seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
-    """Return one part for each attack and seed: images by federation ``femnist``, local vectors by ``movielens``."""
+    """Return one part for each attack and seed: images by dataset ``femnist``, local vectors by ``movielens``."""
     runs = []
     networks = {"lenet": ((0.0,), 1)} if quick else _NETWORKS
     for seed in range(first, first + seeds):
 
-        def add(name: str, what: str, federation: str, seed: int = seed, model: str = "", **more: Any) -> None:
+        def add(name: str, what: str, dataset: str, seed: int = seed, model: str = "", **more: Any) -> None:
             # A strategy and observers there are none; what a result depends on is read off these keys.
-            config = {"federation": federation, "strategy": what, "model": model, "observers": "", "seed": seed}
+            config = {"dataset": dataset, "strategy": what, "model": model, "observers": "", "seed": seed}
             runs.append(Spec(f"{name.replace(' ', '-')}-seed{seed}", config | more))
 
         for attack in ("single",) if quick else on_images.ATTACKS:
@@ -58,22 +58,22 @@ def specs(seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> l
 
 def play(config: Mapping[str, Any]) -> Finished:
     """Make one of the attacks of `specs`."""
-    federation = str(find_federation(config["federation"]))
+    dataset = str(find_dataset(config["dataset"]))
     found: list[dict[str, Any]] | list[list[str]]
     if config["strategy"] == _ON_IMAGES:
         setting = scene.Setting(
-            federation, config["model"], images=config["images"], seed=config["seed"], attacks=(config["attack"],)
+            dataset, config["model"], images=config["images"], seed=config["seed"], attacks=(config["attack"],)
         )
         found = [asdict(one) for one in overview.overview(setting)]
     elif config["strategy"] == _RECONSTRUCT:
         given = reconstruct.Setting(
-            federation, config["model"], tuple(config["noise_multipliers"]), True, config["images"],
+            dataset, config["model"], tuple(config["noise_multipliers"]), True, config["images"],
             config["restarts"], config["seed"],
         )  # fmt: skip
         found = [row.cells() for row in rows_of(reconstruct.audit(given))]
     else:
         options = {name: config[name] for name in ("victims", "interactions")} | {"after": 30}
-        done = identify.audit(federation, [config["nu"]], False, options, seed=config["seed"])
+        done = identify.audit(dataset, [config["nu"]], False, options, seed=config["seed"])
         against = sum(one.likes >= 0.5 for one in done.plain[0].stolen)
         found = [one.row | {"against": against} for one in done.plain]
     return Finished({"found": found})
@@ -105,7 +105,7 @@ def _on_images(results: Sequence[Result]) -> Section:
             together.setdefault((finding.attack, finding.mode), []).append(finding)
     head, *rows = overview.table([on_images.Finding.sum(parts) for parts in together.values()])
     config = results[0].spec.config
-    setting = scene.Setting(config["federation"], config["model"], images=config["images"])
+    setting = scene.Setting(config["dataset"], config["model"], images=config["images"])
     text = " ".join([*overview.notes(setting), "Where seeds have different notes, a semicolon is between them."])
     return Section("All attacks on images", text, head, rows)
 

@@ -20,7 +20,7 @@ from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import personal
 from umbel.client.trial import try_out
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.models.descent import Descent
 from umbel.models.model import Model
 from umbel.privacy.gate.policy import Personal
@@ -44,8 +44,8 @@ def serve(
     return _pick(losses, metrics)
 
 
-def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size: float) -> dict[str, Any]:
-    """Measure hypotheses on all validation clients of a federation.
+def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float) -> dict[str, Any]:
+    """Measure hypotheses on all validation clients of a dataset.
 
     Of a model with local parameters each client fits its own first, with steps of `step_size`, and is
     measured on rows that it did not fit; ``held_out`` then counts nobody.
@@ -59,8 +59,8 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size:
         ``to_truth``, the distance from each true parameter vector to the nearest hypothesis,
         empty where it is unknown.
     """
-    manifest, learner = federation.manifest, try_out(model, federation)
-    cohort, held_out = validation_cohort(federation, learner), np.zeros(0)
+    manifest, learner = dataset.manifest, try_out(model, dataset)
+    cohort, held_out = validation_cohort(dataset, learner), np.zeros(0)
     if model.local_shapes:
         fresh = model.initial_local(streams(_FRESH_SEED, "local", 0, range(len(cohort))))
         chosen, metrics = _pick(*learner.score_newcomers(hypotheses, cohort, fresh, step_size))
@@ -81,10 +81,10 @@ def measure(model: Model, federation: Federation, hypotheses: Arrays, step_size:
     }
 
 
-def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str, float]:
+def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, float]:
     """Return the held-out metric of validation clients that train by themselves, from a run's first hypothesis."""
-    learner = try_out(model, federation)
-    support, query = halves(validation_cohort(federation, learner))
+    learner = try_out(model, dataset)
+    support, query = halves(validation_cohort(dataset, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
     start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
@@ -97,14 +97,14 @@ def local_only(model: Model, federation: Federation, run: RunConfig) -> dict[str
 
 
 def personalised(
-    model: Model, federation: Federation, hypotheses: Arrays, run: RunConfig, how: Personal, epochs: int = LOCAL_EPOCHS
+    model: Model, dataset: Dataset, hypotheses: Arrays, run: RunConfig, how: Personal, epochs: int = LOCAL_EPOCHS
 ) -> dict[str, float]:
     """Return the held-out metric of validation clients that make the hypothesis which fits them best their own.
 
     As a site does with what it keeps (`umbel.client.personal`), here on every other row.
     """
-    learner = try_out(model, federation)
-    support, query = halves(validation_cohort(federation, learner))
+    learner = try_out(model, dataset)
+    support, query = halves(validation_cohort(dataset, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
     update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=Descent.of(run))
@@ -141,10 +141,10 @@ def worst_decile(values: NDArray[np.float64], higher_is_better: bool) -> float:
     return float(ordered[: math.ceil(len(values) / 10)].mean())
 
 
-def validation_cohort(federation: Federation, learner: Learner) -> Cohort:
-    """Return the validation clients of a federation, where a learner computes."""
-    manifest = federation.manifest
-    return Cohort.gather(federation, range(manifest.train, manifest.clients), learner.device)
+def validation_cohort(dataset: Dataset, learner: Learner) -> Cohort:
+    """Return the validation clients of a dataset, where a learner computes."""
+    manifest = dataset.manifest
+    return Cohort.gather(dataset, range(manifest.train, manifest.clients), learner.device)
 
 
 def _pick(losses: NDArray[np.float64], metrics: NDArray[np.float64]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umbel.data import Manifest, open_federation, write_leaf
+from umbel.data import Manifest, open_dataset, write_leaf
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.research.experiments.figures import COLOURS, figure
@@ -100,7 +100,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
             write_leaf(data / file, manifest, clients)
         common = in_process.run_config(
             "synthetic",
-            federation=str(data),
+            dataset=str(data),
             model="linear",
             seed=seed,
             clients_per_round=30,
@@ -180,7 +180,7 @@ def play(config: Mapping[str, Any]) -> Finished:
     Parameters
     ----------
     config : mapping
-        A run config and `SPARE`. Its federation is a folder with the data of each step, and it starts from `FRESH` or
+        A run config and `SPARE`. Its dataset is a folder with the data of each step, and it starts from `FRESH` or
         `BEFORE`. Each step has a seed of its own, made of the config's: the same would draw the same noise again.
 
     Returns
@@ -204,9 +204,9 @@ def play(config: Mapping[str, Any]) -> Finished:
             k = config["hypotheses"] + int(0 < spare <= number)
             found = found if config["start-from"] == BEFORE else FRESH
             for step, rounds in enumerate(phase.steps):
-                data = Path(config["federation"]) / next(files)
+                data = Path(config["dataset"]) / next(files)
                 seed = int(np.random.SeedSequence([config["seed"], number, step]).generate_state(1)[0])
-                own = {"federation": str(data), "rounds": rounds, "seed": seed, "start-from": found, "hypotheses": k}
+                own = {"dataset": str(data), "rounds": rounds, "seed": seed, "start-from": found, "hypotheses": k}
                 trace, least = Trace(), _least(data)
                 before = in_process.play(config | own, observers=[trace], before=before)
                 found = _kept(before, config | own, Path(scratch) / data.stem)
@@ -245,12 +245,12 @@ def _kept(run: Run, config: Mapping[str, Any], folder: Path) -> str:
 
 
 def _least(path: Path) -> float:
-    """Return the mean RMSE of a federation's validation clients under the true parameters of their groups."""
-    federation = open_federation(path)
-    manifest = federation.manifest
+    """Return the mean RMSE of a dataset's validation clients under the true parameters of their groups."""
+    dataset = open_dataset(path)
+    manifest = dataset.manifest
     losses = []
     for client in range(manifest.train, manifest.clients):
-        x, y = federation.client(client)
+        x, y = dataset.client(client)
         losses.append(math.sqrt(np.square(x @ np.array(manifest.truth[manifest.groups[client]]) - y).mean()))
     return float(np.mean(losses))
 

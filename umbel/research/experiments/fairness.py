@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from umbel import models
 from umbel.client.trial import try_out
-from umbel.data import Federation, find_federation, open_federation
+from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.baselines import halves, serve, validation_cohort
 from umbel.research.experiments.sweep import Result
@@ -65,13 +65,13 @@ class Grouping:
     names : sequence of str
         Of the groups.
     of : callable
-        Returns the group of each client of a federation, shape (clients,).
+        Returns the group of each client of a dataset, shape (clients,).
     threshold : float
         It is decided of each row whether its target, as it is stored, is above this.
     """
 
     names: Sequence[str]
-    of: Callable[[Federation], NDArray[np.int64]]
+    of: Callable[[Dataset], NDArray[np.int64]]
     threshold: float
 
 
@@ -113,13 +113,13 @@ def of_run(result: Result, grouping: Grouping) -> tuple[Losses, Decisions]:
     Held out: a client picks its hypothesis on every other row, and is measured on the rest.
     """
     config = RunConfig.parse(result.spec.config)
-    federation = open_federation(find_federation(config.federation))
-    model = models.load_for(config, federation.manifest)
-    learner = try_out(model, federation)
+    dataset = open_dataset(find_dataset(config.dataset))
+    model = models.load_for(config, dataset.manifest)
+    learner = try_out(model, dataset)
     hypotheses = {name: result.hypotheses[name] for name in model.shapes}
-    cohort = validation_cohort(federation, learner)
+    cohort = validation_cohort(dataset, learner)
     support, query = halves(cohort)
-    groups = grouping.of(federation)[federation.manifest.train :][cohort.lengths > 1]
+    groups = grouping.of(dataset)[dataset.manifest.train :][cohort.lengths > 1]
     chosen, losses = serve(learner, hypotheses, support, query)
     k = len(next(iter(hypotheses.values())))
     each = [{name: value[j] for name, value in hypotheses.items()} for j in range(k)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.research.experiments.figures import COLOURS, MARKERS, figure
 from umbel.research.experiments.runs import Finished, Spec, finish
@@ -86,11 +86,11 @@ def specs(name: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, 
     task = TASKS[name]
     epsilons = task.epsilons[-1:] if quick else task.epsilons
     points = _points(task, epsilons)
-    data, own = points[0][-1]["federation"], range(first, first + seeds)
+    data, own = points[0][-1]["dataset"], range(first, first + seeds)
     return [
         Spec(
             f"{arm}-{epsilon}-seed{seed}".replace(" ", "-").replace(",", ""),
-            config | {"federation": path, "seed": seed},
+            config | {"dataset": path, "seed": seed},
         )
         for seed, path in (split_by_seed(data, folder, own) if task.shuffled else ((one, data) for one in own))
         for arm, epsilon, config in points
@@ -105,7 +105,7 @@ def play(config: Mapping[str, Any]) -> Finished:
 def tables(name: str, results: Sequence[Result], folder: Path) -> None:
     """Write the table and the picture of the runs of `specs`."""
     task = TASKS[name]
-    manifest = open_federation(find_federation(results[0].spec.config["federation"])).manifest
+    manifest = open_dataset(find_dataset(results[0].spec.config["dataset"])).manifest
     scale = float(manifest.units.get("target", {}).get("scale", 1.0))
     by_arm: dict[tuple[str, str], list[Result]] = {}
     for result in good(results):
@@ -166,7 +166,7 @@ def _arm(result: Result) -> tuple[str, str]:
     config = result.spec.config
     for task in TASKS.values():
         for arm, label, other in _points(task, task.epsilons):
-            if other | {key: config[key] for key in ("federation", "seed")} == config:
+            if other | {key: config[key] for key in ("dataset", "seed")} == config:
                 return arm, label
     raise KeyError(result.spec.name)
 

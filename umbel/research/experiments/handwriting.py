@@ -46,7 +46,7 @@ PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, 
 def specs(
     name: str, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, rounds: int | None = None
 ) -> list[Spec]:
-    """Return the runs on a federation of handwriting, ``femnist`` or ``qmnist``.
+    """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``.
 
     Table 2's grid with two hypotheses; one hypothesis without noise and with nu = 3, IFCA, and
     writers that train by themselves, for comparison. Where hypotheses are reborn, there are eight seeds of nu = 3,
@@ -94,7 +94,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and the figure of the runs of `specs`."""
     fine = good(results)
     grid = _grid(fine)
-    name = results[0].spec.config["federation"]
+    name = results[0].spec.config["dataset"]
     gets = what_a_client_gets("Accuracy, cross entropy,", _arms(fine, grid), alone(fine), 3)
     sections = [_accuracy(grid, name), *_collapse(fine), gets]
     write(folder, f"Handwriting: {name}", sections, _rows(grid), results)

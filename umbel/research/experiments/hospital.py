@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from umbel.data import Federation, find_federation, open_federation
+from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.research.experiments.fairness import Grouping, group_fairness
 from umbel.research.experiments.figures import COLOURS, MARKERS, figure
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec
@@ -61,9 +61,9 @@ CLOSE = 0.25
 """A budget this near to the printed one, as a share of it, counts as reproduced."""
 
 
-def _region(federation: Federation) -> NDArray[np.int64]:
+def _region(dataset: Dataset) -> NDArray[np.int64]:
     """Return for each client on which side of the middle of the country, where the scaled place is 0, it lies."""
-    longitude, latitude = federation.features[federation.offsets[:-1], 1:].T
+    longitude, latitude = dataset.features[dataset.offsets[:-1], 1:].T
     return np.asarray(2 * (longitude > 0) + (latitude > 0), np.int64)
 
 
@@ -87,8 +87,8 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     kinds |= {f"ifca-k{k}": ifca | {"hypotheses": k} for k in ks if k > 1}
     kinds |= {_plain(name): changes for name, changes in OTHERS.items()}
     return [
-        Spec(f"{loss}-{kind}-seed{seed}", base | how | changes | {"federation": path, "seed": seed})
-        for seed, path in split_by_seed(base["federation"], folder, range(first, first + seeds))
+        Spec(f"{loss}-{kind}-seed{seed}", base | how | changes | {"dataset": path, "seed": seed})
+        for seed, path in split_by_seed(base["dataset"], folder, range(first, first + seeds))
         for loss, how in LOSSES.items()
         for kind, changes in kinds.items()
     ]
@@ -97,7 +97,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and figures of the runs of `specs`."""
     config = results[0].spec.config
-    manifest = open_federation(find_federation(config["federation"])).manifest
+    manifest = open_dataset(find_dataset(config["dataset"])).manifest
     dollars = float(manifest.units["target"]["scale"])
     by_loss = {loss: [r for r in good(results) if (r.spec.config["loss"] or "rmse") == loss] for loss in LOSSES}
     grids = {loss: _grid(fine) for loss, fine in by_loss.items()}

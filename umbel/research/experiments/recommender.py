@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.models import BIASED_FACTORS
 from umbel.models.rules_of_thumb import rules_of_thumb
-from umbel.protocol.errors import FederationError
+from umbel.protocol.errors import DatasetError
 from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.splits import split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
@@ -17,20 +17,20 @@ from umbel.simulation.in_process import run_config
 
 SEEDS = 8
 ARMS = {"factors": "", "factors and biases": BIASED_FACTORS}
-"""Models, under one configuration: the PAC paper's, which the federation names, and the one with biases."""
+"""Models, under one configuration: the PAC paper's, which the dataset names, and the one with biases."""
 
 _STRONGEST = "item and user bias"
 _QUICK_ROUNDS = 60
 
 
 def specs(
-    federation: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False
+    dataset: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False
 ) -> list[Spec]:
-    """Return the runs, and write the federation that each seed makes of the users.
+    """Return the runs, and write the dataset that each seed makes of the users.
 
     Parameters
     ----------
-    federation : str
+    dataset : str
         Name or path, of preferences.
     folder : Path
         Of the experiment (`umbel.research.experiments.splits.split_by_seed`).
@@ -39,16 +39,16 @@ def specs(
     quick : bool
         Fewer rounds.
     """
-    data = open_federation(find_federation(federation))
+    data = open_dataset(find_dataset(dataset))
     if not data.manifest.model.startswith("factors-") or not data.manifest.split["validation"]:
-        raise FederationError(
-            f"federation {federation!r} holds no preferences of users that validate; build one with "
+        raise DatasetError(
+            f"dataset {dataset!r} holds no preferences of users that validate; build one with "
             "python datasets/movielens.py or python datasets/preferences.py"
         )
     runs = []
-    for seed, path in split_by_seed(federation, folder, range(first, first + seeds)):
+    for seed, path in split_by_seed(dataset, folder, range(first, first + seeds)):
         for name, model in ARMS.items():
-            config = run_config("recommender", federation=path, model=model, seed=seed)
+            config = run_config("recommender", dataset=path, model=model, seed=seed)
             if quick:
                 config["rounds"] = _QUICK_ROUNDS
             runs.append(Spec(f"{name.replace(' ', '-')}-{seed}", config))
@@ -58,7 +58,7 @@ def specs(
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write how often each is right, over the splits."""
     done = good(results)
-    rules = {path: rules_of_thumb(open_federation(Path(path))) for path in {_data(one) for one in done}}
+    rules = {path: rules_of_thumb(open_dataset(Path(path))) for path in {_data(one) for one in done}}
     rows: list[dict[str, Value]] = [
         {"split": Path(path).name, "who": name, "right": value}
         for path, found in sorted(rules.items())
@@ -93,4 +93,4 @@ def tables(results: Sequence[Result], folder: Path) -> None:
 
 
 def _data(result: Result) -> str:
-    return str(result.spec.config["federation"])
+    return str(result.spec.config["dataset"])

@@ -27,7 +27,7 @@ LOCAL_ONLY, FEDAVG = "local-only", "fedavg"
 def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     """Write the report of a run from what it left behind, and return its path.
 
-    Of a simulation whose federation is on this machine, the report also says which hypotheses fit the
+    Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the
     validation clients, and how the run serves them on rows held out; of sites' own data nobody can tell.
 
     Parameters
@@ -37,7 +37,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     against : sequence of str or Path
         Runs to compare it with; such that differ in the seed alone are told together. ``"fedavg"`` and
         ``"local-only"`` stand for these baselines, made here from the run's own config, where its
-        federation is on this machine: FedAvg takes about as long as the run did.
+        dataset is on this machine: FedAvg takes about as long as the run did.
 
     Raises
     ------
@@ -53,10 +53,10 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     alone = None
     if LOCAL_ONLY in against:
         _needs_data(setup, LOCAL_ONLY)
-        federation = setup.open_federation()
-        assert federation is not None
+        dataset = setup.open_dataset()
+        assert dataset is not None
         try:
-            alone = _held_out(local_only(setup.model, federation, setup.config))
+            alone = _held_out(local_only(setup.model, dataset, setup.config))
         except ValueError as error:
             raise ConfigError(f"{LOCAL_ONLY}: {error}; leave it out") from error
     page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
@@ -83,7 +83,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
     snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
     summary = Summary(setup.model, setup.manifest, setup.release)
     view = View(path.name, summary, state, participations, snapshots, config)
-    # A federation of the same name may lie here without being what sites trained on.
+    # A dataset of the same name may lie here without being what sites trained on.
     nodes = folder.read_nodes() if (path / "nodes.json").exists() else []
     if all(hosting.simulated for _, hosting in nodes):
         view.measured = _measured(setup, view)
@@ -109,15 +109,15 @@ def _needs_data(setup: Setup, what: str) -> None:
 
 def _measured(setup: Setup, view: View) -> Measured | None:
     """Measure a run on the rows of validation clients; None where they are not on this machine."""
-    federation = setup.open_federation()
+    dataset = setup.open_dataset()
     model, best = setup.model, view.state.best
-    if federation is None or not federation.manifest.split["validation"]:
+    if dataset is None or not dataset.manifest.split["validation"]:
         return None
-    held_out = _held_out(measure(model, federation, best, setup.config.step_size)["held_out"])
+    held_out = _held_out(measure(model, dataset, best, setup.config.step_size)["held_out"])
     if view.k == 1 or model.local_shapes:
         return Measured(held_out)
     learner = learner_for(model)
-    losses, _ = learner.score(best, validation_cohort(federation, learner))
+    losses, _ = learner.score(best, validation_cohort(dataset, learner))
     chosen = best_hypothesis(losses)
     own = [losses[j, chosen == j].mean() if (chosen == j).any() else np.nan for j in range(view.k)]
     return Measured(held_out, np.bincount(chosen, minlength=view.k).tolist(), own, losses.mean(axis=1).tolist())

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umbel.data import Federation
+from umbel.data import Dataset
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
@@ -123,15 +123,15 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
     torch.set_num_threads(1)
     if config["strategy"] == LOCAL_ONLY:
         setup = Setup.parse({**config, "strategy": "fedavg"})
-        return Finished({"held_out": local_only(setup.model, _federation(setup), setup.config)})
+        return Finished({"held_out": local_only(setup.model, _dataset(setup), setup.config)})
     if config["strategy"] in HELD_OUT_ALONE:
         run = play({**config, "strategy": "group-privacy"}, nodes=nodes)
         setup, how = run.setup, Personal(config["strategy"])
-        return Finished({"held_out": personalised(setup.model, _federation(setup), run.state.best, setup.config, how)})
+        return Finished({"held_out": personalised(setup.model, _dataset(setup), run.state.best, setup.config, how)})
     trace = Trace()
     run = play(config, nodes=nodes, observers=[trace])
     setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
-    model, federation, release = setup.model, _federation(setup), setup.release
+    model, dataset, release = setup.model, _dataset(setup), setup.release
     bounded = release.paper_cost is not None
     most = guarantee({release: int(spent.max())})
     measures = {
@@ -144,15 +144,15 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
         "max_participations": int(spent.max()),
         "pure_epsilon": most.pure if most and math.isfinite(most.pure) else None,
         "epsilon": most.epsilon if most else None,
-        "best": measure(model, federation, state.best, setup.config.step_size),
-        "last": measure(model, federation, state.hypotheses, setup.config.step_size),
+        "best": measure(model, dataset, state.best, setup.config.step_size),
+        "last": measure(model, dataset, state.hypotheses, setup.config.step_size),
     }
     sections = tuple(section for observer in run.observers if (section := observer.section()) is not None)
     return Finished(measures, state, spent, release, run.strategy.state, tuple(trace.outcomes), sections)
 
 
-def _federation(setup: Setup) -> Federation:
-    federation = setup.open_federation()
-    if federation is None:
-        raise ConfigError("an experiment measures on the validation clients of a federation; name one in federation")
-    return federation
+def _dataset(setup: Setup) -> Dataset:
+    dataset = setup.open_dataset()
+    if dataset is None:
+        raise ConfigError("an experiment measures on the validation clients of a dataset; name one in dataset")
+    return dataset

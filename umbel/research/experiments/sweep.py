@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from umbel.data import digest_of, find_federation, read_manifest
+from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
 from umbel.protocol.home import write_atomically
@@ -141,14 +141,14 @@ def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:
 def _each(specs: Sequence[Spec], task: Task) -> Iterator[tuple[Spec, Finished | None, str]]:
     """Yield each run with what came out or why it failed, in the order in which they end."""
     with _cluster() as remote:
-        data: dict[str, Any] = dict.fromkeys(spec.config["federation"] for spec in specs)
+        data: dict[str, Any] = dict.fromkeys(spec.config["dataset"] for spec in specs)
         if remote:
-            data = {name: ray.put(_pack(find_federation(name))) for name in data}
+            data = {name: ray.put(_pack(find_dataset(name))) for name in data}
         there = ray.cluster_resources()
         # As many runs share a GPU as there are cores for each.
         gpus = there.get("GPU", 0) / there["CPU"]
         run: Any = ray.remote(num_cpus=1, num_gpus=min(1.0, gpus), max_retries=0)(_work)
-        pending = {run.remote(task, spec.config, data[spec.config["federation"]]): spec for spec in specs}
+        pending = {run.remote(task, spec.config, data[spec.config["dataset"]]): spec for spec in specs}
         while pending:
             (done,), _ = ray.wait(list(pending), num_returns=1)
             spec = pending.pop(done)
@@ -191,13 +191,13 @@ def _work(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Fi
 def _attempt(task: Task, config: Mapping[str, Any], data: bytes | None) -> tuple[Finished | None, str]:
     """Do a run; return what came out, or why it failed."""
     try:
-        return task(config if data is None else {**config, "federation": str(_unpack(data))}), ""
+        return task(config if data is None else {**config, "dataset": str(_unpack(data))}), ""
     except Exception:
         return None, traceback.format_exc()
 
 
 def _pack(path: Path) -> bytes:
-    """Return a federation, a folder or a file, as bytes that can travel."""
+    """Return a dataset, a folder or a file, as bytes that can travel."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for file in sorted(path.iterdir()) if path.is_dir() else [path]:
@@ -206,7 +206,7 @@ def _pack(path: Path) -> bytes:
 
 
 def _unpack(data: bytes) -> Path:
-    """Write a packed federation to this machine's scratch folder, once, and return its path."""
+    """Write a packed dataset to this machine's scratch folder, once, and return its path."""
     folder = Path(tempfile.gettempdir()) / f"umbel-{hashlib.sha256(data).hexdigest()[:16]}"
     if not folder.exists():
         scratch = Path(tempfile.mkdtemp(dir=folder.parent, prefix="umbel-"))
@@ -268,7 +268,7 @@ def _read(spec: Spec, folder: Path, task: Task) -> Result | None:
 
 def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
     """Return what else a result depends on: versions, data, and code, with what of it is the user's own."""
-    path = find_federation(config["federation"])
+    path = find_dataset(config["dataset"])
     names = [config["strategy"], config["model"] or _model_of(path), *config["observers"].split(";")]
     own = tuple(name.partition(":")[0].strip() for name in names if ":" in name)
     more = getattr(sys.modules[task.__module__], "CODE", ())
@@ -277,7 +277,7 @@ def _maker(config: Mapping[str, Any], task: Task = finish) -> dict[str, str]:
 
 @lru_cache
 def _model_of(path: Path) -> str:
-    """Return the model that a federation is for; many runs share one, and to read it may take long."""
+    """Return the model that a dataset is for; many runs share one, and to read it may take long."""
     return read_manifest(path).model
 
 

@@ -69,7 +69,7 @@ OTHERS: Mapping[str, dict[str, Any]] = {
 }
 """What else there is for every client to have a model that fits it; each with the setting `LONG`."""
 
-TRUE_GROUPS = Grouping(("first", "second"), lambda federation: np.array(federation.manifest.groups), 0.5)
+TRUE_GROUPS = Grouping(("first", "second"), lambda dataset: np.array(dataset.manifest.groups), 0.5)
 
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
@@ -81,7 +81,7 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
     return [
         Spec(
             _name(kind, setting, seed),
-            run_config("synthetic", federation=str(path), seed=seed, **SETTINGS[setting] | changes),
+            run_config("synthetic", dataset=str(path), seed=seed, **SETTINGS[setting] | changes),
         )
         for seed, path in _data(folder, range(first, first + seeds))
         for kind, setting, changes in wanted

@@ -35,7 +35,7 @@ class Asked:
     Attributes
     ----------
     clients : ndarray of int
-        Counted over the federation, in increasing order.
+        Counted over the dataset, in increasing order.
     positions : dict from node id to ndarray of int
     disclose : bool
         Whether they were asked for the hypothesis that they chose.
@@ -59,7 +59,7 @@ class Releases:
         Sanitised parameter vectors, as they travelled, which cannot be written to. A sum over clients wants 64 bits
         (`umbel.protocol.arrays.mean_of`).
     clients : ndarray of int, shape (m,)
-        Who released, counted over the federation.
+        Who released, counted over the dataset.
     choices : ndarray of int, shape (m,), or None
         What they chose, if they were asked.
     asked : int

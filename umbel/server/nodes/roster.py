@@ -47,7 +47,7 @@ class Roster:
     """The clients of all nodes, numbered the same whatever the number of nodes.
 
     Training clients have the numbers 0 to `train` - 1 and validation clients 0 to
-    `validation` - 1. In simulation the numbers are the federation's own order; elsewhere nodes
+    `validation` - 1. In simulation the numbers are the dataset's own order; elsewhere nodes
     follow each other by node id.
 
     Parameters
@@ -101,14 +101,14 @@ class Roster:
     def _arrange(self) -> None:
         self._steps = {hosting.step for hosting in self._hosting}
         if len(self._steps) > 1:
-            raise FleetError("some nodes are simulated and some are not, or they split the federation differently")
+            raise FleetError("some nodes are simulated and some are not, or they split the dataset differently")
         if self.simulated:
             # By partition, because node ids are drawn anew in each run.
             order = np.argsort([hosting.first for hosting in self._hosting])
             self._nodes = [self._nodes[i] for i in order]
             self._hosting = [self._hosting[i] for i in order]
             if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
-                raise FleetError("the simulated nodes do not split the federation among themselves")
+                raise FleetError("the simulated nodes do not split the dataset among themselves")
         self._counts = {
             TRAIN: np.array([hosting.train for hosting in self._hosting]),
             VALIDATION: np.array([hosting.validation for hosting in self._hosting]),
@@ -118,7 +118,7 @@ class Roster:
 
     @property
     def simulated(self) -> bool:
-        """Whether the nodes split one federation among themselves."""
+        """Whether the nodes split one dataset among themselves."""
         return self._steps != {-1}
 
     def __len__(self) -> int:
@@ -256,7 +256,7 @@ def gather(
     """Ask the nodes what they host, until all are there.
 
     Waits for `min_nodes` nodes, for as many `clients` and, in simulation, for every part of the
-    federation, since the first look at a simulation may show only some of its nodes. A node whose
+    dataset, since the first look at a simulation may show only some of its nodes. A node whose
     answer cannot be is left out.
 
     A node starts a process and imports PyTorch before its first answer, which takes a slow machine
@@ -308,7 +308,7 @@ def gather(
             enough = there[0] >= clients[0] and there[1] >= clients[1]
             if together or enough or waited >= wait_s:
                 for node in set(nodes) - set(fitting):
-                    log(WARNING, "node %s shares the federation otherwise than most; it is left out", node)
+                    log(WARNING, "node %s shares the dataset otherwise than most; it is left out", node)
                 log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)
                 return Roster(fitting, max_share)
         if together and refused and parts > 1:
@@ -343,7 +343,7 @@ def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | No
 def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     """Return what a node's answer says that it hosts.
 
-    Which part of a federation that is plays a role in simulation alone: elsewhere a site that lies about it would
+    Which part of a dataset that is plays a role in simulation alone: elsewhere a site that lies about it would
     have the others asked for clients that they do not host.
 
     Parameters

@@ -29,7 +29,7 @@ class Sums:
     counts : ndarray, shape (s, k)
         How many of its clients trained each, as it says: with noise, and between 0 and all of them.
     clients : ndarray of int, shape (m,)
-        Who took part at all sites, counted over the federation.
+        Who took part at all sites, counted over the dataset.
     asked : int
         How many clients were.
     lost_nodes : int

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from umbel.data import find_federation, open_federation
+from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import in_words
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.protocol.errors import ConfigError, FederationError
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.research.attacks.modes import SITE, Mode
 from umbel.research.attacks.rows.behind_the_gate import Victims, victims
 from umbel.research.attacks.rows.modes import modes
@@ -84,7 +84,7 @@ class Setting:
 
     Attributes
     ----------
-    federation : str
+    dataset : str
         Name or path.
     clients : int
         Victims of each kind, at most.
@@ -92,7 +92,7 @@ class Setting:
         Of every draw.
     """
 
-    federation: str = "hospital"
+    dataset: str = "hospital"
     clients: int = CLIENTS
     seed: int = 0
 
@@ -168,19 +168,19 @@ def audit(setting: Setting) -> list[Finding]:
 
     Raises
     ------
-    FederationError
-        When the federation is not there, or holds no such rows; it says how to make it.
+    DatasetError
+        When the dataset is not there, or holds no such rows; it says how to make it.
     FleetError
         When the gate refuses, as it does where the environment holds a stricter policy.
     """
     if setting.clients < SITE:
         raise ConfigError(f"the audit takes at least {SITE} clients, which a site's sums are of; got {setting.clients}")
-    path = Path(setting.federation)
+    path = Path(setting.dataset)
     try:
-        path = find_federation(str(path.absolute()) if path.exists() else setting.federation)
-    except FederationError as error:
-        raise FederationError(f"{error}. For the audit {HOW}") from None
-    data = Data.of(open_federation(path), setting.seed)
+        path = find_dataset(str(path.absolute()) if path.exists() else setting.dataset)
+    except DatasetError as error:
+        raise DatasetError(f"{error}. For the audit {HOW}") from None
+    data = Data.of(open_dataset(path), setting.seed)
     torch.set_num_threads(1)
     found: list[Finding] = []
     kinds = [(mode, rows) for mode in modes() for rows in data.victims]
@@ -217,7 +217,7 @@ def attack(data: Data, mode: Mode, rows: int, asked: Hospitals, seed: int) -> li
     with victims(asked, data.manifest) as folder:
 
         def fresh() -> Victims:
-            # For each quantity another federation's worth of clients: each is asked no more than the mode allows.
+            # For each quantity another dataset's worth of clients: each is asked no more than the mode allows.
             return Victims(folder, mode.policy, int(np.random.SeedSequence([seed, _GATE]).generate_state(1)[0]))
 
         generator = np.random.default_rng([seed, _ATTACK, rows])

@@ -36,7 +36,7 @@ class Victims(behind_the_gate.Victims):
 
 @contextmanager
 def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
-    """Write a federation of hospitals for as long as it is needed, and return its folder."""
+    """Write a dataset of hospitals for as long as it is needed, and return its folder."""
     with tempfile.TemporaryDirectory(prefix="umbel-rows-") as scratch:
         folder = Path(scratch) / "victims"
         write_clients(folder, hospitals, manifest)

@@ -44,7 +44,7 @@ def notes() -> list[str]:
 
 def write(folder: Path, setting: Setting, findings: Sequence[Finding]) -> None:
     """Write ``table.md`` and ``table.csv``."""
-    page = [f"# What releases show of a hospital's rows ({Path(setting.federation).name}, seed {setting.seed})\n"]
+    page = [f"# What releases show of a hospital's rows ({Path(setting.dataset).name}, seed {setting.seed})\n"]
     for heading, rows in tables(findings):
         lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
         page.append(f"## {heading}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
@@ -62,7 +62,7 @@ def write(folder: Path, setting: Setting, findings: Sequence[Finding]) -> None:
 
 def file_name(setting: Setting) -> str:
     """Return what the folder of an audit is called."""
-    return re.sub(r"[^\w.-]+", "-", f"rows-{Path(setting.federation).name}")
+    return re.sub(r"[^\w.-]+", "-", f"rows-{Path(setting.dataset).name}")
 
 
 def _cells(some: Sequence[Finding]) -> tuple[str, ...]:

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from umbel.data import Federation, Manifest, offsets_of, write_federation
-from umbel.protocol.errors import FederationError
+from umbel.data import Dataset, Manifest, offsets_of, write_dataset
+from umbel.protocol.errors import DatasetError
 
 Matrix = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ QUANTITIES = (SERVICE, PLACE, PAYMENT)
 FEATURES = 3
 
 HOW = (
-    "build the federation hospital with python datasets/hospital.py --csv FILE (see --help for where FILE is "
+    "build the dataset hospital with python datasets/hospital.py --csv FILE (see --help for where FILE is "
     "published), or name another of the same columns"
 )
 
@@ -80,7 +80,7 @@ class Hospitals:
 
 @dataclass(frozen=True)
 class Data:
-    """A federation as the audit uses it.
+    """A dataset as the audit uses it.
 
     Attributes
     ----------
@@ -95,21 +95,21 @@ class Data:
     known: dict[int, Hospitals]
 
     @classmethod
-    def of(cls, federation: Federation, seed: int) -> Data:
-        """Sort the clients of a federation; raise `FederationError` for one that has no such rows."""
-        manifest, name = federation.manifest, federation.manifest.name
-        if federation.features.shape[1:] != (FEATURES,) or federation.targets.ndim != 1 or manifest.model != "mlp":
-            raise FederationError(f"{name}: no rows of service, longitude, latitude and payment; {HOW}")
-        services = np.unique(federation.features[:, 0])
+    def of(cls, dataset: Dataset, seed: int) -> Data:
+        """Sort the clients of a dataset; raise `DatasetError` for one that has no such rows."""
+        manifest, name = dataset.manifest, dataset.manifest.name
+        if dataset.features.shape[1:] != (FEATURES,) or dataset.targets.ndim != 1 or manifest.model != "mlp":
+            raise DatasetError(f"{name}: no rows of service, longitude, latitude and payment; {HOW}")
+        services = np.unique(dataset.features[:, 0])
         if not 2 <= len(services) <= 50:
-            raise FederationError(f"{name}: its first column has {len(services)} values and is no service; {HOW}")
+            raise DatasetError(f"{name}: its first column has {len(services)} values and is no service; {HOW}")
         generator = np.random.default_rng(seed)
         train, everybody = manifest.train, manifest.clients
-        victims = _by_rows(federation, generator.permutation(train), services, generator)
-        known = _by_rows(federation, range(train, everybody), services, None)
+        victims = _by_rows(dataset, generator.permutation(train), services, generator)
+        known = _by_rows(dataset, range(train, everybody), services, None)
         for rows, hospitals in known.items():
             if len(hospitals) < _FEWEST or not len(victims[rows]):
-                raise FederationError(
+                raise DatasetError(
                     f"{name}: {len(victims[rows])} training and {len(hospitals)} validation hospitals of {rows} rows; "
                     f"the audit takes 1 and {_FEWEST} at least. Or {HOW}"
                 )
@@ -126,13 +126,13 @@ class Data:
 
 
 def _by_rows(
-    federation: Federation, clients: Sequence[int] | NDArray[np.int64], services: Matrix, one: Any
+    dataset: Dataset, clients: Sequence[int] | NDArray[np.int64], services: Matrix, one: Any
 ) -> dict[int, Hospitals]:
     """Return clients of one row and of all services; of each client `one` draws its row, or all count where None."""
     single: list[tuple[Matrix, Matrix]] = []
     whole: list[tuple[Matrix, Matrix]] = []
     for client in clients:
-        features, payments = (np.asarray(part, np.float64) for part in federation.client(int(client)))
+        features, payments = (np.asarray(part, np.float64) for part in dataset.client(int(client)))
         rows = range(len(payments)) if one is None else [int(one.integers(len(payments)))]
         single += [(features[i : i + 1], payments[i : i + 1]) for i in rows]
         if len(payments) == len(services) and np.array_equal(np.sort(features[:, 0]), services):
@@ -149,9 +149,9 @@ def _by_rows(
 
 
 def write_clients(folder: Path, hospitals: Hospitals, manifest: Manifest) -> None:
-    """Write a federation whose training clients are these hospitals."""
+    """Write a dataset whose training clients are these hospitals."""
     count, rows = hospitals.payments.shape
-    write_federation(
+    write_dataset(
         folder,
         Manifest(
             name="victims", clients=count, split={"train": count, "validation": 0}, model=manifest.model,

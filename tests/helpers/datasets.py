@@ -1,4 +1,4 @@
-"""Small made-up federations, on disk and in memory."""
+"""Small made-up datasets, on disk and in memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from umbel.data import Federation, Manifest, offsets_of, write_federation
+from umbel.data import Dataset, Manifest, offsets_of, write_dataset
 
 # Three clients with 2, 1 and 3 rows; two of them train.
 MANIFEST = Manifest(name="small", clients=3, split={"train": 2, "validation": 1})
@@ -52,7 +52,7 @@ def save_plane(path: Path, train: int, validation: int = 0, seconds: int = 0, **
     lengths = range(1, train + validation + 1)
     features = np.random.default_rng(0).uniform(-1, 1, (sum(lengths), 2)).astype(np.float32)
     targets = features @ np.array([5, 6], np.float32)
-    write_federation(
+    write_dataset(
         path, manifest(train, validation, **{"model": "linear"} | entries), features, targets, offsets_of(lengths)
     )
     os.utime(path / "manifest.json", (seconds, seconds))
@@ -60,7 +60,7 @@ def save_plane(path: Path, train: int, validation: int = 0, seconds: int = 0, **
 
 
 @st.composite
-def federations(draw: st.DrawFn, image: bool) -> Federation:
+def datasets(draw: st.DrawFn, image: bool) -> Dataset:
     """Ragged clients: bytes of images with classes, or numbers with numbers."""
     lengths = draw(st.lists(st.integers(1, 5), min_size=1, max_size=6))
     train = draw(st.integers(0, len(lengths)))
@@ -84,11 +84,11 @@ def federations(draw: st.DrawFn, image: bool) -> Federation:
         groups=draw(st.one_of(st.just([]), st.lists(st.integers(0, 3), min_size=len(lengths), max_size=len(lengths)))),
         provenance=draw(st.text(max_size=5)),
     )
-    return Federation(drawn, features, targets, offsets_of(lengths))
+    return Dataset(drawn, features, targets, offsets_of(lengths))
 
 
-def assert_same(read: Federation, written: Federation) -> None:
-    """Check that two federations have the same manifest and the same rows of each client."""
+def assert_same(read: Dataset, written: Dataset) -> None:
+    """Check that two datasets have the same manifest and the same rows of each client."""
     assert read.manifest == written.manifest
     np.testing.assert_array_equal(read.offsets, written.offsets)
     for i in range(written.manifest.clients):
