@@ -121,7 +121,7 @@ def train(
     step: float,
     nu: float,
     rng: np.random.Generator,
-    radius_floor: float = 0.01,
+    clip_norm_floor: float = 0.01,
 ) -> dict[str, Tensor]:
     """Do a round of training; return the next hypotheses."""
     own = data.part(clients)
@@ -131,7 +131,7 @@ def train(
     update = -step * flatten(gradients(start, *own))
     n = update.shape[1]
     if nu:
-        radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), radius_floor)
+        radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), clip_norm_floor)
         mixing = np.sqrt(2 * rng.standard_gamma((n + 1) / 2, (len(clients), 1)))
         update += nu * radius / n * mixing * rng.standard_normal((len(clients), n))
     return unflatten(kmeans(flatten(start) + update, flatten(hypotheses)))
@@ -166,7 +166,7 @@ def run(
     patience: int,
     users: int = 100,
     validators: int = 200,
-    radius_floor: float = 0.01,
+    clip_norm_floor: float = 0.01,
 ) -> tuple[float, NDArray[np.int64], int]:
     """Run Algorithm 1; return the lowest validation RMSE, participations (clients,), and the rounds it took."""
     rng = np.random.default_rng(seed)
@@ -178,7 +178,7 @@ def run(
         number += 1
         clients = rng.choice(data.train, users, replace=False)
         spent[clients] += 1
-        following = train(data, hypotheses, clients, step, nu, rng, radius_floor)
+        following = train(data, hypotheses, clients, step, nu, rng, clip_norm_floor)
         judges = data.train + rng.choice(len(data.targets) - data.train, validators, replace=False)
         loss = validate(data, hypotheses, judges)
         best, stale = (loss, 0) if loss < best else (best, stale + 1)

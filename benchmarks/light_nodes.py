@@ -29,7 +29,6 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supernode import fleet_http_connection
 
 from umbel.deploy.supernode import Pace
-from umbel.protocol.demands import Hosting
 from umbel.protocol.flower import keep_beating
 from umbel.protocol.messages import (
     asks,
@@ -40,6 +39,7 @@ from umbel.protocol.messages import (
     training_in,
     training_reply,
 )
+from umbel.protocol.tasks import Hosting
 
 ONLINE = "SuperNode ID: "
 """What a node writes once it is let in, as Flower's own does."""

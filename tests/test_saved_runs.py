@@ -46,12 +46,12 @@ RUNS: dict[str, dict[str, Any]] = {
     "per-layer": {**IMAGES, "noise-per": "layer", "restarts": 2, "validate-every": 2},
     "recommender": {
         "dataset": "preferences", "strategy": "recommender", "hypotheses": 1, "rounds": 8, "clients-per-round": 12,
-        "restarts": 1, "local-epochs": 0, "local-steps": 2, "noise-multiplier": 1.0, "radius-floor": 1e-6,
+        "restarts": 1, "local-epochs": 0, "local-steps": 2, "noise-multiplier": 1.0, "clip-norm-floor": 1e-6,
         "message-noise": 0.01,
     },
     "ifca": {"strategy": "ifca", "noise-multiplier": 0.0, "rounds": 6},
     "fedavg": {"strategy": "fedavg", "rounds": 6, "local-steps": 3, "patience": 2},
-    "public": {"radius": "public", "radius-start": 1.5, "radius-decay": 0.9, "radius-floor": 0.1, "rounds": 6},
+    "public": {"clipping": "public", "clip-norm": 1.5, "clip-norm-decay": 0.9, "clip-norm-floor": 0.1, "rounds": 6},
 }  # fmt: skip
 NOT_EXACT = {"recommender"}
 

@@ -79,13 +79,13 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     run, strategy, dataset = setup.config, setup.strategy, setup.open_dataset()
     assert dataset is not None
     hypotheses = initial_hypotheses(setup, grid)
-    arrays, demand = to_array_record(hypotheses), ConfigRecord(setup.demand())
+    arrays, task = to_array_record(hypotheses), ConfigRecord(setup.task())
     train, validate = [], []
     for number in range(1, run.rounds + 2):
         # One node hosts all clients, so that it counts them as the dataset does.
-        (message,) = strategy.configure_train(number, arrays, demand, grid)
+        (message,) = strategy.configure_train(number, arrays, task, grid)
         training = training_in(message.content)
-        (message,) = strategy.configure_evaluate(number, arrays, demand, grid)
+        (message,) = strategy.configure_evaluate(number, arrays, task, grid)
         evaluation = evaluation_in(message.content)
         assert training is not None
         assert evaluation is not None

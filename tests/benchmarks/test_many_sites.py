@@ -15,14 +15,14 @@ from typer.testing import CliRunner
 from benchmarks import many_sites
 from benchmarks.light_nodes import FAILED, answer
 from umbel.data import open_dataset
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import keep_request, query, released_in, round_request, scores_in
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.server.nodes.roster import admitted
 
 HYPOTHESES = pack({"weight": np.ones((2, 1, 3), np.float32), "bias": np.zeros((2, 1), np.float32)})
-TRAINING = Training(round=1, clients=(0,), local_epochs=1, step_size=0.1, batch_size=0, noise_multiplier=5.0)
-EVALUATION = Evaluation(round=1, clients=(0,))
+TRAINING = TrainingSpec(round=1, clients=(0,), local_epochs=1, step_size=0.1, batch_size=0, noise_multiplier=5.0)
+EVALUATION = EvaluationSpec(round=1, clients=(0,))
 
 
 @pytest.fixture

@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
-from tests.helpers.messages import asked, demanded, refused, released, releases, scores
+from tests.helpers.messages import asked, refused, released, releases, scores, task_of
 from tests.helpers.nodes import ask
 from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import VERSION, Evaluation, Hosting, Training
 from umbel.protocol.messages import hosting_in, query
+from umbel.protocol.tasks import VERSION, EvaluationSpec, Hosting, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
@@ -32,14 +32,14 @@ def train(
     grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, node: int = 0, **changes: Any
 ) -> Message:
     """Ask clients to train: one epoch in batches of 4 without noise, unless changed."""
-    demand = demanded(clients, **({"batch_size": 4, "noise_multiplier": 0.0} | changes))
-    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, demand), node=node)
+    task = task_of(clients, **({"batch_size": 4, "noise_multiplier": 0.0} | changes))
+    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, task), node=node)
 
 
 def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = None, **changes: Any) -> Message:
     """Ask clients to score hypotheses."""
-    demand = Evaluation(1, clients, **changes)
-    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, evaluation=demand), "evaluate")
+    task = EvaluationSpec(1, clients, **changes)
+    return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, evaluation=task), "evaluate")
 
 
 def hosting(grid: InProcessGrid, node: int = 0) -> Hosting:
@@ -184,12 +184,12 @@ def test_hypotheses_of_another_model_are_refused(
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 @pytest.mark.parametrize(
-    ("name", "demand"), [("training", demanded()), ("evaluation", Evaluation(1, (100,)))], ids=["train", "evaluate"]
+    ("name", "task"), [("training", task_of()), ("evaluation", EvaluationSpec(1, (100,)))], ids=["train", "evaluate"]
 )
 def test_a_message_without_hypotheses_is_refused(
-    kind: str, name: str, demand: Training | Evaluation, run_config: Config, caplog: pytest.LogCaptureFixture
+    kind: str, name: str, task: TrainingSpec | EvaluationSpec, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    content = RecordDict({name: demand.to_record()})
+    content = RecordDict({name: task.to_record()})
     assert_refused(ask(InProcessGrid(app, run_config), content, kind), "there is no ArrayRecord 'hypotheses'", caplog)
 
 
@@ -212,8 +212,8 @@ def test_there_is_no_other_door(kind: str, run_config: Config) -> None:
 def test_one_message_may_ask_for_both(kind: str, run_config: Config) -> None:
     """And it is the records that say what is asked, not the type."""
     grid = InProcessGrid(app, run_config)
-    demand = demanded((4, 3), batch_size=4, noise_multiplier=0.0)
-    both = ask(grid, asked({"weight": HYPOTHESES[:, None]}, demand, Evaluation(1, (100, 142))), kind)
+    task = task_of((4, 3), batch_size=4, noise_multiplier=0.0)
+    both = ask(grid, asked({"weight": HYPOTHESES[:, None]}, task, EvaluationSpec(1, (100, 142))), kind)
     np.testing.assert_array_equal(rows(both), rows(train(grid, 4, 3)))
     assert scores(both) == scores(evaluate(grid, 100, 142))
 
@@ -223,13 +223,13 @@ def test_what_goes_wrong_with_the_one_does_not_hold_up_the_other(
 ) -> None:
     grid = InProcessGrid(app, run_config)
     arrays = {"weight": HYPOTHESES[:, None]}
-    stranger = ask(grid, asked(arrays, demanded((0, 150)), Evaluation(1, (100,))))
+    stranger = ask(grid, asked(arrays, task_of((0, 150)), EvaluationSpec(1, (100,))))
     assert set(stranger.content) == {"scores"}
     assert "clients [150] are not training clients" in caplog.text
-    other = ask(grid, asked(arrays, demanded((0,)), Evaluation(1, (0,))))
+    other = ask(grid, asked(arrays, task_of((0,)), EvaluationSpec(1, (0,))))
     assert set(other.content) == {"arrays", "released"}
     assert "clients [0] are not validation clients" in caplog.text
-    assert refused(ask(grid, asked(arrays, demanded((150,)), Evaluation(1, (0,)))))
+    assert refused(ask(grid, asked(arrays, task_of((150,)), EvaluationSpec(1, (0,)))))
 
 
 # --- evaluate
@@ -309,9 +309,9 @@ def test_training_clients_and_strangers_are_not_evaluated(
 def test_evaluation_of_impossible_clients_is_refused(
     clients: list[Any], reason: str, run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
-    demand = Evaluation(1, (100,)).to_record()
-    demand["clients"] = clients
-    content = asked({"weight": HYPOTHESES[:, None]}, evaluation=demand)
+    task = EvaluationSpec(1, (100,)).to_record()
+    task["clients"] = clients
+    content = asked({"weight": HYPOTHESES[:, None]}, evaluation=task)
     assert_refused(ask(InProcessGrid(app, run_config), content, "evaluate"), reason, caplog)
 
 

@@ -15,7 +15,7 @@ import umbel.client.app
 from tests.helpers.cohorts import CPU, learner_of
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.ledgers import spent
-from tests.helpers.messages import asked, demanded, refused, releases, scores, wire
+from tests.helpers.messages import asked, refused, releases, scores, task_of, wire
 from tests.helpers.models import ADAPTED, draw_hypotheses, write_module
 from tests.helpers.nodes import ask
 from umbel import models
@@ -29,8 +29,8 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play
 
@@ -42,10 +42,10 @@ ITEMS = FACTORS.initial(0)
 SIMULATED = {"partition-id": 0, "num-partitions": 1}
 
 
-def step(*clients: int, **changes: Any) -> Training:
+def step(*clients: int, **changes: Any) -> TrainingSpec:
     """Ask clients, counted in their node, for one step of a minibatch of ten without noise, unless changed."""
     asks: Config = {"local_epochs": 0, "local_steps": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 0.0}
-    return demanded(clients, **(asks | changes))
+    return task_of(clients, **(asks | changes))
 
 
 def train(grid: InProcessGrid, *clients: int, items: Any = None, node: int = 0, **changes: Any) -> NDArray[Any]:
@@ -123,9 +123,9 @@ def test_no_reply_holds_a_users_vector(factors_config: Config, noise: Config) ->
     grid, clients = InProcessGrid(app, factors_config), list(range(20))
     hypotheses = {"items": ITEMS["items"][None]}
     secrets = [kept(grid, clients)["user"]]
-    both = ask(grid, asked(hypotheses, step(*clients, **noise), Evaluation(1, (60, 61))))
+    both = ask(grid, asked(hypotheses, step(*clients, **noise), EvaluationSpec(1, (60, 61))))
     secrets.append(kept(grid, clients)["user"])
-    replies = [both, ask(grid, asked(hypotheses, evaluation=Evaluation(1, (60, 61))), "evaluate")]
+    replies = [both, ask(grid, asked(hypotheses, evaluation=EvaluationSpec(1, (60, 61))), "evaluate")]
     assert set(both.content) == {"arrays", "released", "scores"}
     assert list(releases(both)) == ["items"]
     for reply in replies:
@@ -217,7 +217,7 @@ def test_training_that_nobody_has_paid_for_leaves_no_trace(
 def test_newcomers_report_how_well_the_items_suit_them(factors_config: Config) -> None:
     grid = InProcessGrid(app, factors_config)
     hypotheses = {"items": np.stack([ITEMS["items"], FACTORS.initial(1)["items"]])}
-    reply = ask(grid, asked(hypotheses, evaluation=Evaluation(1, (60, 66))), "evaluate")
+    reply = ask(grid, asked(hypotheses, evaluation=EvaluationSpec(1, (60, 66))), "evaluate")
     cohort = Cohort.gather(PREFERENCES, [60, 66], CPU)
     losses, metrics = learner_of("batched", FACTORS).score_newcomers(hypotheses, cohort, kept(grid, [60, 66]), 0.1)
     best = losses.argmin(axis=0)
@@ -301,8 +301,8 @@ def test_newcomers_fit_a_head_to_each_hypothesis_and_report_the_best(headed_conf
     found = []
     for engine in ("loop", "batched"):
         grid = InProcessGrid(app, headed_config | {"engine": engine})
-        demand = Evaluation(1, (100, 142), step_size=0.2)
-        found.append(scores(ask(grid, asked(hypotheses, evaluation=demand), "evaluate")))
+        task = EvaluationSpec(1, (100, 142), step_size=0.2)
+        found.append(scores(ask(grid, asked(hypotheses, evaluation=task), "evaluate")))
     cohort = Cohort.gather(synthetic(), [100, 142], CPU)
     fresh = kept(grid, [100, 142], model=model)
     losses, _ = learner_of("loop", model).score_newcomers(hypotheses, cohort, fresh, 0.2)
@@ -341,8 +341,8 @@ def at_site(config: Config, site: Config, name: str = "", round: int = 1, **chan
     Path(site["ledger-path"]).parent.mkdir(exist_ok=True)
     grid = InProcessGrid(app, config | {"dataset": "", "model": "", "loss": "", "local": ""}, node_configs=[site])
     hypotheses = draw_hypotheses(model_in(config), 1)
-    demand = step(0, 2, round=round, run=name, **({"noise_multiplier": 5.0} | changes))
-    reply = ask(grid, asked(hypotheses, demand))
+    task = step(0, 2, round=round, run=name, **({"noise_multiplier": 5.0} | changes))
+    reply = ask(grid, asked(hypotheses, task))
     assert not next(iter(grid.contexts.values())).state
     return reply
 
@@ -397,7 +397,7 @@ def test_a_server_with_other_frozen_parameters_is_refused(
     hypotheses = draw_hypotheses(model, 1)
     for digest, right in ((model.frozen_digest, True), ("", False), ("00" * 32, False)):
         training = ask(grid, asked(hypotheses, step(0, frozen_digest=digest)))
-        evaluation = ask(grid, asked(hypotheses, None, Evaluation(1, (100,), frozen_digest=digest)), "evaluate")
+        evaluation = ask(grid, asked(hypotheses, None, EvaluationSpec(1, (100,), frozen_digest=digest)), "evaluate")
         assert training.has_error() == evaluation.has_error() == (not right)
     assert f"the server's frozen parameters of model {model.name!r} differ from this node's" in caplog.text
 
@@ -426,8 +426,8 @@ def test_an_adapter_costs_a_site_its_own_numbers_alone(
     grid = InProcessGrid(app, run_config, node_configs=[{"data-path": str(path), "ledger-path": str(ledger)}])
     model = models.load(name, "cross-entropy")
     Ledger.create(ledger)
-    demand = step(0, 1, noise_multiplier=4.0, frozen_digest=model.frozen_digest)
-    reply = ask(grid, asked(draw_hypotheses(model, 1), demand))
+    task = step(0, 1, noise_multiplier=4.0, frozen_digest=model.frozen_digest)
+    reply = ask(grid, asked(draw_hypotheses(model, 1), task))
     assert {key: value.shape for key, value in releases(reply).items()} == {
         "down.weight": (2, 2, 8),
         "up.weight": (2, 3, 2),

@@ -60,9 +60,7 @@ def test_nobody_is_a_cohort_without_rows() -> None:
 
 def test_images_kept_as_bytes_are_scaled_and_classes_are_whole_numbers() -> None:
     images = np.array([0, 51, 255], np.uint8).reshape(3, 1, 1)
-    dataset = Dataset(
-        manifest(2, feature_scale=1 / 255), images, np.array([7, 61, 0], np.uint8), offsets_of([1, 2])
-    )
+    dataset = Dataset(manifest(2, feature_scale=1 / 255), images, np.array([7, 61, 0], np.uint8), offsets_of([1, 2]))
     cohort = Cohort.gather(dataset, [1, 0], CPU)
     assert cohort.features.dtype == torch.float32
     np.testing.assert_allclose(cohort.features.flatten(), [0.2, 1, 0], rtol=1e-6)

@@ -16,8 +16,8 @@ from torch import nn
 
 import umbel.client.learner
 from tests.helpers.cohorts import CLOSE, CPU, assert_close
-from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.datasets import manifest
+from tests.helpers.fake_gpu import fake_gpu
 from tests.helpers.models import draw_hypotheses, headed, model_of, tiny_cnn
 from tests.helpers.strangers import TiedWriter, layered_mlp, normalised_mlp
 from umbel import models
@@ -30,7 +30,7 @@ from umbel.client.personal import personal
 from umbel.client.trial import try_out
 from umbel.data import Dataset, offsets_of
 from umbel.models import LOSSES, METRICS, Model
-from umbel.models.descent import OPTIMIZERS, Descent
+from umbel.models.optimizers import OPTIMIZERS, LocalOptimizer
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.simulation.in_process import play, run_config
@@ -96,7 +96,9 @@ every_case = pytest.mark.parametrize(
     [pytest.param(case, kind, id=f"{case.model.name}-{kind.__name__}") for case in CASES for kind in case.learners],
 )
 EPOCH = LocalUpdate(1, 0.1, 2)
-ADAM = LocalUpdate(1, 0.1, 0, 2, descent=Descent(OPTIMIZERS["adam"](), 1.0, 0.1))  # clipped, and held near its start
+ADAM = LocalUpdate(
+    1, 0.1, 0, 2, descent=LocalOptimizer(OPTIMIZERS["adam"](), 1.0, 0.1)
+)  # clipped, and held near its start
 
 
 def everything(learner: Learner, dataset: Dataset, update: LocalUpdate, balanced: bool = False) -> dict[str, Any]:

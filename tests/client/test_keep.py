@@ -12,7 +12,7 @@ from flwr.app import Message, RecordDict
 from numpy.typing import NDArray
 
 from tests.helpers.datasets import manifest
-from tests.helpers.messages import asked, demanded, refused
+from tests.helpers.messages import asked, refused, task_of
 from tests.helpers.nodes import ask
 from umbel import models
 from umbel.client.app import app
@@ -23,10 +23,10 @@ from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.runs import beside
 from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Evaluation
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
@@ -54,10 +54,10 @@ class Site:
         context.run_id = run
 
     def evaluate(self, *clients: int, hypotheses: Arrays = HYPOTHESES) -> Message:
-        return ask(self.grid, asked(hypotheses, None, Evaluation(1, clients, run=self.name)))
+        return ask(self.grid, asked(hypotheses, None, EvaluationSpec(1, clients, run=self.name)))
 
     def train(self, *clients: int, hypotheses: Arrays = HYPOTHESES) -> Message:
-        return ask(self.grid, asked(hypotheses, demanded(clients, run=self.name)))
+        return ask(self.grid, asked(hypotheses, task_of(clients, run=self.name)))
 
     def keep(self, hypotheses: Arrays = HYPOTHESES) -> Message:
         """Tell the node what the run has found, and return its reply."""
@@ -130,7 +130,7 @@ def test_what_goes_wrong_with_a_sites_data_or_disk_is_not_told(
 def test_a_run_of_a_name_that_is_too_long_is_not_remembered(site: Config, tmp_path: Path, run_config: Config) -> None:
     """Else each refused message would leave on the site's disk whatever a server sends."""
     node = Site(run_config, site | {"ledger-path": str(tmp_path / "ledger.sqlite")})
-    content = asked(HYPOTHESES, demanded((0,)))
+    content = asked(HYPOTHESES, task_of((0,)))
     content.config_records["training"]["run"] = "x" * 10**6
     assert refused(ask(node.grid, content))
     assert all(path.stat().st_size < 10**5 for path in tmp_path.glob("*.sqlite*"))
@@ -226,7 +226,7 @@ def test_of_a_model_with_local_parameters_the_shared_ones_are_kept(tmp_path: Pat
     write_dataset(tmp_path / "own", own, rows, labels, offsets_of([5] * clients))
     node = Site(run_config, {"data-path": str(tmp_path / "own"), "keep-model": str(tmp_path / "models")})
     # Refused, because it costs too much; no client has trained.
-    assert refused(ask(node.grid, asked(hypotheses, demanded(noise_multiplier=0.0, run=node.name))))
+    assert refused(ask(node.grid, asked(hypotheses, task_of(noise_multiplier=0.0, run=node.name))))
     assert not refused(node.keep(hypotheses))
     found = models_in(tmp_path / "models")
     assert [list(arrays) for arrays in found.values()] == [["items"]] * clients
@@ -238,9 +238,7 @@ def test_a_client_with_a_head_of_its_own_keeps_that_too(tmp_path: Path) -> None:
     """One that trained none gets the shared parameters alone."""
     model = models.load("mlp", local="2.*")
     data = manifest(2, 0, model="mlp", local="2.*")
-    write_dataset(
-        tmp_path / "own", data, np.ones((4, 3), np.float32), np.ones((4, 1), np.float32), offsets_of([2] * 2)
-    )
+    write_dataset(tmp_path / "own", data, np.ones((4, 3), np.float32), np.ones((4, 1), np.float32), offsets_of([2] * 2))
     config = {"data-path": str(tmp_path / "own"), "ledger-path": str(tmp_path / "ledger.sqlite")}
     run = RunConfig(dataset="").entries()
     with in_process():

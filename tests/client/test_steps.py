@@ -25,7 +25,7 @@ from tests.helpers.cohorts import (
 from tests.helpers.models import draw_hypotheses
 from umbel import models
 from umbel.client.cohort import LocalUpdate
-from umbel.models.descent import OPTIMIZERS, Descent
+from umbel.models.optimizers import OPTIMIZERS, LocalOptimizer
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
@@ -80,7 +80,7 @@ def test_each_client_has_an_optimizer_of_pytorchs(
         clip_gradient=more.get("clip", 0.0),
         proximal=more.get("proximal", 0.0),
     )
-    update = replace(UPDATE, descent=Descent.of(run))
+    update = replace(UPDATE, descent=LocalOptimizer.of(run))
     trained = train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, [InOrder()] * 3, engine)
     first = {key: value[0] for key, value in start.items()}
     expected = [by_pytorch(first, rows, make, **more) for rows in RAGGED]
@@ -95,14 +95,14 @@ ROW: Rows = ([[1, 0]], [3.0])
 @pytest.mark.parametrize(
     ("descent", "theta"),
     [
-        (Descent(), [1 + 0.4, 2]),
-        (Descent(clip_gradient=1.0), [1 + 0.1, 2]),
-        (Descent(clip_gradient=5.0), [1 + 0.4, 2]),
-        (Descent(OPTIMIZERS["sgd"](weight_decay=1.0)), [1 + 0.3, 2 - 0.2]),
-        (Descent(OPTIMIZERS["adam"]()), [1 + 0.1, 2]),  # the first step of Adam has the step size's length
+        (LocalOptimizer(), [1 + 0.4, 2]),
+        (LocalOptimizer(clip_gradient=1.0), [1 + 0.1, 2]),
+        (LocalOptimizer(clip_gradient=5.0), [1 + 0.4, 2]),
+        (LocalOptimizer(OPTIMIZERS["sgd"](weight_decay=1.0)), [1 + 0.3, 2 - 0.2]),
+        (LocalOptimizer(OPTIMIZERS["adam"]()), [1 + 0.1, 2]),  # the first step of Adam has the step size's length
     ],
 )
-def test_one_step_by_hand(engine: str, descent: Descent, theta: list[float]) -> None:
+def test_one_step_by_hand(engine: str, descent: LocalOptimizer, theta: list[float]) -> None:
     update = LocalUpdate(1, 0.1, 0, descent=descent)
     trained = train(models.load("linear"), linear([1, 2]), [0], cohort_of(ROW), update, generators(1), engine)
     np.testing.assert_allclose(thetas(trained), [theta], rtol=1e-6)
@@ -111,14 +111,14 @@ def test_one_step_by_hand(engine: str, descent: Descent, theta: list[float]) -> 
 @engines
 def test_the_proximal_term_holds_a_client_near_where_it_starts(engine: str) -> None:
     """The second step has the gradient 2 (1.4 - 3) = -3.2 of the residual and 10 (1.4 - 1) = 4 of the distance."""
-    update = LocalUpdate(2, 0.1, 0, descent=Descent(proximal=10.0))
+    update = LocalUpdate(2, 0.1, 0, descent=LocalOptimizer(proximal=10.0))
     trained = train(models.load("linear"), linear([1, 2]), [0], cohort_of(ROW), update, generators(1), engine)
     np.testing.assert_allclose(thetas(trained), [[1.4 - 0.1 * (4 - 3.2), 2]], rtol=1e-6)
 
 
 @engines
 def test_what_an_optimizer_remembers_it_forgets_after_the_round(engine: str) -> None:
-    update = replace(UPDATE, descent=Descent(OPTIMIZERS["momentum"]()))
+    update = replace(UPDATE, descent=LocalOptimizer(OPTIMIZERS["momentum"]()))
     start = draw_hypotheses(MODEL, 1)
     first, again = (train(MODEL, start, [0, 0, 0], cohort_of(*RAGGED), update, generators(3), engine) for _ in range(2))
     for name, value in first.items():
@@ -126,11 +126,11 @@ def test_what_an_optimizer_remembers_it_forgets_after_the_round(engine: str) -> 
 
 
 def test_plain_descent_is_what_a_run_asks_for_that_says_nothing() -> None:
-    assert Descent.of(RunConfig()).plain
-    assert not Descent.of(RunConfig(proximal=0.1)).plain
-    assert not Descent.of(RunConfig(optimizer="momentum")).plain
+    assert LocalOptimizer.of(RunConfig()).plain
+    assert not LocalOptimizer.of(RunConfig(proximal=0.1)).plain
+    assert not LocalOptimizer.of(RunConfig(optimizer="momentum")).plain
 
 
 def test_an_option_of_another_optimizer_is_refused() -> None:
     with pytest.raises(ConfigError, match="there is no option momentum; the options are beta1, beta2"):
-        Descent.of(RunConfig(optimizer="adam", optimizer_options="momentum=0.9"))
+        LocalOptimizer.of(RunConfig(optimizer="adam", optimizer_options="momentum=0.9"))

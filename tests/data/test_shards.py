@@ -58,9 +58,7 @@ def test_names_stay_where_their_clients_are(whole: Dataset) -> None:
     ("first", "step", "held"),
     [(1, 3, True), (4, 6, True), (1, 6, True), (0, 3, False), (2, 6, False), (1, 2, False), (0, 1, False)],
 )
-def test_a_node_can_host_what_a_part_holds_or_a_share_of_it(
-    whole: Dataset, first: int, step: int, held: bool
-) -> None:
+def test_a_node_can_host_what_a_part_holds_or_a_share_of_it(whole: Dataset, first: int, step: int, held: bool) -> None:
     assert shard(whole, 1, 3).holds(first, step) is held
     assert whole.holds(first, step)
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from umbel.data import Dataset, open_dataset
 
-RECIPES = Path(__file__).parents[2] / "datasets"
+RECIPES = Path(__file__).resolve().parents[2] / "umbel" / "datasets"
 
 
 class Recipe:

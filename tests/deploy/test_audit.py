@@ -11,7 +11,7 @@ import pytest
 
 from tests.deploy.audit import audit
 from tests.deploy.processes import Run
-from umbel.protocol.demands import Hosting
+from umbel.protocol.tasks import Hosting
 from umbel.server.run_folder import RunFolder
 
 LATE, FIRST = 3, 7

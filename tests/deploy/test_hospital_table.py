@@ -12,10 +12,10 @@ from flwr.app import Message
 
 from umbel.client.app import app
 from umbel.client.node import Node
-from umbel.protocol.demands import Hosting
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import Hosting
 from umbel.simulation.grid import InProcessGrid
 
 CSV = """\

@@ -16,7 +16,7 @@ from flwr.serverapp import ServerApp
 from tests.helpers.sources import ROOT
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.launch import run
 
@@ -24,7 +24,7 @@ EXAMPLE = ROOT / "examples" / "quickstart"
 CLIENTS = 100
 CONFIG = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]["config"]
 ROUNDS = CONFIG["num-server-rounds"]
-PARTICIPATION = Release(Kind.TRAIN, 12, 2.0, RadiusMode.PUBLIC, mechanism="gaussian")
+PARTICIPATION = Release(Kind.TRAIN, 12, 2.0, Clipping.PUBLIC, mechanism="gaussian")
 
 
 @pytest.fixture

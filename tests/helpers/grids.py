@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 import umbel.client.app
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Hosting
 from umbel.protocol.flower import ErrorCode, Run
 from umbel.protocol.messages import asks, evaluation_in, evaluation_reply, hosting_reply, training_in, training_reply
+from umbel.protocol.tasks import Hosting
 from umbel.simulation.grid import InProcessGrid
 
 SUPERLINK = 1  # the node id that Flower's own error replies come from
@@ -125,9 +125,9 @@ class PaperGrid(Grid):
         """Return the dataset's numbers of the clients that a message asks, for simulated nodes."""
         hosting = self.says[message.metadata.dst_node_id][0]
         assert isinstance(hosting, Hosting)
-        demand = training_in(message.content) or evaluation_in(message.content)
-        assert demand is not None
-        return [hosting.first + hosting.step * local for local in demand.clients]
+        task = training_in(message.content) or evaluation_in(message.content)
+        assert task is not None
+        return [hosting.first + hosting.step * local for local in task.clients]
 
     def releases(
         self,

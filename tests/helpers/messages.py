@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from umbel.privacy.gate.gate import Check, Gate
 from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack, record_in, times_step, to_array_record, unpack
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 Layout = Mapping[str, tuple[int, ...]]
 Handler = Callable[[Message, Context], Message]
@@ -27,18 +27,18 @@ SIMULATED: dict[str, Any] = {"partition-id": 0, "num-partitions": 1}
 """The configuration of the only node of a simulation."""
 
 
-def demanded(clients: tuple[int, ...] = (0,), **changes: Any) -> Training:
-    """Return a demand that every site accepts, with changes."""
+def task_of(clients: tuple[int, ...] = (0,), **changes: Any) -> TrainingSpec:
+    """Return a task that every site accepts, with changes."""
     accepted: dict[str, Any] = {
         "round": 1,
         "local_epochs": 1,
         "step_size": 0.1,
         "batch_size": 10,
         "noise_multiplier": 5.0,
-        "radius_mode": "update",
+        "clipping": "update",
         "radius": 0.1,
     }
-    return Training(clients=clients, **(accepted | changes))
+    return TrainingSpec(clients=clients, **(accepted | changes))
 
 
 def stacked(matrix: NDArray[Any], layout: Layout) -> Arrays:
@@ -89,15 +89,15 @@ def instead(value: Any, like: ArrayRecord) -> ArrayRecord:
 
 def asked(
     hypotheses: ArrayRecord | Mapping[str, Any],
-    training: Training | ConfigRecord | None = None,
-    evaluation: Evaluation | ConfigRecord | None = None,
+    training: TrainingSpec | ConfigRecord | None = None,
+    evaluation: EvaluationSpec | ConfigRecord | None = None,
 ) -> RecordDict:
     """Return the content of a round's message; records stand for what a server of another mind would send."""
     record = hypotheses if isinstance(hypotheses, ArrayRecord) else sent(hypotheses)
     content = round_request(record)
-    for name, demand in (("training", training), ("evaluation", evaluation)):
-        if demand is not None:
-            content[name] = demand if isinstance(demand, ConfigRecord) else demand.to_record()
+    for name, task in (("training", training), ("evaluation", evaluation)):
+        if task is not None:
+            content[name] = task if isinstance(task, ConfigRecord) else task.to_record()
     return content
 
 

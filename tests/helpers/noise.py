@@ -9,14 +9,14 @@ import numpy as np
 from umbel.privacy.gate import releases
 from umbel.privacy.mechanisms import Laplace
 from umbel.privacy.mechanisms.base import Matrix, NoiseSource
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 
 
 def sanitise(
     updates: Matrix,
     noise_multiplier: float,
     radius: float,
-    mode: RadiusMode,
+    mode: Clipping,
     sources: Iterable[NoiseSource],
     parts: Sequence[slice] | None = None,
 ) -> Matrix:

@@ -16,7 +16,7 @@ from tests.helpers.history import a_round, a_validation
 from umbel import models
 from umbel.data import Manifest
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import Round, State
 from umbel.server.observer import Section
 from umbel.server.report import HeldOut, Measured, View, figures, render
@@ -145,7 +145,7 @@ def view(
         Kind.TRAIN,
         network.num_parameters,
         noise,
-        RadiusMode(mode),
+        Clipping(mode),
         mechanism=mechanism,
         hypotheses=hypotheses,
         choice_epsilon=choice,

@@ -10,9 +10,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
 from tests.helpers.records import STACKED, assert_same_arrays, over_the_wire
-from umbel.protocol.demands import VERSION, Evaluation, Training
+from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trainings
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     answers_training,
@@ -34,10 +33,11 @@ from umbel.protocol.messages import (
     version_in,
 )
 from umbel.protocol.records import Held, pack
+from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 
 
 @given(st.one_of(st.none(), trainings), st.one_of(st.none(), evaluations))
-def test_a_round_arrives_as_it_was_sent(training: Training | None, evaluation: Evaluation | None) -> None:
+def test_a_round_arrives_as_it_was_sent(training: TrainingSpec | None, evaluation: EvaluationSpec | None) -> None:
     arrived = over_the_wire(request(training, evaluation))
     assert (training_in(arrived), evaluation_in(arrived)) == (training, evaluation)
     assert asks(arrived) == (training is not None, evaluation is not None)
@@ -72,7 +72,7 @@ def test_messages_to_one_node_become_one() -> None:
 
 
 def test_of_what_two_messages_ask_alike_the_first_stands() -> None:
-    first, second = request(TRAINING), request(Training(9, (1,), 1, 0.1, 10, 5.0))
+    first, second = request(TRAINING), request(TrainingSpec(9, (1,), 1, 0.1, 10, 5.0))
     (one,) = merged([to(7, first), to(7, second)])
     assert training_in(one.content) == TRAINING
 

@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
+from umbel.protocol.tasks import TrainingSpec
 
 # --- by name
 
 
 def test_an_object_is_found_by_its_name() -> None:
-    assert import_by_name("umbel.protocol.demands:Training") is Training
+    assert import_by_name("umbel.protocol.tasks:TrainingSpec") is TrainingSpec
     assert import_by_name("os.path:join").__name__ == "join"
 
 

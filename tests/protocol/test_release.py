@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.protocol.release import Kind, NoisePer, RadiusMode, RadiusSchedule, Release, ReleaseBy, exact, quotient
+from umbel.protocol.release import Clipping, ClipSchedule, Kind, NoisePer, Release, ReleaseBy, exact, quotient
 
 
-def release(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE) -> Release:
+def release(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE) -> Release:
     """Return a release of n numbers."""
     return Release(Kind.TRAIN, n, noise_multiplier, mode)
 
@@ -57,16 +57,16 @@ def test_several_releases_are_spent_together() -> None:
     assert release(11, 3.0).paper_spend(0) == 0
 
 
-@pytest.mark.parametrize("mode", RadiusMode)
-def test_what_a_release_costs_does_not_hang_on_its_radius(mode: RadiusMode) -> None:
+@pytest.mark.parametrize("mode", Clipping)
+def test_what_a_release_costs_does_not_hang_on_its_radius(mode: Clipping) -> None:
     assert Release(Kind.REPORT, 2, 4.0, mode, 7.0).paper_cost == release(2, 4.0).paper_cost == Fraction(1, 2)
 
 
 def test_a_guarantee_takes_noise_a_public_radius_and_a_private_choice() -> None:
-    assert release(11, 3.0, RadiusMode.PUBLIC).formal
-    assert not release(11, 0.0, RadiusMode.PUBLIC).formal
-    assert not release(11, 3.0, RadiusMode.UPDATE).formal
-    chosen = replace(release(11, 3.0, RadiusMode.PUBLIC), hypotheses=2)
+    assert release(11, 3.0, Clipping.PUBLIC).formal
+    assert not release(11, 0.0, Clipping.PUBLIC).formal
+    assert not release(11, 3.0, Clipping.UPDATE).formal
+    chosen = replace(release(11, 3.0, Clipping.PUBLIC), hypotheses=2)
     assert not chosen.formal
     assert replace(chosen, choice_epsilon=1.0).formal
     assert not replace(chosen, hypotheses=0).formal, "how many there were is not on record"
@@ -80,7 +80,7 @@ def test_equal_releases_are_one_key() -> None:
 
 
 def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
-    assert [*RadiusMode] == ["update", "public"]
+    assert [*Clipping] == ["update", "public"]
     assert [*Kind] == ["train", "site", "report"]
     assert [*NoisePer] == ["vector", "layer", "row"]
     assert [*ReleaseBy] == ["client", "site"]
@@ -90,16 +90,16 @@ def test_names_are_those_that_travel_and_stand_in_ledgers() -> None:
 
 
 def test_a_public_radius_shrinks_by_its_factor_down_to_the_floor() -> None:
-    schedule = RadiusSchedule(RadiusMode.PUBLIC, floor=0.3, start=2.0, decay=0.5)
+    schedule = ClipSchedule(Clipping.PUBLIC, floor=0.3, start=2.0, decay=0.5)
     assert [schedule.at(round) for round in (1, 2, 3, 4, 5)] == [2, 1, 0.5, 0.3, 0.3]
 
 
 def test_the_radius_of_an_update_is_its_floor_in_every_round() -> None:
-    schedule = RadiusSchedule(RadiusMode.UPDATE, floor=0.3, start=2.0, decay=0.5)
+    schedule = ClipSchedule(Clipping.UPDATE, floor=0.3, start=2.0, decay=0.5)
     assert [schedule.at(round) for round in (1, 2, 50)] == [0.3, 0.3, 0.3]
 
 
 def test_a_mode_may_be_written_as_text_and_a_wrong_one_is_refused() -> None:
-    assert RadiusSchedule("public", start=2.0).at(1) == 2.0  # type: ignore[arg-type]
+    assert ClipSchedule("public", start=2.0).at(1) == 2.0  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="publik"):
-        RadiusSchedule("publik")  # type: ignore[arg-type]
+        ClipSchedule("publik")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import NoisePer, RadiusMode, RadiusSchedule
+from umbel.protocol.release import Clipping, ClipSchedule, NoisePer
 from umbel.protocol.rules import shown
 from umbel.protocol.run_config import RunConfig
 
@@ -87,7 +87,7 @@ def test_defaults_are_shown_as_they_stand_in_toml() -> None:
         ({"noise-multiplier": float("inf")}, "noise-multiplier must be a finite number of at least 0, got inf"),
         ({"noise-multiplier": -1.0}, "noise-multiplier must be a finite number of at least 0, got -1.0"),
         ({"message-noise": -1.0}, "message-noise must be a finite number of at least 0, got -1.0"),
-        ({"radius-floor": 0.0}, "radius-floor must be a finite number above 0, got 0.0"),
+        ({"clip-norm-floor": 0.0}, "clip-norm-floor must be a finite number above 0, got 0.0"),
         ({"radius": "secret"}, "radius must be one of update, public, got 'secret'"),
         ({"noise-per": "parameter"}, "noise-per must be one of vector, layer, row, got 'parameter'"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
@@ -97,12 +97,12 @@ def test_defaults_are_shown_as_they_stand_in_toml() -> None:
         ({"node-wait": 0}, "node-wait must be a finite number above 0, got 0.0"),
         ({"min-releases": 8}, "min-releases = 8 is more than clients-per-round = 7; lower it"),
         (
-            {"radius": "public", "radius-decay": 1e300},
-            r"radius-decay = 1e\+300 makes the radius infinite in 100 rounds; lower it",
+            {"clipping": "public", "clip-norm-decay": 1e300},
+            r"clip-norm-decay = 1e\+300 makes the radius infinite in 100 rounds; lower it",
         ),
         (
-            {"radius": "public", "noise-per": "layer"},
-            'noise-per = "layer" works only with radius = "update"; change one of them',
+            {"clipping": "public", "noise-per": "layer"},
+            'noise-per = "layer" works only with clipping = "update"; change one of them',
         ),
         ({"local-epochs": 0}, "local-epochs = 0 and local-steps = 0 train nothing; set one of them"),
     ],
@@ -136,13 +136,13 @@ def test_a_whole_number_will_do_for_a_real_one() -> None:
 
 
 def test_the_radius_of_each_round_comes_from_four_keys() -> None:
-    keys = {"radius": "public", "radius-floor": 0.2, "radius-start": 3.0, "radius-decay": 0.5}
+    keys = {"clipping": "public", "clip-norm-floor": 0.2, "clip-norm": 3.0, "clip-norm-decay": 0.5}
     run = RunConfig.parse(keys)
-    assert run.radius is RadiusMode.PUBLIC
-    assert run.schedule == RadiusSchedule(RadiusMode.PUBLIC, 0.2, 3.0, 0.5)
+    assert run.radius is Clipping.PUBLIC
+    assert run.schedule == ClipSchedule(Clipping.PUBLIC, 0.2, 3.0, 0.5)
 
 
 def test_a_radius_that_stays_finite_in_all_rounds_may_grow() -> None:
-    assert RunConfig.parse({"radius": "public", "radius-decay": 1e3, "rounds": 100}).radius_bounded
+    assert RunConfig.parse({"clipping": "public", "clip-norm-decay": 1e3, "rounds": 100}).clip_norm_bounded
     # With radius update the schedule plays no part.
-    assert RunConfig.parse({"radius-decay": 1e300}).radius_bounded
+    assert RunConfig.parse({"clip-norm-decay": 1e300}).clip_norm_bounded

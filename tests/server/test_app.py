@@ -36,11 +36,11 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.runs import beside
 from umbel.protocol.arrays import flatten
-from umbel.protocol.demands import Evaluation
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import asks, keep_request, round_request
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.server.rounds import Run, draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -124,14 +124,14 @@ def test_a_run_leaves_its_files_and_says_last_where(play: Play, caplog: pytest.L
 def test_the_folder_is_named_by_time_data_strategy_and_run(play: Play, umbel_home: Path) -> None:
     run = play(strategy="umbel.strategies.fedavg:FedAvg", rounds=1)
     assert run.folder.parent == umbel_home / "runs"
-    assert re.fullmatch(r"\d{8}-\d{6}-synthetic-strategies\.fedavg-FedAvg-\d{6}", run.folder.name)
+    assert re.fullmatch(r"\d{8}-\d{6}-synthetic-umbel\.strategies\.fedavg-FedAvg-\d{6}", run.folder.name)
 
 
 def test_the_log_tells_each_round_and_the_outcome(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
         run = play(rounds=2, nodes=3)
     told = "\n".join(caplog.messages)
-    assert "GroupPrivacy: k = 2 hypotheses, 7 clients a round, radius update" in told
+    assert "GroupPrivacy: k = 2 hypotheses, 7 clients a round, clipping update" in told
     assert "3 nodes host 100 training and 100 validation clients" in told
     lines = [message for message in caplog.messages if message.startswith("round ")]
     assert [line[:9] for line in lines] == ["round 1/2", "round 2/2"]
@@ -144,7 +144,7 @@ def test_the_log_tells_each_round_and_the_outcome(play: Play, caplog: pytest.Log
 def test_a_formal_run_says_what_it_guarantees(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     """2 n / nu + choice-epsilon = 2 * 2/5 + 1/2 a participation, between any two data sets of the client."""
     with caplog.at_level(logging.INFO, "flwr"):
-        run = play(rounds=2, nodes=3, radius="public", choice_epsilon=0.5)
+        run = play(rounds=2, nodes=3, clipping="public", choice_epsilon=0.5)
     most = max(times for times, _ in run.ledger.values())
     assert (
         "Guaranteed to a client, between any two of its data sets: epsilon 0 (median), "
@@ -162,7 +162,7 @@ def test_a_formal_run_says_what_it_guarantees(play: Play, caplog: pytest.LogCapt
 
 def test_a_run_with_gaussian_noise_is_bounded_but_for_a_chance(play: Play, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
-        run = play(rounds=2, radius="public", choice_epsilon=0.5, mechanism="gaussian")
+        run = play(rounds=2, clipping="public", choice_epsilon=0.5, mechanism="gaussian")
     assert [entry["releases"] for entry in run.trained] == [7, 7]
     assert "at delta 1e-05; no pure epsilon." in caplog.text
     with (run.folder / "ledger.csv").open() as file:
@@ -272,12 +272,12 @@ def test_ifca_finds_both_optima_without_noise(play: Play) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "the default": {},
-    "public radius": {"radius": "public", "radius_start": 0.5, "radius_decay": 0.9},
+    "public radius": {"clipping": "public", "clip_norm": 0.5, "clip_norm_decay": 0.9},
     "shuffled minibatches": {"batch_size": 3, "local_epochs": 2, "validation_clients_per_round": 20},
     "IFCA": {"strategy": "ifca", "noise_multiplier": 0.0},
     "a recommender, which batches give to rounding alone": {
         "dataset": "preferences", "strategy": "recommender", "hypotheses": 1, "clients_per_round": 12,
-        "step_size": 0.03, "radius_floor": 1e-6, "noise_multiplier": 1.0,
+        "step_size": 0.03, "clip_norm_floor": 1e-6, "noise_multiplier": 1.0,
     },
 }  # fmt: skip
 
@@ -736,9 +736,7 @@ def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> N
     short = play(dataset="plane", rounds=1)
     short.folder.rename(umbel_home / "runs" / "SHORT")
     plane(data, (3, -2.5), train=8, validation=4)
-    with pytest.raises(
-        ConfigError, match=r"resume: the rows of dataset 'plane' are others.*start-from=SHORT seed=1"
-    ):
+    with pytest.raises(ConfigError, match=r"resume: the rows of dataset 'plane' are others.*start-from=SHORT seed=1"):
         play(dataset="plane", rounds=2, resume="SHORT")
     plane(data, (3, -2), train=8, validation=4)
     play(dataset="plane", rounds=2, resume="SHORT")
@@ -833,9 +831,7 @@ def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: 
 
 def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
-    with pytest.raises(
-        ConfigError, match="that run was of dataset 'synthetic'; set dataset=synthetic, or set mo"
-    ):
+    with pytest.raises(ConfigError, match="that run was of dataset 'synthetic'; set dataset=synthetic, or set mo"):
         play(start_from=str(whole.folder), dataset="plane", model="mlp-2x3x1", seed=1)
 
 
@@ -918,7 +914,7 @@ def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(pla
             grid.send_and_receive([Message(content, node, kind)])[0]
             for content, kind in (
                 (keep_request(found), "query.keep"),
-                (round_request(found, evaluation=Evaluation(1, (100,))), "evaluate"),
+                (round_request(found, evaluation=EvaluationSpec(1, (100,))), "evaluate"),
                 (keep_request(found), "query.keep"),
                 (keep_request(found), "query.keep"),
             )

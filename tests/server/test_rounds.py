@@ -14,9 +14,9 @@ from flwr.clientapp import ClientApp
 
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
 from umbel.protocol.arrays import flatten
-from umbel.protocol.demands import Hosting
 from umbel.protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
 from umbel.protocol.records import to_array_record
+from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.observer import Observer
 from umbel.server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
@@ -53,7 +53,7 @@ def test_what_is_validated_is_what_the_round_starts_from() -> None:
 def test_a_round_is_told_what_the_demands_have_in_common() -> None:
     strategy = Scripted()
     play(strategy, rounds=1)
-    assert dict(strategy.trained[0][2]) == setup(Scripted(), rounds=1).demand("mine")
+    assert dict(strategy.trained[0][2]) == setup(Scripted(), rounds=1).task("mine")
     assert strategy.trained[0][2]["step_size"] == 0.5
     assert strategy.trained[0][2]["run"] == "mine"
 

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.history import a_round
-from umbel.protocol.demands import Hosting
 from umbel.protocol.home import write_atomically
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.tasks import Hosting
 from umbel.server import run_folder
 from umbel.server.history import Round, State
 from umbel.server.observer import Section
@@ -34,7 +34,7 @@ BEST = {name: value + 10 for name, value in LATEST.items()}
 NAMES = list(LATEST)
 
 
-def costing(n: int, noise_multiplier: float, mode: RadiusMode = RadiusMode.UPDATE, **changes: Any) -> Release:
+def costing(n: int, noise_multiplier: float, mode: Clipping = Clipping.UPDATE, **changes: Any) -> Release:
     """A release whose paper's budget is n / nu."""
     return Release(Kind.TRAIN, n, noise_multiplier, mode, **changes)
 
@@ -162,7 +162,7 @@ def test_the_ledger_lists_the_clients_that_released_and_what_they_spent(folder: 
     ]
 
 
-PUBLIC = RadiusMode.PUBLIC
+PUBLIC = Clipping.PUBLIC
 
 
 @pytest.mark.parametrize(

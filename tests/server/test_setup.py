@@ -12,14 +12,14 @@ import pytest
 
 from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.observer import Observer
 from umbel.server.setup import Setup
 from umbel.strategies import IFCA, FedAvg, GroupPrivacy
-from umbel.strategies.base import RadiusSchedule
+from umbel.strategies.base import ClipSchedule
 
 NAN, INF = math.nan, math.inf
 
@@ -42,7 +42,7 @@ WHOLE = {
     "max-participations": 0,
 }
 ABOVE_ZERO = [
-    "step-size", "radius-floor", "radius-start", "radius-decay", "node-wait", "round-timeout", "quorum",
+    "step-size", "clip-norm-floor", "clip-norm", "clip-norm-decay", "node-wait", "round-timeout", "quorum",
     "max-node-share",
 ]  # fmt: skip
 NOT_NEGATIVE = [
@@ -52,7 +52,7 @@ CHOICES = {
     "device": "auto, cpu, cuda",
     "engine": "auto, loop, batched",
     "optimizer": "sgd, momentum, adam, adamw",
-    "radius": "update, public",
+    "clipping": "update, public",
     "noise-per": "vector, layer, row",
     "validate-by": "mean, median",
 }
@@ -83,7 +83,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     assert type(strategy) is GroupPrivacy
     assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (2, 7, 0)
     assert (strategy.min_releases, fleet.min_nodes, fleet.node_wait) == (1, 1, 300.0)
-    assert strategy.radius == RadiusSchedule(RadiusMode.UPDATE, floor=0.01, start=1.0, decay=1.0)
+    assert strategy.radius == ClipSchedule(Clipping.UPDATE, floor=0.01, start=1.0, decay=1.0)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
     assert setup.manifest.name == "synthetic"
@@ -94,8 +94,8 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
         1,
         5,
     )
-    assert setup.release == Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE, hypotheses=2)
-    assert setup.demand("mine") == {
+    assert setup.release == Release(Kind.TRAIN, 2, 5.0, Clipping.UPDATE, hypotheses=2)
+    assert setup.task("mine") == {
         "local_epochs": 1,
         "local_steps": 0,
         "step_size": 0.1,
@@ -121,19 +121,19 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"validate-every": 18, "restarts": 19, "local-epochs": 20, "step-size": 0.21, "batch-size": 22}
     run_config |= {"noise-multiplier": 23.0, "local-steps": 27, "quorum": 0.28}
     run_config |= {"mechanism": "gaussian", "choice-epsilon": 0.29}
-    run_config |= {"radius": "public", "radius-floor": 0.24, "radius-start": 25.0, "radius-decay": 0.26}
+    run_config |= {"clipping": "public", "clip-norm-floor": 0.24, "clip-norm": 25.0, "clip-norm-decay": 0.26}
     setup = Setup.parse(run_config)
     strategy, fleet, run = setup.strategy, setup.strategy.fleet, setup.config
     assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (3, 11, 12)
     assert (strategy.min_releases, fleet.seed, fleet.min_nodes, fleet.node_wait) == (4, 13, 5, 14.0)
     assert fleet.quorum == 0.28
-    assert strategy.radius == RadiusSchedule(RadiusMode.PUBLIC, floor=0.24, start=25.0, decay=0.26)
+    assert strategy.radius == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
     assert (run.seed, run.round_timeout, run.rounds, run.patience) == (13, 15.0, 16, 17)
     assert (run.validate_every, run.restarts) == (18, 19)
     assert setup.release == Release(
-        Kind.TRAIN, 2, 23.0, RadiusMode.PUBLIC, mechanism="gaussian", hypotheses=3, choice_epsilon=0.29
+        Kind.TRAIN, 2, 23.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=3, choice_epsilon=0.29
     )
-    assert setup.demand() == {
+    assert setup.task() == {
         "local_epochs": 20,
         "local_steps": 27,
         "step_size": 0.21,
@@ -153,12 +153,12 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     [
         ({}, False),
         ({"choice-epsilon": 1.0}, False),
-        ({"radius": "public"}, False),
-        ({"radius": "public", "choice-epsilon": 1.0}, True),
-        ({"radius": "public", "hypotheses": 1}, True),
-        ({"radius": "public", "strategy": "fedavg"}, True),
-        ({"radius": "public", "choice-epsilon": 1.0, "mechanism": "gaussian"}, True),
-        ({"radius": "public", "choice-epsilon": 1.0, "noise-multiplier": 0.0}, False),
+        ({"clipping": "public"}, False),
+        ({"clipping": "public", "choice-epsilon": 1.0}, True),
+        ({"clipping": "public", "hypotheses": 1}, True),
+        ({"clipping": "public", "strategy": "fedavg"}, True),
+        ({"clipping": "public", "choice-epsilon": 1.0, "mechanism": "gaussian"}, True),
+        ({"clipping": "public", "choice-epsilon": 1.0, "noise-multiplier": 0.0}, False),
     ],
     ids=str,
 )
@@ -175,9 +175,9 @@ def test_of_one_hypothesis_there_is_no_choice_to_pay_for(run_config: dict[str, A
     assert not release.chooses
 
 
-def test_what_every_message_has_in_common_is_a_part_of_a_demand(run_config: dict[str, Any]) -> None:
+def test_what_every_message_has_in_common_is_a_part_of_a_task(run_config: dict[str, Any]) -> None:
     """As the strategy completes it."""
-    Training(round=1, clients=(0,), radius=0.1, **Setup.parse(run_config).demand("mine"))
+    TrainingSpec(round=1, clients=(0,), radius=0.1, **Setup.parse(run_config).task("mine"))
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, stra
 
 def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[str, Any]) -> None:
     noisy = run_config | {"message-noise": 0.5}
-    assert Setup.parse(noisy | FACTORS).demand()["message_noise"] == 0.5
+    assert Setup.parse(noisy | FACTORS).task()["message_noise"] == 0.5
     with pytest.raises(ConfigError, match=r"^message-noise is for models with local parameters, not 'linear'; set it"):
         Setup.parse(noisy)
 
@@ -210,12 +210,12 @@ def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(
     own = Setup.parse(run_config | {"dataset": "mine"})
     assert own.model.local_shapes
     assert all(name.endswith(".bias") for name in own.model.local_shapes)
-    assert own.demand()["frozen_digest"] == ""
+    assert own.task()["frozen_digest"] == ""
     first = next(iter(own.model.shapes))
     asked = Setup.parse(run_config | {"dataset": "mine", "frozen": first})
     assert first not in asked.model.shapes
     assert asked.release.n == asked.model.num_parameters < own.release.n
-    assert asked.demand()["frozen_digest"] == asked.model.frozen_digest != ""
+    assert asked.task()["frozen_digest"] == asked.model.frozen_digest != ""
     with pytest.raises(ConfigError, match="frozen = 'nothing' matches no parameter of model 'mlp'"):
         Setup.parse(run_config | {"dataset": "mine", "frozen": "nothing"})
 
@@ -257,9 +257,9 @@ def test_without_a_dataset_every_node_serves_its_own(run_config: dict[str, Any])
 
 def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | {"noise-multiplier": 0, "step-size": 1, "node-wait": 10})
-    assert setup.demand()["noise_multiplier"] == 0.0
-    assert setup.demand()["step_size"] == 1.0
-    assert isinstance(setup.demand()["step_size"], float)
+    assert setup.task()["noise_multiplier"] == 0.0
+    assert setup.task()["step_size"] == 1.0
+    assert isinstance(setup.task()["step_size"], float)
     assert setup.strategy.fleet.node_wait == 10.0
 
 
@@ -285,9 +285,9 @@ def test_parts_are_noised_by_themselves_only_where_the_radius_is_the_updates(
     run_config: dict[str, Any], unit: str
 ) -> None:
     run_config["noise-per"] = unit
-    assert Setup.parse(run_config).demand()["noise_per"] == unit
-    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" works only with radius = "update"'):
-        Setup.parse(run_config | {"radius": "public"})
+    assert Setup.parse(run_config).task()["noise_per"] == unit
+    with pytest.raises(ConfigError, match=f'noise-per = "{unit}" works only with clipping = "update"'):
+        Setup.parse(run_config | {"clipping": "public"})
 
 
 # --- what is refused
@@ -318,7 +318,7 @@ def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong
 
 def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
-    assert (setup.config.rounds, setup.strategy.fleet.clients_per_round, setup.demand()["batch_size"]) == (1, 1, 0)
+    assert (setup.config.rounds, setup.strategy.fleet.clients_per_round, setup.task()["batch_size"]) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("key", ABOVE_ZERO)
@@ -341,7 +341,7 @@ def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: 
 
 def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="unknown mechanism 'gausian'; choose from laplace, gaussian"):
-        Setup.parse(run_config | {"mechanism": "gausian", "radius": "public"})
+        Setup.parse(run_config | {"mechanism": "gausian", "clipping": "public"})
 
 
 def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
@@ -378,8 +378,8 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"strategy": ""}, "unknown strategy ''; choose from"),
         ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
         (
-            {"strategy": "umbel.protocol.demands:Training"},
-            "strategy 'umbel.protocol.demands:Training' is no class built on",
+            {"strategy": "umbel.protocol.tasks:TrainingSpec"},
+            "strategy 'umbel.protocol.tasks:TrainingSpec' is no class built on",
         ),
         ({"strategy-options": "x=1"}, "strategy-options: there is no option x; the options are respawn"),
         ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
@@ -425,7 +425,7 @@ def test_more_releases_than_clients_are_asked_can_never_come(run_config: dict[st
 
 
 def test_a_radius_that_grows_out_of_all_bounds_is_found_before_the_last_round(run_config: dict[str, Any]) -> None:
-    growing = {"radius": "public", "radius-decay": 2.0}
+    growing = {"clipping": "public", "clip-norm-decay": 2.0}
     Setup.parse(run_config | growing | {"rounds": 1000})
-    with pytest.raises(ConfigError, match="radius-decay"):
+    with pytest.raises(ConfigError, match="clip-norm-decay"):
         Setup.parse(run_config | growing | {"rounds": 1100})

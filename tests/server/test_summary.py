@@ -12,7 +12,7 @@ from tests.helpers.history import a_round, a_validation
 from umbel import models
 from umbel.data import Manifest
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import Round, State
 from umbel.server.summary import Summary
 
@@ -26,7 +26,7 @@ SYNTHETIC = Manifest(name="synthetic", clients=2, split={"train": 1, "validation
 
 
 def release(
-    noise_multiplier: float = 3.0, mode: RadiusMode = RadiusMode.UPDATE, hypotheses: int = 2, **changes: Any
+    noise_multiplier: float = 3.0, mode: Clipping = Clipping.UPDATE, hypotheses: int = 2, **changes: Any
 ) -> Release:
     """One of 11 parameters, whose paper's budget is 11 / 3, or what the noise multiplier says."""
     return Release(Kind.TRAIN, 11, noise_multiplier, mode, hypotheses=hypotheses, **changes)
@@ -182,7 +182,7 @@ def told(**changes: Any) -> list[str]:
     [
         ({}, "the radius is the norm of the client's own update"),
         ({"choice_epsilon": 1.0}, "the radius is the norm of the client's own update"),
-        ({"mode": RadiusMode.PUBLIC}, "the choice among 2 hypotheses is open"),
+        ({"mode": Clipping.PUBLIC}, "the choice among 2 hypotheses is open"),
     ],
 )
 def test_where_nothing_is_guaranteed_the_reason_is_told_and_a_heuristic_is_called_one(
@@ -207,7 +207,7 @@ def test_a_guarantee_is_between_any_two_data_sets_of_a_client(
     hypotheses: int, choice: float, pure: tuple[str, str]
 ) -> None:
     """2 n / nu = .05 a participation at most, and choice-epsilon on top where there is a choice."""
-    first, second = told(noise_multiplier=440.0, mode=RadiusMode.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
+    first, second = told(noise_multiplier=440.0, mode=Clipping.PUBLIC, hypotheses=hypotheses, choice_epsilon=choice)
     found = re.fullmatch(GUARANTEED + r"pure epsilon (\S+), (\S+)\." + REPORTS, first)
     assert found, first
     assert found.groups()[2:] == pure
@@ -216,7 +216,7 @@ def test_a_guarantee_is_between_any_two_data_sets_of_a_client(
 
 
 def test_a_mechanism_without_a_pure_epsilon_says_so() -> None:
-    first, second = told(mode=RadiusMode.PUBLIC, mechanism="gaussian", choice_epsilon=1.0)
+    first, second = told(mode=Clipping.PUBLIC, mechanism="gaussian", choice_epsilon=1.0)
     found = re.fullmatch(GUARANTEED + r"no pure epsilon\." + REPORTS, first)
     assert found, first
     median, maximum = map(float, found.groups())
@@ -224,8 +224,8 @@ def test_a_mechanism_without_a_pure_epsilon_says_so() -> None:
     assert second == "Paper's budget, a heuristic: none; it counts vector Laplace noise alone."
 
 
-@pytest.mark.parametrize("mode", RadiusMode)
-def test_without_noise_nothing_bounds_what_was_given_away(mode: RadiusMode) -> None:
+@pytest.mark.parametrize("mode", Clipping)
+def test_without_noise_nothing_bounds_what_was_given_away(mode: Clipping) -> None:
     assert told(noise_multiplier=0.0, mode=mode, choice_epsilon=1.0) == [
         "Guaranteed to a client: nothing, since there is no noise.",
         "Paper's budget, a heuristic: none; it counts vector Laplace noise alone.",
@@ -233,7 +233,7 @@ def test_without_noise_nothing_bounds_what_was_given_away(mode: RadiusMode) -> N
 
 
 def test_who_released_nothing_has_given_nothing_away() -> None:
-    first, second = summary(mode=RadiusMode.PUBLIC, hypotheses=1).privacy_lines(0.0, 0)
+    first, second = summary(mode=Clipping.PUBLIC, hypotheses=1).privacy_lines(0.0, 0)
     assert "epsilon 0 (median), 0 (maximum) at delta 1e-05; pure epsilon 0, 0." in first
     assert "0 (median), 0 (maximum)" in second
 

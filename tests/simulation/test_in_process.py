@@ -33,9 +33,9 @@ class Counting(Observer):
 
 
 def test_a_config_is_the_defaults_with_a_file_and_changes_over_them() -> None:
-    config = run_config("hospital", clients_per_round=9, radius_floor=0.5)
+    config = run_config("hospital", clients_per_round=9, clip_norm_floor=0.5)
     assert set(config) == set(RunConfig.names())
-    assert (config["dataset"], config["clients-per-round"], config["radius-floor"]) == ("hospital", 9, 0.5)
+    assert (config["dataset"], config["clients-per-round"], config["clip-norm-floor"]) == ("hospital", 9, 0.5)
     assert config["seed"] == RunConfig().seed
     RunConfig.parse(config)
 

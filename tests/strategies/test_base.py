@@ -22,13 +22,13 @@ from tests.helpers.messages import releases as releases_of
 from tests.helpers.runs import run_app
 from umbel import models, strategies
 from umbel.protocol.arrays import flatten
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import from_array_record, to_array_record
-from umbel.protocol.release import RadiusMode, RadiusSchedule
+from umbel.protocol.release import Clipping, ClipSchedule
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.replies import Releases
 from umbel.server.rounds import draw_hypotheses
@@ -87,23 +87,23 @@ class Rehearsal:
 
 
 def test_a_round_asks_for_what_the_strategy_and_the_run_say() -> None:
-    radius = RadiusSchedule(RadiusMode.PUBLIC, start=0.8, decay=0.5)
+    radius = ClipSchedule(Clipping.PUBLIC, start=0.8, decay=0.5)
     (message,) = Rehearsal(radius=radius).ask(round=3)
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), HYPOTHESES_SENT)
-    assert training_in(message.content) == Training(
-        round=3, clients=(0, 1, 2, 3), radius_mode="public", radius=0.2, disclose_choice=False, **COMMON
+    assert training_in(message.content) == TrainingSpec(
+        round=3, clients=(0, 1, 2, 3), clipping="public", radius=0.2, disclose_choice=False, **COMMON
     )
 
 
 def test_a_strategy_may_ask_for_something_else() -> None:
     class Patient(Halves):
-        def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
-            return super().demand(round, config) | {"local_epochs": round}
+        def task(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+            return super().task(round, config) | {"local_epochs": round}
 
     (message,) = Rehearsal(kind=Patient).ask(round=7)
-    demand = training_in(message.content)
-    assert demand is not None
-    assert demand.local_epochs == 7
+    task = training_in(message.content)
+    assert task is not None
+    assert task.local_epochs == 7
 
 
 # --- training
@@ -394,8 +394,8 @@ def test_a_strategy_may_learn_in_a_way_of_its_own() -> None:
 
 def test_the_summary_says_what_will_be_done(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "flwr"):
-        Halves(Fleet(clients_per_round=12), hypotheses=3, radius=RadiusSchedule(RadiusMode.PUBLIC)).summary()
-    assert caplog.messages == ["Halves: k = 3 hypotheses, 12 clients a round, radius public"]
+        Halves(Fleet(clients_per_round=12), hypotheses=3, radius=ClipSchedule(Clipping.PUBLIC)).summary()
+    assert caplog.messages == ["Halves: k = 3 hypotheses, 12 clients a round, clipping public"]
 
 
 # --- a strategy of one's own
@@ -438,7 +438,7 @@ def test_flowers_own_start_runs_a_strategy(newcomer: str, run_config: dict[str, 
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, setup.strategy.hypotheses, seed=4, restart=0))
     grid = InProcessGrid(umbel.client.app.app, run_config, nodes=2)
-    config = ConfigRecord(setup.demand())
+    config = ConfigRecord(setup.task())
     result = setup.strategy.start(grid, start, num_rounds=3, train_config=config, evaluate_config=config)
     np.testing.assert_array_equal(from_array_record(result.arrays)["weight"], by_umbel["weight"])
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 7, 7]
@@ -453,7 +453,7 @@ def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any])
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     grid = InProcessGrid(app, run_config, nodes=2)
-    result = GroupPrivacy().start(grid, start, num_rounds=3, train_config=ConfigRecord(setup.demand()))
+    result = GroupPrivacy().start(grid, start, num_rounds=3, train_config=ConfigRecord(setup.task()))
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
     assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
 
@@ -469,6 +469,6 @@ def test_start_runs_a_strategy_with_state_to_the_end(run_config: dict[str, Any])
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     strategy = Counting()
     strategy.start(
-        InProcessGrid(umbel.client.app.app, run_config), start, num_rounds=4, train_config=ConfigRecord(setup.demand())
+        InProcessGrid(umbel.client.app.app, run_config), start, num_rounds=4, train_config=ConfigRecord(setup.task())
     )
     assert strategy.state["times"].max() == 4

@@ -14,7 +14,7 @@ from tests.helpers.runs import run_app
 from umbel import strategies
 from umbel.data import Manifest, write_leaf
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -88,7 +88,7 @@ def test_a_choice_too_random_to_show_groups_is_refused() -> None:
 
 
 def test_sums_do_not_show_groups() -> None:
-    run = RunConfig(strategy="site-average", hypotheses=0, radius=RadiusMode.PUBLIC)
+    run = RunConfig(strategy="site-average", hypotheses=0, radius=Clipping.PUBLIC)
     with pytest.raises(ConfigError, match="'site-average' cannot choose how many hypotheses there are"):
         Setup.parse(run.entries())
 

@@ -22,7 +22,7 @@ def factors_config(run_config: Config) -> Config:
     """Steps of Protocol 1 on the preferences that come with the app."""
     return run_config | {
         "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1,
-        "local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "radius-floor": 1e-6,
+        "local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "clip-norm-floor": 1e-6,
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from tests.helpers.noise import sanitise
 from umbel import models, strategies
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
 from umbel.strategies import GeometricMedian, GroupPrivacy, TrimmedMean
 from umbel.strategies.robust import HostileOptions, Robust
@@ -127,7 +127,7 @@ def error(strategy: GroupPrivacy, attack: Any, seed: int, rounds: int = 60, m: i
     sent = np.array([[3.0, 2.0], [3.0, -2.0]])
     for _ in range(rounds):
         start = sent[np.linalg.norm(own[:, None] - sent, axis=2).argmin(axis=1)]
-        releases = start + sanitise(0.35 * (own - start), 1.0, 0.01, RadiusMode.UPDATE, [rng] * m)
+        releases = start + sanitise(0.35 * (own - start), 1.0, 0.01, Clipping.UPDATE, [rng] * m)
         if attack is not None:
             releases[hostile] = attack(sent, start[hostile], releases[hostile], rng)
         labels, following = strategy.assign(releases, sent, None), sent.copy()

@@ -19,7 +19,7 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import site_reply, training_in
 from umbel.protocol.records import from_array_record, to_array_record
-from umbel.protocol.release import Kind, RadiusMode, RadiusSchedule, ReleaseBy
+from umbel.protocol.release import Clipping, ClipSchedule, Kind, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.rounds import Run
@@ -36,7 +36,7 @@ COMMON: dict[str, Any] = {
     "mechanism": "laplace",
     "choice_epsilon": 1.0,
 }
-PUBLIC = RadiusSchedule(RadiusMode.PUBLIC, start=100.0)
+PUBLIC = ClipSchedule(Clipping.PUBLIC, start=100.0)
 
 
 class Rehearsal:
@@ -50,9 +50,9 @@ class Rehearsal:
         )
 
     def answer(self, site: int, sums: Any, counts: list[float], part: list[int] | None = None) -> Message:
-        demand = training_in(self.messages[site].content)
-        assert demand is not None
-        flags = [1] * len(demand.clients) if part is None else part
+        task = training_in(self.messages[site].content)
+        assert task is not None
+        flags = [1] * len(task.clients) if part is None else part
         return Message(site_reply(stack(sums), counts, flags), reply_to=self.messages[site])
 
     def end(self, *replies: Message) -> tuple[list[list[float]] | None, Any]:
@@ -64,9 +64,9 @@ class Rehearsal:
 
 
 def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
-    demand = training_in(Rehearsal().messages[0].content)
-    assert demand is not None
-    assert (demand.release_by, demand.radius_mode, demand.radius) == (ReleaseBy.SITE, RadiusMode.PUBLIC, 100.0)
+    task = training_in(Rehearsal().messages[0].content)
+    assert task is not None
+    assert (task.release_by, task.clipping, task.radius) == (ReleaseBy.SITE, Clipping.PUBLIC, 100.0)
 
 
 @pytest.mark.parametrize("hypotheses", [1, 2])
@@ -85,10 +85,15 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
     def explores(round: int, hypotheses: int = 2, options: str = "") -> float:
         strategy = strategies.make(
             RunConfig.of(
-                {"strategy": "site-average", "strategy-options": options, "hypotheses": hypotheses, "radius": "public"}
+                {
+                    "strategy": "site-average",
+                    "strategy-options": options,
+                    "hypotheses": hypotheses,
+                    "clipping": "public",
+                }
             )
         )
-        share: float = strategy.demand(round, ConfigRecord(COMMON))["explore"]
+        share: float = strategy.task(round, ConfigRecord(COMMON))["explore"]
         return share
 
     assert [explores(round) for round in (1, 8, 9)] == [0.3, 0.3, 0.0]
@@ -194,14 +199,14 @@ def test_sums_that_make_no_model_leave_the_hypotheses() -> None:
 
 
 def asked_for(changes: dict[str, Any]) -> RunConfig:
-    entries: dict[str, Any] = {"strategy": "site-average", "radius": "public"}
+    entries: dict[str, Any] = {"strategy": "site-average", "clipping": "public"}
     return RunConfig(**entries | changes)
 
 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"radius": "update"}, 'strategy \'site-average\' works only with radius = "public", not "update"'),
+        ({"clipping": "update"}, 'strategy \'site-average\' works only with clipping = "public", not "update"'),
         ({"choice_epsilon": 0.0}, "ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian"),
     ],
 )
@@ -224,8 +229,8 @@ def test_what_sites_can_answer_is_run(changes: dict[str, Any]) -> None:
 
 CONFIG: dict[str, Any] = {
     "strategy": "site-average",
-    "radius": "public",
-    "radius_decay": 0.95,
+    "clipping": "public",
+    "clip_norm_decay": 0.95,
     "clients_per_round": 80,
     "rounds": 40,
     "restarts": 5,

@@ -6,7 +6,7 @@ import numpy as np
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.trial import try_out
-from umbel.models.descent import Descent
+from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import flatten
 from umbel.server.rounds import draw_hypotheses
@@ -25,7 +25,9 @@ def first_update(setup: Setup) -> float:
     cohort = Cohort.gather(dataset, some, learner.device)
     local = model.initial_local(streams(run.seed, "local", 0, some))
     chosen = learner.choose(hypotheses, cohort, local)
-    update = LocalUpdate(run.local_epochs, run.step_size, run.batch_size, run.local_steps, descent=Descent.of(run))
+    update = LocalUpdate(
+        run.local_epochs, run.step_size, run.batch_size, run.local_steps, descent=LocalOptimizer.of(run)
+    )
     trained, _ = learner.train(hypotheses, chosen, cohort, update, streams(run.seed, "shuffle", 1, some), local)
     moved = flatten(trained, np.float64) - flatten(hypotheses, np.float64)[chosen]
     return float(np.median(np.linalg.norm(moved, axis=1)))

@@ -115,9 +115,7 @@ def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
         raise DatasetError(f"{manifest.name}: model {model.name!r} {reason}")
     # Statistics of its rows a newcomer can take; parameters that are trained it lacks.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
-        raise DatasetError(
-            f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any"
-        )
+        raise DatasetError(f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any")
     return model, {name: hypotheses[name] for name in model.shapes}
 
 

@@ -24,7 +24,6 @@ from umbel.privacy.gate.randomness import noise, streams
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.time_limit import time_limit
 from umbel.privacy.mechanisms.choice import OWN
-from umbel.protocol.demands import VERSION, Evaluation, Training
 from umbel.protocol.errors import ProtocolError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
@@ -36,6 +35,7 @@ from umbel.protocol.messages import (
     training_in,
     version_in,
 )
+from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 
 app = ClientApp()
 
@@ -56,11 +56,11 @@ def query(msg: Message, context: Context) -> Message:
 
 def _check_training(content: RecordDict, context: Context) -> None:
     """Raise where this node cannot train what a message asks, whatever its data are."""
-    node, demand = Node.of(context.node_config, context.run_config), training_in(content)
-    assert demand is not None, "the gate asks for messages with training alone"
-    node.check(hypotheses_in(content), demand.frozen_digest)
-    node.training_clients(demand.clients)
-    if demand.message_noise and not node.model.local_shapes:
+    node, task = Node.of(context.node_config, context.run_config), training_in(content)
+    assert task is not None, "the gate asks for messages with training alone"
+    node.check(hypotheses_in(content), task.frozen_digest)
+    node.training_clients(task.clients)
+    if task.message_noise and not node.model.local_shapes:
         raise ProtocolError(f"noisy messages are for models with local parameters, not {node.model.name!r}")
 
 
@@ -83,22 +83,22 @@ def take_part(msg: Message, context: Context) -> Message:
     raise ProtocolError("the message asks for nothing")
 
 
-def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict) -> RecordDict:
+def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDict) -> RecordDict:
     """Train the asked clients, which have paid, from the hypotheses that fit them best (Algorithm 1, lines 5 and 6).
 
     Those to which the gate assigned a hypothesis train that one.
     """
     hypotheses, assigned = hypotheses_in(content), assigned_in(content)
-    clients, policy = node.training_clients(demand.clients), node.site.policy
-    kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
+    clients, policy = node.training_clients(task.clients), node.site.policy
+    kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
     before = kept.read(clients)
-    learner, update, names = node.learner, _update(demand, node), list(node.model.shapes)
+    learner, update, names = node.learner, _update(task, node), list(node.model.shapes)
 
     def compute(some: slice) -> list[NDArray[Any]]:
         cohort = Cohort.gather(node.dataset, clients[some], learner.device)
         local = {name: value[some] for name, value in before.items()}
         chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
-        shuffles = streams(node.seed, "shuffle", demand.round, clients[some])
+        shuffles = streams(node.seed, "shuffle", task.round, clients[some])
         shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local, policy.balanced_batches)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
@@ -110,26 +110,26 @@ def _train(node: Node, demand: Training, content: RecordDict, state: RecordDict)
     chosen, *found = _undisclosed(node, len(clients), compute, nothing)
     trained = dict(zip(names, found, strict=False))
     kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
-    if demand.message_noise:
-        sources = noise(node.seed, demand.round, clients, "message")
+    if task.message_noise:
+        sources = noise(node.seed, task.round, clients, "message")
         # Noise on the rows that changed alone would show which those are.
         everywhere = policy.noise_all_items or not node.site.simulated
-        trained = noisy_messages(trained, hypotheses, chosen, demand.message_noise, sources, everywhere)
+        trained = noisy_messages(trained, hypotheses, chosen, task.message_noise, sources, everywhere)
     return local_result(trained, chosen)
 
 
-def _update(demand: Training, node: Node) -> LocalUpdate:
+def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
     limit = node.site.policy.max_examples
     most = None if math.isinf(limit) else int(limit)
-    return LocalUpdate(demand.local_epochs, demand.step_size, demand.batch_size, demand.local_steps, most, node.descent)
+    return LocalUpdate(task.local_epochs, task.step_size, task.batch_size, task.local_steps, most, node.descent)
 
 
-def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: RecordDict) -> RecordDict:
+def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:
     """Score the hypotheses for the asked clients, each by the one that fits it best."""
     hypotheses = hypotheses_in(content)
-    node.check(hypotheses, demand.frozen_digest)
-    clients = node.validation_clients(demand.clients)
-    kept = LocalParameters(node.site, state, node.model, demand.run, node.seed)
+    node.check(hypotheses, task.frozen_digest)
+    clients = node.validation_clients(task.clients)
+    kept = LocalParameters(node.site, state, node.model, task.run, node.seed)
     learner = node.learner
 
     def compute(some: slice) -> list[NDArray[Any]]:
@@ -140,7 +140,7 @@ def _evaluate(node: Node, demand: Evaluation, content: RecordDict, state: Record
         elif node.training_clients_report:
             scores = learner.score(hypotheses, cohort, kept.read(own))
         else:
-            scores = learner.score_newcomers(hypotheses, cohort, kept.fresh(own), demand.step_size)
+            scores = learner.score_newcomers(hypotheses, cohort, kept.fresh(own), task.step_size)
         return [one.T for one in scores]
 
     def nothing() -> list[NDArray[Any]]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from umbel.data import Dataset, held_out
-from umbel.models.descent import PLAIN, Descent
+from umbel.models.optimizers import PLAIN, LocalOptimizer
 
 _MANY = 2**62  # more examples than anybody has
 
@@ -49,9 +49,7 @@ class Cohort:
         first = dataset.offsets[chosen]
         lengths = dataset.offsets[chosen + 1] - first
         rows = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
-        features: NDArray[Any] = np.asarray(
-            dataset.features[rows], np.int64 if dataset.manifest.tokens else np.float32
-        )
+        features: NDArray[Any] = np.asarray(dataset.features[rows], np.int64 if dataset.manifest.tokens else np.float32)
         if dataset.manifest.feature_scale != 1.0:
             features = features * np.float32(dataset.manifest.feature_scale)
         targets = np.asarray(dataset.targets[rows])
@@ -102,7 +100,7 @@ class LocalUpdate:
     batch_size: int
     local_steps: int = 0
     max_examples: int | None = None
-    descent: Descent = PLAIN
+    descent: LocalOptimizer = PLAIN
 
     @property
     def passes(self) -> int:

@@ -13,16 +13,16 @@ from umbel import models
 from umbel.client.learner import Learner
 from umbel.client.trial import try_out
 from umbel.data import Dataset, Manifest, check, find_dataset, open_dataset
-from umbel.models.descent import Descent
 from umbel.models.model import Model
+from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Hosting
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
 from umbel.protocol.once import once
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import Hosting
 
 _TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
 
@@ -65,7 +65,7 @@ class Node:
         training clients report with noise, they are the same.
     run : RunConfig
         What the server asks of the run as a whole.
-    descent : Descent
+    descent : LocalOptimizer
         How clients go down their gradients, as the run says.
     """
 
@@ -75,7 +75,7 @@ class Node:
     training: range
     validation: range
     run: RunConfig
-    descent: Descent
+    descent: LocalOptimizer
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
@@ -118,7 +118,7 @@ class Node:
         if policy.report_noise_multiplier > 0 and policy.role is Role.TRAIN:
             validation = training
         # Here, since what a run alone can make fail must fail before anybody pays.
-        return cls(site, dataset, learner, training, validation, run, Descent.of(run))
+        return cls(site, dataset, learner, training, validation, run, LocalOptimizer.of(run))
 
     @property
     def seed(self) -> int | None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from umbel.models.descent import Descent
 from umbel.models.model import Parameters
+from umbel.models.optimizers import LocalOptimizer
 
 
 class Steps:
@@ -19,7 +19,7 @@ class Steps:
 
     Parameters
     ----------
-    descent : Descent
+    descent : LocalOptimizer
     step_size : float
     clients : sequence of dict of Tensor
         What each client trains; changed in place.
@@ -28,7 +28,7 @@ class Steps:
     """
 
     def __init__(
-        self, descent: Descent, step_size: float, clients: Sequence[Parameters], shared: Mapping[str, object]
+        self, descent: LocalOptimizer, step_size: float, clients: Sequence[Parameters], shared: Mapping[str, object]
     ) -> None:
         self._descent, self._clients = descent, clients
         self._optimizer = descent.optimizer.make((value for own in clients for value in own.values()), step_size)

@@ -28,9 +28,7 @@ _STEP = LocalUpdate(local_epochs=1, step_size=0.01, batch_size=0)
 _SAME, _ROUNDING = 1e-3, 1e-6  # of a step, and of the numbers themselves: far below what another computation gives
 
 
-def try_out(
-    model: Model, dataset: Dataset, device: str = "auto", engine: str = "auto", hypotheses: int = 1
-) -> Learner:
+def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = "auto", hypotheses: int = 1) -> Learner:
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
     Of the dataset only the shapes and the kinds of number are looked at, besides what

@@ -108,9 +108,7 @@ def check(dataset: Dataset, source: Path) -> None:
     if 0 in (*features.shape[1:], *targets.shape[1:]):
         raise DatasetError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
     if len(dataset.names) not in (0, manifest.clients):
-        raise DatasetError(
-            f"{source}: {len(dataset.names)} names for {manifest.clients} clients; name each or none"
-        )
+        raise DatasetError(f"{source}: {len(dataset.names)} names for {manifest.clients} clients; name each or none")
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
             raise DatasetError(

@@ -208,7 +208,5 @@ class Schema(Settings):
         if isinstance(entries, dict) and "clients" in entries:
             entries = entries.get("layout")
         if not isinstance(entries, dict):
-            raise DatasetError(
-                f"{path} holds no schema: it needs target, features and, if there are several, client"
-            )
+            raise DatasetError(f"{path} holds no schema: it needs target, features and, if there are several, client")
         return cls.parse(entries, str(path))

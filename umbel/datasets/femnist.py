@@ -215,9 +215,7 @@ def _leaf_files(folder: Path) -> list[Path]:
                     f"give --leaf {there[0]} for that part alone"
                 )
             return [file for part in parts for file in _files(part, "*.json", "--leaf")]
-    raise DatasetError(
-        f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf"
-    )
+    raise DatasetError(f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf")
 
 
 def _without_train(parts: list[set[str]]) -> set[str]:
@@ -274,9 +272,7 @@ def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.in
         ) from None
     # The other way round, NaN would pass.
     if not ((x >= 0) & (x <= 1)).all():
-        raise DatasetError(
-            f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh"
-        )
+        raise DatasetError(f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh")
     labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
     return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), labels
 

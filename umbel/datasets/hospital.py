@@ -333,9 +333,7 @@ def _read_places(geonames: Path) -> pd.DataFrame:
             geonames, sep="\t", header=None, usecols=list(names), dtype=str, quoting=csv_format.QUOTE_NONE
         )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise DatasetError(
-            f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip"
-        ) from None
+        raise DatasetError(f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip") from None
     table = table.rename(columns=names)
     numbers = {
         "longitude": _numbers(table["longitude"], "longitude", geonames, -180, 180),

@@ -28,14 +28,14 @@ from umbel.deploy import certs
 from umbel.deploy.guard import read_secret
 from umbel.deploy.split import split
 from umbel.protocol.cli import command_line, errors_in_one_line
-from umbel.protocol.errors import DemoError, DatasetError
+from umbel.protocol.errors import DatasetError, DemoError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import umbel_home
 
 ROOT = Path(__file__).resolve().parents[2]
 SITES = ("site-1", "site-2", "site-3")
 CONFIG = ROOT / "configs" / "hospital-sites.toml"
-POLICY = 'role="split" min-noise-multiplier=10.0 radius-mode="public" max-choice-epsilon=1.0 budget=16.0'
+POLICY = 'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0'
 """Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3."""
 LEDGER = "/ledger/umbel.sqlite"
 MAKE_LEDGER = f"test -e {LEDGER} || umbel ledger create {LEDGER}"

@@ -1,4 +1,4 @@
-"""How every command of umbel reports what went wrong: one line that begins with "Error:", and exit code 1."""
+"""How every command of umbel reports what went wrong: one line that begins with "Error:", and an exit code by kind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
     try:
         yield
     except reported as error:
-        fail(str(error))
+        fail(str(error), error.exit_code if isinstance(error, UmbelError) else 1)
 
 
 def command_line(main: Callable[..., None], passes_on: bool = False) -> typer.Typer:
@@ -40,7 +40,7 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else "?" for one in text)
 
 
-def fail(reason: str) -> NoReturn:
+def fail(reason: str, exit_code: int = 1) -> NoReturn:
     """End the command with one line."""
     typer.echo(f"Error: {reason}", err=True)
-    raise typer.Exit(1) from None
+    raise typer.Exit(exit_code) from None

@@ -5,99 +5,175 @@
     UmbelError
     ├── ConfigError         the run config cannot be run
     ├── ModelError          a model, or its loss, cannot be used
-    ├── DatasetError     the data cannot be used
-    ├── ProtocolError       a message is not what the protocol says
-    ├── FleetError          the nodes that a run needs are not there
+    ├── DatasetError        the data cannot be used
+    ├── ProtocolError       a message does not follow the protocol
+    ├── FleetError          the nodes that a run needs are missing
     ├── SiteError           a node is not set up to serve data
     ├── LedgerError         a site's ledger cannot be used
     ├── LogError            a site's log cannot be used
-    ├── Refused             a site refuses what a server asks; for the node's own log
-    ├── OutOfTime           a node has computed for a message as long as its site lets it
+    ├── Refused             a site refuses a task; for the node's own log
+    ├── OutOfTime           a node has used up the time that its site allows for a message
     ├── LaunchError         a simulation does not start, or its run fails
-    ├── ClusterError        a Ray cluster cannot be joined, or its machines lack what a run needs
+    ├── ClusterError        a Ray cluster cannot be joined, or its machines lack something that a run needs
     ├── SweepError          a sweep cannot start
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
-    ├── DemoError           the demonstration cannot go on
+    ├── DemoError           the demonstration cannot continue
     └── Absent              a peer cannot take part in a comparison of speed
 
-The text of each names the thing (a key, a file, a client) and the fix. Errors of programming stay
-Python's own.
+The text names the thing (a key, a file, a client) and the fix. Every error has a short, stable code, such as
+``config.unknown-key``, at the end of its line: docs/errors.md lists them all. Sentences may change; codes do not.
+Programming errors stay Python's own.
 """
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
 
 
 class UmbelError(Exception):
-    """Anything that umbel itself finds wrong."""
+    """Anything that umbel itself finds wrong.
+
+    Parameters
+    ----------
+    text : str
+        What is wrong, and the fix.
+    code : str
+        Short and stable: the kind, a dot, and a few words with hyphens.
+    """
+
+    kind: ClassVar[str] = "umbel"
+    """The first part of the code."""
+    exit_code: ClassVar[int] = 1
+    """With which a command ends: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 1 for the rest."""
+
+    def __init__(self, text: str, *, code: str = "") -> None:
+        super().__init__(text)
+        self.text = text
+        self.code = code or self.kind
+
+    def __str__(self) -> str:
+        return f"{self.text} [{self.code}]" if "." in self.code else self.text
+
+    @classmethod
+    def of(cls, error: Exception, prefix: str = "") -> Self:
+        """Return an error of this class with the text and the code of another, after a prefix that says where."""
+        text = error.text if isinstance(error, UmbelError) else str(error)
+        return cls(f"{prefix}{text}", code=error.code if isinstance(error, UmbelError) else "")
 
 
 class ConfigError(UmbelError):
     """The run config cannot be run."""
 
+    kind = "config"
+    exit_code = 2
+
 
 class ModelError(UmbelError):
     """A model, or its loss, cannot be used."""
+
+    kind = "model"
+    exit_code = 2
 
 
 class DatasetError(UmbelError):
     """The data cannot be used."""
 
+    kind = "data"
+    exit_code = 3
+
 
 class ProtocolError(UmbelError):
-    """A message is not what the protocol says."""
+    """A message does not follow the protocol."""
+
+    kind = "protocol"
 
 
 class FleetError(UmbelError):
-    """The nodes that a run needs are not there."""
+    """The nodes that a run needs are missing."""
+
+    kind = "nodes"
+    exit_code = 4
 
 
 class SiteError(UmbelError):
     """A node is not set up to serve data."""
 
+    kind = "site"
+    exit_code = 2
+
 
 class LedgerError(UmbelError):
     """A site's ledger cannot be used."""
+
+    kind = "ledger"
 
 
 class LogError(UmbelError):
     """A site's log cannot be used."""
 
+    kind = "log"
+
 
 class Refused(UmbelError):
-    """A site refuses what a server asks; the text is for the node's own log."""
+    """A site refuses a task; the text is for the node's own log."""
+
+    kind = "refused"
+    exit_code = 4
 
 
 class OutOfTime(UmbelError):
-    """A node has computed for a message as long as its site lets it."""
+    """A node has used up the time that its site allows for a message."""
+
+    kind = "time"
 
 
 class LaunchError(UmbelError):
     """A simulation does not start, or its run fails."""
 
+    kind = "launch"
+
 
 class ClusterError(UmbelError):
-    """A Ray cluster cannot be joined, or its machines lack what a run needs."""
+    """A Ray cluster cannot be joined, or its machines lack something that a run needs."""
+
+    kind = "cluster"
 
 
 class SweepError(UmbelError):
     """A sweep cannot start."""
 
+    kind = "sweep"
+    exit_code = 2
+
 
 class NotApplicableError(UmbelError):
     """An attack does not fit the model."""
+
+    kind = "attack"
+    exit_code = 2
 
 
 class CertificateError(UmbelError):
     """Certificates or keys cannot be made or used."""
 
+    kind = "certificate"
+
 
 class GuardError(UmbelError):
     """The guard in front of the server cannot be set up."""
 
+    kind = "guard"
+
 
 class DemoError(UmbelError):
-    """The demonstration cannot go on."""
+    """The demonstration cannot continue."""
+
+    kind = "demo"
 
 
 class Absent(UmbelError):
     """A peer cannot take part in a comparison of speed; the text says why."""
+
+    kind = "peer"

@@ -2,8 +2,8 @@
 
 ==========  ==============================================================================
 query       both ways the protocol version; back, how many clients the node hosts
-train       the hypotheses, and what is asked of the node's clients in a round: `Training`,
-            `Evaluation`, or both. Back, releases with public flags of who released, or the site's
+train       the hypotheses, and what is asked of the node's clients in a round: `TrainingSpec`,
+            `EvaluationSpec`, or both. Back, releases with public flags of who released, or the site's
             sums and counts with flags of whom they are of, and loss and metric of each client
             that reports. Releases that lie on a public grid may travel as numbers of its steps, in 16 bits
 evaluate    the same where a round asks for evaluation alone
@@ -26,9 +26,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import LONGEST_NAME, VERSION, Evaluation, Hosting, Training
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.records import Held, held_in, in_steps, pack, record_in, times_step, unpack
+from umbel.protocol.tasks import LONGEST_NAME, VERSION, EvaluationSpec, Hosting, TrainingSpec
 
 _VERSION = "version"
 _HYPOTHESES = "hypotheses"
@@ -45,7 +45,7 @@ PARTS = (_HYPOTHESES, _TRAINING, _EVALUATION, _VERSION, _RUN)
 """The records that a message to a node may have; a node looks at no others."""
 
 
-D = TypeVar("D", Training, Evaluation)
+D = TypeVar("D", TrainingSpec, EvaluationSpec)
 
 # --- what the server sends
 
@@ -56,7 +56,7 @@ def query() -> RecordDict:
 
 
 def round_request(
-    hypotheses: ArrayRecord, training: Training | None = None, evaluation: Evaluation | None = None
+    hypotheses: ArrayRecord, training: TrainingSpec | None = None, evaluation: EvaluationSpec | None = None
 ) -> RecordDict:
     """Return the content of a round's message to a node; all of a round may share the packed `hypotheses`."""
     content = RecordDict({_HYPOTHESES: hypotheses})
@@ -118,17 +118,17 @@ def hypotheses_in(content: RecordDict) -> Arrays:
     return unpack(record_in(content, _HYPOTHESES, ArrayRecord))
 
 
-def training_in(content: RecordDict) -> Training | None:
+def training_in(content: RecordDict) -> TrainingSpec | None:
     """Check and return what a message asks of training clients; None if that is nothing."""
-    return _demand_in(content, _TRAINING, Training)
+    return _task_in(content, _TRAINING, TrainingSpec)
 
 
-def evaluation_in(content: RecordDict) -> Evaluation | None:
+def evaluation_in(content: RecordDict) -> EvaluationSpec | None:
     """Check and return what a message asks of validation clients; None if that is nothing."""
-    return _demand_in(content, _EVALUATION, Evaluation)
+    return _task_in(content, _EVALUATION, EvaluationSpec)
 
 
-def _demand_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
+def _task_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
     record = content.get(name)
     if record is None:
         return None
@@ -142,17 +142,17 @@ def _demand_in(content: RecordDict, name: str, kind: type[D]) -> D | None:
 # --- what the gate asks its handler, within a node
 
 
-def training_only(hypotheses: Arrays, demand: Training, assigned: NDArray[np.int64]) -> RecordDict:
+def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.int64]) -> RecordDict:
     """Return a message that asks for training and nothing else, of what has been checked already.
 
     Parameters
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-    demand : Training
+    task : Training
     assigned : ndarray of int, a client
         The hypothesis that it shall train, or -1 for the one that fits it best.
     """
-    return RecordDict({_HYPOTHESES: Held(hypotheses), _TRAINING: Held(demand), _ASSIGNED: Held(assigned)})
+    return RecordDict({_HYPOTHESES: Held(hypotheses), _TRAINING: Held(task), _ASSIGNED: Held(assigned)})
 
 
 def assigned_in(content: RecordDict) -> NDArray[np.int64]:
@@ -160,9 +160,9 @@ def assigned_in(content: RecordDict) -> NDArray[np.int64]:
     return held_in(content, _ASSIGNED, np.ndarray)
 
 
-def evaluation_only(hypotheses: Arrays, demand: Evaluation) -> RecordDict:
+def evaluation_only(hypotheses: Arrays, task: EvaluationSpec) -> RecordDict:
     """Return a message that asks for evaluation and nothing else, of what has been checked already."""
-    return RecordDict({_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(demand)})
+    return RecordDict({_HYPOTHESES: Held(hypotheses), _EVALUATION: Held(task)})
 
 
 # --- what a node answers

@@ -6,14 +6,19 @@ import dataclasses
 import difflib
 import importlib
 from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from umbel.protocol import old_names
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.rules import fault_text
 
 T = TypeVar("T")
+
+_UMBEL = Path(__file__).resolve().parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +37,7 @@ def import_by_name(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
+    module_name = _current(module_name)
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # whatever a user's code does when it is imported
@@ -40,6 +46,23 @@ def import_by_name(name: str) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})") from None
+
+
+def _current(module_name: str) -> str:
+    """Return the name of today for a module of umbel 0.1, unless the user has a module of that name."""
+    top, dot, rest = module_name.partition(".")
+    new = old_names.PACKAGES.get(top)
+    if new is None or not _is_umbels(top):
+        return module_name
+    old_names.hint(module_name, f"{new}{dot}{rest}")
+    return f"{new}{dot}{rest}"
+
+
+def _is_umbels(top: str) -> bool:
+    """Return whether a top-level name is none of the user's: nothing is there, or a link into umbel in a checkout."""
+    found = PathFinder.find_spec(top)
+    places = [found.origin or "", *(found.submodule_search_locations or [])] if found else []
+    return not any(place and not Path(place).resolve().is_relative_to(_UMBEL) for place in places)
 
 
 def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:

@@ -17,7 +17,7 @@ MAX_CHOICE_EPSILON = 30.0
 _LONGEST, _GRAIN = 1000, 2**32  # denominators of prices
 
 
-class RadiusMode(StrEnum):
+class Clipping(StrEnum):
     """How large an update the noise hides."""
 
     UPDATE = "update"
@@ -58,23 +58,23 @@ class NoisePer(StrEnum):
 
 
 @dataclass(frozen=True)
-class RadiusSchedule:
+class ClipSchedule:
     """The radius asked for in round t.
 
     Mode ``update``: `floor`. Mode ``public``: ``start * decay**(t - 1)``, at least `floor`.
     """
 
-    mode: RadiusMode = RadiusMode.UPDATE
+    mode: Clipping = Clipping.UPDATE
     floor: float = 0.01
     start: float = 1.0
     decay: float = 1.0
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "mode", RadiusMode(self.mode))
+        object.__setattr__(self, "mode", Clipping(self.mode))
 
     def at(self, round: int) -> float:
         """Return the radius of a round, counted from 1."""
-        public = self.mode is RadiusMode.PUBLIC
+        public = self.mode is Clipping.PUBLIC
         return max(self.start * self.decay ** (round - 1), self.floor) if public else self.floor
 
 
@@ -91,7 +91,7 @@ class Release:
         Numbers released: the model's shared parameters, or 2 for a report.
     noise_multiplier : float
         nu; 0 for a release without noise.
-    radius_mode : RadiusMode
+    clipping : Clipping
     radius : float or None
         Only where it is public: the norm of an update is not for writing down. None as well where
         releases of different radii are counted together, which cost the same.
@@ -107,7 +107,7 @@ class Release:
     kind: Kind
     n: int
     noise_multiplier: float
-    radius_mode: RadiusMode
+    clipping: Clipping
     radius: float | None = None
     mechanism: str = LAPLACE
     hypotheses: int = 1
@@ -134,7 +134,7 @@ class Release:
         A site's release covers the choice by itself.
         """
         covered = self.choice_epsilon > 0 or not self.chooses or self.kind is Kind.SITE
-        return self.radius_mode is RadiusMode.PUBLIC and self.noise_multiplier > 0 and covered
+        return self.clipping is Clipping.PUBLIC and self.noise_multiplier > 0 and covered
 
     def paper_spend(self, times: float) -> float:
         """Return the paper's budget of so many releases; infinite where it counts none."""

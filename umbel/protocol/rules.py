@@ -18,6 +18,7 @@ from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.fields import FieldInfo
 
+from umbel.protocol import old_names
 from umbel.protocol.errors import UmbelError
 
 # What pydantic's types of error begin with, in our words.
@@ -33,8 +34,7 @@ _KINDS = {
 class Settings(BaseModel):
     """Base of all settings: immutable, in kebab-case outside, with no entry that nobody knows.
 
-    A subclass says in `error` what it raises, in `source` where its entries come from, and in
-    `renamed` which entries had another name.
+    A subclass says in `error` what it raises, and in `source` where its entries come from.
     """
 
     model_config = ConfigDict(
@@ -47,7 +47,6 @@ class Settings(BaseModel):
     )
     error: ClassVar[type[UmbelError]]
     source: ClassVar[str]
-    renamed: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, /, **entries: Any) -> None:
         try:
@@ -72,6 +71,7 @@ class Settings(BaseModel):
             Of the kind that the class says, for the first entry that cannot be used; the text
             names the entry and the fix.
         """
+        entries = cls.current(entries)
         try:
             # By the fields' own names, with underscores, they come from code alone.
             if strange := entries.keys() - cls.names():
@@ -79,6 +79,18 @@ class Settings(BaseModel):
             return cls(**entries)
         except cls.error as error:
             raise cls.error(f"{source}: {error}" if source else str(error)) from None
+
+    @classmethod
+    def current(cls, entries: Mapping[str, Any]) -> dict[str, Any]:
+        """Return entries by today's names; where a setting stands under both names, both stay and are refused."""
+        found: dict[str, Any] = {}
+        for name, value in entries.items():
+            new = old_names.SETTINGS.get(name, "")
+            if new in cls.names() and name not in cls.names() and new not in entries:
+                old_names.hint(name, new)
+                name = new
+            found[name] = value
+        return found
 
     @classmethod
     def of(cls, entries: Mapping[str, Any]) -> Self:
@@ -116,8 +128,8 @@ class Settings(BaseModel):
         told = []
         for name in sorted(names):
             near = difflib.get_close_matches(name, known, 1)
-            if name in cls.renamed:
-                told.append(f"{name} is now called {cls.renamed[name]}")
+            if old_names.SETTINGS.get(name) in known:
+                told.append(f"{name} is now called {old_names.SETTINGS[name]}; give one of them")
             elif near:
                 told.append(f"there is no {name}; did you mean {near[0]}?")
             else:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Kind, NoisePer, RadiusMode, RadiusSchedule, Release
+from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, Kind, NoisePer, Release
 from umbel.protocol.rules import Settings
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
@@ -28,7 +28,7 @@ def _hypotheses(value: Any) -> Any:
 
 
 Number = Annotated[float, Field(allow_inf_nan=False), BeforeValidator(_number)]
-Radius = Annotated[RadiusMode, Field(strict=False)]
+Clips = Annotated[Clipping, Field(strict=False)]
 Noised = Annotated[NoisePer, Field(strict=False)]
 
 
@@ -142,13 +142,13 @@ class RunConfig(Settings):
         NoisePer.VECTOR,
         description="the unit that gets noise by itself: vector (all parameters as one), layer, row",
     )
-    radius: Radius = Field(
-        RadiusMode.UPDATE,
+    clipping: Clips = Field(
+        Clipping.UPDATE,
         description="update: the norm of the client's update (the paper); public: a schedule, to which clients clip",
     )
-    radius_floor: Number = Field(0.01, gt=0, description="the smallest radius")
-    radius_start: Number = Field(1.0, gt=0, description="public: the radius of round 1")
-    radius_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
+    clip_norm_floor: Number = Field(0.01, gt=0, description="the smallest radius")
+    clip_norm: Number = Field(1.0, gt=0, description="public: the radius of round 1")
+    clip_norm_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
     message_noise: Number = Field(
         0.0, ge=0, description="sigma of the PAC paper's noisy messages; it bounds nothing that is counted"
     )
@@ -188,15 +188,15 @@ class RunConfig(Settings):
                 f"min-releases = {self.min_releases} is more than clients-per-round = {self.clients_per_round}; "
                 "lower it"
             )
-        if not self.radius_bounded:
+        if not self.clip_norm_bounded:
             raise ValueError(
-                f"radius-decay = {self.radius_decay} makes the radius infinite in {self.rounds} rounds; lower it"
+                f"clip-norm-decay = {self.clip_norm_decay} makes the radius infinite in {self.rounds} rounds; lower it"
             )
-        if self.noise_per is not NoisePer.VECTOR and self.radius is RadiusMode.PUBLIC:
-            raise ValueError(f'noise-per = "{self.noise_per}" works only with radius = "update"; change one of them')
-        if self.mechanism != LAPLACE and self.radius is RadiusMode.UPDATE and self.noise_multiplier:
+        if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
+            raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
+        if self.mechanism != LAPLACE and self.clipping is Clipping.UPDATE and self.noise_multiplier:
             raise ValueError(
-                f'mechanism = "{self.mechanism}" bounds nothing with radius = "update"; set radius = "public"'
+                f'mechanism = "{self.mechanism}" bounds nothing with clipping = "update"; set clipping = "public"'
             )
         if self.max_participations and self.max_node_share < 1:
             raise ValueError("max-participations and max-node-share do not go together; leave one of them out")
@@ -212,7 +212,7 @@ class RunConfig(Settings):
         return min(_AUTO_MOST, max(2, self.clients_per_round // _RELEASES_EACH))
 
     @property
-    def radius_bounded(self) -> bool:
+    def clip_norm_bounded(self) -> bool:
         """Whether the radius stays finite in all rounds."""
         try:
             return math.isfinite(self.schedule.at(self.rounds))
@@ -220,9 +220,9 @@ class RunConfig(Settings):
             return False
 
     @property
-    def schedule(self) -> RadiusSchedule:
+    def schedule(self) -> ClipSchedule:
         """The radius of each round."""
-        return RadiusSchedule(self.radius, self.radius_floor, self.radius_start, self.radius_decay)
+        return ClipSchedule(self.clipping, self.clip_norm_floor, self.clip_norm, self.clip_norm_decay)
 
     def release(self, n: int, hypotheses: int) -> Release:
         """Return what a training client gives away of a model of n parameters each time that it takes part."""
@@ -230,7 +230,7 @@ class RunConfig(Settings):
             Kind.TRAIN,
             n,
             self.noise_multiplier,
-            self.radius,
+            self.clipping,
             mechanism=self.mechanism,
             hypotheses=hypotheses,
             choice_epsilon=self.choice_epsilon if hypotheses > 1 else 0.0,

@@ -14,12 +14,12 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from umbel.protocol.flower import log, pull_soon
+from umbel.server.baselines import RulesOfThumb
 from umbel.server.history import State
 from umbel.server.observer import Observer
 from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed
 from umbel.server.report import View, render
 from umbel.server.rounds import Run, initial_hypotheses, run_rounds
-from umbel.server.rules_of_thumb import RulesOfThumb
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.runs import home_of_runs, run_named
 from umbel.server.saved import Saved

@@ -89,7 +89,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     messages: list[Message] = []
     for r, hypotheses in enumerate(sets):
         messages += strategy.fleet.ask_evaluation(
-            0, to_array_record(hypotheses), setup.demand(name), grid, f"restart-{r}"
+            0, to_array_record(hypotheses), setup.task(name), grid, f"restart-{r}"
         )
     # A node that keeps silent must not hold up the start where a round would not wait for it.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
@@ -111,7 +111,7 @@ def run_rounds(run: Run) -> None:
     rounds, state = run.setup.config.rounds, run.state
     for observer in run.observers:
         observer.begin(run)
-    arrays, demand = to_array_record(state.hypotheses), ConfigRecord(run.setup.demand(run.name))
+    arrays, task = to_array_record(state.hypotheses), ConfigRecord(run.setup.task(run.name))
     for number in range(len(state.history) + 1, rounds + 1):
         if run.strategy.fleet.used_up:
             most = run.setup.config.max_participations
@@ -119,7 +119,7 @@ def run_rounds(run: Run) -> None:
             break
         for observer in run.observers:
             observer.before_round(run, number)
-        arrays = _run_round(run, number, arrays, demand, train=True)
+        arrays = _run_round(run, number, arrays, task, train=True)
         for observer in run.observers:
             observer.after_round(run)
         if state.stopped:
@@ -130,22 +130,22 @@ def run_rounds(run: Run) -> None:
         state.stopped = done
         # What the last round of training left has not been evaluated yet.
         if state.best_round:
-            _run_round(run, len(state.history) + 1, arrays, demand, train=False)
+            _run_round(run, len(state.history) + 1, arrays, task, train=False)
             for observer in run.observers:
                 observer.after_round(run)
     for observer in run.observers:
         observer.at_end(run)
 
 
-def _run_round(run: Run, number: int, arrays: ArrayRecord, demand: ConfigRecord, train: bool) -> ArrayRecord:
+def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, train: bool) -> ArrayRecord:
     """Do a round from the hypotheses in `arrays`; return those of the next."""
     began = time.perf_counter()
     setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
     fleet, nearest = strategy.fleet, distances(flatten(state.hypotheses))
     validates = not train or (number - 1) % setup.config.validate_every == 0
-    messages = strategy.configure_train(number, arrays, demand, grid) if train else []
+    messages = strategy.configure_train(number, arrays, task, grid) if train else []
     if validates:
-        messages = [*messages, *strategy.configure_evaluate(number, arrays, demand, grid)]
+        messages = [*messages, *strategy.configure_evaluate(number, arrays, task, grid)]
     replies = fleet.exchange(number, grid, messages, setup.config.round_timeout)
 
     # Through Flower's hooks, so that a strategy that overrides one of them is heard.

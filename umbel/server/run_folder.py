@@ -31,10 +31,10 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from umbel.privacy.accounting.guarantee import pure_cost
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Hosting
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, write_atomically
 from umbel.protocol.release import Release
+from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.observer import Section
 

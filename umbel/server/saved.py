@@ -11,8 +11,8 @@ from typing import Any
 import safetensors
 
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Hosting
 from umbel.protocol.errors import ConfigError, ProtocolError
+from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import run_named

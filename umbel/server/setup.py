@@ -12,9 +12,9 @@ import safetensors
 
 from umbel import models, strategies
 from umbel.data import Dataset, Manifest, digest_of, find_dataset, open_dataset
-from umbel.models.descent import Descent
 from umbel.models.fit import misfit
 from umbel.models.model import Model
+from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.arrays import Arrays, all_finite, flatten
@@ -75,7 +75,7 @@ class Setup:
         if run.message_noise and not model.local_shapes:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
         mechanisms.load(run.mechanism)
-        Descent.of(run)
+        LocalOptimizer.of(run)
         observers = (*load_observers(run.observers), *load_tracker(run.track, run.track_options))
         if isinstance(strategy, Observer):
             observers = (*observers, strategy)
@@ -155,8 +155,8 @@ class Setup:
         release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
         return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
 
-    def demand(self, name: str = "") -> dict[str, Any]:
-        """Return what every message of the run called `name` has in common (`umbel.protocol.demands.Training`)."""
+    def task(self, name: str = "") -> dict[str, Any]:
+        """Return what every message of the run called `name` has in common (`umbel.protocol.tasks.TrainingSpec`)."""
         run = self.config
         return {
             "local_epochs": run.local_epochs,

@@ -25,7 +25,7 @@ from umbel.protocol.arrays import Arrays, Vectors, all_finite, distances, flatte
 from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
-from umbel.protocol.release import RadiusSchedule, ReleaseBy
+from umbel.protocol.release import ClipSchedule, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.replies import Releases
@@ -81,7 +81,7 @@ class HypothesisStrategy(Strategy):
         k, the number of hypotheses; the most that there may be, where the strategy makes them more or fewer.
     min_releases : int
         A round with fewer releases leaves the hypotheses as they are.
-    radius : RadiusSchedule
+    radius : ClipSchedule
         Radius within which updates are hidden.
     options : Options
         The strategy's own.
@@ -102,13 +102,13 @@ class HypothesisStrategy(Strategy):
         *,
         hypotheses: int = 2,
         min_releases: int = 1,
-        radius: RadiusSchedule | None = None,
+        radius: ClipSchedule | None = None,
         options: Any = None,
     ) -> None:
         self.fleet = fleet or Fleet()
         self.hypotheses = self.fixed_hypotheses or hypotheses
         self.min_releases = min_releases
-        self.radius = radius or RadiusSchedule()
+        self.radius = radius or ClipSchedule()
         self.options = options if options is not None else self.Options()
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
@@ -235,15 +235,15 @@ class HypothesisStrategy(Strategy):
     ) -> list[Message]:
         """Ask a sample of the training clients to train.
 
-        `config` holds the fields of `umbel.protocol.demands.Training` that are not the strategy's.
+        `config` holds the fields of `umbel.protocol.tasks.TrainingSpec` that are not the strategy's.
         """
-        return self.fleet.ask_training(server_round, arrays, self.demand(server_round, config), grid)
+        return self.fleet.ask_training(server_round, arrays, self.task(server_round, config), grid)
 
-    def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+    def task(self, round: int, config: ConfigRecord) -> dict[str, Any]:
         """Return what the clients of a round are asked, all alike."""
         return {
             **dict(config.items()),
-            "radius_mode": self.radius.mode,
+            "clipping": self.radius.mode,
             "radius": self.radius.at(round),
             "disclose_choice": self.discloses_choice,
             "release_by": self.release_by,
@@ -289,7 +289,7 @@ class HypothesisStrategy(Strategy):
         """Log what the strategy does."""
         log(
             INFO,
-            "%s: k = %d hypotheses, %d clients a round, radius %s",
+            "%s: k = %d hypotheses, %d clients a round, clipping %s",
             type(self).__name__,
             self.hypotheses,
             self.fleet.clients_per_round,

@@ -15,7 +15,7 @@ from umbel.models.model import Model
 from umbel.privacy import mechanisms
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
-from umbel.protocol.release import RadiusMode, ReleaseBy
+from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.sums import Sums
 from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
@@ -54,17 +54,17 @@ class SiteAverage(HypothesisStrategy):
     Options: ClassVar[type] = Explore
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
 
-    def demand(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+    def task(self, round: int, config: ConfigRecord) -> dict[str, Any]:
         """Return what the clients of a round are asked, in the first rounds some to try another hypothesis."""
         explores = self.hypotheses > 1 and round <= self.options.rounds
-        return {**super().demand(round, config), "explore": self.options.explore if explores else 0.0}
+        return {**super().task(round, config), "explore": self.options.explore if explores else 0.0}
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse what no site can make one release of."""
         if self.how_many is not None:
             raise ConfigError(f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses")
-        if run.radius is not RadiusMode.PUBLIC:
-            raise ConfigError(f'strategy {run.strategy!r} works only with radius = "public", not "{run.radius}"')
+        if run.clipping is not Clipping.PUBLIC:
+            raise ConfigError(f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"')
         if run.noise_multiplier > 0 and self.hypotheses > 1:
             try:
                 mechanisms.load(run.mechanism)(run.noise_multiplier).count_radius(run.choice_epsilon)
@@ -105,12 +105,12 @@ class SiteAverage(HypothesisStrategy):
 
     def least(self, sites: int) -> float:
         """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""
-        demand = self.fleet.demand
-        nu = float(demand["noise_multiplier"])
+        task = self.fleet.task
+        nu = float(task["noise_multiplier"])
         if self.hypotheses == 1 or nu == 0:
             return 1.0
-        mechanism = mechanisms.load(demand["mechanism"])(nu)
-        deviation = mechanism.deviation(1) * mechanism.count_radius(float(demand["choice_epsilon"]))
+        mechanism = mechanisms.load(task["mechanism"])(nu)
+        deviation = mechanism.deviation(1) * mechanism.count_radius(float(task["choice_epsilon"]))
         return max(1.0, deviation * math.sqrt(sites))
 
 

@@ -34,7 +34,7 @@ def train(msg: Message, context: Context) -> Message:
     trained = task.train(
         start, features, targets, int(config["local-epochs"]), float(config["step-size"]), int(config["batch-size"])
     )
-    release = task.sanitise(start, trained, float(config["noise-multiplier"]), float(config["radius-floor"]))
+    release = task.sanitise(start, trained, float(config["noise-multiplier"]), float(config["clip-norm-floor"]))
     return Message(RecordDict({"arrays": ArrayRecord(release)}), reply_to=msg)
 
 

@@ -73,12 +73,12 @@ def train(state: State, features: Tensor, targets: Tensor, epochs: int, step: fl
     return net.state_dict()
 
 
-def sanitise(start: State, trained: State, multiplier: float, radius_floor: float) -> State:
+def sanitise(start: State, trained: State, multiplier: float, clip_norm_floor: float) -> State:
     """Return trained parameters under Laplace noise of n-dimensional Euclidean distance."""
     vector = nn.utils.parameters_to_vector
     update = vector(trained.values()) - vector(start.values())
     n = len(update)
-    epsilon = n / (multiplier * max(float(update.norm()), radius_floor))
+    epsilon = n / (multiplier * max(float(update.norm()), clip_norm_floor))
     direction = torch.randn(n)
     length = torch.distributions.Gamma(float(n), epsilon).sample()
     noised = vector(trained.values()) + length * direction / direction.norm()

@@ -23,15 +23,15 @@ from umbel.client.app import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import SHOWN, Runs, Status, beside
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.errors import FleetError, LedgerError
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
 # What the run config says.
-AS_SAID = Training(
+AS_SAID = TrainingSpec(
     round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.01
 )
 
@@ -54,7 +54,7 @@ class Site:
         return ask(self.grid, asked(THETA, replace(AS_SAID, **changes)))
 
     def evaluate(self, **changes: Any) -> Message:
-        return ask(self.grid, asked(THETA, None, replace(Evaluation(1, (2,), 0.1), **changes)), "evaluate")
+        return ask(self.grid, asked(THETA, None, replace(EvaluationSpec(1, (2,), 0.1), **changes)), "evaluate")
 
     def keep(self) -> Message:
         return ask(self.grid, keep_request(pack(THETA)), "query.keep")
@@ -133,12 +133,12 @@ def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
         {"batch_size": 0},
         {"noise_multiplier": 1e9},
         {"radius": 0.02},
-        {"radius_mode": "public"},
+        {"clipping": "public"},
         {"noise_per": "layer"},
         {"round": 101},
     ],
 )
-def test_a_demand_that_differs_from_what_was_approved_waits_again(site: Site, changes: dict[str, Any]) -> None:
+def test_a_task_that_differs_from_what_was_approved_waits_again(site: Site, changes: dict[str, Any]) -> None:
     site.query()
     site.run("approve", site.waiting[0])
     assert refused(site.train(**changes))
@@ -200,7 +200,7 @@ def test_no_code_that_a_server_names_runs_when_what_waits_is_listed(
     """Nor does what it names hide other requests."""
     (tmp_path / "servers_own.py").write_text("raise SystemExit('it ran')")
     monkeypatch.syspath_prepend(tmp_path)
-    site = Site(tmp_path, run_config | {"mechanism": "servers_own:Class", "radius": "public"})
+    site = Site(tmp_path, run_config | {"mechanism": "servers_own:Class", "clipping": "public"})
     site.query()
     site.grid.contexts[site.grid.get_node_ids()[0]].run_config = run_config
     site.query()
@@ -255,7 +255,7 @@ def test_a_site_without_requests_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("blank_figures")
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"radius": "public", "radius-start": 1.5, "radius-decay": 0.9}, {"strategy": "fedavg", "local-steps": 2}],
+    [{}, {"clipping": "public", "clip-norm": 1.5, "clip-norm-decay": 0.9}, {"strategy": "fedavg", "local-steps": 2}],
 )
 def test_a_whole_run_asks_for_no_more_than_its_run_config_says(
     tmp_path: Path, run_config: dict[str, Any], changes: dict[str, Any]

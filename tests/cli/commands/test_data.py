@@ -159,9 +159,7 @@ def test_a_schema_makes_a_dataset_of_another_table(stays: Path, tmp_path: Path) 
     said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     (tmp_path / "schema.toml").write_text(said("data", "describe", "stays", "--schema"))
     said("data", "import", stays, "--schema", tmp_path / "schema.toml", "--name", "again")
-    first, again = (
-        open_dataset(Path(said("data", "describe", name).splitlines()[-1])) for name in ("stays", "again")
-    )
+    first, again = (open_dataset(Path(said("data", "describe", name).splitlines()[-1])) for name in ("stays", "again"))
     np.testing.assert_array_equal(first.features, again.features)
 
 

@@ -14,7 +14,7 @@ from umbel.cli.main import app
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import Entry, SiteLog, beside
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 PLAN = "plan --parameters 11 --noise-multiplier 3 --hypotheses 5 --clients 2062 --clients-per-round 100 --rounds 100"
 
@@ -32,8 +32,8 @@ def ledger(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.sqlite"
     Ledger.create(path)
     for _ in range(11):
-        Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.5)), [0])
-    Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE)), [1])
+        Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5)), [0])
+    Ledger(path).charge(Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.UPDATE)), [1])
     return path
 
 

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.server.history import State
 from umbel.server.run_folder import RunFolder
 
 CONFIG: dict[str, Any] = {"model": "linear", "loss": "mse", "dataset": ""}
-RELEASE = Release(Kind.TRAIN, 2, 5.0, RadiusMode.UPDATE)
+RELEASE = Release(Kind.TRAIN, 2, 5.0, Clipping.UPDATE)
 
 
 @pytest.fixture
@@ -118,9 +118,7 @@ def test_a_newcomer_need_not_have_the_dataset_of_the_run(run: Path, newcomers: P
 
 def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path) -> None:
     manifest = Manifest(name="wide", clients=1, split={"train": 1, "validation": 0}, model="linear", loss="mse")
-    write_dataset(
-        tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1])
-    )
+    write_dataset(tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1]))
     done = predict(run, tmp_path / "wide")
     assert done.exit_code == 1
     assert "wide: model 'linear' does not take features of shape (5,)" in done.stderr

@@ -30,8 +30,8 @@ def umbel(*words: str) -> tuple[int, str]:
 def test_values_come_from_a_file_and_from_the_command_line(tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text('rounds = 3\nstrategy = "ifca"\n')
-    values = {"rounds": 7, "strategy": "fedavg", "radius-floor": 0.5}
-    words = ["rounds=7", "strategy=fedavg", "radius-floor=0.5"]
+    values = {"rounds": 7, "strategy": "fedavg", "clip-norm-floor": 0.5}
+    words = ["rounds=7", "strategy=fedavg", "clip-norm-floor=0.5"]
     assert asked([str(config), *words]) == asked(words, config) == values
 
 

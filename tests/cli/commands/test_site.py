@@ -29,7 +29,7 @@ def check(node_config: str, *options: str) -> tuple[int, str]:
 
 def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Path) -> None:
     Ledger.create(tmp_path / "ledger.sqlite")
-    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" budget=8.0 radius-mode="public"'
+    config = f'data-path="{data}" ledger-path="{tmp_path}/ledger.sqlite" budget=8.0 clipping="public"'
     code, told = check(config)
     assert code == 0, told
     for text in (

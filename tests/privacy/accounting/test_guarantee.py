@@ -16,17 +16,17 @@ from umbel.privacy.accounting.guarantee import amount, gap, guarantee, in_words,
 from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.privacy.mechanisms.laplace import Laplace
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 
 def private(n: int = 11, nu: float = 10.0, **changes: Any) -> Release:
     """Return a release with a public radius, among five hypotheses and with choice-epsilon 1."""
     values: dict[str, Any] = {"hypotheses": 5, "choice_epsilon": 1.0} | changes
-    return Release(Kind.TRAIN, n, nu, RadiusMode.PUBLIC, **values)
+    return Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, **values)
 
 
 OPEN = private(choice_epsilon=0.0)
-HEURISTIC = replace(private(), radius_mode=RadiusMode.UPDATE)
+HEURISTIC = replace(private(), clipping=Clipping.UPDATE)
 BARE = private(nu=0.0)
 
 
@@ -37,11 +37,11 @@ def test_a_participation_costs_twice_n_over_nu_and_the_choice() -> None:
 
 
 def test_a_report_costs_n_over_nu_since_the_radius_is_the_diagonal_of_all_reports() -> None:
-    assert pure_cost(Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)) == Fraction(1, 2)
+    assert pure_cost(Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)) == Fraction(1, 2)
 
 
 def test_releases_of_all_kinds_add_up() -> None:
-    report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
+    report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
     assert pure_spent({private(): 3, report: 2}) == Fraction(96, 10) + 1
     found = guarantee({private(): 3, report: 2})
     assert found is not None
@@ -143,7 +143,7 @@ def test_without_delta_or_a_limit_on_the_choice_only_the_pure_sum_is_left(delta:
 @pytest.mark.parametrize(
     "other",
     [
-        Release(Kind.REPORT, 2, 400.0, RadiusMode.PUBLIC),
+        Release(Kind.REPORT, 2, 400.0, Clipping.PUBLIC),
         private(12, nu=1e6),
         private(nu=1e6, hypotheses=1, choice_epsilon=0.0),
         private(nu=1e6, mechanism="gaussian"),
@@ -162,7 +162,7 @@ def test_beside_the_first_sort_there_is_room_for_nothing_else(other: Release) ->
 
 def test_where_training_clients_report_a_quarter_is_set_apart_for_reports() -> None:
     """Whichever of the two comes first."""
-    report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
+    report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
     gaussian = private(1000, 4.0, mechanism="gaussian", hypotheses=1, choice_epsilon=0.0)
     alone = guarantee({gaussian: 4}, 1e-5)
     assert alone is not None

@@ -29,13 +29,13 @@ ANSWER = b"".join(b"%d\n" % client for client in range(CLIENTS))
 
 
 def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> None:
-    """Answer one demand after the other; note in a file what has left."""
+    """Answer one task after the other; note in a file what has left."""
     from flwr.app import Message
 
     from tests.helpers.messages import asked, released
     from umbel.client.app import app
     from umbel.privacy.gate import releases
-    from umbel.protocol.demands import Training
+    from umbel.protocol.tasks import TrainingSpec
     from umbel.simulation.grid import InProcessGrid
 
     if die_before_noise:
@@ -44,11 +44,11 @@ def _serve(folder: Path, run_config: dict[str, Any], die_before_noise: bool) -> 
     grid = InProcessGrid(app, run_config, node_configs=[config])
     [node] = grid.get_node_ids()
     hypotheses = {"weight": np.ones((2, 1, 2), np.float32)}
-    demand = Training(1, tuple(range(CLIENTS)), 1, 0.1, 10, 3.0)
+    task = TrainingSpec(1, tuple(range(CLIENTS)), 1, 0.1, 10, 3.0)
     (folder / "ready").touch()
     sent = os.open(folder / "sent", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     while True:
-        [reply] = grid.send_and_receive([Message(asked(hypotheses, demand), node, "train")])
+        [reply] = grid.send_and_receive([Message(asked(hypotheses, task), node, "train")])
         assert released(reply) == [1] * CLIENTS
         os.write(sent, ANSWER)
 
@@ -85,7 +85,7 @@ def test_spent_is_never_less_than_what_was_released(folder: Path, run_config: di
         (folder / "ready").unlink(missing_ok=True)
         process = forks().Process(target=_serve, args=(folder, run_config, False))
         process.start()
-        # A few demands are answered, and a part of one more: how large a part, this machine's own pace says.
+        # A few tasks are answered, and a part of one more: how large a part, this machine's own pace says.
         wait_for(process, (folder / "ready").exists)
         began, answers = time.monotonic(), int(generator.integers(1, 4))
         enough = (folder / "sent").stat().st_size + answers * len(ANSWER)

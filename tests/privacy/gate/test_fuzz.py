@@ -35,12 +35,12 @@ from umbel.privacy.accounting.guarantee import within_budget
 from umbel.privacy.gate import releases as mechanism
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.mechanisms import Mechanism
-from umbel.protocol.demands import VERSION, Evaluation, Training
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import keep_request
 from umbel.protocol.records import pack, unpack
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "1200"))
@@ -53,9 +53,9 @@ RECORDS = ("training", "evaluation", "hypotheses", "run", "version", "local", "a
 SITES: dict[str, dict[str, Any]] = {
     "default": {},
     "limits": {"role": "split", "paper-budget": 25.0, "max-participations": 20},
-    "public": {"radius-mode": "public", "min-noise-multiplier": 2.5, "max-hypotheses": 2},
+    "public": {"clipping": "public", "min-noise-multiplier": 2.5, "max-hypotheses": 2},
     "private": {
-        "radius-mode": "public", "mechanisms": "laplace gaussian", "max-choice-epsilon": 1.0, "budget": 40.0,
+        "clipping": "public", "mechanisms": "laplace gaussian", "max-choice-epsilon": 1.0, "budget": 40.0,
         "delta": 1e-5,
     },
     "reports": {"report-noise-multiplier": 2.0, "report-bound": 3.0, "max-participations": 60},
@@ -102,7 +102,7 @@ class Watched:
     shapes: dict[str, tuple[int, ...]]
     released: Counter[int] = field(default_factory=Counter)
     prices: dict[int, Fraction] = field(default_factory=dict)
-    noised: list[tuple[int, float, float, RadiusMode]] = field(default_factory=list)
+    noised: list[tuple[int, float, float, Clipping]] = field(default_factory=list)
 
     @classmethod
     def open(cls, name: str, folder: Path) -> Watched:
@@ -133,7 +133,7 @@ class Watched:
     @property
     def least(self) -> tuple[float, float]:
         """The lowest noise multiplier and radius of a release."""
-        return float(self.config.get("min-noise-multiplier", 1.0)), float(self.config.get("radius-floor", 0.01))
+        return float(self.config.get("min-noise-multiplier", 1.0)), float(self.config.get("clip-norm-floor", 0.01))
 
     def check(self, message: Message, reply: Message) -> str:
         """Check a reply, count what left, and return what kind of reply it was."""
@@ -171,12 +171,12 @@ class Watched:
         assert not noised
         return "+".join(content)
 
-    def _check_releases(self, message: Message, reply: Message, rows: int, nu: float, mode: RadiusMode) -> None:
+    def _check_releases(self, message: Message, reply: Message, rows: int, nu: float, mode: Clipping) -> None:
         assert self.name != "validation"
-        demand: Any = message.content["training"]
+        task: Any = message.content["training"]
         flags: Any = reply.content.metric_records["released"]["clients"]
         assert {"clients"} <= set(reply.content.metric_records["released"]) <= {"clients", "step"}
-        assert len(flags) == len(demand["clients"])
+        assert len(flags) == len(task["clients"])
         assert set(flags) <= {0, 1}
         assert rows == sum(flags) > 0, "each row that leaves went through the mechanism"
         arrays = releases(reply)
@@ -184,13 +184,13 @@ class Watched:
             name: (np.float32, (rows, *shape)) for name, shape in self.shapes.items()
         }
         assert all(np.isfinite(value).all() for value in arrays.values())
-        assert str(mode) == demand["radius_mode"]
+        assert str(mode) == task["clipping"]
         n = sum(int(np.prod(shape)) for shape in self.shapes.values())
-        for client, flag in zip(demand["clients"], flags, strict=True):
+        for client, flag in zip(task["clients"], flags, strict=True):
             self._count(client, Fraction(n) / Fraction(nu), flag)
 
     def _check_scores(
-        self, message: Message, scores: MetricRecord, noised: list[tuple[int, float, float, RadiusMode]]
+        self, message: Message, scores: MetricRecord, noised: list[tuple[int, float, float, Clipping]]
     ) -> None:
         asked_of: Any = message.content["evaluation"]["clients"]  # type: ignore[index, call-overload]
         assert set(scores) == {"loss", "metric"}
@@ -275,14 +275,14 @@ class Attacker:
         if kind == "query":
             return RecordDict({"version": ConfigRecord({"version": VERSION})})
         run, number = pick(["", "spring", "summer"]), pick([1, 1, 2, 3])
-        training = Training(
+        training = TrainingSpec(
             round=number,
             clients=tuple(self._clients(range(TRAIN))),
             local_epochs=pick([0, 1, 2, 3]),
             step_size=pick([0.01, 0.5, 1e30]),
             batch_size=pick([0, 1, 2, 10**6]),
             noise_multiplier=pick([1.0, 3.0, 1e3]),
-            radius_mode=pick([RadiusMode.UPDATE, RadiusMode.PUBLIC]),
+            clipping=pick([Clipping.UPDATE, Clipping.PUBLIC]),
             radius=pick([1e-9, 0.1, 1e6]),
             local_steps=pick([0, 0, 4]),
             message_noise=pick([0.0, 0.0, 1.0]),
@@ -291,7 +291,9 @@ class Attacker:
             run=run,
         )
         reporting = {"validation": range(CLIENTS), "reports": range(CLIENTS, 2 * CLIENTS), "place": range(1, 2)}
-        evaluation = Evaluation(number, tuple(self._clients(reporting.get(site.name, range(TRAIN, CLIENTS)))), run=run)
+        evaluation = EvaluationSpec(
+            number, tuple(self._clients(reporting.get(site.name, range(TRAIN, CLIENTS)))), run=run
+        )
         parts = pick([(training, None), (training, evaluation), (None, evaluation)])
         return asked(hypotheses, *parts)
 
@@ -300,10 +302,10 @@ class Attacker:
 
     def _change(self, content: RecordDict) -> None:
         pick: Callable[[Sequence[Any]], Any] = self.random.choice
-        demands = [record for record in content.values() if isinstance(record, ConfigRecord)]
+        tasks = [record for record in content.values() if isinstance(record, ConfigRecord)]
         arrays = [record for record in content.values() if isinstance(record, ArrayRecord)]
-        if demands and self.random.random() < 0.6:
-            record = pick(demands)
+        if tasks and self.random.random() < 0.6:
+            record = pick(tasks)
             name = pick([*record, "sneak"])
             what = self.random.random()
             if what < 0.1:
@@ -383,7 +385,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
     sites: list[Watched] = []
     sanitise = mechanism.sanitise_in_place
 
-    def look(noise: Mechanism | None, updates: Any, radius: float, mode: RadiusMode, *rest: Any) -> None:
+    def look(noise: Mechanism | None, updates: Any, radius: float, mode: Clipping, *rest: Any) -> None:
         assert np.isfinite(updates).all()
         assert noise is not None
         sanitise(noise, updates, radius, mode, *rest)

@@ -30,11 +30,11 @@ from tests.helpers.messages import (
     Handler,
     arrived,
     asked,
-    demanded,
     of_node,
     refused,
     releases,
     stacked,
+    task_of,
     through_gate,
     to_node,
     whatever,
@@ -48,11 +48,11 @@ from umbel.privacy.gate.precision import round_to_grid
 from umbel.privacy.gate.randomness import streams
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.messages import assigned_in, query, training_in
 from umbel.protocol.records import Held, held_in, to_array_record
+from umbel.protocol.tasks import TrainingSpec
 
 SECRET = "diagnosis-of-patient-17"
 SECRET_LOSS = 0.123456789
@@ -73,7 +73,7 @@ def request(
     hypotheses: Any, clients: tuple[int, ...], layout: dict[str, tuple[int, ...]] = ONE, **changes: Any
 ) -> RecordDict:
     """The content of a round's message that asks for training; `hypotheses` has a row for each."""
-    return asked(stacked(hypotheses, layout), demanded(clients, **changes))
+    return asked(stacked(hypotheses, layout), task_of(clients, **changes))
 
 
 def hands_over(trained: Any, chosen: list[int], layout: dict[str, tuple[int, ...]] = ONE) -> Handler:
@@ -135,14 +135,14 @@ def assert_left(reply: Message, clients: int, layout: dict[str, tuple[int, ...]]
     return left
 
 
-# --- any demand, any data, any fault
+# --- any task, any data, any fault
 
 
 @dataclass(frozen=True)
 class Case:
-    """A demand, and what the clients have trained."""
+    """A task, and what the clients have trained."""
 
-    demand: Training
+    task: TrainingSpec
     own_data: bool
     hypotheses: Arrays
     trained: Arrays
@@ -151,7 +151,7 @@ class Case:
 
     @property
     def request(self) -> RecordDict:
-        return asked(self.hypotheses, self.demand)
+        return asked(self.hypotheses, self.task)
 
     @property
     def context(self) -> Context:
@@ -162,10 +162,10 @@ class Case:
         """Parameters that must not leave: as trained, and with the update clipped."""
         start = flatten(self.hypotheses)[self.chosen]
         clipped = flatten(self.trained) - start
-        for columns in LAYERS if self.demand.noise_per == "layer" else (slice(None),):
+        for columns in LAYERS if self.task.noise_per == "layer" else (slice(None),):
             norms = np.linalg.norm(clipped[:, columns], axis=1, keepdims=True)
             with np.errstate(invalid="ignore"):  # the ill ones
-                clipped[:, columns] *= np.minimum(1, self.demand.radius / np.maximum(norms, 1e-300))
+                clipped[:, columns] *= np.minimum(1, self.task.radius / np.maximum(norms, 1e-300))
         return [flatten(self.trained).astype(np.float32), (start + clipped).astype(np.float32)]
 
 
@@ -174,11 +174,11 @@ def cases(draw: st.DrawFn) -> Case:
     clients = draw(st.lists(st.integers(0, 2**40), min_size=1, max_size=6, unique=True))
     own_data = draw(st.booleans())
     mode = draw(st.sampled_from(["update", "public"]))
-    demand = demanded(
+    task = task_of(
         tuple(clients),
         round=draw(st.integers(1, 500)),
         noise_multiplier=draw(st.floats(1.0, 20.0)),
-        radius_mode=mode,
+        clipping=mode,
         radius=draw(st.floats(0.1, 2.0)),
         noise_per=draw(st.sampled_from(["vector", "layer"])) if mode == "update" else "vector",
     )
@@ -194,7 +194,7 @@ def cases(draw: st.DrawFn) -> Case:
     ill = draw(st.lists(st.booleans(), min_size=m, max_size=m))
     for row in np.flatnonzero(ill):
         matrix[row, draw(st.integers(0, 8))] = draw(st.sampled_from([np.nan, np.inf, -np.inf]))
-    return Case(demand, own_data, hypotheses, stacked(matrix, LAYOUT), chosen, ill)
+    return Case(task, own_data, hypotheses, stacked(matrix, LAYOUT), chosen, ill)
 
 
 Fault = Callable[[RecordDict, Case], Any]
@@ -481,18 +481,18 @@ harmless_faults = st.lists(st.sampled_from(sorted(HARMLESS)), unique=True)
 @given(cases(), harmless_faults)
 def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[str]) -> None:
     context = case.context
-    before = all_spent(context, case.demand.clients)
+    before = all_spent(context, case.task.clients)
     reply = through_gate(case.request, context, with_faults(case, [HARMLESS[name] for name in faults]))
 
-    left = assert_left(reply, len(case.demand.clients))
-    assert left.released == [1] * len(case.demand.clients), "nobody can tell whose training blew up"
+    left = assert_left(reply, len(case.task.clients))
+    assert left.released == [1] * len(case.task.clients), "nobody can tell whose training blew up"
     well = np.logical_not(case.ill)
     for unsanitised in case.unsanitised:
         for name, parameters in stacked(unsanitised, LAYOUT).items():
             assert (left.arrays[name][well] != parameters[well]).all(), f"a coordinate of {name} went without noise"
 
-    cost = Fraction(9) / Fraction(repr(case.demand.noise_multiplier))
-    assert all_spent(context, case.demand.clients) == pytest.approx([earlier + cost for earlier in before])
+    cost = Fraction(9) / Fraction(repr(case.task.noise_multiplier))
+    assert all_spent(context, case.task.clients) == pytest.approx([earlier + cost for earlier in before])
 
 
 @pytest.mark.parametrize("name", FATAL)
@@ -500,13 +500,13 @@ def test_only_noised_parameters_and_who_released_leave(case: Case, faults: list[
 @given(case=cases(), around=harmless_faults)
 def test_a_broken_handler_releases_nothing(name: str, case: Case, around: list[str]) -> None:
     context = case.context
-    before = all_spent(context, case.demand.clients)
+    before = all_spent(context, case.task.clients)
     faults = [*(HARMLESS[other] for other in around), FATAL[name]]
     reply = through_gate(case.request, context, with_faults(case, faults))
-    assert what_left(reply, len(case.demand.clients)) is None
-    cost = Fraction(9) / Fraction(repr(case.demand.noise_multiplier))
+    assert what_left(reply, len(case.task.clients)) is None
+    cost = Fraction(9) / Fraction(repr(case.task.noise_multiplier))
     paid = [earlier + cost for earlier in before]
-    assert all_spent(context, case.demand.clients) == pytest.approx(paid), "it was charged before it was asked"
+    assert all_spent(context, case.task.clients) == pytest.approx(paid), "it was charged before it was asked"
 
 
 def test_the_reason_stays_in_the_nodes_own_log(node_log: io.StringIO) -> None:
@@ -545,7 +545,7 @@ def test_an_unsanitised_release_costs_everything() -> None:
 
 
 def test_a_public_radius_clips_updates() -> None:
-    left = small(SIMULATED, noise_multiplier=0.0, radius_mode="public", radius=1.0)
+    left = small(SIMULATED, noise_multiplier=0.0, clipping="public", radius=1.0)
     np.testing.assert_allclose(left.arrays["weight"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
 
 
@@ -553,7 +553,7 @@ def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
     # Clients chose the second and the first hypothesis; their updates have norms 5 and 1.
     hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
     trained = np.array([[13.0, 14.0], [0.6, 0.8]])
-    content = request(hypotheses, (0, 1), noise_multiplier=0.0, radius_mode="public", radius=1.0)
+    content = request(hypotheses, (0, 1), noise_multiplier=0.0, clipping="public", radius=1.0)
     reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 0]))
     left = assert_left(reply, 2, ONE)
     np.testing.assert_allclose(left.arrays["weight"], [[10.6, 10.8], [0.6, 0.8]], rtol=1e-6)
@@ -562,7 +562,7 @@ def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
 @pytest.mark.parametrize("mode", ["update", "public"])
 def test_a_release_is_the_sanitised_update_with_noise_from_the_clients_own_stream(mode: str) -> None:
     # The second of two nodes hosts clients 1, 3, 5, ... of the dataset: its 4 and 7 are 9 and 15.
-    left = small({"partition-id": 1, "num-partitions": 2}, radius_mode=mode, round=6)
+    left = small({"partition-id": 1, "num-partitions": 2}, clipping=mode, round=6)
     noised = sanitise(stacked(TRAINED, ONE)["weight"].astype(float), 5.0, 0.1, mode, streams(3, "noise", 6, [9, 15]))
     # Hypotheses of zeros have the finest resolution there is.
     expected = round_to_grid(noised, rounding(2, 5.0, 0.1), float(np.spacing(np.float32(0))))
@@ -606,8 +606,8 @@ def test_rows_without_an_update_are_hidden_within_the_floor() -> None:
 
 
 def test_a_row_within_a_public_radius_is_refused() -> None:
-    record = demanded().to_record()
-    record["noise_per"], record["radius_mode"] = "row", "public"
+    record = task_of().to_record()
+    record["noise_per"], record["clipping"] = "row", "public"
     refused_unseen(asked(stacked(ZEROS, ONE), record), SIMULATED)
 
 
@@ -646,7 +646,7 @@ def test_a_release_beyond_float32_is_the_largest_number_there_is() -> None:
     context = of_node(SIMULATED)
     clients = tuple(range(40))
     layout = {"weight": (1,)}
-    content = request(np.zeros((1, 1)), clients, layout, radius_mode="public", radius=1e38)
+    content = request(np.zeros((1, 1)), clients, layout, clipping="public", radius=1e38)
     handler = hands_over(np.ones((40, 1)), [0] * 40, layout)
     left = assert_left(through_gate(content, context, handler), 40, layout)
     assert left.released == [1] * 40
@@ -697,9 +697,9 @@ def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(MemoryLedger, "charge", lambda self, charge, clients, limits, at_least: [True, False])
 
     def handler(msg: Message, context: Context) -> Message:
-        demand = training_in(msg.content)
-        assert demand is not None
-        trains.append(demand.clients)
+        task = training_in(msg.content)
+        assert task is not None
+        trains.append(task.clients)
         return hands_over(TRAINED[:1], [0])(msg, context)
 
     left = assert_left(through_gate(SMALL, of_node(SIMULATED), handler), 2, ONE)
@@ -707,7 +707,7 @@ def test_of_the_asked_clients_those_train_that_paid(monkeypatch: pytest.MonkeyPa
     assert trains == [(4,)]
 
 
-def test_a_demand_that_the_node_cannot_do_is_refused_before_anybody_pays(node_log: io.StringIO) -> None:
+def test_a_task_that_the_node_cannot_do_is_refused_before_anybody_pays(node_log: io.StringIO) -> None:
     def check(content: RecordDict, context: Context) -> None:
         raise ProtocolError("these are another model's")
 
@@ -730,7 +730,7 @@ def bits(hypotheses: Any, node_config: dict[str, Any], trained: Any = ((1.0, 1.0
     return 8 * np.dtype(matrix.dtype).itemsize
 
 
-PUBLIC: dict[str, Any] = {"radius_mode": "public", "radius": 1.0, "noise_multiplier": 2.0}
+PUBLIC: dict[str, Any] = {"clipping": "public", "radius": 1.0, "noise_multiplier": 2.0}
 
 
 def test_a_release_within_a_public_radius_travels_in_16_bits() -> None:
@@ -762,7 +762,7 @@ def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:
 # --- a private choice
 
 APART_TWO = np.array([[0.0, 0.0], [100.0, 100.0]])
-PRIVATE = {"radius_mode": "public", "radius": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
+PRIVATE = {"clipping": "public", "radius": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
 
 
 def obeys(own: int = 1, ignores: bool = False) -> Handler:
@@ -930,7 +930,7 @@ MALFORMED: list[dict[str, Any]] = [
     {"noise_multiplier": float("inf")},
     {"noise_multiplier": True},
     {"noise_multiplier": "5"},
-    {"radius_mode": "private"},
+    {"clipping": "private"},
     {"radius": 0.0},
     {"radius": -1.0},
     {"radius": float("nan")},
@@ -944,14 +944,14 @@ MALFORMED: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own"])
 @pytest.mark.parametrize("changes", MALFORMED, ids=str)
-def test_a_demand_that_makes_no_sense_is_refused(changes: dict[str, Any], node_config: dict[str, Any]) -> None:
-    record = ConfigRecord(dict(demanded((4, 7)).to_record()) | changes)
+def test_a_task_that_makes_no_sense_is_refused(changes: dict[str, Any], node_config: dict[str, Any]) -> None:
+    record = ConfigRecord(dict(task_of((4, 7)).to_record()) | changes)
     refused_unseen(asked(stacked(ZEROS, ONE), record), node_config)
 
 
-@pytest.mark.parametrize("field", list(demanded().to_record()))
-def test_a_demand_that_lacks_a_field_is_refused(field: str) -> None:
-    record = demanded((4, 7)).to_record()
+@pytest.mark.parametrize("field", list(task_of().to_record()))
+def test_a_task_that_lacks_a_field_is_refused(field: str) -> None:
+    record = task_of((4, 7)).to_record()
     del record[field]
     refused_unseen(asked(stacked(ZEROS, ONE), record), SIMULATED)
 
@@ -982,7 +982,7 @@ BAD_HYPOTHESES: dict[str, Arrays] = {
 
 @pytest.mark.parametrize("name", BAD_HYPOTHESES)
 def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
-    refused_unseen(asked(BAD_HYPOTHESES[name], demanded((4, 7))), SIMULATED)
+    refused_unseen(asked(BAD_HYPOTHESES[name], task_of((4, 7))), SIMULATED)
 
 
 @pytest.mark.parametrize("node_config", [SIMULATED, OWN], ids=["simulated", "own data"])
@@ -990,7 +990,7 @@ def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
     "changes",
     [
         {"noise_multiplier": 1e200, "radius": 1e200},
-        {"noise_multiplier": 1e200, "radius": 1e200, "radius_mode": "public"},
+        {"noise_multiplier": 1e200, "radius": 1e200, "clipping": "public"},
         {"noise_multiplier": 1e200, "radius": 1e200, "noise_per": "row"},
         {"noise_multiplier": 1e308, "radius": 1.0},
     ],
@@ -999,7 +999,7 @@ def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
 def test_noise_that_cannot_be_computed_is_refused_before_anybody_pays(
     changes: dict[str, Any], node_config: dict[str, Any]
 ) -> None:
-    """Three such demands would use up three participations."""
+    """Three such tasks would use up three participations."""
     context, spy = of_node(node_config), Spy(hands_over(np.ones((2, 2)), [0, 0]))
     assert what_left(through_gate(request(ZEROS, (4, 7), **changes), context, spy), 2) is None
     assert spy.calls == 0
@@ -1071,7 +1071,7 @@ def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:
 def test_a_site_hides_updates_within_its_own_floor(mode: str) -> None:
     """Asked for 1e-9, |noise| ~ Gamma(n, nu .01 / n) at an update of zero. False-alarm rate 1e-6."""
     clients = tuple(range(4000))
-    content = request(ZEROS, clients, radius_mode=mode, radius=1e-9)
+    content = request(ZEROS, clients, clipping=mode, radius=1e-9)
     handler = hands_over(np.zeros((4000, 2)), [0] * 4000)
     left = assert_left(through_gate(content, of_node(OWN), handler), 4000, ONE)
     norms = np.linalg.norm(left.arrays["weight"].astype(float), axis=1)

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from tests.helpers.messages import arrived, asked, demanded, records, refused, released, releases, scores, stacked, wire
+from tests.helpers.messages import arrived, asked, records, refused, released, releases, scores, stacked, task_of, wire
 from umbel.client.app import app
 from umbel.data import BUNDLED, open_dataset
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.demands import VERSION, Evaluation, Training
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 SECRET = "diagnosis-of-patient-17"
@@ -35,15 +35,15 @@ def ask_app(content: RecordDict, message_type: str, run_config: dict[str, Any], 
 
 
 def training(clients: tuple[int, ...], **changes: Any) -> RecordDict:
-    return asked(stacked(TRUTH, LINEAR), demanded(clients, **changes))
+    return asked(stacked(TRUTH, LINEAR), task_of(clients, **changes))
 
 
 def evaluation(clients: tuple[int, ...]) -> RecordDict:
-    return asked(stacked(TRUTH, LINEAR), None, Evaluation(1, clients))
+    return asked(stacked(TRUTH, LINEAR), None, EvaluationSpec(1, clients))
 
 
 def both(train: tuple[int, ...], evaluate: tuple[int, ...], **changes: Any) -> RecordDict:
-    return asked(stacked(TRUTH, LINEAR), demanded(train, **changes), Evaluation(1, evaluate))
+    return asked(stacked(TRUTH, LINEAR), task_of(train, **changes), EvaluationSpec(1, evaluate))
 
 
 def test_the_app_has_no_door_but_these() -> None:
@@ -72,9 +72,9 @@ def test_a_site_of_its_own_sends_the_same_but_for_the_noise(run_config: dict[str
 
 def test_steps_that_the_server_makes_too_long_do_not_tell_whose_curvature_is_large(run_config: dict[str, Any]) -> None:
     """Gradient descent diverges where step times curvature exceeds 2, which differs between clients."""
-    demand = Training(1, (0, 1, 2, 3, 4), 4000, 2.2, 0, 100.0, "public", 1.0)
+    task = TrainingSpec(1, (0, 1, 2, 3, 4), 4000, 2.2, 0, 100.0, "public", 1.0)
     reply = ask_app(
-        asked({"weight": np.zeros((1, 1, 2), np.float32)}, demand),
+        asked({"weight": np.zeros((1, 1, 2), np.float32)}, task),
         "train",
         run_config,
         **OWN | {"max-local-epochs": 4000},
@@ -119,7 +119,7 @@ GOOD: dict[str, RecordDict] = {
     "evaluate": evaluation((100,)),
 }
 OTHER_MODEL = pack(stacked(np.zeros((2, 3)), {"weight": (1, 3)}))
-TWICE = Evaluation(1, (100,)).to_record()
+TWICE = EvaluationSpec(1, (100,)).to_record()
 TWICE["clients"] = [100, 100]
 BAD: list[tuple[str, RecordDict]] = [
     ("query", RecordDict({"version": ConfigRecord({"version": VERSION + 1})})),
@@ -127,13 +127,13 @@ BAD: list[tuple[str, RecordDict]] = [
     ("query", RecordDict()),
     ("train", training((100,))),  # a validation client
     ("train", training((200,))),
-    ("train", asked(OTHER_MODEL, demanded())),
+    ("train", asked(OTHER_MODEL, task_of())),
     ("train", asked(stacked(TRUTH, LINEAR))),
     ("train", RecordDict()),
     ("evaluate", evaluation((99,))),  # a training client
     ("evaluate", evaluation((200,))),
     ("evaluate", asked(stacked(TRUTH, LINEAR), None, TWICE)),
-    ("evaluate", asked(OTHER_MODEL, None, Evaluation(1, (100,)))),
+    ("evaluate", asked(OTHER_MODEL, None, EvaluationSpec(1, (100,)))),
     ("evaluate", RecordDict()),
 ]
 
@@ -265,6 +265,6 @@ def test_another_run_and_another_start_are_paid_for_from_the_same_account(
     Ledger.create(tmp_path / "ledger.sqlite")
     site = {**OWN, "role": "split", "paper-budget": "0.8", "ledger-path": str(tmp_path / "ledger.sqlite")}
     for start in (stacked(TRUTH, LINEAR), stacked(-TRUTH, LINEAR)):
-        reply = ask_app(asked(start, demanded((3,))), "train", run_config | {"seed": len(start)}, **site)
+        reply = ask_app(asked(start, task_of((3,))), "train", run_config | {"seed": len(start)}, **site)
         assert released(reply) == [1]
     assert refused(ask_app(training((3,)), "train", run_config | {"start-from": "a run"}, **site))

@@ -24,13 +24,13 @@ from tests.helpers.messages import (
     Handler,
     arrived,
     asked,
-    demanded,
     of_node,
     refused,
     released,
     releases,
     scores,
     stacked,
+    task_of,
     through_gate,
     wire,
 )
@@ -40,10 +40,10 @@ from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.precision import round_to_grid
 from umbel.privacy.gate.randomness import streams
-from umbel.protocol.demands import Evaluation
 from umbel.protocol.home import umbel_home
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.records import Held, held_in, to_array_record
+from umbel.protocol.tasks import EvaluationSpec
 
 SECRET = "diagnosis-of-patient-17"
 SECRET_LOSS = 0.123456789
@@ -57,7 +57,7 @@ Numbers = list[float] | NDArray[np.float64]
 
 def request(clients: tuple[int, ...], hypotheses: Any = ZEROS, **changes: Any) -> RecordDict:
     """The content of a message that asks for evaluation alone."""
-    return asked(hypotheses, None, Evaluation(1, clients, **changes))
+    return asked(hypotheses, None, EvaluationSpec(1, clients, **changes))
 
 
 def reports(losses: Numbers, metrics: Numbers, clients: tuple[int, ...] = (), trains: bool = False) -> Handler:
@@ -282,7 +282,7 @@ class Node:
 
 
 def malformed(**changes: Any) -> ConfigRecord:
-    return ConfigRecord(dict(Evaluation(1, (4, 7)).to_record()) | changes)
+    return ConfigRecord(dict(EvaluationSpec(1, (4, 7)).to_record()) | changes)
 
 
 @pytest.mark.parametrize(
@@ -308,7 +308,7 @@ def test_an_evaluation_that_makes_no_sense_is_refused(changes: dict[str, Any]) -
     assert node.seen == []
 
 
-@pytest.mark.parametrize("field", list(Evaluation(1, (0,)).to_record()))
+@pytest.mark.parametrize("field", list(EvaluationSpec(1, (0,)).to_record()))
 def test_an_evaluation_that_lacks_a_field_is_refused(field: str) -> None:
     record, node = malformed(), Node()
     del record[field]
@@ -337,7 +337,7 @@ def test_evaluation_takes_no_other_hypotheses_than_training(hypotheses: Any) -> 
 
 def both(**changes: Any) -> RecordDict:
     """The content of a message that asks clients 0 and 1 to train and clients 4, 7 and 5 to report."""
-    return asked(ZEROS, demanded((0, 1), **changes), Evaluation(1, (4, 7, 5)))
+    return asked(ZEROS, task_of((0, 1), **changes), EvaluationSpec(1, (4, 7, 5)))
 
 
 def left(reply: Message) -> set[str]:
@@ -371,7 +371,7 @@ def test_training_and_evaluation_travel_back_together() -> None:
         ({}, {"noise_multiplier": 0.0}),
         ({}, {"noise_multiplier": 0.5}),
         ({}, {"disclose_choice": True}),
-        ({"radius-mode": "public"}, {}),
+        ({"clipping": "public"}, {}),
         ({"tripwire": True}, {}),
         ({"paper-budget": 0.1}, {}),  # and no ledger
     ],
@@ -381,7 +381,9 @@ def test_a_node_whose_training_is_refused_reports_all_the_same(
     policy: dict[str, Any], changes: dict[str, Any], node_log: io.StringIO
 ) -> None:
     node, context = Node(), of_node(OWN | {"role": "split"} | policy)
-    content = asked({"items": np.zeros((1, 3, 2), np.float32)}, demanded((0, 1), **changes), Evaluation(1, (4, 7, 5)))
+    content = asked(
+        {"items": np.zeros((1, 3, 2), np.float32)}, task_of((0, 1), **changes), EvaluationSpec(1, (4, 7, 5))
+    )
     assert left(through_gate(content, context, node)) == {"scores"}
     assert node.seen == [("evaluation", (4, 7, 5))], "nothing was trained"
     assert "umbel refused to answer (train): " in node_log.getvalue()
@@ -389,7 +391,7 @@ def test_a_node_whose_training_is_refused_reports_all_the_same(
 
 def test_a_node_whose_clients_have_no_budget_left_reports_all_the_same() -> None:
     node, context = Node(), of_node(SIMULATED | {"paper-budget": 0.4})
-    content = asked(ZEROS, demanded((0,), noise_multiplier=5.0), Evaluation(1, (4, 7, 5)))
+    content = asked(ZEROS, task_of((0,), noise_multiplier=5.0), EvaluationSpec(1, (4, 7, 5)))
     assert left(through_gate(content, context, node)) == BOTH
     reply = through_gate(both(), context, node)
     assert left(reply) == BOTH
@@ -420,11 +422,11 @@ def test_a_node_that_may_not_report_trains_all_the_same() -> None:
 
 
 def test_a_part_that_makes_no_sense_does_not_hold_up_the_other() -> None:
-    senseless = ConfigRecord(dict(demanded((0, 1)).to_record()) | {"round": 0})
-    assert left(through_gate(asked(ZEROS, senseless, Evaluation(1, (4, 7, 5))), of_node(SIMULATED), Node())) == {
+    senseless = ConfigRecord(dict(task_of((0, 1)).to_record()) | {"round": 0})
+    assert left(through_gate(asked(ZEROS, senseless, EvaluationSpec(1, (4, 7, 5))), of_node(SIMULATED), Node())) == {
         "scores"
     }
-    content = asked(ZEROS, demanded((0, 1)), malformed(clients=[]))
+    content = asked(ZEROS, task_of((0, 1)), malformed(clients=[]))
     assert left(through_gate(content, of_node(SIMULATED), Node())) == {"arrays", "released"}
 
 

@@ -20,9 +20,9 @@ from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import LedgerError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
-TRAIN = Charge(run="7", round=1, release=Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE))
+TRAIN = Charge(run="7", round=1, release=Release(Kind.TRAIN, 11, 3.0, Clipping.UPDATE))
 COST = Fraction(11, 3)
 
 
@@ -57,18 +57,18 @@ def test_sums_are_exact(path: Path) -> None:
     ledger = Ledger(path)
     for _ in range(30):
         ledger.charge(TRAIN, [0])
-    ledger.charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.1, RadiusMode.PUBLIC, 0.5)), [0])
+    ledger.charge(Charge("7", 2, Release(Kind.TRAIN, 11, 0.1, Clipping.PUBLIC, 0.5)), [0])
     assert spent(ledger, 0) == 110 + 110, ".1 is a tenth, and not the binary number next to it"
     assert spent(ledger, 1) == 0
 
 
 def test_every_charge_is_a_row(path: Path) -> None:
-    Ledger(path).charge(Charge("run", 3, Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.25)), [4, 9])
+    Ledger(path).charge(Charge("run", 3, Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.25)), [4, 9])
     rows = list(Ledger(path).rows())
     assert [row["client"] for row in rows] == [4, 9]
     assert rows[0]["at"].startswith("20")  # type: ignore[attr-defined]
     expected = {"run": "run", "round": 3, "kind": "train", "n": 11, "noise_multiplier": 3.0}
-    assert rows[0].items() >= (expected | {"radius_mode": "public", "radius": 0.25}).items()
+    assert rows[0].items() >= (expected | {"clipping": "public", "radius": 0.25}).items()
 
 
 def test_the_norm_of_an_update_is_not_written_down(path: Path) -> None:
@@ -78,8 +78,8 @@ def test_the_norm_of_an_update_is_not_written_down(path: Path) -> None:
 
 def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) -> None:
     """Releases of one price are one account; the accountant takes them as they are."""
-    public = Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC)
-    report = Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC)
+    public = Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC)
+    report = Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC)
     ledger = Ledger(path)
     for radius in (0.25, 0.5):
         ledger.charge(Charge("7", 1, replace(public, radius=radius)), [0])
@@ -105,7 +105,7 @@ def test_a_client_pays_as_long_as_the_budget_lasts_and_to_the_last_penny(path: P
 
 def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
     ledger = Ledger(path)
-    bare = Charge("7", 1, Release(Kind.TRAIN, 11, 0.0, RadiusMode.UPDATE))
+    bare = Charge("7", 1, Release(Kind.TRAIN, 11, 0.0, Clipping.UPDATE))
     assert ledger.charge(bare, [0], paper(10**9)) == [False]
     assert ledger.charge(bare, [0]) == [True]
     assert spent(ledger, 0) == math.inf
@@ -115,7 +115,7 @@ def test_no_budget_covers_a_release_without_noise(path: Path) -> None:
 def test_a_client_releases_no_more_often_than_it_may_whatever_that_costs(path: Path) -> None:
     """With ever more noise a release costs ever less; it may still tell a little."""
     ledger, limits = Ledger(path), Limits(participations=2)
-    cheap = Charge("7", 1, Release(Kind.TRAIN, 11, 1e12, RadiusMode.PUBLIC, 0.5))
+    cheap = Charge("7", 1, Release(Kind.TRAIN, 11, 1e12, Clipping.PUBLIC, 0.5))
     assert [ledger.charge(cheap, [0, 1], limits) for _ in range(3)] == [[True, True], [True, True], [False, False]]
     assert ledger.charge(cheap, [0, 5], limits) == [False, True]
 
@@ -123,15 +123,15 @@ def test_a_client_releases_no_more_often_than_it_may_whatever_that_costs(path: P
 def test_a_budget_is_the_epsilon_between_any_two_data_sets(path: Path) -> None:
     """n = 11, nu = 10 and choice-epsilon 1 cost 2.2 + 1 a participation: three of them fit 9.6, to the last penny."""
     ledger, limits = Ledger(path), Limits(Fraction(96, 10))
-    private = Charge("7", 1, Release(Kind.TRAIN, 11, 10.0, RadiusMode.PUBLIC, 0.5, hypotheses=5, choice_epsilon=1.0))
+    private = Charge("7", 1, Release(Kind.TRAIN, 11, 10.0, Clipping.PUBLIC, 0.5, hypotheses=5, choice_epsilon=1.0))
     assert [ledger.charge(private, [0], limits) for _ in range(4)] == [[True], [True], [True], [False]]
-    report = Charge("7", 1, Release(Kind.REPORT, 2, 20.0, RadiusMode.PUBLIC, 1.0))
+    report = Charge("7", 1, Release(Kind.REPORT, 2, 20.0, Clipping.PUBLIC, 1.0))
     assert ledger.charge(report, [0, 1], limits) == [False, True], "reports count too: 2/20"
 
 
 def test_what_has_no_guarantee_fits_no_budget(path: Path) -> None:
     ledger, limits = Ledger(path), Limits(Fraction(10**9))
-    for release in (TRAIN.release, Release(Kind.TRAIN, 11, 10.0, RadiusMode.PUBLIC, 0.5, hypotheses=2)):
+    for release in (TRAIN.release, Release(Kind.TRAIN, 11, 10.0, Clipping.PUBLIC, 0.5, hypotheses=2)):
         assert ledger.charge(Charge("7", 1, release), [0], limits) == [False]
 
 
@@ -323,16 +323,16 @@ def old(no_ledger: Path) -> Path:
                 kind TEXT NOT NULL CHECK (kind IN ('train', 'report')),
                 n INTEGER NOT NULL CHECK (n > 0),
                 noise_multiplier REAL NOT NULL CHECK (noise_multiplier >= 0),
-                radius_mode TEXT NOT NULL,
+                clipping TEXT NOT NULL,
                 radius REAL
             ) STRICT;
-            CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, radius_mode);
+            CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, clipping);
         """)
         rows = [(client, "train", 11, 3.0, "update") for client in (0, 1, 2, 0, 1, 2)] + [
             (0, "report", 2, 4.0, "public")
         ]
         connection.executemany(
-            "INSERT INTO charges (at, run, round, client, kind, n, noise_multiplier, radius_mode) "
+            "INSERT INTO charges (at, run, round, client, kind, n, noise_multiplier, clipping) "
             "VALUES ('2026-01-01', '7', 1, ?, ?, ?, ?, ?)",
             rows,
         )
@@ -389,7 +389,7 @@ def chained(no_ledger: Path) -> Path:
             PRAGMA user_version = 2;
             CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,
                 client INTEGER NOT NULL, kind TEXT NOT NULL, n INTEGER NOT NULL, noise_multiplier REAL NOT NULL,
-                radius_mode TEXT NOT NULL, radius REAL, hash BLOB NOT NULL) STRICT;
+                clipping TEXT NOT NULL, radius REAL, hash BLOB NOT NULL) STRICT;
             CREATE TABLE totals (client INTEGER PRIMARY KEY, times INTEGER NOT NULL, spent TEXT NOT NULL) STRICT;
             CREATE TABLE head (id INTEGER PRIMARY KEY, charges INTEGER NOT NULL, hash BLOB NOT NULL,
                 totals BLOB NOT NULL) STRICT;
@@ -410,7 +410,7 @@ def test_a_ledger_of_the_first_chain_is_migrated_with_the_next_charge(chained: P
     rows = list(ledger.rows())
     assert [row["radius"] for row in rows] == [0.5] * 4
     assert chained.read_bytes() == before
-    private = Charge("8", 1, Release(Kind.TRAIN, 11, 10.0, RadiusMode.PUBLIC, 0.5, hypotheses=2, choice_epsilon=1.0))
+    private = Charge("8", 1, Release(Kind.TRAIN, 11, 10.0, Clipping.PUBLIC, 0.5, hypotheses=2, choice_epsilon=1.0))
     assert ledger.charge(private, [0, 2], Limits(Fraction(100))) == [False, True], "none is more than any budget"
     assert version(chained) == 3
     assert list(Ledger(chained, whole=True).rows())[:-1] == rows
@@ -518,6 +518,6 @@ def test_releases_that_are_equal_are_one_however_they_were_written(path: Path) -
     """-0.0 is 0.0, and its text is another."""
     ledger = Ledger(path)
     for zero in (0.0, -0.0):
-        release = Release(Kind.TRAIN, 11, 3.0, RadiusMode.PUBLIC, 0.5, hypotheses=2, choice_epsilon=zero)
+        release = Release(Kind.TRAIN, 11, 3.0, Clipping.PUBLIC, 0.5, hypotheses=2, choice_epsilon=zero)
         ledger.charge(Charge("7", 1, release), [0])
     assert list(Ledger(path, whole=True).account(0).values()) == [2]

@@ -20,12 +20,12 @@ from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import LedgerError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 DAMAGED = int(os.environ.get("DAMAGED_LEDGERS", "400"))
 PAGE = 4096
-CHARGE = Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, RadiusMode.UPDATE))
-REPORT = Charge("7", 1, Release(Kind.REPORT, 2, 4.0, RadiusMode.PUBLIC, 0.5))
+CHARGE = Charge("7", 1, Release(Kind.TRAIN, 11, 3.0, Clipping.UPDATE))
+REPORT = Charge("7", 1, Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC, 0.5))
 NO_BUDGET = Limits(paper_budget=Fraction(0))
 
 

@@ -29,12 +29,12 @@ from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.runs import beside
-from umbel.protocol.demands import VERSION, Evaluation, Training
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 4
-HONEST = Training(
+HONEST = TrainingSpec(
     round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, radius=0.01
 )
 PRICE = Fraction(2, 3)
@@ -69,18 +69,18 @@ class Site:
         for context in self.grid.contexts.values():
             context.run_id = number
 
-    def ask(self, demand: Training = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
-        return self.send(asked(THETA if hypotheses is None else hypotheses, demand))
+    def ask(self, task: TrainingSpec = HONEST, hypotheses: ArrayRecord | None = None) -> Message:
+        return self.send(asked(THETA if hypotheses is None else hypotheses, task))
 
     def ask_raw(self, **changes: Any) -> Message:
-        """Send a demand that `Training` itself would not let pass."""
+        """Send a task that `TrainingSpec` itself would not let pass."""
         record = HONEST.to_record()
         for key, value in changes.items():
             record[key] = value
         return self.send(asked(THETA, record))
 
     def evaluate(self, clients: tuple[int, ...], hypotheses: Any = THETA) -> Message:
-        return self.send(asked(hypotheses, None, Evaluation(1, clients)), "evaluate")
+        return self.send(asked(hypotheses, None, EvaluationSpec(1, clients)), "evaluate")
 
     def spent(self) -> list[Fraction | float]:
         if not self.ledger_path.exists():
@@ -89,7 +89,7 @@ class Site:
         return [spent(ledger, client) for client in range(CLIENTS)]
 
     def lives(self) -> bool:
-        """An honest demand is still answered, with noise."""
+        """An honest task is still answered, with noise."""
         return not self.ask(replace(HONEST, clients=(3,))).has_error()
 
 
@@ -102,7 +102,7 @@ def releases(reply: Message) -> np.ndarray[Any, Any]:
     return arrays_of(reply)["weight"].reshape(-1, 2)
 
 
-def test_an_honest_demand_is_charged_and_noised(site: Site) -> None:
+def test_an_honest_task_is_charged_and_noised(site: Site) -> None:
     reply = site.ask()
     assert released(reply) == [1, 1]
     assert site.spent() == [PRICE, PRICE, 0, 0]
@@ -144,7 +144,7 @@ def test_a_radius_that_goes_to_zero_is_raised_to_the_floor(site: Site, mode: str
     hypotheses = pack({"weight": np.array([[[1.0, 2.0]]], np.float32)})  # the optimum: updates are nil
     distances = []
     for number in range(1, 26):
-        reply = site.ask(replace(HONEST, round=number, radius_mode=mode, radius=radius), hypotheses)
+        reply = site.ask(replace(HONEST, round=number, clipping=mode, radius=radius), hypotheses)
         distances += np.linalg.norm(releases(reply) - [1.0, 2.0], axis=1).tolist()
     assert np.mean(distances) > 0.015
 
@@ -157,7 +157,7 @@ def test_a_radius_that_is_none(site: Site, radius: float) -> None:
 
 
 def test_a_seed_that_the_server_knows_does_not_predict_the_noise(site: Site) -> None:
-    """Two identical demands differ, and neither is what the seed's streams give in simulation."""
+    """Two identical tasks differ, and neither is what the seed's streams give in simulation."""
     first, second = releases(site.ask()), releases(site.ask())
     assert (first != second).any(axis=1).all()  # single numbers may coincide, on the grid they are rounded to
     seed = int(site.run_config["seed"])
@@ -270,7 +270,7 @@ def test_arrays_that_are_a_pickle_are_not_loaded(site: Site, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("entry", list(HONEST.to_record()))
-def test_a_demand_with_one_entry_missing(site: Site, entry: str) -> None:
+def test_a_task_with_one_entry_missing(site: Site, entry: str) -> None:
     record = HONEST.to_record()
     del record[entry]
     assert refused(site.send(asked(THETA, record)))
@@ -316,7 +316,7 @@ def test_a_message_type_that_the_app_does_not_know(site: Site, kind: str) -> Non
 
 
 def test_training_asked_for_by_another_type_of_message_is_charged_and_noised(site: Site) -> None:
-    content = asked(THETA, HONEST, Evaluation(1, (0, 1)))
+    content = asked(THETA, HONEST, EvaluationSpec(1, (0, 1)))
     first, second = (releases(site.send(content, "evaluate")) for _ in range(2))
     assert (first != second).any(axis=1).all()
     assert site.spent() == [2 * PRICE, 2 * PRICE, 0, 0]
@@ -395,12 +395,12 @@ def test_a_client_whose_rows_need_too_much_memory_changes_nobody_elses_release(
             self._in_chunks(cohort, cohort.lengths, none)
         return sums(self, hypotheses, cohort, *rest)
 
-    demand, seeded = replace(HONEST, noise_multiplier=1.0, clients=(0, 1)), {"insecure-seed": True}
+    task, seeded = replace(HONEST, noise_multiplier=1.0, clients=(0, 1)), {"insecure-seed": True}
     site, other = (Site(tmp_path / name, run_config, **seeded) for name in ("one", "other"))
-    usual = releases(site.ask(demand))
+    usual = releases(site.ask(task))
     monkeypatch.setattr(Cohort, "gather", too_many)
     monkeypatch.setattr(BatchedLearner, "_sums", too_many_on_gpu)
-    now = releases(other.ask(demand))
+    now = releases(other.ask(task))
     np.testing.assert_array_equal(usual[1], now[1])
     assert (usual[0] != now[0]).any(), "the one that could not be computed releases no update"
     assert other.spent() == site.spent()
@@ -454,11 +454,11 @@ def test_in_simulation_an_error_is_seen(run_config: dict[str, Any], monkeypatch:
 
 
 def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
-    site = Site(tmp_path, run_config, **{"radius-mode": "public"})
+    site = Site(tmp_path, run_config, **{"clipping": "public"})
     assert refused(site.ask())
-    assert not site.ask(replace(HONEST, radius_mode="public", radius=0.5)).has_error()
+    assert not site.ask(replace(HONEST, clipping="public", radius=0.5)).has_error()
     [first, *_] = Ledger(site.ledger_path).rows()
-    assert (first["radius_mode"], first["radius"]) == ("public", 0.5)
+    assert (first["clipping"], first["radius"]) == ("public", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -467,12 +467,12 @@ def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dic
         {"min-noise-multiplier": "three"},
         {"min-noise-multiplier": 0.0},
         {"min-noise-multiplier": math.nan},
-        {"radius-floor": -1.0},
-        {"radius-floor": 0.0},
+        {"clip-norm-floor": -1.0},
+        {"clip-norm-floor": 0.0},
         {"budget": "lots"},
         {"budget": math.nan},
         {"role": "trainer"},
-        {"radius-mode": "update"},
+        {"clipping": "update"},
         {"allow-unsanitised": True},
         {"allow-unsanitised": "maybe"},
         {"report-bound": 0.0},
@@ -691,7 +691,7 @@ def test_a_choice_shows_through_any_noise_and_costs_next_to_nothing(site: Site) 
     for offset, expected in ((0.5, 1), (1.5, 0)):
         middle = np.array([offset, 0.0])
         pair = np.stack([middle - 1024 * side, middle + 1024 * side]).astype(np.float32)
-        question = replace(HONEST, clients=(0,), noise_multiplier=1e3, radius_mode="public", step_size=1e-30)
+        question = replace(HONEST, clients=(0,), noise_multiplier=1e3, clipping="public", step_size=1e-30)
         reply = site.ask(question, pack({"weight": pair[:, None]}))
         nearest = np.linalg.norm(pair - releases(reply), axis=1).argmin()
         assert nearest == expected
@@ -717,8 +717,8 @@ class Preferences(Site):
 
     def updates(self, items: np.ndarray[Any, Any], **changes: Any) -> np.ndarray[Any, Any]:
         """Return what the first client says of items (20, 4)."""
-        demand = replace(HONEST, **{"clients": (0,), "local_epochs": 0, "local_steps": 1, **changes})
-        reply = self.ask(demand, pack({"items": items[None].astype(np.float32)}))
+        task = replace(HONEST, **{"clients": (0,), "local_epochs": 0, "local_steps": 1, **changes})
+        reply = self.ask(task, pack({"items": items[None].astype(np.float32)}))
         assert not reply.has_error()
         released: np.ndarray[Any, Any] = arrays_of(reply)["items"][0] - items
         return released

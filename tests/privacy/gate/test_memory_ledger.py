@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from tests.helpers.ledgers import participations, spent
 from umbel.privacy.gate.charges import Charge
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 
 def of(cost: Fraction | None) -> Charge:
     """Return a charge of the given cost, whose denominator is not above 1000."""
     n, nu = (11, 0.0) if cost is None else (cost.numerator, float(cost.denominator))
-    return Charge("run", 1, Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE))
+    return Charge("run", 1, Release(Kind.TRAIN, n, nu, Clipping.UPDATE))
 
 
 def price(n: int, nu: float) -> Fraction | None:
-    return Release(Kind.TRAIN, n, nu, RadiusMode.UPDATE).paper_cost
+    return Release(Kind.TRAIN, n, nu, Clipping.UPDATE).paper_cost
 
 
 def test_nobody_has_spent_anything_at_first() -> None:
@@ -43,7 +43,7 @@ def test_ten_participations_of_eleven_thirds_are_110_thirds() -> None:
 
 def test_a_tenth_is_the_tenth_that_people_write() -> None:
     ledger = MemoryLedger(RecordDict())
-    release = Release(Kind.TRAIN, 11, 0.1, RadiusMode.UPDATE)
+    release = Release(Kind.TRAIN, 11, 0.1, Clipping.UPDATE)
     for _ in range(3):
         ledger.charge(Charge("run", 1, release), [0])
     assert spent(ledger, 0) == 330

@@ -41,7 +41,7 @@ from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site_log import SiteLog, beside
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 
 PAIR = {"w": np.zeros(2, np.float32)}
@@ -176,7 +176,7 @@ def test_the_noise_has_the_law_that_is_paid_for(mechanism: str, own_data: bool, 
         low, high = stats.gamma.ppf([RARE / 2, 1 - RARE / 2], n, scale=nu * r / n)
         assert low < np.linalg.norm(noise) < high
     assert stats.kstest(noise / noise.std(), "norm").pvalue > RARE
-    assert node.account == {Release(Kind.TRAIN, n, nu, RadiusMode.PUBLIC, mechanism=mechanism): 1}
+    assert node.account == {Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, mechanism=mechanism): 1}
 
 
 def test_participations_cost_what_their_mechanism_guarantees() -> None:
@@ -293,7 +293,7 @@ def test_a_sites_policy_wins_and_one_that_cannot_be_used_closes_it(
 HEEDED = {
     "allow-unsanitised", "app", "app-keys", "budget", "bundle", "data-path", "delta", "ledger-path",
     "max-choice-epsilon", "max-evaluations", "max-evaluations-in-all", "max-hypotheses", "max-participations",
-    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "radius-floor", "radius-mode",
+    "max-seconds", "mechanisms", "min-clients", "min-noise-multiplier", "paper-budget", "clip-norm-floor", "clipping",
     "release", "report-bound", "report-noise-multiplier", "role", "tripwire",
 }  # fmt: skip
 

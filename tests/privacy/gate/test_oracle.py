@@ -1,9 +1,9 @@
-"""Whether, in what words and how long a site answers says nothing about its data: demands at every extreme, and five
+"""Whether, in what words and how long a site answers says nothing about its data: tasks at every extreme, and five
 data sets that could hardly differ more.
 
 A server may ask for whatever its policy lets pass, and more. Whatever it asks, all five answer alike: a reply or
 "refused", of one length, with the same records, shapes and flags. How long they take is not the same, since training
-takes time; what they do is bounded by demand and policy, which is counted here and not timed.
+takes time; what they do is bounded by task and policy, which is counted here and not timed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from umbel.client.app import app
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import query
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 4
@@ -101,7 +101,7 @@ def answers(sites: dict[str, InProcessGrid], content: Callable[[], Any]) -> list
     return distinct
 
 
-# What is asked, and whether it is refused: on the demand alone.
+# What is asked, and whether it is refused: on the task alone.
 DEMANDS: list[tuple[dict[str, Any], bool]] = [
     ({}, False),
     ({"clients": (3,)}, False),
@@ -124,8 +124,8 @@ DEMANDS: list[tuple[dict[str, Any], bool]] = [
     ({"noise_multiplier": 1e9}, False),
     ({"noise_multiplier": 1e300, "radius": 1e300}, True),
     ({"radius": 5e-324}, False),
-    ({"radius_mode": "public", "radius": 1e-9}, False),
-    ({"radius_mode": "public", "radius": 1e9}, False),
+    ({"clipping": "public", "radius": 1e-9}, False),
+    ({"clipping": "public", "radius": 1e9}, False),
     ({"noise_per": "row"}, False),
     ({"noise_per": "layer"}, False),
     ({"message_noise": 1.0}, True),
@@ -147,15 +147,15 @@ HYPOTHESES: list[tuple[tuple[int, float], bool]] = [
 
 
 def record(changes: dict[str, Any]) -> ConfigRecord:
-    """Return a demand, which may be one that `Training` would not let pass."""
-    made = Training(**HONEST).to_record()
+    """Return a task, which may be one that `TrainingSpec` would not let pass."""
+    made = TrainingSpec(**HONEST).to_record()
     for key, value in changes.items():
         made[key] = list(value) if isinstance(value, tuple) else value
     return made
 
 
 @pytest.mark.parametrize(("changes", "refuses"), DEMANDS, ids=[str(changes) for changes, _ in DEMANDS])
-def test_every_data_set_answers_a_demand_alike(
+def test_every_data_set_answers_a_task_alike(
     sites: dict[str, InProcessGrid], changes: dict[str, Any], refuses: bool
 ) -> None:
     [said] = answers(sites, lambda: asked(hypotheses(), record(changes)))
@@ -174,7 +174,7 @@ def test_every_data_set_answers_hypotheses_alike(
 def test_every_data_set_reports_alike(sites: dict[str, InProcessGrid], drawn: tuple[int, float]) -> None:
     """Or none does."""
     clients = tuple(range(CLIENTS, 2 * CLIENTS))
-    assert len(answers(sites, lambda: asked(hypotheses(*drawn), None, Evaluation(1, clients)))) == 1
+    assert len(answers(sites, lambda: asked(hypotheses(*drawn), None, EvaluationSpec(1, clients)))) == 1
 
 
 def fails_beyond(rows: int) -> Callable[..., int]:
@@ -212,7 +212,7 @@ def test_where_memory_is_enough_for_some_every_data_set_reports_alike(
 
     monkeypatch.setattr(Cohort, "gather", fail)
     clients = tuple(range(CLIENTS, 2 * CLIENTS))
-    assert len(answers(sites, lambda: asked(hypotheses(), None, Evaluation(1, clients)))) == 1
+    assert len(answers(sites, lambda: asked(hypotheses(), None, EvaluationSpec(1, clients)))) == 1
 
 
 # --- what a message can make a site do

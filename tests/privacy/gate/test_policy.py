@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.messages import demanded
+from tests.helpers.messages import task_of
 from tests.helpers.sites import field, own, simulated
 from umbel.protocol.errors import Refused, SiteError
 
@@ -23,72 +23,72 @@ from umbel.protocol.errors import Refused, SiteError
     ],
 )
 def test_a_simulated_node_accepts_anything(changes: dict[str, Any]) -> None:
-    simulated().policy.check(demanded(**changes), 2)
+    simulated().policy.check(task_of(**changes), 2)
 
 
 @pytest.mark.parametrize("nu", [1, 1.0, 5.0, 1e9])
 def test_a_site_accepts_its_lowest_noise_and_more(nu: float) -> None:
-    own().policy.check(demanded(noise_multiplier=nu), 2)
+    own().policy.check(task_of(noise_multiplier=nu), 2)
 
 
 def test_a_site_refuses_an_unsanitised_release() -> None:
     with pytest.raises(Refused, match=r"unsanitised release \(noise multiplier 0\); this site does not allow it"):
-        own().policy.check(demanded(noise_multiplier=0.0), 2)
+        own().policy.check(task_of(noise_multiplier=0.0), 2)
 
 
 @pytest.mark.parametrize("nu", [5e-324, 0.1, 0.9999999])
 def test_a_site_refuses_less_noise_than_its_lowest(nu: float) -> None:
     with pytest.raises(Refused, match=r"noise multiplier .*; this site accepts no less than 1\.0"):
-        own().policy.check(demanded(noise_multiplier=nu), 2)
+        own().policy.check(task_of(noise_multiplier=nu), 2)
 
 
 @pytest.mark.parametrize(("key", "most"), [("local_epochs", 100), ("local_steps", 1000)])
 def test_a_site_refuses_more_work_than_it_allows(key: str, most: int) -> None:
     policy = own().policy
-    policy.check(demanded(**{key: most}), 2)
+    policy.check(task_of(**{key: most}), 2)
     name = key.replace("_", "-")
     with pytest.raises(Refused, match=f"asks for {name} = {most + 1}; this site accepts {most} at most"):
-        policy.check(demanded(**{key: most + 1}), 2)
+        policy.check(task_of(**{key: most + 1}), 2)
     with pytest.raises(Refused, match="accepts 3 at most"):
-        own(**{f"max_{key}": 3}).policy.check(demanded(**{key: 4}), 2)
+        own(**{f"max_{key}": 3}).policy.check(task_of(**{key: 4}), 2)
 
 
 def test_a_site_does_not_tell_which_hypothesis_a_client_chose() -> None:
     with pytest.raises(Refused, match="which hypothesis each client chose; this site does not disclose it"):
-        own().policy.check(demanded(disclose_choice=True), 2)
+        own().policy.check(task_of(disclose_choice=True), 2)
 
 
 def test_a_site_that_allows_unsanitised_releases_may_still_set_a_lowest_noise() -> None:
     policy = simulated(min_noise_multiplier=2.0).policy
-    policy.check(demanded(noise_multiplier=2.0), 2)
+    policy.check(task_of(noise_multiplier=2.0), 2)
     with pytest.raises(Refused, match="no less than 2"):
-        policy.check(demanded(noise_multiplier=0.0), 2)
+        policy.check(task_of(noise_multiplier=0.0), 2)
 
 
 def test_a_site_may_accept_nothing_but_a_formal_guarantee() -> None:
-    policy = own(radius_mode="public").policy
-    policy.check(demanded(radius_mode="public"), 2)
+    policy = own(clipping="public").policy
+    policy.check(task_of(clipping="public"), 2)
     with pytest.raises(Refused, match="the server asks for radius 'update'; this site accepts only a public radius"):
-        policy.check(demanded(radius_mode="update"), 2)
+        policy.check(task_of(clipping="update"), 2)
 
 
 def test_a_site_that_limits_the_choice_accepts_no_open_one() -> None:
     policy = own(max_choice_epsilon=1.0).policy
-    policy.check(demanded(choice_epsilon=1.0), 2)
-    policy.check(demanded(), 1)  # there is nothing to choose
+    policy.check(task_of(choice_epsilon=1.0), 2)
+    policy.check(task_of(), 1)  # there is nothing to choose
     with pytest.raises(Refused, match=r"leaves the choice among 2 hypotheses open .*accepts a choice-epsilon of 1 at"):
-        policy.check(demanded(), 2)
+        policy.check(task_of(), 2)
     with pytest.raises(Refused, match=r"asks for choice-epsilon 1\.5; this site accepts 1 at most"):
-        policy.check(demanded(choice_epsilon=1.5), 2)
+        policy.check(task_of(choice_epsilon=1.5), 2)
 
 
 def test_which_mechanism_runs_is_the_sites_to_allow() -> None:
     with pytest.raises(Refused, match="asks for mechanism 'gaussian'; this site accepts laplace"):
-        own().policy.check(demanded(mechanism="gaussian"), 2)
-    own(mechanisms="laplace gaussian").policy.check(demanded(mechanism="gaussian"), 2)
+        own().policy.check(task_of(mechanism="gaussian"), 2)
+    own(mechanisms="laplace gaussian").policy.check(task_of(mechanism="gaussian"), 2)
     with pytest.raises(Refused, match=r"asks for mechanism 'own\.code:Noise'"):
-        own(mechanisms="laplace gaussian").policy.check(demanded(mechanism="own.code:Noise"), 2)
-    simulated().policy.check(demanded(mechanism="own.code:Noise"), 2)
+        own(mechanisms="laplace gaussian").policy.check(task_of(mechanism="own.code:Noise"), 2)
+    simulated().policy.check(task_of(mechanism="own.code:Noise"), 2)
 
 
 @pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])

@@ -356,8 +356,8 @@ def test_a_radius_that_is_no_number_above_zero_is_an_error(radius: float, mode: 
         sanitise(np.zeros((1, 2)), 5.0, radius, mode, generators(1))
 
 
-def test_an_unknown_radius_mode_is_an_error() -> None:
-    with pytest.raises(ValueError, match="'private' is not a valid RadiusMode"):
+def test_an_unknown_clipping_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'private' is not a valid Clipping"):
         sanitise(np.zeros((1, 2)), 5.0, 1.0, "private", generators(1))
 
 

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from scipy import stats
 
-from tests.helpers.messages import SIMULATED, asked, demanded, of_node, releases, stacked, through_gate
+from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.gate import local_result
@@ -25,7 +25,7 @@ from umbel.protocol.messages import assigned_in
 
 PAIR = {"weight": (2,)}
 RADIUS = 1.0
-PUBLIC: dict[str, Any] = {"radius_mode": "public", "radius": RADIUS}
+PUBLIC: dict[str, Any] = {"clipping": "public", "radius": RADIUS}
 CELLS = 100  # along each axis
 CLIENTS = 60_000
 
@@ -39,8 +39,8 @@ def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
     hypotheses: NDArray[Any], trained: NDArray[Any], chosen: int, radius: float
 ) -> None:
     """Training that blew up counts as no update. 32-bit hypotheses leave no more than they can carry."""
-    demand = demanded((0, 1), **PUBLIC | {"radius": radius, "noise_multiplier": 0.0})
-    sanitiser = Sanitiser.of(simulated(), stacked(hypotheses, PAIR), demand)
+    task = task_of((0, 1), **PUBLIC | {"radius": radius, "noise_multiplier": 0.0})
+    sanitiser = Sanitiser.of(simulated(), stacked(hypotheses, PAIR), task)
     with np.errstate(over="ignore", invalid="ignore"):
         left = flatten(sanitiser.sanitised(stacked(trained, PAIR), np.full(2, chosen), iter(())))
     rounding = 4 * float(np.spacing(np.float32(np.abs(hypotheses).max() + radius)))
@@ -68,7 +68,7 @@ def sent(best: int, update: float, seed: int, **changes: Any) -> NDArray[np.floa
         trained = hypotheses[chosen] + [10 * update, 0.0]  # more than the radius, so that it is clipped
         return Message(local_result(stacked(trained, PAIR), chosen), reply_to=msg)
 
-    content = asked(stacked(hypotheses, PAIR), demanded(tuple(range(CLIENTS)), **PUBLIC | changes))
+    content = asked(stacked(hypotheses, PAIR), task_of(tuple(range(CLIENTS)), **PUBLIC | changes))
     reply = through_gate(content, of_node(SIMULATED, seed=seed), handler)
     return flatten(releases(reply))
 
@@ -126,9 +126,9 @@ def test_gaussian_releases_are_as_alike_as_claimed_at_delta() -> None:
 
 
 def guarantee_of(nu: float) -> float:
-    demand = demanded((0,), **PUBLIC, noise_multiplier=nu, mechanism="gaussian", choice_epsilon=0.5)
+    task = task_of((0,), **PUBLIC, noise_multiplier=nu, mechanism="gaussian", choice_epsilon=0.5)
     hypotheses = stacked(np.zeros((2, 2)), PAIR)
-    found = guarantee({Sanitiser.of(simulated(), hypotheses, demand).release: 1}, 0.01)
+    found = guarantee({Sanitiser.of(simulated(), hypotheses, task).release: 1}, 0.01)
     assert found is not None
     return found.epsilon
 

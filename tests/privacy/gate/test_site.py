@@ -19,11 +19,12 @@ from umbel.data import BUNDLED
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRadius, AcceptedRelease, Approval, Personal, Policy, Role
 from umbel.privacy.gate.site import Site, in_process, runs_in_simulation
-from umbel.protocol.demands import Hosting
+from umbel.protocol import old_names
 from umbel.protocol.errors import SiteError
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.plugins import import_by_name
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import Hosting
 
 ROOT = Path(__file__).parents[3]
 
@@ -206,18 +207,18 @@ def test_no_message_names_the_data_of_a_site(run_config: dict[str, Any], tmp_pat
 
 def test_the_policy_of_a_simulated_node() -> None:
     site = simulated()
-    assert (site.policy.min_noise_multiplier, site.policy.radius_floor, site.limits) == (0.0, 0.0, Limits())
-    assert (site.policy.role, site.policy.radius_mode) == (Role.SPLIT, AcceptedRadius.ANY)
+    assert (site.policy.min_noise_multiplier, site.policy.clip_norm_floor, site.limits) == (0.0, 0.0, Limits())
+    assert (site.policy.role, site.policy.clipping) == (Role.SPLIT, AcceptedRadius.ANY)
     assert site.policy.allow_unsanitised
     assert site.ledger_path is None, "what it spends is kept in memory"
 
 
 def test_the_policy_of_a_site_that_sets_nothing_but_its_data(umbel_home: Path) -> None:
     site = own()
-    assert (site.policy.min_noise_multiplier, site.policy.radius_floor, site.limits) == (
+    assert (site.policy.min_noise_multiplier, site.policy.clip_norm_floor, site.limits) == (
         1.0, 0.01, Limits(min_noise_multiplier=1.0)
     )  # fmt: skip
-    assert (site.policy.role, site.policy.radius_mode) == (Role.TRAIN, AcceptedRadius.ANY)
+    assert (site.policy.role, site.policy.clipping) == (Role.TRAIN, AcceptedRadius.ANY)
     assert site.policy.report_noise_multiplier == 0.0
     assert not site.policy.allow_unsanitised
     assert site.ledger_path == umbel_home / "ledger.sqlite"
@@ -247,8 +248,8 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"role": "both"}, "role must be one of train, validation, split, got 'both'"),
         ({"min-noise-multiplier": 0}, "min-noise-multiplier must be a number above 0 where the data are a site's own"),
         ({"min-noise-multiplier": "nan"}, "min-noise-multiplier must be a finite number of at least 0, got 'nan'"),
-        ({"radius-floor": "small"}, "radius-floor must be a finite number of at least 0, got 'small'"),
-        ({"radius-floor": 0.0}, "radius-floor must be a number above 0 where the data are a site's own, got 0"),
+        ({"clip-norm-floor": "small"}, "clip-norm-floor must be a finite number of at least 0, got 'small'"),
+        ({"clip-norm-floor": 0.0}, "clip-norm-floor must be a number above 0 where the data are a site's own, got 0"),
         ({"budget": -1}, "budget must be a number of at least 0, got -1"),
         ({"budget": True}, "budget must be a number of at least 0, got True"),
         ({"budget": "1e400"}, "budget must be a number that this machine can hold, or the text \"inf\", got '1e400'"),
@@ -299,8 +300,8 @@ SET: dict[str, tuple[str, Any]] = {
     "role": ("split", Role.SPLIT),
     "place": ("1/3", "1/3"),
     "min-noise-multiplier": ("4", 4.0),
-    "radius-mode": ("public", AcceptedRadius.PUBLIC),
-    "radius-floor": ("0.5", 0.5),
+    "clipping": ("public", AcceptedRadius.PUBLIC),
+    "clip-norm-floor": ("0.5", 0.5),
     "release": ("site", AcceptedRelease.SITE),
     "min-clients": ("25", 25),
     "max-hypotheses": ("3", 3),
@@ -407,14 +408,20 @@ def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulati
     assert simulated() == without
 
 
-@pytest.mark.parametrize("old", Policy.renamed)
 @pytest.mark.parametrize("node", [own, simulated], ids=["own data", "simulated"])
-def test_a_variable_of_an_old_name_is_refused_with_the_new_one(
-    old: str, node: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_variable_of_an_old_name_is_understood_with_a_hint(
+    node: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv(variable(old), "50")
-    with pytest.raises(SiteError, match=f"{old} is now called {Policy.renamed[old]}"):
-        node()
+    old_names.hint.cache_clear()
+    monkeypatch.setenv("UMBEL_RADIUS_FLOOR", "0.5")
+    assert node().policy.clip_norm_floor == 0.5
+    assert "radius-floor is now called clip-norm-floor" in caplog.text
+
+
+def test_a_setting_under_both_names_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which of the two counts would be a guess."""
+    with pytest.raises(SiteError, match="radius-floor is now called clip-norm-floor; give one of them"):
+        own(**{"radius-floor": 0.5, "clip-norm-floor": 0.1})
 
 
 def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:

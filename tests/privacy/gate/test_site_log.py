@@ -15,14 +15,14 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from tests.helpers.messages import SIMULATED, asked, demanded, of_node, refused, stacked, through_gate, to_node
+from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, task_of, through_gate, to_node
 from umbel.privacy.gate.gate import guard, local_report, local_result
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, beside, outline
-from umbel.protocol.demands import Evaluation
 from umbel.protocol.errors import DatasetError, LogError, ProtocolError, Refused
 from umbel.protocol.messages import keep_request, query, training_in
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import EvaluationSpec
 
 SECRET = "diagnosis-of-patient-17"
 ZEROS = stacked(np.zeros((1, 2)), {"weight": (2,)})
@@ -46,9 +46,9 @@ def own(ledger: Path) -> dict[str, Any]:
 
 def handler(msg: Message, context: Context) -> Message:
     """Train and score as it should."""
-    demand = training_in(msg.content)
-    if demand is not None:
-        clients = len(demand.clients)
+    task = training_in(msg.content)
+    if task is not None:
+        clients = len(task.clients)
         ones = stacked(np.full((clients, 2), 0.123456), {"weight": (2,)})
         return Message(local_result(ones, np.zeros(clients, int)), reply_to=msg)
     return Message(local_report(np.full(1, 0.654321), np.full(1, 0.654321), (), False), reply_to=msg)
@@ -66,11 +66,11 @@ def add(log: SiteLog, *reasons: str) -> None:
 
 
 def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, own: dict[str, Any]) -> None:
-    through_gate(asked(ZEROS, demanded((0, 4), round=3)), of_node(own), handler)
+    through_gate(asked(ZEROS, task_of((0, 4), round=3)), of_node(own), handler)
     [line] = log.lines()
     assert datetime.fromisoformat(line.pop("at")).utcoffset() is not None
     training = line["asked"].pop("training")
-    expected = {"round": 3, "clients": 2, "noise_multiplier": 5.0, "radius_mode": "update", "radius": 0.1}
+    expected = {"round": 3, "clients": 2, "noise_multiplier": 5.0, "clipping": "update", "radius": 0.1}
     assert training.items() >= expected.items()
     assert len(line.pop("hash")) == 64
     assert line == {
@@ -82,28 +82,28 @@ def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, 
 Send = Callable[[dict[str, Any]], Any]
 
 
-def round_of(*demands: Any, handler: Any = handler, **policy: Any) -> Send:
-    return lambda own: through_gate(asked(ZEROS, *demands), of_node(own | policy), handler)
+def round_of(*tasks: Any, handler: Any = handler, **policy: Any) -> Send:
+    return lambda own: through_gate(asked(ZEROS, *tasks), of_node(own | policy), handler)
 
 
 def other(content: RecordDict, message_type: str, handler: Any = lambda msg, _: Message(query(), reply_to=msg)) -> Send:
     return lambda own: guard(to_node(content, message_type), of_node(own), handler)
 
 
-EVALUATION = Evaluation(1, (4,))
-BARE = demanded((0, 1), noise_multiplier=0.0)
+EVALUATION = EvaluationSpec(1, (4,))
+BARE = task_of((0, 1), noise_multiplier=0.0)
 
 
 @pytest.mark.parametrize(
     ("send", "decision", "reason", "paid"),
     [
-        (round_of(demanded((0, 1))), "answered", "", 2),
+        (round_of(task_of((0, 1))), "answered", "", 2),
         (round_of(None, EVALUATION), "answered", "", 0),
-        (round_of(demanded((0, 1)), EVALUATION), "answered", "", 2),
+        (round_of(task_of((0, 1)), EVALUATION), "answered", "", 2),
         (round_of(BARE), "refused", "train: the server asks for an unsanitised release", 0),
         (round_of(BARE, EVALUATION), "partly", "train: the server asks for an unsanitised release", 0),
-        (round_of(demanded((0, 1)), **{"max-participations": 0}), "refused", "no asked client can pay", 0),
-        (round_of(demanded((0, 1)), handler=broken), "refused", "train: ValueError; the node's own log says more", 2),
+        (round_of(task_of((0, 1)), **{"max-participations": 0}), "refused", "no asked client can pay", 0),
+        (round_of(task_of((0, 1)), handler=broken), "refused", "train: ValueError; the node's own log says more", 2),
         (round_of(), "refused", "", 0),
         (other(query(), "query"), "answered", "", 0),
         (other(query(), "query", broken), "refused", "query: ValueError", 0),
@@ -122,7 +122,7 @@ def test_every_message_is_on_record(
 def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any]) -> None:
     once = own | {"max-participations": 1}
     for clients in ((0,), (0, 1)):
-        through_gate(asked(ZEROS, demanded(clients)), of_node(once), handler)
+        through_gate(asked(ZEROS, task_of(clients)), of_node(once), handler)
     _, line = log.lines()
     assert (line["decision"], line["paid"]) == ("partly", 1)
     assert line["reason"] == "train: 1 of 2 clients cannot pay any more"
@@ -132,14 +132,14 @@ def test_a_charge_that_led_to_no_release_is_on_record(
     log: SiteLog, own: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("umbel.privacy.gate.releases.sanitise_in_place", broken)
-    assert refused(through_gate(asked(ZEROS, demanded((0, 1))), of_node(own), handler))
+    assert refused(through_gate(asked(ZEROS, task_of((0, 1))), of_node(own), handler))
     [line] = log.lines()
     assert (line["decision"], line["paid"]) == ("refused", 2)
 
 
 @pytest.mark.parametrize("handler", [handler, broken])
 def test_no_value_of_the_data_is_written_down(handler: Any, log: SiteLog, own: dict[str, Any]) -> None:
-    through_gate(asked(ZEROS, demanded((0, 1)), EVALUATION), of_node(own), handler)
+    through_gate(asked(ZEROS, task_of((0, 1)), EVALUATION), of_node(own), handler)
     text = log.path.read_text()
     assert not [value for value in (SECRET, "0.123", "0.654") if value in text]
 
@@ -161,7 +161,7 @@ def test_only_reasons_that_come_from_the_message_or_the_set_up_are_told(error: E
 
 def test_simulated_nodes_have_no_log(tmp_path: Path) -> None:
     config = SIMULATED | {"ledger-path": str(tmp_path / "ledger.sqlite")}
-    through_gate(asked(ZEROS, demanded((0, 1))), of_node(config), handler)
+    through_gate(asked(ZEROS, task_of((0, 1))), of_node(config), handler)
     assert not list(tmp_path.glob("*.jsonl"))
 
 
@@ -173,7 +173,7 @@ ODD = RecordDict(
 
 FULL = RecordDict(
     {
-        name: ConfigRecord(dict.fromkeys(demanded().to_record(), "\U0001f600" * 300))
+        name: ConfigRecord(dict.fromkeys(task_of().to_record(), "\U0001f600" * 300))
         for name in ("training", "evaluation")
     }
 )
@@ -188,7 +188,7 @@ def test_a_server_cannot_make_a_line_long(content: RecordDict, log: SiteLog, own
 
 
 def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(log: SiteLog, own: dict[str, Any]) -> None:
-    message = asked(ZEROS, demanded((0, 1)))
+    message = asked(ZEROS, task_of((0, 1)))
     blinding = {f"x{i}": ConfigRecord({"run": "x" * 10**5}) for i in range(50)}
     assert not refused(through_gate(RecordDict({**blinding, **message}), of_node(own), handler))
     [line] = log.lines()
@@ -197,8 +197,8 @@ def test_whatever_else_a_message_holds_what_it_asks_is_in_the_log(log: SiteLog, 
 
 
 def test_a_line_of_a_round_takes_some_hundred_bytes(log: SiteLog, own: dict[str, Any]) -> None:
-    demand = demanded(tuple(range(100)), run="run-of-september", frozen_digest="0" * 64)
-    through_gate(asked(ZEROS, demand, EVALUATION), of_node(own), handler)
+    task = task_of(tuple(range(100)), run="run-of-september", frozen_digest="0" * 64)
+    through_gate(asked(ZEROS, task, EVALUATION), of_node(own), handler)
     assert 500 < log.path.stat().st_size < 1100
 
 
@@ -334,7 +334,7 @@ def test_where_no_line_can_be_added_nothing_is_trained_paid_or_answered(
         asked_for.append(msg)
         return handler(msg, context)
 
-    assert refused(through_gate(asked(ZEROS, demanded((0, 1)), EVALUATION), of_node(own), spy))
+    assert refused(through_gate(asked(ZEROS, task_of((0, 1)), EVALUATION), of_node(own), spy))
     assert refused(guard(to_node(query(), "query"), of_node(own), spy))
     assert asked_for == []
     assert Ledger(ledger).accounts() == {}

@@ -26,12 +26,12 @@ from tests.helpers.messages import (
     Handler,
     arrived,
     asked,
-    demanded,
     of_node,
     records,
     refused,
     releases,
     stacked,
+    task_of,
     through_gate,
     wire,
 )
@@ -50,13 +50,13 @@ from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError, Refused
 from umbel.protocol.home import umbel_home
 from umbel.protocol.messages import assigned_in, site_sums_in
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 SECRET = "diagnosis-of-patient-17"
 # The smallest k and n at which choices and updates count, to check by hand.
 ONE = {"weight": (1,)}
 BOTH = np.array([[0.0], [100.0]])
-BY_SITE: dict[str, Any] = {"release_by": "site", "radius_mode": "public", "radius": 1.0, "noise_multiplier": 2.0}
+BY_SITE: dict[str, Any] = {"release_by": "site", "clipping": "public", "radius": 1.0, "noise_multiplier": 2.0}
 TRUSTED: dict[str, Any] = {"data-path": f"/data/{SECRET}", "release": "site", "mechanisms": "laplace gaussian"}
 FIVE_SIGMA = stats.norm.sf(5)
 
@@ -68,8 +68,8 @@ def layout(n: int) -> dict[str, tuple[int, ...]]:
 def request(hypotheses: Any, clients: int, **changes: Any) -> RecordDict:
     """The content of a round's message that asks a site for the sums of its first clients."""
     matrix = np.asarray(hypotheses, np.float64)
-    demand = demanded(tuple(range(clients)), **BY_SITE | changes)
-    return asked(stacked(matrix, layout(matrix.shape[1])), demand)
+    task = task_of(tuple(range(clients)), **BY_SITE | changes)
+    return asked(stacked(matrix, layout(matrix.shape[1])), task)
 
 
 def hands_over(hypotheses: Any, updates: Any, chosen: Any) -> Handler:
@@ -123,9 +123,9 @@ def new_ledger() -> Ledger:
 
 
 def sanitiser(k: int, n: int, mechanism: str = "laplace", **changes: Any) -> SiteSanitiser:
-    """What a simulated site makes of a demand, with hypotheses that are all 0."""
-    demand = demanded((0,), **BY_SITE | {"mechanism": mechanism, "choice_epsilon": 0.5} | changes)
-    return SiteSanitiser.of(simulated(), stacked(np.zeros((k, n)), layout(n)), demand)
+    """What a simulated site makes of a task, with hypotheses that are all 0."""
+    task = task_of((0,), **BY_SITE | {"mechanism": mechanism, "choice_epsilon": 0.5} | changes)
+    return SiteSanitiser.of(simulated(), stacked(np.zeros((k, n)), layout(n)), task)
 
 
 # --- what a change of one client's whole data moves
@@ -220,9 +220,7 @@ def test_of_one_hypothesis_the_count_is_public_and_costs_nothing() -> None:
 
 
 def release(k: int, mechanism: str = "laplace", choice_epsilon: float = 0.5, nu: float = 6.0) -> Release:
-    return Release(
-        Kind.SITE, 3, nu, RadiusMode.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon
-    )
+    return Release(Kind.SITE, 3, nu, Clipping.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon)
 
 
 def test_a_laplace_release_of_one_hypothesis_has_the_law_of_a_clients() -> None:
@@ -366,7 +364,7 @@ def test_clients_choose_freely_since_the_counts_hide_it() -> None:
 # --- where the noise comes from
 
 
-def test_a_demand_that_is_replayed_gets_other_noise_and_is_paid_for_again() -> None:
+def test_a_task_that_is_replayed_gets_other_noise_and_is_paid_for_again() -> None:
     """Noise lies on a grid of an eighth and more, so that one value is the same again in a few of 100 runs.
 
     That 60 of 64 are the same has a false-alarm rate below 1e-80.
@@ -487,12 +485,12 @@ class Asking(Site):
     """A site of two training clients that asks its people, about a run with a public radius."""
 
     def __init__(self, folder: Path, run_config: dict[str, Any], accepted: str) -> None:
-        said = {"radius": "public", "hypotheses": 2, "mechanism": "gaussian"}
+        said = {"clipping": "public", "hypotheses": 2, "mechanism": "gaussian"}
         policy = {"release": accepted, "min-clients": 2, "mechanisms": "gaussian"}
         super().__init__(folder, run_config | said, **policy)
 
     def sums(self) -> Message:
-        return self.train(radius_mode="public", radius=1.0, mechanism="gaussian", release_by="site")
+        return self.train(clipping="public", radius=1.0, mechanism="gaussian", release_by="site")
 
 
 def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums(
@@ -503,7 +501,7 @@ def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums
     [digest] = site.waiting
     told = site.run("list")
     # nu = 5 at a distance of 2 radii, whatever is chosen.
-    least = guarantee({Release(Kind.SITE, 2, 5.0, RadiusMode.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
+    least = guarantee({Release(Kind.SITE, 2, 5.0, Clipping.PUBLIC, mechanism="gaussian", hypotheses=2): 1})
     assert least is not None
     assert f"at delta 1e-05: {least.epsilon:.4g};" in told
     site.run("approve", digest)
@@ -542,8 +540,7 @@ def test_at_equal_epsilon_m_clients_leave_a_root_of_m_less_noise(mechanism: str,
     print(f"\n{mechanism}, {m} clients: {ratio:.4f}, of 1/sqrt(m) = {1 / math.sqrt(m):.4f}")
     assert 0.9 / math.sqrt(m) <= ratio <= 1.1 / math.sqrt(m)
     site_price, client_price = (
-        guarantee({Release(kind, 50, 2.0, RadiusMode.PUBLIC, mechanism=mechanism): 5})
-        for kind in (Kind.SITE, Kind.TRAIN)
+        guarantee({Release(kind, 50, 2.0, Clipping.PUBLIC, mechanism=mechanism): 5}) for kind in (Kind.SITE, Kind.TRAIN)
     )
     assert site_price == client_price
 
@@ -694,15 +691,15 @@ def test_a_mechanism_of_ones_own_sums_one_hypothesis_and_must_say_how_it_hides_s
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"radius_mode": "update"}, "sums only with radius \"public\", not 'update'"),
-        ({"radius_mode": "update", "noise_per": "layer"}, 'sums only with radius "public"'),
+        ({"clipping": "update"}, "sums only with clipping \"public\", not 'update'"),
+        ({"clipping": "update", "noise_per": "layer"}, 'sums only with clipping "public"'),
         ({"disclose_choice": True}, "does not disclose what each client chose"),
         ({"release_by": "server"}, "release-by must be one of client, site, got 'server'"),
     ],
 )
-def test_a_demand_that_no_site_can_answer_is_none(changes: dict[str, Any], reason: str) -> None:
+def test_a_task_that_no_site_can_answer_is_none(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(ProtocolError, match=reason):
-        demanded((0, 1), **BY_SITE | changes)
+        task_of((0, 1), **BY_SITE | changes)
 
 
 def test_what_a_site_accepts_if_it_says_nothing() -> None:
@@ -713,8 +710,8 @@ def test_what_a_site_accepts_if_it_says_nothing() -> None:
 
 
 def test_the_radius_of_a_site_is_its_floor_at_least() -> None:
-    demand = demanded((0,), **BY_SITE | {"radius": 0.1})
-    made = SiteSanitiser.of(own(release="site", radius_floor=0.5), stacked(np.zeros((1, 3)), layout(3)), demand)
+    task = task_of((0,), **BY_SITE | {"radius": 0.1})
+    made = SiteSanitiser.of(own(release="site", clip_norm_floor=0.5), stacked(np.zeros((1, 3)), layout(3)), task)
     assert (made.radius, made.release.radius) == (0.5, 0.5)
 
 

@@ -38,7 +38,7 @@ def test_its_noise_is_what_it_says(own: str) -> None:
 
 def test_a_run_counts_it(own: str) -> None:
     """nu = 2 and choice-epsilon 1, three times: 3 * (2/2 + 1)."""
-    changes = {"mechanism": own, "radius": "public", "choice_epsilon": 1.0, "noise_multiplier": 2.0}
+    changes = {"mechanism": own, "clipping": "public", "choice_epsilon": 1.0, "noise_multiplier": 2.0}
     config = run_config("synthetic", max_participations=3, rounds=2, restarts=1, **changes)
     run = play(config)
     found = guarantee({run.setup.release: 3}, 1e-5)

@@ -24,7 +24,7 @@ from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.mechanisms import Gaussian, Laplace, choice
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.research.attacks.__main__ import app as commands
 from umbel.research.attacks.audit import Audit
 from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, most, p_value
@@ -319,7 +319,7 @@ def test_what_is_at_fault_is_found(fault: Fault, setting: Setting, faulty: pytes
 def test_where_nothing_is_claimed_there_is_nothing_to_audit() -> None:
     release = training(2, 4.0)
     for heuristic, reason in (
-        (Release(release.kind, 2, 4.0, RadiusMode.UPDATE), "the radius is the norm"),
+        (Release(release.kind, 2, 4.0, Clipping.UPDATE), "the radius is the norm"),
         (training(2, 0.0), "there is no noise"),
         (training(2, 4.0, 2), "the choice among 2 hypotheses is open"),
     ):
@@ -372,7 +372,7 @@ def test_a_mechanism_that_is_not_known_is_audited_by_distances() -> None:
 def audited(config: Config, node: Config = SIMULATED, **changes: Any) -> Audit:
     """Return the audit of a short run in public mode."""
     observed = {"observers": "umbel.research.attacks.audit:Audit canaries=1000 participations=3"}
-    formal = {"radius": "public", "rounds": 4, "restarts": 1, "choice-epsilon": 1.0, "noise-multiplier": 4.0}
+    formal = {"clipping": "public", "rounds": 4, "restarts": 1, "choice-epsilon": 1.0, "noise-multiplier": 4.0}
     asked = {name.replace("_", "-"): value for name, value in changes.items()}
     (observer,) = play(config | formal | observed | asked, node_configs=[node]).setup.observers
     assert isinstance(observer, Audit)
@@ -380,7 +380,7 @@ def audited(config: Config, node: Config = SIMULATED, **changes: Any) -> Audit:
 
 
 def test_a_run_audits_its_own_mechanism(run_config: Config) -> None:
-    observer = audited(run_config, radius_start=0.5, clients_per_round=100)
+    observer = audited(run_config, clip_norm=0.5, clients_per_round=100)
     assert [found.setting.name for found in observer.findings] == [
         "choice alone",
         "update and choice",
@@ -408,7 +408,7 @@ def test_a_run_of_one_hypothesis_and_another_mechanism_audits_that(run_config: C
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"radius": "update"}, "the radius is the norm of the client's own update"),
+        ({"clipping": "update"}, "the radius is the norm of the client's own update"),
         ({"choice_epsilon": 0.0}, "the choice among 2 hypotheses is open"),
         ({"noise_multiplier": 0.0}, "there is no noise"),
     ],

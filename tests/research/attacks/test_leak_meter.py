@@ -21,7 +21,7 @@ from umbel.privacy.gate import releases
 from umbel.privacy.mechanisms import Gaussian, Laplace
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.records import to_array_record
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.research.attacks.leak_meter import Leak, LeakMeter, guessed_norm, section_of
 from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate
 from umbel.research.attacks.truth import local_parameters
@@ -256,8 +256,8 @@ def test_noise_hides_what_an_update_is_like(run_config: Config) -> None:
 
 
 @pytest.mark.parametrize("nu", [0.5, 3.0])
-@pytest.mark.parametrize("mode", RadiusMode)
-def test_the_norm_of_an_update_is_guessed_by_the_length_of_what_is_released(mode: RadiusMode, nu: float) -> None:
+@pytest.mark.parametrize("mode", Clipping)
+def test_the_norm_of_an_update_is_guessed_by_the_length_of_what_is_released(mode: Clipping, nu: float) -> None:
     """In many dimensions noise is as long as it is on average: n = 250,000, so lengths stray by 1/500 or so.
 
     Five deviations of |change|^2, 2 nu^2 r^2 / sqrt(n), leave less than 8 % of a norm of r = 1 at nu = 3 in the mode
@@ -266,15 +266,15 @@ def test_the_norm_of_an_update_is_guessed_by_the_length_of_what_is_released(mode
     n = 250_000
     update = np.zeros((1, n))
     update[0, :4] = 0.5
-    radius = 1.0 if mode is RadiusMode.PUBLIC else 0.001
+    radius = 1.0 if mode is Clipping.PUBLIC else 0.001
     (change,) = sanitise(update, nu, radius, mode, [np.random.default_rng(1)])
     assert guessed_norm(change, Laplace(nu), mode, radius) == pytest.approx(
-        1, abs=0.01 if mode is RadiusMode.UPDATE else 0.1
+        1, abs=0.01 if mode is Clipping.UPDATE else 0.1
     )
 
 
-@pytest.mark.parametrize("mode", RadiusMode)
-def test_the_square_of_the_norm_is_guessed_right_on_average(mode: RadiusMode) -> None:
+@pytest.mark.parametrize("mode", Clipping)
+def test_the_square_of_the_norm_is_guessed_right_on_average(mode: Clipping) -> None:
     """In few dimensions too (Lemma 4.3): n = 2, nu = .2, |delta| = 1 = r. False-alarm rate 6e-7, five deviations."""
     draws, n, nu = 40_000, 2, 0.2
     updates = np.zeros((draws, n))
@@ -288,9 +288,9 @@ def test_the_square_of_the_norm_is_guessed_right_on_average(mode: RadiusMode) ->
 def test_the_norm_of_an_update_is_guessed_by_the_law_of_its_noise() -> None:
     """Gaussian noise is as long as sqrt(n) nu r. |change|^2 strays by sqrt(2 / n) of itself; false-alarm rate 6e-7."""
     n, noise = 250_000, Gaussian(3.0)
-    (change,) = releases.sanitise(noise, np.eye(1, n), 0.001, RadiusMode.UPDATE, [np.random.default_rng(1)])
-    assert guessed_norm(change, noise, RadiusMode.UPDATE, 0.001) == pytest.approx(1, abs=5 * 0.5 * np.sqrt(2 / n))
-    assert guessed_norm(change, Laplace(3.0), RadiusMode.UPDATE, 0.001) > 100
+    (change,) = releases.sanitise(noise, np.eye(1, n), 0.001, Clipping.UPDATE, [np.random.default_rng(1)])
+    assert guessed_norm(change, noise, Clipping.UPDATE, 0.001) == pytest.approx(1, abs=5 * 0.5 * np.sqrt(2 / n))
+    assert guessed_norm(change, Laplace(3.0), Clipping.UPDATE, 0.001) > 100
 
 
 def classes(path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
@@ -325,7 +325,7 @@ def test_the_last_bias_gives_the_labels_away(
 
 def recommending(config: Config, **changes: Any) -> Config:
     factors = {"strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1}
-    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "radius-floor": 1e-6}
+    steps = {"local-epochs": 0, "local-steps": 1, "clients-per-round": 20, "clip-norm-floor": 1e-6}
     return config | factors | steps | metered() | changes
 
 
@@ -434,9 +434,9 @@ def test_a_client_that_is_asked_for_the_truth_of_its_vector_keeps_it(run_config:
             meter_of(run).before_round(run, 1)
             assert meter_of(run).client == client
         else:
-            demand = setup.strategy.demand(1, ConfigRecord(setup.demand()))
+            task = setup.strategy.task(1, ConfigRecord(setup.task()))
             arrays = to_array_record(start)
-            grid.send_and_receive(setup.strategy.fleet.ask_training(1, arrays, demand, grid, np.array([client])))
+            grid.send_and_receive(setup.strategy.fleet.ask_training(1, arrays, task, grid, np.array([client])))
         kept.append(local_parameters(grid, roster, np.array([client]))[client]["user"])
     np.testing.assert_array_equal(*kept)
 

@@ -16,7 +16,7 @@ from umbel.data import Dataset, Manifest, offsets_of, open_dataset, write_datase
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import FleetError
-from umbel.protocol.release import RadiusMode, ReleaseBy
+from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks import on_images
 from umbel.research.attacks.__main__ import app
 from umbel.research.attacks.behind_the_gate import Victims, write_victims
@@ -89,7 +89,7 @@ def truth(dataset: Dataset, model: Model, hypothesis: Arrays) -> Parameters:
 
 
 OPEN = Mode("without noise", 0.0)
-OPEN_SUMS = Mode("sums without noise", 0.0, radius_mode=RadiusMode.PUBLIC, release_by=ReleaseBy.SITE)
+OPEN_SUMS = Mode("sums without noise", 0.0, clipping=Clipping.PUBLIC, release_by=ReleaseBy.SITE)
 
 
 def test_without_noise_those_who_know_the_others_hold_the_last_ones_gradient(

@@ -20,10 +20,10 @@ from umbel.client.app import app
 from umbel.data import BUNDLED, open_dataset
 from umbel.models import load
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.plugins import parse_options
+from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.pac_attack import (
     AttackOptions,
     Estimate,
@@ -90,10 +90,10 @@ class Attacked:
         return self.state.hypotheses["items"]
 
     @property
-    def trains(self) -> list[tuple[Training, NDArray[Any]]]:
+    def trains(self) -> list[tuple[TrainingSpec, NDArray[Any]]]:
         """What was asked in each training message, and the items that it began from."""
         asked = [(training_in(message.content), message) for message in self.grid.sent]
-        return [(demand, _items(message)) for demand, message in asked if demand is not None]
+        return [(task, _items(message)) for task, message in asked if task is not None]
 
     def local_parameters(self) -> NDArray[Any]:
         """What the training clients keep."""
@@ -138,7 +138,7 @@ def attack_config(run_config: Config) -> Config:
             "strategy": "umbel.research.attacks.pac_attack:PacAttack", "dataset": "preferences", "rounds": 1000,
             "restarts": 1,
             "validate-every": 1000, "local-epochs": 0, "local-steps": 1, "clients-per-round": 20,
-            "noise-multiplier": 0.0, "radius-floor": 1e-6,
+            "noise-multiplier": 0.0, "clip-norm-floor": 1e-6,
         }
         | options()
     )  # fmt: skip
@@ -267,9 +267,9 @@ def test_the_victims_notice_nothing(attack_config: Config) -> None:
 
 def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
     played = Attacked(attack_config | options(error=0.0) | {"local-steps": 3})
-    *honest, (demand, stolen), (last, restored) = played.trains
-    assert [demand.local_steps for demand, _ in honest] == [3, 3, 3]
-    assert (demand.local_steps, demand.local_epochs, list(demand.clients)) == (1, 0, played.victims)
+    *honest, (task, stolen), (last, restored) = played.trains
+    assert [task.local_steps for task, _ in honest] == [3, 3, 3]
+    assert (task.local_steps, task.local_epochs, list(task.clients)) == (1, 0, played.victims)
     assert not stolen.any()
     assert (last.local_steps, last.local_epochs, list(last.clients)) == (0, 0, played.victims)
     np.testing.assert_array_equal(restored, played.items)
@@ -279,9 +279,9 @@ def test_the_messages_are_those_of_protocol_2(attack_config: Config) -> None:
 def test_a_spectral_reading_asks_for_a_step_on_all_rows(attack_config: Config, run: Config, step: float) -> None:
     """A short one where noise is in proportion, and a long one where it is not; neither moves the victims' vectors."""
     played = Attacked(attack_config | options(reading="spectral", attack="jitter", interactions=1) | run)
-    *_, (demand, _), (last, _) = played.trains
-    assert (demand.local_steps, demand.local_epochs, demand.batch_size) == (0, 1, 0)
-    assert demand.step_size == pytest.approx(step)
+    *_, (task, _), (last, _) = played.trains
+    assert (task.local_steps, task.local_epochs, task.batch_size) == (0, 1, 0)
+    assert task.step_size == pytest.approx(step)
     assert (last.local_steps, last.local_epochs) == (0, 0)
 
 
@@ -356,7 +356,7 @@ def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_conf
     [
         ({"max-participations": 3}, {}, 3),
         ({"paper-budget": 5 * N / 2 + 1}, {}, 5),
-        ({"budget": 4 * 2 * N / 2 + 1}, {"radius": "public", "noise-per": "vector"}, 4),
+        ({"budget": 4 * 2 * N / 2 + 1}, {"clipping": "public", "noise-per": "vector"}, 4),
     ],
     ids=["participations", "paper's budget", "epsilon"],
 )

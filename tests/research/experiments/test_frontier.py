@@ -14,7 +14,7 @@ from tests.helpers.datasets import manifest
 from umbel.data import offsets_of, write_dataset
 from umbel.models import MODELS
 from umbel.privacy.accounting.guarantee import guarantee, pure_cost
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.research.experiments import frontier
 from umbel.research.experiments.frontier import CLIENT, HEURISTIC, ONE, OPEN, PLAIN, SITE, TASKS
 from umbel.research.experiments.sweep import Result
@@ -24,7 +24,7 @@ from umbel.simulation.in_process import run_config
 def release_of(config: dict[str, Any], n: int) -> Release:
     k = config["hypotheses"]
     return Release(
-        Kind.TRAIN, n, config["noise-multiplier"], RadiusMode(config["radius"]), mechanism=config["mechanism"],
+        Kind.TRAIN, n, config["noise-multiplier"], Clipping(config["radius"]), mechanism=config["mechanism"],
         hypotheses=k, choice_epsilon=config["choice-epsilon"] if k > 1 else 0.0,
     )  # fmt: skip
 

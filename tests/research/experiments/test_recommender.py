@@ -1,4 +1,4 @@
-"""A recommender beside rules of thumb: splits by seed, and the table made of them."""
+"""A recommender beside baselines: splits by seed, and the table made of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from umbel.data import open_dataset
-from umbel.models.rules_of_thumb import rules_of_thumb
+from umbel.models.baselines import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.research.experiments import recommender
 from umbel.research.experiments.recommender import ARMS, specs, tables
@@ -33,7 +33,7 @@ def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) ->
 
 def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Path) -> None:
     runs = specs("preferences", tmp_path, seeds=2, first=7, quick=True)
-    rules = {path: rules_of_thumb(open_dataset(Path(path))) for path in {run.config["dataset"] for run in runs}}
+    rules = {path: baselines(open_dataset(Path(path))) for path in {run.config["dataset"] for run in runs}}
 
     def ahead(run: Spec, much: float) -> float:
         return rules[run.config["dataset"]]["item and user bias"] + much

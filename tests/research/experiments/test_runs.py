@@ -11,7 +11,7 @@ import umbel.client.app
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.errors import ConfigError, FleetError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.research.experiments.baselines import personalised
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, finish
 from umbel.server.history import State
@@ -63,7 +63,7 @@ def test_nothing_bounds_what_unsanitised_releases_cost() -> None:
     assert measures["epsilon"] is None
 
 
-FORMAL = {"radius": "public", "choice_epsilon": 0.5}
+FORMAL = {"clipping": "public", "choice_epsilon": 0.5}
 
 
 def test_a_formal_run_says_what_it_guarantees_to_who_took_part_most_often() -> None:
@@ -82,14 +82,14 @@ def test_gaussian_noise_has_an_epsilon_at_a_delta_alone() -> None:
 
 
 def test_an_open_choice_has_no_epsilon() -> None:
-    measures = finish(run_config("synthetic", rounds=1, radius="public")).measures
+    measures = finish(run_config("synthetic", rounds=1, clipping="public")).measures
     assert measures["pure_epsilon"] is None
     assert measures["epsilon"] is None
     assert measures["max_budget"] == pytest.approx(0.4)
 
 
 def formal(mechanism: str) -> Release:
-    return Release(Kind.TRAIN, 2, 5.0, RadiusMode.PUBLIC, mechanism=mechanism, hypotheses=2, choice_epsilon=0.5)
+    return Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, mechanism=mechanism, hypotheses=2, choice_epsilon=0.5)
 
 
 def test_clients_that_train_by_themselves_have_no_rounds() -> None:

@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from umbel.privacy.gate.precision import min_radius, resolution, round_to_grid
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.server.nodes.bounds import LARGEST_UPDATE, furthest, near, pulled_in
 
 # --- releases
 
 
 def honest(
-    n: int, mechanism: Mechanism | None, radius: float, theta: np.ndarray, mode: RadiusMode, seed: int, m: int = 50
+    n: int, mechanism: Mechanism | None, radius: float, theta: np.ndarray, mode: Clipping, seed: int, m: int = 50
 ) -> Any:
     """Return what a site's gate makes of updates of all lengths."""
     rng = np.random.default_rng(seed)
     updates = rng.standard_normal((m, n)) * 10.0 ** rng.uniform(-6, 3, (m, 1))
-    if mode is RadiusMode.UPDATE:
+    if mode is Clipping.UPDATE:
         updates *= np.minimum(1, LARGEST_UPDATE / np.linalg.norm(updates, axis=1, keepdims=True))
     finest = resolution(theta)
     if mechanism is not None:
@@ -40,15 +40,15 @@ def honest(
     st.sampled_from([0.0, 0.1, 1.0, 5.0, 100.0]),
     st.sampled_from([0.01, 1.0, 50.0]),
     st.sampled_from([0.0, 1e-3, 1.0, 1e4]),
-    st.sampled_from(RadiusMode),
+    st.sampled_from(Clipping),
     st.sampled_from([Laplace, Gaussian]),
     st.integers(0, 2**32 - 1),
 )
 def test_no_honest_release_is_left_out(
-    n: int, nu: float, radius: float, scale: float, mode: RadiusMode, kind: type[Mechanism], seed: int
+    n: int, nu: float, radius: float, scale: float, mode: Clipping, kind: type[Mechanism], seed: int
 ) -> None:
     theta = (np.random.default_rng(seed).standard_normal((3, n)) * scale).astype(np.float32).astype(np.float64)
-    asked = {"noise_multiplier": nu, "mechanism": kind.name, "radius_mode": mode, "radius": radius}
+    asked = {"noise_multiplier": nu, "mechanism": kind.name, "clipping": mode, "radius": radius}
     mechanism = kind(nu) if nu > 0 else None
     assert near(honest(n, mechanism, radius, theta, mode, seed), theta, furthest(asked, theta)).all()
 
@@ -56,14 +56,14 @@ def test_no_honest_release_is_left_out(
 @pytest.mark.parametrize("n", [2, 11, 1000, 10**6])
 def test_the_bound_of_a_public_radius_is_a_few_times_the_noise(n: int) -> None:
     """The noise has a mean norm of nu r; the more parameters, the closer to it."""
-    reach = furthest({"noise_multiplier": 5.0, "radius_mode": "public", "radius": 2.0}, np.zeros((2, n)))
+    reach = furthest({"noise_multiplier": 5.0, "clipping": "public", "radius": 2.0}, np.zeros((2, n)))
     ratio = reach / (2.0 * (1 + 5.0))
     assert 1 < ratio < {2: 20, 11: 6, 1000: 1.4, 10**6: 1.1}[n]
 
 
 def test_the_key_stands_for_the_longest_update() -> None:
     theta = np.zeros((2, 3))
-    public = {"noise_multiplier": 0.0, "radius_mode": "public", "radius": 2.0}
+    public = {"noise_multiplier": 0.0, "clipping": "public", "radius": 2.0}
     assert furthest(public, theta) == pytest.approx(2.0, rel=1e-5)
     assert furthest(public, theta, 7.0) == pytest.approx(7.0, rel=1e-5), "for a site whose own floor is higher"
     assert furthest({"noise_multiplier": 0.0}, theta) == pytest.approx(1e6, rel=1e-5)

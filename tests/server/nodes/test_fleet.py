@@ -14,11 +14,11 @@ from scipy.stats import chi2
 import umbel.client.app
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
 from umbel.protocol.arrays import flatten
-from umbel.protocol.demands import Evaluation, Hosting, Training
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import evaluation_in, hypotheses_in, merged, training_in
 from umbel.protocol.records import to_array_record
+from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 
@@ -79,13 +79,13 @@ def test_a_node_without_a_sampled_client_gets_no_message() -> None:
     assert len(grid.asked(message)) == 1
 
 
-def test_a_message_holds_the_hypotheses_and_the_demand() -> None:
+def test_a_message_holds_the_hypotheses_and_the_task() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
-    demand = COMMON | {"radius_mode": "public", "radius": 0.2, "run": "mine", "another-strategys-own": 7}
-    (message,) = fleet.ask_training(3, RECORD, demand, grid)
+    task = COMMON | {"clipping": "public", "radius": 0.2, "run": "mine", "another-strategys-own": 7}
+    (message,) = fleet.ask_training(3, RECORD, task, grid)
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), SENT)
-    assert training_in(message.content) == Training(
-        round=3, clients=(0, 1, 2, 3), radius_mode="public", radius=0.2, run="mine", **COMMON
+    assert training_in(message.content) == TrainingSpec(
+        round=3, clients=(0, 1, 2, 3), clipping="public", radius=0.2, run="mine", **COMMON
     )
     np.testing.assert_array_equal(vectors(fleet.sent), SENT)
 
@@ -256,7 +256,7 @@ def test_all_validation_clients_are_asked_by_one_message_a_node() -> None:
     assert [grid.asked(message) for message in messages] == [[3], [4], [2, 5]]
     assert {(m.metadata.message_type, m.metadata.group_id) for m in messages} == {("evaluate", "1")}
     np.testing.assert_array_equal(vectors(hypotheses_in(messages[0].content)), SENT)
-    assert evaluation_in(messages[0].content) == Evaluation(round=1, clients=(1,), step_size=0.5, run="mine")
+    assert evaluation_in(messages[0].content) == EvaluationSpec(round=1, clients=(1,), step_size=0.5, run="mine")
 
 
 def test_some_validation_clients_are_sampled_anew_each_round() -> None:

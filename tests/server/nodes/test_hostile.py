@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from tests.helpers.messages import instead, sent
 from umbel import models
 from umbel.protocol.arrays import flatten
-from umbel.protocol.demands import VERSION, Hosting
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     evaluation_in,
@@ -31,6 +30,7 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.records import pack, to_array_record, unpack
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import MAX_CLIENTS, admitted
@@ -244,7 +244,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
     grid = HostileGrid(honest_nodes=2, hostile_nodes=40, seed=1)
     fleet = Fleet(clients_per_round=10, max_node_share=0.05, min_nodes=3)
     record = to_array_record({"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)})
-    demand = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 1.0}
+    task = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 1.0}
     roster = fleet.roster(grid)
     stops = np.cumsum([hosting.train for _, hosting in roster.nodes])
     first = {node: stop - hosting.train for (node, hosting), stop in zip(roster.nodes, stops, strict=True)}
@@ -254,8 +254,8 @@ def test_no_reply_of_a_round_does_harm() -> None:
     while grid.hostile_replies < REPLIES:
         round += 1
         roster._absent.clear()
-        messages = fleet.ask_training(round, record, demand, grid, everyone)
-        messages += fleet.ask_evaluation(round, record, demand, grid)
+        messages = fleet.ask_training(round, record, task, grid, everyone)
+        messages += fleet.ask_evaluation(round, record, task, grid)
         replies = fleet.exchange(round, grid, messages, timeout=0.002)
         releases, scores = fleet.releases(replies), fleet.scores(replies)
         assert honest_clients <= set(releases.clients.tolist())

@@ -369,7 +369,7 @@ def test_how_far_a_release_may_lie_is_the_runs() -> None:
     messages = fleet.ask_training(1, RECORD, DEMAND | {"noise_multiplier": 0.0}, grid)
     release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
     assert fleet.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
-    public = DEMAND | {"noise_multiplier": 0.0, "radius_mode": "public", "radius": 1.0}
+    public = DEMAND | {"noise_multiplier": 0.0, "clipping": "public", "radius": 1.0}
     strict = Fleet(clients_per_round=4)
     messages = strict.ask_training(1, RECORD, public, grid)
     assert strict.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]

@@ -16,10 +16,10 @@ from scipy.stats import chisquare
 import umbel.server.nodes.exchange
 import umbel.server.nodes.roster
 from tests.helpers.grids import PaperGrid
-from umbel.protocol.demands import VERSION, Hosting
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import hosting_reply
+from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.roster import (
     TRAIN,

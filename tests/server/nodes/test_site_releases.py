@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.grids import PaperGrid, stack
-from tests.helpers.messages import demanded, stacked
+from tests.helpers.messages import stacked, task_of
 from tests.helpers.sites import simulated
 from tests.server.nodes.test_hostile import spoilt
 from umbel.privacy.gate.releases import sanitise
@@ -23,7 +23,7 @@ from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import number_released, site_reply, training_reply
 from umbel.protocol.records import to_array_record
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.server.nodes.bounds import furthest, furthest_sum, near
 from umbel.server.nodes.exchange import Answer
 from umbel.server.nodes.fleet import Fleet, _released
@@ -35,7 +35,7 @@ DEMAND: dict[str, Any] = {
     "step_size": 0.1,
     "batch_size": 10,
     "noise_multiplier": 5.0,
-    "radius_mode": "public",
+    "clipping": "public",
     "radius": 1.0,
     "mechanism": "laplace",
     "choice_epsilon": 1.0,
@@ -164,7 +164,7 @@ def test_a_sum_that_is_too_long_is_left_out_with_all_of_its_site(caplog: pytest.
     assert found.lost_nodes == 0
     assert one.fleet.dropped == 3
     assert one.fleet.participations.tolist() == [1] * 6, "they have paid as well"
-    assert "if its own radius-floor makes them that long, raise max-update-norm" in caplog.text
+    assert "if its own clip-norm-floor makes them that long, raise max-update-norm" in caplog.text
 
 
 def test_a_site_cannot_lengthen_its_sums_by_clients_that_did_not_take_part() -> None:
@@ -194,9 +194,9 @@ def test_no_honest_sum_is_left_out(
 ) -> None:
     """All updates point in one direction, as far as they may."""
     changes = {"noise_multiplier": nu, "radius": radius, "mechanism": mechanism}
-    demand = demanded(tuple(range(clients)), **DEMAND | changes)
+    task = task_of(tuple(range(clients)), **DEMAND | changes)
     layout = {"weight": (n,)}
-    made = SiteSanitiser.of(simulated(), stacked(np.zeros((k, n)), layout), demand)
+    made = SiteSanitiser.of(simulated(), stacked(np.zeros((k, n)), layout), task)
     rng = np.random.default_rng(seed)
     updates = np.full((clients, n), 1e6)
     sums, _ = made.sanitised(stacked(updates, layout), np.zeros(clients, np.int64), iter([rng] if nu else []))
@@ -207,9 +207,9 @@ def test_no_honest_sum_is_left_out(
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 @pytest.mark.parametrize("n", [2, 1000, 10**6])
 def test_the_bound_is_a_few_times_an_honest_sum_at_most(mechanism: str, n: int) -> None:
-    demand = DEMAND | {"mechanism": mechanism}
+    task = DEMAND | {"mechanism": mechanism}
     noise = {"laplace": Laplace, "gaussian": Gaussian}[mechanism](5.0).deviation(n) * math.sqrt(n)
-    ratio = furthest_sum(demand, 2, n, 50) / (50 + noise)
+    ratio = furthest_sum(task, 2, n, 50) / (50 + noise)
     assert 1 < ratio < {2: 4, 1000: 1.4, 10**6: 1.2}[n]
 
 
@@ -220,14 +220,14 @@ def test_the_bound_is_a_few_times_an_honest_sum_at_most(mechanism: str, n: int) 
 @pytest.mark.parametrize("noise_per", ["vector", "layer"])
 def test_no_honest_gaussian_release_is_left_out(n: int, noise_per: str) -> None:
     """Its norm grows with a root of n, where that of Laplace noise does not."""
-    mode = RadiusMode.PUBLIC if noise_per == "vector" else RadiusMode.UPDATE
-    demand = {"noise_multiplier": 3.0, "mechanism": "gaussian", "radius_mode": mode, "radius": 1.0}
+    mode = Clipping.PUBLIC if noise_per == "vector" else Clipping.UPDATE
+    task = {"noise_multiplier": 3.0, "mechanism": "gaussian", "clipping": mode, "radius": 1.0}
     rng = np.random.default_rng(n)
     updates = np.ones((50, n)) / math.sqrt(n)
     parts = [slice(0, n // 2), slice(n // 2, n)] if noise_per == "layer" and n > 1 else None
     noisy = sanitise(Gaussian(3.0), updates, 1.0, mode, [rng] * 50, parts)
     zeros = np.zeros((1, n))
-    assert near(noisy, zeros, furthest(demand | {"noise_per": noise_per}, zeros, 1.0)).all()
+    assert near(noisy, zeros, furthest(task | {"noise_per": noise_per}, zeros, 1.0)).all()
 
 
 @pytest.mark.parametrize("mechanism", [Laplace(2.0), Gaussian(2.0)], ids=["laplace", "gaussian"])
@@ -250,8 +250,8 @@ class Quiet(Laplace):
 
 
 def test_nothing_is_left_out_under_a_mechanism_that_says_no_bound() -> None:
-    demand = DEMAND | {"mechanism": f"{__name__}:Quiet"}
-    assert furthest(demand, np.zeros((1, 3))) == furthest_sum(demand, 1, 3, 5) == math.inf
+    task = DEMAND | {"mechanism": f"{__name__}:Quiet"}
+    assert furthest(task, np.zeros((1, 3))) == furthest_sum(task, 1, 3, 5) == math.inf
     assert near(np.full((1, 3), 1e30), np.zeros((1, 3)), math.inf).all()
 
 

@@ -148,7 +148,7 @@ def test_a_heuristic_is_called_one_everywhere() -> None:
 def test_where_there_is_no_guarantee_the_reason_is_told(changes: dict[str, Any], why: str) -> None:
     text = report(**changes).text
     assert f"nothing is guaranteed to the 3 clients that took part, because {why}." in text
-    assert f'There is no guarantee, because {why}. For one, set radius = "public"' in text
+    assert f'There is no guarantee, because {why}. For one, set clipping = "public"' in text
     assert "Privacy: guaranteed between any two data sets none Noise was added" in text
     assert "at delta" not in text
 
@@ -373,7 +373,7 @@ def test_a_run_is_named_by_what_sets_it_apart() -> None:
 
 
 def test_heuristic_and_guarantee_have_columns_of_their_own() -> None:
-    text = report(others=[beside(config={"radius": "public"}, mode="public", noise=400.0, choice=0.5)]).text
+    text = report(others=[beside(config={"clipping": "public"}, mode="public", noise=400.0, choice=0.5)]).text
     assert "this run 0.04762 none 2 " in text
     assert re.search(r" 0\.09091 2\.535 0\.025 ", text)
 

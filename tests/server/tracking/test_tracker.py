@@ -79,7 +79,7 @@ def test_the_guarantee_and_the_heuristic_have_names_of_their_own(run_config: dic
     last = paper.pages[-1][1]
     assert last["paper_budget"] == pytest.approx(0.4 * times)
     assert "epsilon" not in last, "nothing is guaranteed"
-    tracked(run_config, formal, radius="public", choice_epsilon=0.2)
+    tracked(run_config, formal, clipping="public", choice_epsilon=0.2)
     last = formal.pages[-1][1]
     assert last["epsilon"] <= 1.0 * times + 1e-9
     assert last["paper_budget"] == pytest.approx(0.4 * times)

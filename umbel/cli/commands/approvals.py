@@ -23,7 +23,7 @@ from umbel.protocol.run_config import RunConfig
 app = typer.Typer(
     add_completion=False,
     suggest_commands=False,
-    help='What waits for a site that sets approve = "ask", with its demand, its price and its plan.',
+    help='What waits for a site that sets approve = "ask", with its task, its price and its plan.',
     no_args_is_help=True,
 )
 
@@ -38,7 +38,7 @@ _PLAN = (
     "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
     "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism",
     "choice-epsilon", "max-participations", "noise-per", "radius",
-    "radius-start", "radius-decay", "radius-floor", "restarts", "start-from",
+    "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from",
     "validate-every",
 )  # fmt: skip
 

@@ -16,14 +16,14 @@ def show(planned: Planned) -> None:
     figures, delta = planned.figures, planned.delta
     release = figures.release
     (pure, epsilon), (most_pure, most) = in_words(figures.median), in_words(figures.maximum)
-    between = gap(release) or "between any two data sets of a client, over all its participations; radius public"
+    between = gap(release) or "between any two data sets of a client, over all its participations; clipping public"
     table = Table("figure", "value", "what it means", title="A planned run")
     add = table.add_row
     add("noise multiplier", f"{release.noise_multiplier:.4g}", f"of mechanism {release.mechanism}")
     if release.chooses:
         add("choice-epsilon", f"{release.choice_epsilon:.4g}", "of the randomised choice; 0 leaves it open")
     if planned.radius is not None:
-        add("radius", f"{planned.radius:.3g}", "a client's first update: a radius-start of that, or half of it")
+        add("radius", f"{planned.radius:.3g}", "a client's first update: a clip-norm of that, or half of it")
     participations = f"median {figures.median_participations}, most {figures.max_participations}"
     add("participations", participations, "expected, over all clients; max-participations bounds them")
     add("pure epsilon", f"median {pure}, most {most_pure}", between)

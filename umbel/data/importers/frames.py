@@ -176,7 +176,5 @@ def stacked(rows: Any, name: str) -> np.ndarray[Any, Any]:
     """Return rows of one length as an array."""
     parts = [np.asarray(row) for row in rows]
     if len(shapes := sorted({part.shape for part in parts})) > 1:
-        raise DatasetError(
-            f"rows of {name} differ in shape, as {shapes[0]} and {shapes[-1]}; pad or cut them to one"
-        )
+        raise DatasetError(f"rows of {name} differ in shape, as {shapes[0]} and {shapes[-1]}; pad or cut them to one")
     return np.stack(parts)

@@ -45,9 +45,7 @@ def from_datasets(
         When the columns do not fit.
     """
     if isinstance(dataset, dict):
-        raise DatasetError(
-            f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]"
-        )
+        raise DatasetError(f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]")
     dealt = hasattr(client, "load_partition")
     column = client if isinstance(client, str) else None
     names = list(dataset.column_names)

@@ -25,7 +25,7 @@ from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.base import Loss, Mechanism
 from umbel.privacy.mechanisms.choice import RandomisedResponse
-from umbel.protocol.release import Kind, RadiusMode, Release, exact
+from umbel.protocol.release import Clipping, Kind, Release, exact
 
 DELTA = 1e-5
 """Of the figures that are printed, where nobody says another."""
@@ -47,7 +47,7 @@ class Guarantee:
         Epsilon at delta = 0; infinite where a mechanism has none.
     epsilon, delta : float
         The smaller of the epsilon at `delta` by numerical composition, and the pure one. It holds for
-        demands that were fixed in advance; for servers that pick them as they go, see `within_budget`.
+        tasks that were fixed in advance; for servers that pick them as they go, see `within_budget`.
     """
 
     pure: float
@@ -70,7 +70,7 @@ def gap(release: Release) -> str:
     """Return why a release has no guarantee; nothing where it has one."""
     if not release.noise_multiplier > 0:
         return "there is no noise"
-    if release.radius_mode is not RadiusMode.PUBLIC:
+    if release.clipping is not Clipping.PUBLIC:
         return "the radius is the norm of the client's own update"
     if release.formal and not (_counts(release) and _own_pure(release) is not None and not release.choice_epsilon):
         return ""

@@ -12,7 +12,7 @@ import numpy as np
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
-from umbel.protocol.release import LAPLACE, Kind, RadiusMode, Release
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
 _LEAST = 1e-4  # of a wanted epsilon; less takes more noise than anybody learns from
@@ -56,7 +56,7 @@ class Task:
             Kind.TRAIN,
             self.parameters,
             noise_multiplier,
-            RadiusMode.PUBLIC,
+            Clipping.PUBLIC,
             mechanism=self.mechanism,
             hypotheses=self.hypotheses,
             choice_epsilon=choice_epsilon if self.hypotheses > 1 else 0.0,

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from umbel.privacy.accounting.guarantee import within_budget
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 Account = Mapping[Release, int]
 """How often a client released each kind of thing, in the order in which each came first; without radii."""
@@ -113,7 +113,7 @@ def written(release: Release) -> str:
             "kind": release.kind,
             "n": release.n,
             "noise_multiplier": release.noise_multiplier,
-            "radius_mode": release.radius_mode,
+            "clipping": release.clipping,
             "mechanism": release.mechanism,
             "hypotheses": release.hypotheses,
             "choice_epsilon": release.choice_epsilon,
@@ -126,7 +126,7 @@ def written(release: Release) -> str:
 def read(text: str) -> Release:
     """Return the release that `written` made a text of; raise `ValueError` or `TypeError` for another text."""
     entries = json.loads(text)
-    release = Release(**entries | {"kind": Kind(entries["kind"]), "radius_mode": RadiusMode(entries["radius_mode"])})
+    release = Release(**entries | {"kind": Kind(entries["kind"]), "clipping": Clipping(entries["clipping"])})
     if written(release) != text:
         raise ValueError(f"{text!r} is no release")
     return release

@@ -1,4 +1,4 @@
-"""What a site's people approve, where the site wants to be asked: a run config, and demands that are as it says."""
+"""What a site's people approve, where the site wants to be asked: a run config, and tasks that are as it says."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import evaluation_in, training_in
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
-# Fields of a demand that a run config says, by the same names.
+# Fields of a task that a run config says, by the same names.
 _SAID = (
     "local_epochs", "local_steps", "step_size", "batch_size", "noise_multiplier", "mechanism", "choice_epsilon",
     "noise_per", "message_noise",
@@ -67,29 +67,29 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
     return differs
 
 
-def _of_training(config: RunConfig, policy: Policy, demand: Training) -> dict[str, Any]:
-    asked: dict[str, Any] = {name: getattr(demand, name) for name in _SAID}
+def _of_training(config: RunConfig, policy: Policy, task: TrainingSpec) -> dict[str, Any]:
+    asked: dict[str, Any] = {name: getattr(task, name) for name in _SAID}
     said: dict[str, Any] = {name: getattr(config, name) for name in _SAID}
-    asked |= {"radius_mode": demand.radius_mode, "disclose_choice": demand.disclose_choice}
-    said |= {"radius_mode": config.radius, "disclose_choice": False}
+    asked |= {"clipping": task.clipping, "disclose_choice": task.disclose_choice}
+    said |= {"clipping": config.clipping, "disclose_choice": False}
     # A run config does not say it in words that a site could read; a site that accepts sums alone has said it itself.
-    asked["release_by"] = demand.release_by
+    asked["release_by"] = task.release_by
     said["release_by"] = ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT
-    asked["round"], said["round"] = demand.round, min(demand.round, config.rounds)
-    asked["radius"], said["radius"] = demand.radius, config.schedule.at(said["round"])
-    asked["clients_per_round"] = len(demand.clients)
-    said["clients_per_round"] = min(len(demand.clients), config.clients_per_round)
+    asked["round"], said["round"] = task.round, min(task.round, config.rounds)
+    asked["radius"], said["radius"] = task.radius, config.schedule.at(said["round"])
+    asked["clients_per_round"] = len(task.clients)
+    said["clients_per_round"] = min(len(task.clients), config.clients_per_round)
     return _unlike(asked, said)
 
 
-def _of_evaluation(config: RunConfig, demand: Evaluation) -> dict[str, Any]:
+def _of_evaluation(config: RunConfig, task: EvaluationSpec) -> dict[str, Any]:
     # One evaluation follows the last round.
-    asked = {"round": demand.round, "step_size": demand.step_size, "validation_clients_per_round": len(demand.clients)}
-    most = config.validation_clients_per_round or len(demand.clients)
+    asked = {"round": task.round, "step_size": task.step_size, "validation_clients_per_round": len(task.clients)}
+    most = config.validation_clients_per_round or len(task.clients)
     said = {
-        "round": min(demand.round, config.rounds + 1),
+        "round": min(task.round, config.rounds + 1),
         "step_size": config.step_size,
-        "validation_clients_per_round": min(len(demand.clients), most),
+        "validation_clients_per_round": min(len(task.clients), most),
     }
     return _unlike(asked, said)
 

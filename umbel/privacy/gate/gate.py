@@ -2,7 +2,7 @@
 
 A Flower Mod around the handler of a round's message. What is asked of training clients and of
 validation clients passes one after the other, and what goes wrong with the one does not hold up the
-other: the gate checks the demand against the site's policy, charges the ledger, draws what hides each
+other: the gate checks the task against the site's policy, charges the ledger, draws what hides each
 client's choice, has the handler train, adds the noise, and builds a new reply from the allowed fields
 alone. Whoever cannot pay does not train. It fails closed: whatever goes wrong inside, nothing is released,
 the server reads nothing or "refused", and the reason stays in the node's own log. Where the data are a
@@ -42,7 +42,6 @@ from umbel.privacy.gate.tripwire import degenerate, repeated
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.arrays import Arrays, all_finite
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.home import make_home_of
@@ -58,8 +57,9 @@ from umbel.protocol.messages import (
     training_reply,
 )
 from umbel.protocol.records import Held, held_in
-from umbel.protocol.release import Kind, RadiusMode, Release, ReleaseBy
+from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 _RESULT = "result"
 
@@ -217,60 +217,60 @@ class _Passage:
 
     def train(self) -> RecordDict | None:
         """Return the releases of the asked training clients; None where none are asked."""
-        demand = training_in(self.msg.content)
-        if demand is None:
+        task = training_in(self.msg.content)
+        if task is None:
             return None
         site, k = self.site, len(next(iter(self.hypotheses.values())))
-        site.policy.check(demand, k)
+        site.policy.check(task, k)
         if site.policy.tripwire:
             _check_honest(self.hypotheses, self.context)
-        return self._by_site(demand) if demand.release_by is ReleaseBy.SITE else self._by_client(demand, k)
+        return self._by_site(task) if task.release_by is ReleaseBy.SITE else self._by_client(task, k)
 
-    def _by_client(self, demand: Training, k: int) -> RecordDict:
+    def _by_client(self, task: TrainingSpec, k: int) -> RecordDict:
         """Return the release of each client that can pay."""
         site, seed = self.site, self.seed
-        # Whatever a demand alone can make fail comes before the charge.
-        sanitiser = Sanitiser.of(site, self.hypotheses, demand)
-        paid, paying = self._paying(demand, sanitiser.release)
+        # Whatever a task alone can make fail comes before the charge.
+        sanitiser = Sanitiser.of(site, self.hypotheses, task)
+        paid, paying = self._paying(task, sanitiser.release)
         assigned = np.full(len(paying), choice.OWN, np.int64)
         if sanitiser.release.choice_epsilon > 0:
-            sources = randomness.noise(seed, demand.round, site.client_ids(paying), "choice")
+            sources = randomness.noise(seed, task.round, site.client_ids(paying), "choice")
             assigned = choice.draw(sanitiser.release.choice_epsilon, k, sources)
-        trained, chosen = self._trained(demand, paying, assigned)
-        sources = randomness.noise(seed, demand.round, site.client_ids(paying))
+        trained, chosen = self._trained(task, paying, assigned)
+        sources = randomness.noise(seed, task.round, site.client_ids(paying))
         releases = sanitiser.sanitised(trained, chosen, sources)
-        choices = chosen.tolist() if demand.disclose_choice else None
+        choices = chosen.tolist() if task.disclose_choice else None
         # Only where it has a way to go are fewer bits worth the work.
         step = 0.0 if site.simulated else sanitiser.step
         return training_reply(releases, paid.astype(int).tolist(), choices, step)
 
-    def _by_site(self, demand: Training) -> RecordDict:
+    def _by_site(self, task: TrainingSpec) -> RecordDict:
         """Return the sums of the clients that can pay, each of which pays the whole price."""
         site = self.site
-        sanitiser = SiteSanitiser.of(site, self.hypotheses, demand)
-        paid, paying = self._paying(demand, sanitiser.release, site.policy.min_clients)
+        sanitiser = SiteSanitiser.of(site, self.hypotheses, task)
+        paid, paying = self._paying(task, sanitiser.release, site.policy.min_clients)
         # The noise on the counts hides what each of them chooses; who tries another hypothesis is for learning alone.
-        sources = randomness.noise(self.seed, demand.round, site.client_ids(paying), "choice")
-        assigned = choice.at_random(demand.explore, len(sanitiser.hypotheses), sources)
-        trained, chosen = self._trained(demand, paying, assigned)
-        sources = randomness.noise(self.seed, demand.round, [site.first], "site")
+        sources = randomness.noise(self.seed, task.round, site.client_ids(paying), "choice")
+        assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
+        trained, chosen = self._trained(task, paying, assigned)
+        sources = randomness.noise(self.seed, task.round, [site.first], "site")
         sums, counts = sanitiser.sanitised(trained, chosen, sources)
         return site_reply(sums, counts, paid.astype(int).tolist())
 
     def evaluate(self) -> RecordDict | None:
         """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
-        demand = evaluation_in(self.msg.content)
-        if demand is None:
+        task = evaluation_in(self.msg.content)
+        if task is None:
             return None
         if not self.site.simulated:
             # Before anybody reports: a crash may waste a count, it never hides a report.
             Runs.of(self.site).count_evaluation(str(self.context.run_id), self.site.policy)
-        reported = held_in(self._ask(evaluation_only(self.hypotheses, demand)), _RESULT, LocalReport)
+        reported = held_in(self._ask(evaluation_only(self.hypotheses, task)), _RESULT, LocalReport)
         values = reported.scores
-        if not _is_array(values, np.float64, (2, len(demand.clients))):
+        if not _is_array(values, np.float64, (2, len(task.clients))):
             raise Refused("the handler does not say loss and metric of each client")
         if reported.trains is not False:
-            values = self._noised(values, reported.clients, demand)
+            values = self._noised(values, reported.clients, task)
         return evaluation_reply(*values)
 
     @property
@@ -279,7 +279,7 @@ class _Passage:
         return self.site.seed(RunConfig.of(self.context.run_config))
 
     def _paying(
-        self, demand: Training, release: Release, at_least: int = 1
+        self, task: TrainingSpec, release: Release, at_least: int = 1
     ) -> tuple[NDArray[np.bool_], tuple[int, ...]]:
         """Charge those asked to train that can pay: a flag for each, and who they are.
 
@@ -291,10 +291,10 @@ class _Passage:
             When fewer than `at_least` can, who are not charged either.
         """
         self.site.check_priced(release)
-        everybody = np.full(len(demand.clients), choice.OWN, np.int64)
-        self.check(training_only(self.hypotheses, demand, everybody), self.context)
-        paid = self._charge("train", release, demand.round, demand.clients, at_least)
-        paying = _which(demand.clients, paid)
+        everybody = np.full(len(task.clients), choice.OWN, np.int64)
+        self.check(training_only(self.hypotheses, task, everybody), self.context)
+        paid = self._charge("train", release, task.round, task.clients, at_least)
+        paying = _which(task.clients, paid)
         if not paying and at_least > 1:
             raise Refused(
                 f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged"
@@ -321,10 +321,10 @@ class _Passage:
         return paid
 
     def _trained(
-        self, demand: Training, clients: tuple[int, ...], assigned: NDArray[np.int64]
+        self, task: TrainingSpec, clients: tuple[int, ...], assigned: NDArray[np.int64]
     ) -> tuple[Arrays, NDArray[np.int64]]:
         """Have clients train what they are assigned, or choose; return what they trained, and from which hypothesis."""
-        asked = demand if clients == demand.clients else replace(demand, clients=clients)
+        asked = task if clients == task.clients else replace(task, clients=clients)
         trained = held_in(self._ask(training_only(self.hypotheses, asked, assigned)), _RESULT, LocalResult)
         _check_result(trained, self.hypotheses, len(clients))
         if ((assigned != choice.OWN) & (trained.chosen != assigned)).any():
@@ -340,7 +340,7 @@ class _Passage:
             raise Refused("the handler replied an error")
         return reply.content
 
-    def _noised(self, values: NDArray[np.float64], own: tuple[int, ...], demand: Evaluation) -> NDArray[np.float64]:
+    def _noised(self, values: NDArray[np.float64], own: tuple[int, ...], task: EvaluationSpec) -> NDArray[np.float64]:
         """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
 
         Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
@@ -355,12 +355,12 @@ class _Passage:
             raise Refused("the handler does not say whose loss and metric these are")
         radius, mechanism = math.sqrt(2) * bound, Laplace(nu)
         check_noise(mechanism, 2, radius)
-        seed, release = self.seed, Release(Kind.REPORT, 2, nu, RadiusMode.PUBLIC, radius)
-        paid = self._charge("evaluate", release, demand.round, own)
+        seed, release = self.seed, Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius)
+        paid = self._charge("evaluate", release, task.round, own)
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
-        sources = randomness.noise(seed, demand.round, _which(clients, paid), "report")
+        sources = randomness.noise(seed, task.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
-        noised = sanitise(mechanism, clipped - bound / 2, radius, RadiusMode.PUBLIC, sources) + bound / 2
+        noised = sanitise(mechanism, clipped - bound / 2, radius, Clipping.PUBLIC, sources) + bound / 2
         reported = np.full_like(values, np.nan)
         noise = mechanism.deviation(2) * radius
         reported[:, paid] = round_to_grid(noised, noise, float(np.spacing(np.float32(bound)))).T

@@ -23,7 +23,7 @@ from typing import Any
 from umbel.privacy.gate import database
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
 from umbel.protocol.errors import LedgerError
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 
 _APPLICATION = 0x554D424C  # "UMBL"
 _VERSION = 3
@@ -47,7 +47,7 @@ _SCHEMA = (
     " STRICT",
 )
 _COLUMNS = "at, run, round, client, release, radius"
-_OLD_COLUMNS = "at, run, round, client, kind, n, noise_multiplier, radius_mode, radius"
+_OLD_COLUMNS = "at, run, round, client, kind, n, noise_multiplier, clipping, radius"
 _OLD_TABLES = {_BEFORE_THE_CHAIN: ["by_client", "charges"], _BEFORE_RELEASES: ["charges", "head", "totals"]}
 
 # A ledger of so many charges is checked from the first on in some 50 ms. Each message opens it.
@@ -326,7 +326,7 @@ class Ledger:
             at, run, round, client, kind, n, nu, mode, radius = content
             # How many hypotheses there were is not on record, so that the choice is open.
             hypotheses = 0 if kind == Kind.TRAIN else 1
-            what = written(Release(Kind(kind), n, nu, RadiusMode(mode), hypotheses=hypotheses))
+            what = written(Release(Kind(kind), n, nu, Clipping(mode), hypotheses=hypotheses))
             for node in range(1 if chained else self._nodes):
                 of_all = client if chained else node + self._nodes * client
                 yield _Entry(at, run, round, of_all, what, radius)

@@ -27,12 +27,12 @@ from umbel.privacy.gate.policy import Approval, Policy, Role
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.time_limit import time_limit
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import released_in, round_request, scores_in
 from umbel.protocol.records import from_array_record, pack, to_array_record
-from umbel.protocol.release import LAPLACE, RadiusMode
+from umbel.protocol.release import LAPLACE, Clipping
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 _METRICS = "metrics"
 _ROUND = "server-round"  # what Flower's strategies call it in their config
@@ -100,7 +100,7 @@ class Gate:
         self._frozen, self._reports, self._weight = frozen.split(), tuple(reports), weighted_by_key
         self._budget = {} if budget is None else {"budget": budget, "delta": delta}
         try:
-            self._demand = _demand(noise_multiplier, radius, mechanism)
+            self._task = _task(noise_multiplier, radius, mechanism)
             if budget is None and delta:
                 raise ConfigError("delta is of a budget, and there is none: give budget, or leave delta out")
             Policy.of(self._budget)
@@ -134,7 +134,7 @@ class Gate:
             node_config |= self._budget
             if "min_noise_multiplier" not in policy.model_fields_set:
                 # A server cannot ask for less than the app does, and the account need not reckon with that.
-                least = max(policy.min_noise_multiplier, self._demand.noise_multiplier)
+                least = max(policy.min_noise_multiplier, self._task.noise_multiplier)
                 node_config["min-noise-multiplier"] = least
         # A site draws from the operating system anyway; a simulated node from a seed, which is drawn there.
         run_config: dict[str, Any] = {"seed": secrets.randbits(128)}
@@ -151,7 +151,7 @@ class Gate:
             released = self._released(sent)
             if site.policy.role is Role.VALIDATION:
                 raise Refused("clients of role validation do not train; set role to train to let them")
-            return _Training(site, handler, name, sent, released, self._demand, round, self._weight)
+            return _Training(site, handler, name, sent, released, self._task, round, self._weight)
         if what == "evaluate":
             if not self._reports:
                 raise Refused("the app names no metric that may leave: umbel.Gate(reports=[...])")
@@ -176,15 +176,15 @@ class Gate:
         return released
 
 
-def _demand(noise_multiplier: float, radius: float, mechanism: str) -> Training:
+def _task(noise_multiplier: float, radius: float, mechanism: str) -> TrainingSpec:
     """Return what an app asks of each client in each round. How it trains is its own affair, and no part of it."""
     for name, value in (("noise_multiplier", noise_multiplier), ("radius", radius)):
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{name} must be a number, got {value!r}")
-    demand = Training(1, (0,), 0, 1.0, 0, noise_multiplier, RadiusMode.PUBLIC, radius, mechanism=mechanism)
+    task = TrainingSpec(1, (0,), 0, 1.0, 0, noise_multiplier, Clipping.PUBLIC, radius, mechanism=mechanism)
     if noise_multiplier > 0:
-        mechanisms.load(mechanism)(demand.noise_multiplier)
-    return demand
+        mechanisms.load(mechanism)(task.noise_multiplier)
+    return task
 
 
 def _check_fit(site: Site) -> None:
@@ -272,7 +272,7 @@ class _Asked:
 @dataclass(frozen=True)
 class _Training(_Asked):
     released: Sequence[str]
-    demand: Training
+    task: TrainingSpec
     round: int
     weight: str
 
@@ -280,7 +280,7 @@ class _Training(_Asked):
     def request(self) -> RecordDict:
         with np.errstate(over="ignore"):  # too large for 32 bits is infinite, and the gate refuses that
             start = {name: self.sent[name].astype(np.float32)[None] for name in self.released}
-        return round_request(pack(start), training=replace(self.demand, round=self.round))
+        return round_request(pack(start), training=replace(self.task, round=self.round))
 
     def answer(self, message: Message, _: Context) -> Message:
         nothing = {name: np.full((1, *self.sent[name].shape), np.nan, np.float32) for name in self.released}
@@ -320,7 +320,7 @@ class _Evaluation(_Asked):
     @property
     def request(self) -> RecordDict:
         # It is not asked for; the gate's messages have one.
-        return round_request(pack({"none": np.zeros((1, 1), np.float32)}), evaluation=Evaluation(self.round, (0,)))
+        return round_request(pack({"none": np.zeros((1, 1), np.float32)}), evaluation=EvaluationSpec(self.round, (0,)))
 
     def answer(self, message: Message, _: Context) -> Message:
         policy = self.site.policy

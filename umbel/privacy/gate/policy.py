@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from umbel.privacy.mechanisms import MECHANISMS
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.release import LAPLACE, RadiusMode, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, ReleaseBy
 from umbel.protocol.rules import Settings
+from umbel.protocol.tasks import TrainingSpec
 
 
 class Role(StrEnum):
@@ -118,11 +117,6 @@ class Policy(Settings):
 
     error = SiteError
     source: ClassVar[str] = "this node's configuration"
-    renamed: ClassVar[Mapping[str, str]] = {
-        "least-noise-multiplier": "min-noise-multiplier",
-        "most-hypotheses": "max-hypotheses",
-        "most-participations": "max-participations",
-    }
 
     data_path: Text = Field("", description="the site's data: a dataset, or a table; an absolute path")
     reader: Text = Field("", description="for a table: the function that reads it, as package.module:function")
@@ -135,10 +129,10 @@ class Policy(Settings):
         "0/1", description='"i/n": the node hosts clients i, i + n, ... of a dataset that other nodes host too'
     )
     min_noise_multiplier: Number = Field(1.0, ge=0, description="the lowest nu it accepts; above 0")
-    radius_mode: Annotated[AcceptedRadius, Field(strict=False)] = Field(
+    clipping: Annotated[AcceptedRadius, Field(strict=False)] = Field(
         AcceptedRadius.ANY, description="public: accept only a public radius; any: the paper's as well, a heuristic"
     )
-    radius_floor: Number = Field(
+    clip_norm_floor: Number = Field(
         0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
     )
     release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
@@ -284,54 +278,48 @@ class Policy(Settings):
             )
         return self
 
-    def check(self, demand: Training, hypotheses: int) -> None:
-        """Raise `Refused` when the demand, among so many hypotheses, goes below the policy."""
-        self._check_release(demand)
-        if demand.noise_multiplier == 0 and not self.allow_unsanitised:
+    def check(self, task: TrainingSpec, hypotheses: int) -> None:
+        """Raise `Refused` when the task, among so many hypotheses, goes below the policy."""
+        self._check_release(task)
+        if task.noise_multiplier == 0 and not self.allow_unsanitised:
             raise Refused(
                 "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it"
             )
-        if demand.noise_multiplier < self.min_noise_multiplier:
+        if task.noise_multiplier < self.min_noise_multiplier:
             raise Refused(
-                f"the server asks for noise multiplier {demand.noise_multiplier}; "
+                f"the server asks for noise multiplier {task.noise_multiplier}; "
                 f"this site accepts no less than {self.min_noise_multiplier}"
             )
-        if self.radius_mode is AcceptedRadius.PUBLIC and demand.radius_mode is not RadiusMode.PUBLIC:
+        if self.clipping is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
+            raise Refused(f"the server asks for radius {task.clipping.value!r}; this site accepts only a public radius")
+        if task.noise_multiplier > 0 and task.mechanism not in self.mechanisms.split() and not self.allow_unsanitised:
             raise Refused(
-                f"the server asks for radius {demand.radius_mode.value!r}; this site accepts only a public radius"
-            )
-        if (
-            demand.noise_multiplier > 0
-            and demand.mechanism not in self.mechanisms.split()
-            and not self.allow_unsanitised
-        ):
-            raise Refused(
-                f"the server asks for mechanism {demand.mechanism!r}; this site accepts {self.mechanisms or 'none'}"
+                f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms or 'none'}"
             )
         if hypotheses > 1 and math.isfinite(self.max_choice_epsilon):
             # A site's release covers the choice by itself, or its mechanism says what it lacks.
-            if demand.choice_epsilon == 0 and demand.release_by is ReleaseBy.CLIENT:
+            if task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT:
                 raise Refused(
                     f"the server leaves the choice among {hypotheses} hypotheses open (choice-epsilon 0); "
                     f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most"
                 )
-            if demand.choice_epsilon > self.max_choice_epsilon:
+            if task.choice_epsilon > self.max_choice_epsilon:
                 raise Refused(
-                    f"the server asks for choice-epsilon {demand.choice_epsilon:g}; "
+                    f"the server asks for choice-epsilon {task.choice_epsilon:g}; "
                     f"this site accepts {self.max_choice_epsilon:g} at most"
                 )
         for key, asked, most in (
-            ("local-epochs", demand.local_epochs, self.max_local_epochs),
-            ("local-steps", demand.local_steps, self.max_local_steps),
+            ("local-epochs", task.local_epochs, self.max_local_epochs),
+            ("local-steps", task.local_steps, self.max_local_steps),
         ):
             if asked > most:
                 raise Refused(f"the server asks for {key} = {asked}; this site accepts {most:g} at most")
-        if demand.disclose_choice and not self.allow_unsanitised:
+        if task.disclose_choice and not self.allow_unsanitised:
             raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")
 
-    def _check_release(self, demand: Training) -> None:
+    def _check_release(self, task: TrainingSpec) -> None:
         """Raise `Refused` where another would add the noise than the site says, or too few clients are asked."""
-        if demand.release_by is ReleaseBy.CLIENT:
+        if task.release_by is ReleaseBy.CLIENT:
             if self.release is AcceptedRelease.SITE:
                 raise Refused(
                     "the server asks for each client's own model; this site releases sums over its clients alone "
@@ -343,8 +331,8 @@ class Policy(Settings):
                 "the server asks for sums over this site's clients; here each client releases its own model: set "
                 'release = "site", or "any", if they trust the site'
             )
-        if len(demand.clients) < self.min_clients:
+        if len(task.clients) < self.min_clients:
             raise Refused(
-                f"the server asks for the sums of {len(demand.clients)} clients; this site's are of {self.min_clients} "
+                f"the server asks for the sums of {len(task.clients)} clients; this site's are of {self.min_clients} "
                 "at least (min-clients): ask for more clients a round"
             )

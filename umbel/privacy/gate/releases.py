@@ -14,10 +14,10 @@ from umbel.privacy.gate.precision import check_noise, grid_step, min_radius, res
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource, clip
 from umbel.protocol.arrays import Arrays, Packed, all_finite, flatten
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import Refused
 from umbel.protocol.records import MOST_STEPS
-from umbel.protocol.release import Kind, NoisePer, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, NoisePer, Release
+from umbel.protocol.tasks import TrainingSpec
 
 LARGEST = float(np.finfo(np.float32).max)
 """The largest number that travels."""
@@ -29,7 +29,7 @@ def sanitise(
     mechanism: Mechanism | None,
     updates: Matrix,
     radius: float,
-    radius_mode: RadiusMode,
+    clipping: Clipping,
     sources: Iterable[NoiseSource],
     parts: Sequence[slice] | None = None,
 ) -> Matrix:
@@ -45,7 +45,7 @@ def sanitise(
         In mode ``public`` the radius r itself, to which updates are clipped. In mode ``update``
         the least radius: r = max(|update|, radius), since an update of norm 0 would otherwise
         go without noise.
-    radius_mode : RadiusMode
+    clipping : Clipping
     sources : iterable of NoiseSource, one a client
         Each is used up before the next is asked for.
     parts : sequence of slice, optional
@@ -57,7 +57,7 @@ def sanitise(
     ndarray of float64, shape (m, n)
     """
     sanitised = np.array(updates, np.float64)
-    sanitise_in_place(mechanism, sanitised, radius, radius_mode, sources, parts)
+    sanitise_in_place(mechanism, sanitised, radius, clipping, sources, parts)
     return sanitised
 
 
@@ -65,14 +65,14 @@ def sanitise_in_place(
     mechanism: Mechanism | None,
     sanitised: Matrix,
     radius: float,
-    radius_mode: RadiusMode,
+    clipping: Clipping,
     sources: Iterable[NoiseSource],
     parts: Sequence[slice] | None = None,
 ) -> None:
     """Do what `sanitise` does to the updates themselves: of large models a copy takes a while."""
     if not 0 < radius < np.inf:
         raise ValueError(f"cannot sanitise within radius {radius}")
-    public = RadiusMode(radius_mode) is RadiusMode.PUBLIC
+    public = Clipping(clipping) is Clipping.PUBLIC
     columns = parts or [slice(0, sanitised.shape[1])]
     radii = np.empty((len(sanitised), len(columns)))
     for i, own in enumerate(columns):
@@ -91,11 +91,11 @@ def sanitise_in_place(
 
 @dataclass(frozen=True)
 class Sanitiser:
-    """What a site makes of the updates that one demand asks for.
+    """What a site makes of the updates that one task asks for.
 
     Attributes
     ----------
-    demand : Training
+    task : Training
     hypotheses : ndarray, shape (k, n)
     mechanism : Mechanism or None
         None where no noise is asked for.
@@ -107,7 +107,7 @@ class Sanitiser:
         The columns of what is noised by itself; None for the whole vector.
     """
 
-    demand: Training
+    task: TrainingSpec
     hypotheses: NDArray[np.float64]
     mechanism: Mechanism | None
     radius: float
@@ -115,19 +115,19 @@ class Sanitiser:
     parts: Sequence[slice] | None
 
     @classmethod
-    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> Sanitiser:
-        """Return what a site makes of a demand; raise `Refused` for one that no release can come of."""
+    def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> Sanitiser:
+        """Return what a site makes of a task; raise `Refused` for one that no release can come of."""
         everything = flatten(hypotheses)
         finest = resolution(everything)
-        parts = _parts(hypotheses, demand.noise_per)
-        radius, mechanism = max(demand.radius, site.policy.radius_floor), None
-        if demand.noise_multiplier > 0:
-            mechanism = mechanisms.load(demand.mechanism)(demand.noise_multiplier)
+        parts = _parts(hypotheses, task.noise_per)
+        radius, mechanism = max(task.radius, site.policy.clip_norm_floor), None
+        if task.noise_multiplier > 0:
+            mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
             deviation = mechanism.deviation(everything.shape[1])
             if not site.simulated:
                 radius = max(radius, min_radius(deviation, finest))
             check_noise(mechanism, everything.shape[1], radius)
-        return cls(demand, everything, mechanism, radius, finest, parts)
+        return cls(task, everything, mechanism, radius, finest, parts)
 
     @property
     def step(self) -> float:
@@ -135,7 +135,7 @@ class Sanitiser:
 
         That is decided by what everybody knows, so that the length of a message tells nothing of the data.
         """
-        if self.mechanism is None or self.demand.radius_mode is not RadiusMode.PUBLIC:
+        if self.mechanism is None or self.task.clipping is not Clipping.PUBLIC:
             return 0.0
         noise = self.mechanism.deviation(self.hypotheses.shape[1]) * self.radius
         step = grid_step(noise, self.finest)
@@ -145,7 +145,7 @@ class Sanitiser:
     @property
     def release(self) -> Release:
         """What is paid for."""
-        return train_release(self.demand, self.hypotheses, self.radius)
+        return train_release(self.task, self.hypotheses, self.radius)
 
     def sanitised(self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]) -> Packed:
         r"""Return the releases of clients that have paid.
@@ -157,7 +157,7 @@ class Sanitiser:
             Where each client started.
         sources : iterator of NoiseSource, one a client
         """
-        n, mode = self.hypotheses.shape[1], self.demand.radius_mode
+        n, mode = self.hypotheses.shape[1], self.task.clipping
         shapes = {name: value.shape[1:] for name, value in trained.items()}
         releases = Packed(np.empty((len(chosen), n), np.float32), shapes)
         for block in blocks(len(chosen), n):
@@ -174,18 +174,18 @@ class Sanitiser:
         return releases
 
 
-def train_release(demand: Training, hypotheses: NDArray[np.float64], radius: float) -> Release:
-    """Return what a client releases by itself for a demand, of hypotheses (k, n), within the site's radius."""
+def train_release(task: TrainingSpec, hypotheses: NDArray[np.float64], radius: float) -> Release:
+    """Return what a client releases by itself for a task, of hypotheses (k, n), within the site's radius."""
     k, n = hypotheses.shape
     return Release(
         Kind.TRAIN,
         n,
-        demand.noise_multiplier,
-        demand.radius_mode,
-        radius if demand.radius_mode is RadiusMode.PUBLIC else None,
-        demand.mechanism,
+        task.noise_multiplier,
+        task.clipping,
+        radius if task.clipping is Clipping.PUBLIC else None,
+        task.mechanism,
         hypotheses=k,
-        choice_epsilon=demand.choice_epsilon if k > 1 else 0.0,
+        choice_epsilon=task.choice_epsilon if k > 1 else 0.0,
     )
 
 

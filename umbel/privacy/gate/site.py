@@ -3,7 +3,7 @@
 Everything comes from where the node runs, from its own node configuration and from its environment,
 where ``min-noise-multiplier`` is ``UMBEL_MIN_NOISE_MULTIPLIER``; the node configuration wins. Nothing here
 reads a message: a server must not be able to tell a site that it is simulated. The site's policy wins
-over the server's demand.
+over the server's task.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRelease, Policy, Role
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
+from umbel.protocol.old_names import SETTINGS
 from umbel.protocol.once import once
 from umbel.protocol.release import Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
@@ -39,13 +40,13 @@ _HOME = "UMBEL_HOME"
 _in_process: ContextVar[bool] = ContextVar("umbel_in_process", default=False)
 
 
-_KNOWN = {*Policy.names(), *Policy.renamed}
+_KNOWN = {*Policy.names(), *(old for old, new in SETTINGS.items() if new in Policy.names())}
 
 # A simulated node holds nobody's data, and allows what a run asks for.
 _SIMULATED: dict[str, Any] = {
     "role": "split",
     "min-noise-multiplier": 0.0,
-    "radius-floor": 0.0,
+    "clip-norm-floor": 0.0,
     "release": "any",
     "min-clients": 1,
     "max-hypotheses": MAX_HYPOTHESES,
@@ -107,7 +108,7 @@ class Site:
 
     @classmethod
     def _of(cls, node_config: Mapping[str, Any]) -> Site:
-        environment = _environment()
+        environment, node_config = Policy.current(_environment()), Policy.current(node_config)
         ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
         own = {key: value for key, value in node_config.items() if key not in ignored}
         # The site's own path is asked for first: real nodes may have a partition-id as well.
@@ -134,7 +135,7 @@ class Site:
             raise SiteError("allow-unsanitised is for simulation; a site with data of its own cannot set it")
         for key, value in (
             ("min-noise-multiplier", policy.min_noise_multiplier),
-            ("radius-floor", policy.radius_floor),
+            ("clip-norm-floor", policy.clip_norm_floor),
         ):
             if not value > 0:
                 raise SiteError(f"{key} must be a number above 0 where the data are a site's own, got {value:g}")
@@ -183,7 +184,7 @@ class Site:
         if limits.budget is None or limits.bounds(release):
             return
         fix = (
-            'ask for radius "public", and for a choice-epsilon or 1 hypothesis'
+            'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
             if gap(release)
             else "set delta, and max-choice-epsilon where there is a choice, in this node's configuration"
         )

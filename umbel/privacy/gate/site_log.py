@@ -29,22 +29,22 @@ from typing import Any, Self
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from umbel.privacy.gate.site import DATA_PATH, Site
-from umbel.protocol.demands import LONGEST_NAME, Evaluation, Training
 from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import make_home_of
 from umbel.protocol.messages import PARTS
 from umbel.protocol.once import one_message
 from umbel.protocol.records import unpack
+from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
 SUFFIX = ".log.jsonl"
 FIRST = "0" * 64
 """What stands for the hash before the first line."""
 
 _LONGEST_TEXT = 300  # of what a server or a path may make long
-_LONGEST_ENTRY = LONGEST_NAME  # of a demand
+_LONGEST_ENTRY = LONGEST_NAME  # of a task
 _LONGEST_END = 1 << 17  # more than two lines of all of that together
-_KEYS = {*(entry.name for kind in (Training, Evaluation) for entry in fields(kind)), "version"}
+_KEYS = {*(entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)), "version"}
 # The text of these is about the message or the site's set-up; that of others may hold data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
 _END = b',"hash":"'

@@ -20,18 +20,18 @@ from umbel.privacy.gate.releases import LARGEST, blocks, train_release, updates_
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.protocol.arrays import Arrays, flatten, unflatten
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import Refused
 from umbel.protocol.release import Release
+from umbel.protocol.tasks import TrainingSpec
 
 
 @dataclass(frozen=True)
 class SiteSanitiser:
-    """What a site makes of its clients' updates together, where a demand asks for their sums.
+    """What a site makes of its clients' updates together, where a task asks for their sums.
 
     Attributes
     ----------
-    demand : Training
+    task : Training
     hypotheses : ndarray, shape (k, n)
     mechanism : Mechanism or None
         None where no noise is asked for.
@@ -41,25 +41,25 @@ class SiteSanitiser:
         That of each count, in clients; 0 where counts get no noise.
     """
 
-    demand: Training
+    task: TrainingSpec
     hypotheses: NDArray[np.float64]
     mechanism: Mechanism | None
     radius: float
     count_radius: float
 
     @classmethod
-    def of(cls, site: Site, hypotheses: Arrays, demand: Training) -> SiteSanitiser:
-        """Return what a site makes of a demand; raise `Refused` for one that no release can come of."""
+    def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> SiteSanitiser:
+        """Return what a site makes of a task; raise `Refused` for one that no release can come of."""
         everything = flatten(hypotheses)
-        (k, n), radius = everything.shape, max(demand.radius, site.policy.radius_floor)
+        (k, n), radius = everything.shape, max(task.radius, site.policy.clip_norm_floor)
         mechanism, count_radius = None, 0.0
-        if demand.noise_multiplier > 0:
-            mechanism = mechanisms.load(demand.mechanism)(demand.noise_multiplier)
+        if task.noise_multiplier > 0:
+            mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
             check_noise(mechanism, n, radius)
             if k > 1:
-                count_radius = mechanism.count_radius(demand.choice_epsilon)
+                count_radius = mechanism.count_radius(task.choice_epsilon)
                 check_noise(mechanism, 1, count_radius)
-        sanitiser = cls(demand, everything, mechanism, radius, count_radius)
+        sanitiser = cls(task, everything, mechanism, radius, count_radius)
         if mechanism is not None and not site.simulated:
             sanitiser._check_spans(mechanism)
         return sanitiser
@@ -67,7 +67,7 @@ class SiteSanitiser:
     @property
     def release(self) -> Release:
         """What each client that takes part pays for."""
-        return site_release(train_release(self.demand, self.hypotheses, self.radius))
+        return site_release(train_release(self.task, self.hypotheses, self.radius))
 
     def sanitised(
         self, trained: Arrays, chosen: NDArray[np.int64], sources: Iterator[NoiseSource]
@@ -115,16 +115,16 @@ class SiteSanitiser:
     @property
     def _finest(self) -> float:
         """The spacing of 32-bit numbers at the largest that a sum may be, by what everybody knows."""
-        return resolution(np.array([len(self.demand.clients) * self.radius]))
+        return resolution(np.array([len(self.task.clients) * self.radius]))
 
     @property
     def _finest_count(self) -> float:
         """That of the 64-bit numbers as which counts travel."""
-        return float(np.spacing(float(len(self.demand.clients))))
+        return float(np.spacing(float(len(self.task.clients))))
 
     def _check_spans(self, mechanism: Mechanism) -> None:
         """Raise where the noise spans too few steps of the numbers that travel: a larger radius would not help."""
-        n, clients = self.hypotheses.shape[1], len(self.demand.clients)
+        n, clients = self.hypotheses.shape[1], len(self.task.clients)
         if mechanism.deviation(n) * self.radius < STEPS * self._finest or (
             self.count_radius and mechanism.deviation(1) * self.count_radius < STEPS * self._finest_count
         ):

@@ -15,16 +15,16 @@ from umbel.data import Dataset, Manifest, offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import released_in, round_request, site_sums_in
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.modes import Mode
 from umbel.simulation.grid import InProcessGrid
 
 
 class Victims:
-    """Clients that answer one demand after the other.
+    """Clients that answer one task after the other.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class Victims:
         hypotheses : dict of ndarray, each (k, \*shape)
         clients : sequence of int
         asked
-            Further entries of the demand (`umbel.protocol.demands.Training`).
+            Further entries of the task (`umbel.protocol.tasks.TrainingSpec`).
 
         Raises
         ------
@@ -79,18 +79,18 @@ class Victims:
 
     def _ask(self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], asked: Mapping[str, Any]) -> RecordDict:
         self._round += 1
-        demand = Training(
+        task = TrainingSpec(
             round=self._round,
             clients=tuple(map(int, clients)),
             noise_multiplier=mode.noise_multiplier,
-            radius_mode=mode.radius_mode,
+            clipping=mode.clipping,
             noise_per=mode.noise_per,
             mechanism=mode.mechanism,
             choice_epsilon=mode.choice_epsilon if len(next(iter(hypotheses.values()))) > 1 else 0.0,
             release_by=mode.release_by,
             **asked,
         )
-        content = round_request(pack(hypotheses), demand)
+        content = round_request(pack(hypotheses), task)
         (reply,) = self._grid.send_and_receive([self._grid.create_message(content, "train", self._node, "1")])
         if reply.has_error():
             raise FleetError("the gate refused; its reason is in the log above")

@@ -74,11 +74,11 @@ class Defence:
 def defences(after: int) -> list[Defence]:
     """Return every defence beside what it is to be compared with, for `after` rounds of honest training."""
     noisy = {"message_noise": _SIGMA}
-    public = {"radius": "public", "radius_start": _RADIUS, "radius_floor": _RADIUS, "noise_per": "vector"}
+    public = {"clipping": "public", "clip_norm": _RADIUS, "clip_norm_floor": _RADIUS, "noise_per": "vector"}
     return [
         Defence(NO_DEFENCE),
         Defence(f"budget: {_CAP} participations left for the attack", {"max-participations": after + _CAP}),
-        Defence(f"public radius {_RADIUS:g}", {"radius-mode": "public"}, public),
+        Defence(f"public radius {_RADIUS:g}", {"clipping": "public"}, public),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", run=noisy),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, noisy),
         Defence("tripwire", {"tripwire": "true"}),

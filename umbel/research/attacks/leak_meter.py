@@ -28,7 +28,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.messages import answers_training
 from umbel.protocol.records import to_array_record
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.replies import Asked, Releases, read_releases
@@ -146,23 +146,23 @@ class LeakMeter(Observer):
     def _attack(self, run: Run, number: int) -> Leak | None:
         """Attack the client in round `number`; None where it does not release, or does not say the truth."""
         hypotheses = run.state.hypotheses
-        demand = run.strategy.demand(number, ConfigRecord(run.setup.demand(run.name)))
-        released = self._ask(run, number, hypotheses, demand)
+        task = run.strategy.task(number, ConfigRecord(run.setup.task(run.name)))
+        released = self._ask(run, number, hypotheses, task)
         if released is None:
             return None
         start, release = flatten(hypotheses), released.vectors[0]
         if self._estimate:
-            return self._stolen(run, number, hypotheses, release - start[0], demand)
+            return self._stolen(run, number, hypotheses, release - start[0], task)
         # The truth: the same training once more, without noise, from the hypothesis that the client chooses itself.
         bare = {"noise_multiplier": 0.0, "choice_epsilon": 0.0, "disclose_choice": True}
-        truth = self._ask(run, number, hypotheses, demand | bare)
+        truth = self._ask(run, number, hypotheses, task | bare)
         if truth is None or truth.choices is None:
             return None
         guess, choice = int(np.square(release - start).sum(axis=1).argmin()), int(truth.choices[0])
         change, update = release - start[guess], truth.vectors[0] - start[choice]
         norm = float(np.linalg.norm(update))
-        noise = mechanisms.load(demand["mechanism"])(demand["noise_multiplier"]) if demand["noise_multiplier"] else None
-        guessed = guessed_norm(change, noise, demand["radius_mode"], demand["radius"])
+        noise = mechanisms.load(task["mechanism"])(task["noise_multiplier"]) if task["noise_multiplier"] else None
+        guessed = guessed_norm(change, noise, task["clipping"], task["radius"])
         return Leak(
             number,
             self.client,
@@ -173,7 +173,7 @@ class LeakMeter(Observer):
         )
 
     def _stolen(
-        self, run: Run, number: int, hypotheses: Arrays, change: Vector, demand: Mapping[str, Any]
+        self, run: Run, number: int, hypotheses: Arrays, change: Vector, task: Mapping[str, Any]
     ) -> Leak | None:
         """Add to the estimate of the client's local vector, and compare it with its own."""
         assert self._estimate is not None
@@ -183,8 +183,8 @@ class LeakMeter(Observer):
         # by as much, towards it or away as the label says, and the vector itself does not move. A bias of its
         # own would, but for so short a step.
         honest = {"local_epochs": 1, "local_steps": 0, "batch_size": 0, "message_noise": 0.0, "noise_multiplier": 0.0}
-        honest["step_size"] = demand["step_size"] * _SHORT
-        truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**demand, **honest})
+        honest["step_size"] = task["step_size"] * _SHORT
+        truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**task, **honest})
         if truth is None:
             return None
         features, labels = self._dataset.client(self.client)
@@ -195,10 +195,10 @@ class LeakMeter(Observer):
         signed = None if np.isnan(self._sign) else 1 - error_rate(self._sign * vector, own, vectors)
         return Leak(number, self.client, predictions=1 - error, signed=signed)
 
-    def _ask(self, run: Run, number: int, hypotheses: Arrays, demand: Mapping[str, Any]) -> Releases | None:
+    def _ask(self, run: Run, number: int, hypotheses: Arrays, task: Mapping[str, Any]) -> Releases | None:
         """Return what the client releases in an exchange of its own; None where it does not release."""
         fleet, clients = run.strategy.fleet, np.array([self.client])
-        messages = fleet.ask_training(number, to_array_record(hypotheses), demand, run.grid, clients)
+        messages = fleet.ask_training(number, to_array_record(hypotheses), task, run.grid, clients)
         placed = fleet.roster(run.grid).place(TRAIN, clients)
         positions = {node: np.array(positions) for node, (positions, _) in placed.items()}
         answers = {
@@ -206,7 +206,7 @@ class LeakMeter(Observer):
             for answer in Exchange().run(run.grid, messages, run.setup.config.round_timeout)
             if not answer.reply.has_error() and answers_training(answer.reply.content)
         }
-        releases = read_releases(answers, Asked(clients, positions, demand["disclose_choice"]), hypotheses)
+        releases = read_releases(answers, Asked(clients, positions, task["disclose_choice"]), hypotheses)
         return releases if len(releases.clients) else None
 
     def _labels(self, change: Vector, hypotheses: Arrays, model: Model) -> float | None:
@@ -220,12 +220,12 @@ class LeakMeter(Observer):
         return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
 
 
-def guessed_norm(change: Vector, noise: Mechanism | None, mode: RadiusMode, radius: float) -> float:
+def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, radius: float) -> float:
     """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
     n = len(change)
     spread = 0.0 if noise is None else n * noise.deviation(n) ** 2
     square = float(change @ change)
-    if mode is RadiusMode.PUBLIC:
+    if mode is Clipping.PUBLIC:
         return float(np.sqrt(max(0.0, square - spread * radius**2)))
     return float(np.sqrt(square / (1 + spread)))
 

@@ -9,7 +9,7 @@ from typing import Any
 from umbel.privacy.accounting.guarantee import DELTA
 from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.mechanisms import Gaussian
-from umbel.protocol.release import LAPLACE, NoisePer, RadiusMode, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, NoisePer, ReleaseBy
 
 SITE = 10
 """Clients of a site's sums; the policy's ``min-clients``, of which a malicious server asks no more than it must."""
@@ -39,7 +39,7 @@ class Mode:
     noise_multiplier : float
     choice_epsilon : float
         0 for an open choice.
-    radius_mode : RadiusMode
+    clipping : Clipping
     release_by : ReleaseBy
     mechanism : str
     noise_per : NoisePer
@@ -54,7 +54,7 @@ class Mode:
     name: str
     noise_multiplier: float
     choice_epsilon: float = 0.0
-    radius_mode: RadiusMode = RadiusMode.UPDATE
+    clipping: Clipping = Clipping.UPDATE
     release_by: ReleaseBy = ReleaseBy.CLIENT
     mechanism: str = LAPLACE
     noise_per: NoisePer = NoisePer.VECTOR
@@ -70,7 +70,7 @@ class Mode:
     @property
     def public(self) -> bool:
         """Whether the radius is public."""
-        return self.radius_mode is RadiusMode.PUBLIC
+        return self.clipping is Clipping.PUBLIC
 
 
 def open_() -> Mode:
@@ -99,14 +99,14 @@ def compared(choosing: bool = False) -> tuple[Mode, ...]:
         CHOICE, NU, CHOICE_EPSILON, noise_per=NoisePer.LAYER, policy={**open_policy, "max-choice-epsilon": 1.0}
     )
     kept = {
-        "radius-mode": "public",
+        "clipping": "public",
         "mechanisms": Gaussian.name,
         "min-noise-multiplier": formal,
         "max-choice-epsilon": CHOICE_EPSILON,
         "budget": EPSILON,
         "delta": DELTA,
     }
-    public, by_site = RadiusMode.PUBLIC, ReleaseBy.SITE
+    public, by_site = Clipping.PUBLIC, ReleaseBy.SITE
     sums = {"release": "site", "min-clients": SITE}
     return (
         paper,

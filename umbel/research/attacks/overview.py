@@ -90,8 +90,7 @@ def write(folder: Path, setting: Setting, findings: Sequence[Finding]) -> None:
     head, *rows = table(findings)
     lines = [head, ["---"] * len(head), *rows]
     page = [
-        f"# Attacks by mode of release ({Path(setting.dataset).name}, {setting.images} images, "
-        f"seed {setting.seed})\n",
+        f"# Attacks by mode of release ({Path(setting.dataset).name}, {setting.images} images, seed {setting.seed})\n",
         "".join(f"| {' | '.join(line)} |\n" for line in lines),
         *(f"{note}\n" for note in notes(setting)),
     ]

@@ -28,7 +28,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, to_array_record
-from umbel.protocol.release import Kind, RadiusMode, Release
+from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.research.attacks.truth import local_parameters
 from umbel.server.nodes.replies import Releases
@@ -287,7 +287,7 @@ class PacAttack(Recommender, Observer):
             raise ConfigError(f"the attack may take {options.rounds} rounds; raise rounds to that")
         self.findings: list[dict[str, Any]] = []
         self.remarks: list[str] = []
-        self._model, self._radius_mode, self._mechanism = model, run.radius, run.mechanism
+        self._model, self._clipping, self._mechanism = model, run.clipping, run.mechanism
         self._honest: Arrays = {}
         (self._shape,) = model.shapes.values()
 
@@ -322,21 +322,21 @@ class PacAttack(Recommender, Observer):
         if server_round <= self.options.after:
             return super().configure_train(server_round, arrays, config, grid)
         self._honest = from_array_record(arrays)
-        demand = self.demand(server_round, config) | {"noise_multiplier": self._phase.noise_multiplier}
+        task = self.task(server_round, config) | {"noise_multiplier": self._phase.noise_multiplier}
         if self._restoring:
-            demand |= {"local_epochs": 0, "local_steps": 0}
+            task |= {"local_epochs": 0, "local_steps": 0}
         else:
             if self.options.reading == "spectral":
-                demand |= {"local_epochs": 1, "local_steps": 0, "batch_size": 0}
-                demand["step_size"] *= self._stride(demand)
+                task |= {"local_epochs": 1, "local_steps": 0, "batch_size": 0}
+                task["step_size"] *= self._stride(task)
             else:
-                demand |= {"local_steps": 1} if demand["local_steps"] else {"local_epochs": 1}
+                task |= {"local_steps": 1} if task["local_steps"] else {"local_epochs": 1}
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
-        return self.fleet.ask_training(server_round, arrays, demand, grid, self._victims)
+        return self.fleet.ask_training(server_round, arrays, task, grid, self._victims)
 
-    def _stride(self, demand: Mapping[str, Any]) -> float:
+    def _stride(self, task: Mapping[str, Any]) -> float:
         """Return by how much the attack makes a step longer, so that it shows most and moves the victim least."""
-        if self._radius_mode is RadiusMode.UPDATE and not demand["message_noise"]:
+        if self._clipping is Clipping.UPDATE and not task["message_noise"]:
             # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
             return _SHORT
         # Noise is not: a long step drowns it. From items of almost zeros that does not move the vector either, but for
@@ -440,7 +440,7 @@ class PacAttack(Recommender, Observer):
         """Add a row for each victim of which there is something new."""
         phase = self._phase
         n, nu = self._model.num_parameters, phase.noise_multiplier
-        release = Release(Kind.TRAIN, n, nu, self._radius_mode, mechanism=self._mechanism)
+        release = Release(Kind.TRAIN, n, nu, self._clipping, mechanism=self._mechanism)
         for client, estimate in phase.estimates.items():
             times = estimate.messages
             if times == phase.measured.get(client):

@@ -25,9 +25,9 @@ from umbel import models
 from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError, NotApplicableError
 from umbel.protocol.release import NoisePer
+from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.averaging import averaged
 from umbel.research.attacks.behind_the_gate import Victims, write_victims
 from umbel.research.attacks.dlg import deep_leakage
@@ -175,7 +175,7 @@ def audit(setting: Setting) -> Audit:
 def _check_numbers(setting: Setting) -> None:
     """Raise where a number cannot be."""
     for nu in setting.noise_multipliers:
-        Training(1, tuple(range(setting.images)), 1, STEP, 1, nu)
+        TrainingSpec(1, tuple(range(setting.images)), 1, STEP, 1, nu)
     for name in ("restarts", "releases"):
         if getattr(setting, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}")

@@ -125,7 +125,7 @@ def run_recommender(
     quick: Quick = False,
     out: Out = None,
 ) -> None:
-    """A recommender beside rules of thumb, on the rows of newcomers."""
+    """A recommender beside baselines, on the rows of newcomers."""
     folder = _folder(out, "recommender", quick)
     _run(
         "recommender",

@@ -21,8 +21,8 @@ from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.personal import personal
 from umbel.client.trial import try_out
 from umbel.data import Dataset
-from umbel.models.descent import Descent
 from umbel.models.model import Model
+from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
@@ -88,7 +88,7 @@ def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, floa
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
     start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
-    update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size, descent=Descent.of(run))
+    update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     clients = range(len(support))
     fresh = model.initial_local(streams(run.seed, "local", 0, clients))
     shuffles = streams(run.seed, "shuffle", 0, clients)
@@ -107,7 +107,7 @@ def personalised(
     support, query = halves(validation_cohort(dataset, learner))
     if not len(query):
         raise ValueError("no validation client has more than one row, so none can both train and be measured")
-    update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=Descent.of(run))
+    update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
     own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
     return _summary(model, _own_metrics(learner, query, own, {}))

@@ -78,7 +78,7 @@ PHASES = (
 )
 
 GUARANTEED = "k = 3, kept, guaranteed"
-_FORMAL = {"radius": "public", "radius-start": 0.5, "noise-multiplier": 1.5, "choice-epsilon": 2.0, "local-epochs": 10}
+_FORMAL = {"clipping": "public", "clip-norm": 0.5, "noise-multiplier": 1.5, "choice-epsilon": 2.0, "local-epochs": 10}
 ARMS: Mapping[str, dict[str, Any]] = {
     "k = 1, kept": {"hypotheses": 1, "start-from": BEFORE},
     "k = 2, kept": {"hypotheses": 2, "start-from": BEFORE},

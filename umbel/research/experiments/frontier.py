@@ -147,7 +147,7 @@ def _points(task: Task, epsilons: Sequence[int]) -> list[tuple[str, str, dict[st
         else:
             points += [(ONE, label, base), (SITE, label, base | {"strategy": "site-average"})]
     base = run_config(f"{task.name}-epsilon-{task.epsilons[-1]}")
-    heuristic = {"radius": "update", "choice-epsilon": 0.0}
+    heuristic = {"clipping": "update", "choice-epsilon": 0.0}
     for nu in task.multipliers:
         points.append((HEURISTIC, f"nu {nu:g}", base | heuristic | {"noise-multiplier": nu}))
     for what, changes in task.plain.items():

@@ -20,7 +20,7 @@ from umbel.client.noisy_messages import noisy_messages
 from umbel.models.losses import SLOPES
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import Laplace
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.research.attacks.pac_attack import checkpoint, theorem_1
 from umbel.research.experiments.figures import COLOURS, MARKERS, figure
 from umbel.research.experiments.pac_trials import (
@@ -270,14 +270,14 @@ def _rows(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matri
     """Sanitise each changed item by itself; the others stay as they are."""
     rows = updates.reshape(-1, FACTORS).astype(np.float64)
     changed = rows.any(axis=1)
-    rows[changed] = sanitise(Laplace(nu), rows[changed], _FLOOR, RadiusMode.UPDATE, [noise] * int(changed.sum()))
+    rows[changed] = sanitise(Laplace(nu), rows[changed], _FLOOR, Clipping.UPDATE, [noise] * int(changed.sum()))
     return rows.reshape(updates.shape)
 
 
 def _whole(updates: NDArray[Any], nu: float, noise: np.random.Generator) -> Matrix:
     """Sanitise each client's update as one vector."""
     flat = updates.reshape(len(updates), -1).astype(np.float64)
-    return sanitise(Laplace(nu), flat, _FLOOR, RadiusMode.UPDATE, [noise] * len(flat)).reshape(updates.shape)
+    return sanitise(Laplace(nu), flat, _FLOOR, Clipping.UPDATE, [noise] * len(flat)).reshape(updates.shape)
 
 
 def _proposition_1(clients: Trials, seed: int) -> Part:

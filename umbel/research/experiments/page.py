@@ -47,7 +47,7 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
     "recommender": (
         f"{_HERE}/recommender.py", f"{_HERE}/splits.py", "configs/recommender.toml", "umbel/models/factors.py",
-        "umbel/models/rules_of_thumb.py", "umbel/strategies/recommender.py", f"{_DATA}/movielens.py",
+        "umbel/models/baselines.py", "umbel/strategies/recommender.py", f"{_DATA}/movielens.py",
     ),
     "attacks": (
         f"{_HERE}/attacks.py", "umbel/research/attacks/*.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py",

@@ -1,4 +1,4 @@
-"""A recommender beside rules of thumb, on rows of newcomers, over several splits of the users."""
+"""A recommender beside baselines, on rows of newcomers, over several splits of the users."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from umbel.data import find_dataset, open_dataset
 from umbel.models import BIASED_FACTORS
-from umbel.models.rules_of_thumb import rules_of_thumb
+from umbel.models.baselines import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.research.experiments.runs import Spec
 from umbel.research.experiments.splits import split_by_seed
@@ -23,9 +23,7 @@ _STRONGEST = "item and user bias"
 _QUICK_ROUNDS = 60
 
 
-def specs(
-    dataset: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False
-) -> list[Spec]:
+def specs(dataset: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
     """Return the runs, and write the dataset that each seed makes of the users.
 
     Parameters
@@ -58,7 +56,7 @@ def specs(
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write how often each is right, over the splits."""
     done = good(results)
-    rules = {path: rules_of_thumb(open_dataset(Path(path))) for path in {_data(one) for one in done}}
+    rules = {path: baselines(open_dataset(Path(path))) for path in {_data(one) for one in done}}
     rows: list[dict[str, Value]] = [
         {"split": Path(path).name, "who": name, "right": value}
         for path, found in sorted(rules.items())
@@ -89,7 +87,7 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         "is that of the lowest loss on these same rows, which flatters a little; the last is not chosen by anything."
     )
     columns = ("who", "right", f"ahead of {_STRONGEST}", "splits")
-    write(folder, "A recommender beside rules of thumb", [Section("Newcomers' rows", text, columns, cells)], rows, done)
+    write(folder, "A recommender beside baselines", [Section("Newcomers' rows", text, columns, cells)], rows, done)
 
 
 def _data(result: Result) -> str:

@@ -41,6 +41,4 @@ def shuffled(dataset: Dataset, seed: int) -> Dataset:
         "provenance": f"{manifest.provenance} Clients put in random order with seed {seed}.".strip(),
     }
     names = [dataset.names[client] for client in order] if len(dataset.names) else ()
-    return Dataset(
-        manifest.model_copy(update=changes), dataset.features[rows], dataset.targets[rows], offsets, names
-    )
+    return Dataset(manifest.model_copy(update=changes), dataset.features[rows], dataset.targets[rows], offsets, names)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms import Mechanism
 from umbel.protocol.arrays import Vectors, in_blocks
-from umbel.protocol.release import LAPLACE, NoisePer, RadiusMode
+from umbel.protocol.release import LAPLACE, Clipping, NoisePer
 
 LARGEST_UPDATE = 1e6
 """The norm of an update that a run asks no more than: of a model of n numbers, sqrt(n) of about 1 are far."""
@@ -25,7 +25,7 @@ _FAR = 10.0  # times the spread of most losses
 _SHARE = 0.2  # of the clients may say what they like
 
 
-def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
+def furthest(task: Mapping[str, Any], hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
     """Return how far a release may lie from the nearest of the hypotheses.
 
     That is as long as an update may be, and as the noise on it is but once in 10^12 releases; without bound for a
@@ -33,17 +33,17 @@ def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: f
 
     Parameters
     ----------
-    demand : mapping
-        Of the fields of `umbel.protocol.demands.Training`: ``noise_multiplier``, ``mechanism``, ``radius_mode``,
+    task : mapping
+        Of the fields of `umbel.protocol.tasks.TrainingSpec`: ``noise_multiplier``, ``mechanism``, ``clipping``,
         ``radius``, ``noise_per``.
     hypotheses : ndarray, shape (k, n)
         What was sent.
     most : float
         The longest update; 0 for the radius where it is public, and elsewhere for `LARGEST_UPDATE`.
     """
-    n, mechanism = hypotheses.shape[1], _mechanism(demand)
-    public = demand.get("radius_mode", RadiusMode.UPDATE) == RadiusMode.PUBLIC
-    radius = max(float(demand.get("radius", 0.0)), _SITE_FLOOR)
+    n, mechanism = hypotheses.shape[1], _mechanism(task)
+    public = task.get("clipping", Clipping.UPDATE) == Clipping.PUBLIC
+    radius = max(float(task.get("radius", 0.0)), _SITE_FLOOR)
     largest = float(np.abs(hypotheses).max())
     step = _spacing(largest)
     if mechanism is not None:
@@ -52,9 +52,9 @@ def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: f
         update = max(radius, most)
     else:
         # Each layer or row has the floor for a radius of its own.
-        parts = 1 if demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR else n
+        parts = 1 if task.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR else n
         update = math.hypot(most or LARGEST_UPDATE, radius * math.sqrt(parts))
-    whole = public or demand.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR
+    whole = public or task.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR
     reach = update
     if mechanism is not None:
         # A part's noise is longest, in its radius, where the part is smallest or largest.
@@ -63,21 +63,21 @@ def furthest(demand: Mapping[str, Any], hypotheses: NDArray[np.float64], most: f
     return reach + _rounding(mechanism, n, update, step, reach)
 
 
-def furthest_sum(demand: Mapping[str, Any], k: int, n: int, clients: int, most: float = 0.0) -> float:
+def furthest_sum(task: Mapping[str, Any], k: int, n: int, clients: int, most: float = 0.0) -> float:
     """Return how long the sum of the updates of a site's clients may be, in n numbers, for each of k hypotheses.
 
     That is as many radii as there are clients, and as the noise is but once in 10^12 releases.
 
     Parameters
     ----------
-    demand : mapping
+    task : mapping
         As for `furthest`; its radius is public.
     k, n, clients : int
     most : float
         The longest update; 0 for the radius.
     """
-    mechanism = _mechanism(demand)
-    radius = max(float(demand["radius"]), _SITE_FLOOR, most)
+    mechanism = _mechanism(task)
+    radius = max(float(task["radius"]), _SITE_FLOOR, most)
     reach = clients * radius
     step = _spacing(reach)
     if mechanism is not None:
@@ -85,9 +85,9 @@ def furthest_sum(demand: Mapping[str, Any], k: int, n: int, clients: int, most: 
     return reach + _rounding(mechanism, n, radius, step, reach)
 
 
-def _mechanism(demand: Mapping[str, Any]) -> Mechanism | None:
-    nu = float(demand.get("noise_multiplier", 0.0))
-    return mechanisms.load(str(demand.get("mechanism", LAPLACE)))(nu) if nu > 0 else None
+def _mechanism(task: Mapping[str, Any]) -> Mechanism | None:
+    nu = float(task.get("noise_multiplier", 0.0))
+    return mechanisms.load(str(task.get("mechanism", LAPLACE)))(nu) if nu > 0 else None
 
 
 def _spacing(largest: float) -> float:

@@ -12,7 +12,6 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.demands import Evaluation, Hosting, Training
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
@@ -27,6 +26,7 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.records import from_array_record, pack
 from umbel.protocol.release import ReleaseBy
+from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked, Average, Releases, Scores, read_releases, read_scores
@@ -165,7 +165,7 @@ class Fleet:
         self,
         round: int,
         hypotheses: ArrayRecord,
-        demand: Mapping[str, Any],
+        task: Mapping[str, Any],
         grid: Grid,
         clients: NDArray[np.int64] | None = None,
     ) -> list[Message]:
@@ -176,8 +176,8 @@ class Fleet:
         round : int
         hypotheses : ArrayRecord
             What they start from.
-        demand : mapping
-            The fields of `Training` that all clients share; what else is in it
+        task : mapping
+            The fields of `TrainingSpec` that all clients share; what else is in it
             plays no part.
         grid : Grid
         clients : ndarray of int, optional
@@ -186,15 +186,15 @@ class Fleet:
         roster = self._present(grid)
         if clients is None:
             clients = self._draw(roster, round)
-        common, placed = _common(Training, demand), roster.place(TRAIN, clients)
+        common, placed = _common(TrainingSpec, task), roster.place(TRAIN, clients)
         (self._sent, packed), self._common = self._open(hypotheses), common
         by_site = common.get("release_by", ReleaseBy.CLIENT) == ReleaseBy.SITE
         rows = len(next(iter(self._sent.values()))) if by_site else None
-        self._training = _asked(clients, placed, bool(demand.get("disclose_choice", False)), rows)
+        self._training = _asked(clients, placed, bool(task.get("disclose_choice", False)), rows)
         self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
         return [
             Message(
-                round_request(packed, training=Training(**common, round=round, clients=tuple(locals_))),
+                round_request(packed, training=TrainingSpec(**common, round=round, clients=tuple(locals_))),
                 node,
                 "train",
                 group_id=str(round),
@@ -203,7 +203,7 @@ class Fleet:
         ]
 
     def ask_evaluation(
-        self, round: int, hypotheses: ArrayRecord, demand: Mapping[str, Any], grid: Grid, group: str = ""
+        self, round: int, hypotheses: ArrayRecord, task: Mapping[str, Any], grid: Grid, group: str = ""
     ) -> list[Message]:
         """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
         roster = self._present(grid)
@@ -212,12 +212,12 @@ class Fleet:
         if not len(clients):
             self._evaluation = None
             return []
-        common, placed = _common(Evaluation, demand), roster.place(VALIDATION, clients)
+        common, placed = _common(EvaluationSpec, task), roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
         _, packed = self._open(hypotheses)
         return [
             Message(
-                round_request(packed, evaluation=Evaluation(**common, round=round, clients=tuple(locals_))),
+                round_request(packed, evaluation=EvaluationSpec(**common, round=round, clients=tuple(locals_))),
                 node,
                 "evaluate",
                 group_id=group or str(round),
@@ -356,8 +356,8 @@ class Fleet:
         return self._sent
 
     @property
-    def demand(self) -> Mapping[str, Any]:
-        """What the last `ask_training` asked of all clients alike, of the fields of `Training`."""
+    def task(self) -> Mapping[str, Any]:
+        """What the last `ask_training` asked of all clients alike, of the fields of `TrainingSpec`."""
         return self._common
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
@@ -415,9 +415,9 @@ class Fleet:
         )
 
 
-def _common(kind: type[Training] | type[Evaluation], demand: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a demand says of the fields that all clients of a round share."""
-    return {key: value for key, value in demand.items() if key in kind.shared()}
+def _common(kind: type[TrainingSpec] | type[EvaluationSpec], task: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a task says of the fields that all clients of a round share."""
+    return {key: value for key, value in task.items() if key in kind.shared()}
 
 
 def _asked(

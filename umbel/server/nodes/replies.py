@@ -160,7 +160,7 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
         return _Taken(reply, matrix, mine, chosen, mine[:0])
     log(
         WARNING,
-        "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own radius-floor "
+        "left out %d of %d releases of node %s, further than %.3g from what was sent; if its own clip-norm-floor "
         "or its data make its updates that long, raise max-update-norm",
         (~inside).sum(),
         len(inside),

@@ -14,11 +14,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from umbel.protocol.demands import Hosting
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
+from umbel.protocol.tasks import Hosting
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.words import told
 

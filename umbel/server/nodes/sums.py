@@ -77,7 +77,7 @@ def read_sums(
             log(
                 WARNING,
                 "left out the sums of node %s: one is %.3g long, those of %d clients %.3g at most; if its own "
-                "radius-floor makes them that long, raise max-update-norm",
+                "clip-norm-floor makes them that long, raise max-update-norm",
                 node,
                 longest,
                 len(mine),

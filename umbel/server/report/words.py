@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, amount, gap, guarantee
-from umbel.protocol.release import RadiusMode
+from umbel.protocol.release import Clipping
 from umbel.server.history import last_rounds
 from umbel.server.report.alarms import alarms as found_alarms
 from umbel.server.report.alarms import count_of
@@ -138,9 +138,9 @@ def facts(view: View) -> list[tuple[str, str]]:
     if manifest:
         clients += f", {manifest.split['validation']:,} validate"
     radius = {
-        RadiusMode.UPDATE: "within the norm of each client's update",
-        RadiusMode.PUBLIC: "within a radius that everybody knows",
-    }[summary.release.radius_mode]
+        Clipping.UPDATE: "within the norm of each client's update",
+        Clipping.PUBLIC: "within a radius that everybody knows",
+    }[summary.release.clipping]
     unit = config.get("noise-per", "vector")
     parts = ", on each site's sums" if view.by_site else "" if unit == "vector" else f", {unit} by {unit}"
     noise = (
@@ -197,7 +197,7 @@ def spent_means(view: View) -> list[str]:
     )
     if why := gap(release):
         worth = (
-            f'There is no guarantee, because {why}. For one, set radius = "public", and with more than one '
+            f'There is no guarantee, because {why}. For one, set clipping = "public", and with more than one '
             "hypothesis a choice-epsilon."
         )
         return [worth, price, counted]

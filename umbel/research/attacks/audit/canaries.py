@@ -18,11 +18,11 @@ from flwr.clientapp import ClientApp
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.gate import Gate
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.protocol.demands import Evaluation
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import evaluation_in, round_request, training_in
 from umbel.protocol.records import pack
 from umbel.protocol.release import Kind, Release
+from umbel.protocol.tasks import EvaluationSpec
 from umbel.research.attacks.audit.pairs import BOUND, NAME, REPORTED, Coins, Matrix, ReportPair, TrainingPair
 from umbel.simulation.grid import InProcessGrid
 
@@ -164,8 +164,8 @@ class _Herd:
         everybody = tuple(range(self._step * some.start, self._step * some.stop))
         content = round_request(
             pack({NAME: hypotheses}),
-            training.demand(round, everybody) if training else None,
-            Evaluation(round, everybody[:: self._step]) if self._report else None,
+            training.task(round, everybody) if training else None,
+            EvaluationSpec(round, everybody[:: self._step]) if self._report else None,
         )
         message = self._grid.create_message(content, "train", self._node, "1")
         (reply,) = self._grid.send_and_receive([message])
@@ -175,9 +175,9 @@ class _Herd:
 
     def _answer(self, msg: Message, context: Context) -> Message:
         """Hand to the gate what the canaries' data lead to."""
-        demand, evaluation = training_in(msg.content), evaluation_in(msg.content)
-        if demand is not None and self._training:
-            coins = self._coins(demand.clients)
+        task, evaluation = training_in(msg.content), evaluation_in(msg.content)
+        if task is not None and self._training:
+            coins = self._coins(task.clients)
             return Message(self._training.trained(msg.content, coins, self._directions), reply_to=msg)
         assert evaluation is not None
         assert self._report, "nothing else was asked"

@@ -12,7 +12,7 @@ from enum import StrEnum
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, site_release
 from umbel.privacy.mechanisms import Gaussian
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.release import LAPLACE, Kind, RadiusMode, Release
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 from umbel.research.attacks.audit.bounds import best_guesses, count_right, lower_bound, p_value
 from umbel.research.attacks.audit.canaries import Seen, Setting, watch
 
@@ -165,9 +165,7 @@ def settings_of(release: Release, times: int = 1, report_noise_multiplier: float
 
 def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
     """Return a training release with a public radius."""
-    return Release(
-        Kind.TRAIN, n, nu, RadiusMode.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon
-    )
+    return Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon)
 
 
 def standard() -> list[Setting]:

@@ -19,10 +19,10 @@ from umbel.privacy import mechanisms
 from umbel.privacy.gate.gate import local_report, local_result
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.demands import Training
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import assigned_in, hypotheses_in, released_in, scores_in, site_sums_in
-from umbel.protocol.release import LAPLACE, Kind, RadiusMode, Release, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
+from umbel.protocol.tasks import TrainingSpec
 
 Matrix = NDArray[np.float64]
 Coins = NDArray[np.int64]
@@ -68,17 +68,17 @@ class TrainingPair(ABC):
         """Return the pair for a release of a client, or of a site."""
         return (_InSite if release.kind is Kind.SITE else _ByItself)(release, moves)
 
-    def demand(self, round: int, clients: tuple[int, ...]) -> Training:
+    def task(self, round: int, clients: tuple[int, ...]) -> TrainingSpec:
         """Return what the server asks of clients in a round."""
         release = self.release
-        return Training(
+        return TrainingSpec(
             round=round,
             clients=clients,
             local_epochs=1,
             step_size=1.0,
             batch_size=0,
             noise_multiplier=release.noise_multiplier,
-            radius_mode=RadiusMode.PUBLIC,
+            clipping=Clipping.PUBLIC,
             radius=self.radius,
             mechanism=release.mechanism,
             choice_epsilon=release.choice_epsilon,
@@ -210,4 +210,4 @@ def log_density(mechanism: str, nu: float, n: int, radius: float, distances: Mat
 
 def report_release(noise_multiplier: float) -> Release:
     """Return what a noised report is to the account."""
-    return Release(Kind.REPORT, REPORTED, noise_multiplier, RadiusMode.PUBLIC)
+    return Release(Kind.REPORT, REPORTED, noise_multiplier, Clipping.PUBLIC)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from umbel.protocol.release import RadiusMode, ReleaseBy
+from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks.modes import SITE, Mode
 
 _CONFIGS = Path(__file__).resolve().parents[4] / "configs"
@@ -15,7 +15,7 @@ MULTIPLIERS = (1.0, 3.0, 10.0)
 """nu of the paper's heuristic."""
 ASKED_OFTEN = 24
 """Releases of a client in the 500 rounds of ``configs/hospital.toml``, where 100 of 2062 take part in each."""
-_EVERYWHERE = {"max-hypotheses": 10, "max-local-epochs": 100, "radius-floor": 0.01}
+_EVERYWHERE = {"max-hypotheses": 10, "max-local-epochs": 100, "clip-norm-floor": 0.01}
 
 
 def modes() -> list[Mode]:
@@ -38,7 +38,7 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
     nu, choice = float(config["noise-multiplier"]), float(config["choice-epsilon"])
     policy = {
         **_EVERYWHERE,
-        "radius-mode": "public",
+        "clipping": "public",
         "min-noise-multiplier": nu,
         "max-choice-epsilon": choice,
         "budget": float(epsilon),
@@ -49,4 +49,4 @@ def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = 
     if by is ReleaseBy.SITE:
         policy["min-clients"] = SITE
         name = f"formal, a site's sums of {SITE}" + (", others known" if others_known else "")
-    return Mode(name, nu, choice, RadiusMode.PUBLIC, by, others_known=others_known, policy=policy)
+    return Mode(name, nu, choice, Clipping.PUBLIC, by, others_known=others_known, policy=policy)

@@ -32,7 +32,7 @@ _APART = 200.0  # between hypotheses, in standard deviations of the noise of a c
 
 @dataclass(frozen=True)
 class Probe:
-    """Hypotheses and the part of a demand that belongs to them.
+    """Hypotheses and the part of a task that belongs to them.
 
     Attributes
     ----------

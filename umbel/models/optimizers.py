@@ -78,7 +78,7 @@ OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "momentum": Momentum, "ad
 
 
 @dataclass(frozen=True)
-class Descent:
+class LocalOptimizer:
     """What a client makes of a gradient.
 
     Attributes
@@ -112,7 +112,7 @@ class Descent:
         return self == PLAIN
 
 
-PLAIN = Descent()
+PLAIN = LocalOptimizer()
 
 
 @lru_cache(maxsize=16)

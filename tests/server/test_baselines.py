@@ -1,17 +1,17 @@
-"""A recommender's run says what rules of thumb reach on the same rows."""
+"""A recommender's run says what baselines reach on the same rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from umbel.data import BUNDLED, open_dataset
-from umbel.models.rules_of_thumb import rules_of_thumb
-from umbel.server.rules_of_thumb import RulesOfThumb
+from umbel.models.baselines import baselines
+from umbel.server.baselines import RulesOfThumb
 from umbel.simulation.in_process import play
 
 RECOMMENDER = {
     "strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0, "restarts": 1, "rounds": 2,
-    "clients-per-round": 20, "radius-floor": 1e-6,
+    "clients-per-round": 20, "clip-norm-floor": 1e-6,
 }  # fmt: skip
 
 
@@ -22,8 +22,8 @@ def test_the_report_has_the_rules_beside_what_the_items_reach(run_config: dict[s
     assert section is not None
     (text,) = section.paragraphs
     assert text.startswith("Validation right-sign of the best items ")
-    assert f"of the last {run.state.history[-1].metric:.4f}. Rules of thumb on the same rows: all liked" in text
-    for name, value in rules_of_thumb(open_dataset(BUNDLED / "preferences.json")).items():
+    assert f"of the last {run.state.history[-1].metric:.4f}. Baselines on the same rows: all liked" in text
+    for name, value in baselines(open_dataset(BUNDLED / "preferences.json")).items():
         assert f"{name} {value:.4f}" in text
 
 

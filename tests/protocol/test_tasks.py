@@ -9,10 +9,9 @@ from flwr.app import ConfigRecord, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.helpers.demands import EVALUATION, TRAINING, evaluations, request, trainings
-from tests.helpers.messages import demanded
+from tests.helpers.messages import task_of
 from tests.helpers.records import over_the_wire
-from umbel.protocol.demands import VERSION, Evaluation, Hosting, Training
+from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trainings
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     evaluation_in,
@@ -20,9 +19,10 @@ from umbel.protocol.messages import (
     hosting_reply,
     training_in,
 )
-from umbel.protocol.release import NoisePer, RadiusMode
+from umbel.protocol.release import Clipping, NoisePer
+from umbel.protocol.tasks import VERSION, EvaluationSpec, Hosting, TrainingSpec
 
-Asked = Training | Evaluation
+Asked = TrainingSpec | EvaluationSpec
 
 
 def changed(asked: Asked = TRAINING, **entries: Any) -> ConfigRecord:
@@ -42,13 +42,13 @@ def test_records_hold_plain_values_alone(asked: Asked) -> None:
 
 
 def test_words_are_read_as_what_they_stand_for() -> None:
-    arrived = Training.from_record(TRAINING.to_record())
-    assert arrived.radius_mode is RadiusMode.UPDATE
+    arrived = TrainingSpec.from_record(TRAINING.to_record())
+    assert arrived.clipping is Clipping.UPDATE
     assert arrived.noise_per is NoisePer.VECTOR
 
 
 def test_a_whole_number_will_do_for_a_real_one() -> None:
-    assert Training.from_record(changed(step_size=1, noise_multiplier=0, radius=2)).noise_multiplier == 0
+    assert TrainingSpec.from_record(changed(step_size=1, noise_multiplier=0, radius=2)).noise_multiplier == 0
 
 
 @pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
@@ -60,7 +60,7 @@ def test_entries_that_nobody_knows_are_not_read(asked: Asked) -> None:
     ("asked", "name"), [(asked, name) for asked in (TRAINING, EVALUATION) for name in asked.to_record()]
 )
 def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
-    with pytest.raises(ProtocolError, match=f"the demand lacks {name}$"):
+    with pytest.raises(ProtocolError, match=f"the task lacks {name}$"):
         type(asked).from_record(changed(asked, **{name: None}))
 
 
@@ -80,7 +80,7 @@ def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
 )
 @pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
 def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any, kind: str) -> None:
-    with pytest.raises(ProtocolError, match=f"{name} of the demand is a {kind}$"):
+    with pytest.raises(ProtocolError, match=f"{name} of the task is a {kind}$"):
         type(asked).from_record(changed(asked, **{name: value}))
 
 
@@ -93,7 +93,7 @@ def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any
         ("batch_size", False, "bool"),
         ("noise_multiplier", [5.0], "list"),
         ("noise_multiplier", True, "bool"),
-        ("radius_mode", 1, "int"),
+        ("clipping", 1, "int"),
         ("radius", True, "bool"),
         ("noise_per", 1, "int"),
         ("local_steps", 1.0, "float"),
@@ -105,8 +105,8 @@ def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any
     ],
 )
 def test_an_entry_of_training_of_the_wrong_type_is_named(name: str, value: Any, kind: str) -> None:
-    with pytest.raises(ProtocolError, match=f"{name} of the demand is a {kind}$"):
-        Training.from_record(changed(**{name: value}))
+    with pytest.raises(ProtocolError, match=f"{name} of the task is a {kind}$"):
+        TrainingSpec.from_record(changed(**{name: value}))
 
 
 IMPOSSIBLE = [
@@ -138,7 +138,7 @@ IMPOSSIBLE = [
         (TRAINING, "noise_multiplier", -5.0, "noise-multiplier must be a finite number of at least 0, got -5.0"),
         (TRAINING, "noise_multiplier", float("nan"), "noise-multiplier must be a finite number of at least 0, got nan"),
         (TRAINING, "noise_multiplier", float("inf"), "noise-multiplier must be a finite number of at least 0, got inf"),
-        (TRAINING, "radius_mode", "secret", "radius must be one of update, public, got 'secret'"),
+        (TRAINING, "clipping", "secret", "radius must be one of update, public, got 'secret'"),
         (TRAINING, "radius", 0.0, "the radius must be a finite number above 0, got 0.0"),
         (TRAINING, "radius", float("nan"), "the radius must be a finite number above 0, got nan"),
     ],
@@ -153,23 +153,23 @@ def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, reaso
 
 @pytest.mark.parametrize("unit", ["layer", "row"])
 def test_a_public_radius_is_of_the_whole_vector(unit: str) -> None:
-    Training(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
-    Training(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per="vector")
-    with pytest.raises(ProtocolError, match=f"noise-per {unit} works only with radius update"):
-        Training(1, (0,), 1, 0.1, 10, 5.0, radius_mode="public", noise_per=unit)
+    TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
+    TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="public", noise_per="vector")
+    with pytest.raises(ProtocolError, match=f"noise-per {unit} works only with clipping update"):
+        TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="public", noise_per=unit)
 
 
 def test_training_without_steps_and_epochs_hands_over_the_hypotheses_alone() -> None:
     """R = 0 of the PAC paper."""
-    demand = Training(1, (0,), 0, 0.1, 10, 5.0)
-    assert (demand.local_epochs, demand.local_steps) == (0, 0)
+    task = TrainingSpec(1, (0,), 0, 0.1, 10, 5.0)
+    assert (task.local_epochs, task.local_steps) == (0, 0)
 
 
 def test_a_server_cannot_ask_the_impossible() -> None:
     with pytest.raises(ProtocolError, match="noise-multiplier"):
-        Training(1, (0,), 1, 0.1, 10, float("nan"))
+        TrainingSpec(1, (0,), 1, 0.1, 10, float("nan"))
     with pytest.raises(ProtocolError, match="step-size"):
-        Evaluation(1, (0,), float("nan"))
+        EvaluationSpec(1, (0,), float("nan"))
 
 
 shares = st.just((-1, -1)) | st.integers(1, 9).flatmap(lambda step: st.tuples(st.integers(0, step - 1), st.just(step)))
@@ -191,12 +191,12 @@ def test_a_share_of_a_dataset_that_cannot_be_is_refused(share: tuple[int, int]) 
 def test_numbers_that_no_ledger_could_hold_are_refused(name: str) -> None:
     """The node would train and then fail to charge."""
     with pytest.raises(ProtocolError, match="must be at most 2147483648"):
-        Training.from_record(changed(**{name: 2**63 - 1}))
+        TrainingSpec.from_record(changed(**{name: 2**63 - 1}))
 
 
 @pytest.mark.parametrize("name", ["step_size", "noise_multiplier", "radius"])
 def test_a_whole_number_becomes_a_real_one(name: str) -> None:
-    assert type(getattr(Training.from_record(changed(**{name: 2**62})), name)) is float
+    assert type(getattr(TrainingSpec.from_record(changed(**{name: 2**62})), name)) is float
 
 
 def test_only_a_node_that_names_its_share_is_simulated() -> None:
@@ -234,9 +234,9 @@ def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
 
 def test_a_zero_is_no_negative_one() -> None:
     """As text they differ, and a ledger keeps text."""
-    assert str(demanded(choice_epsilon=-0.0).choice_epsilon) == "0.0"
+    assert str(task_of(choice_epsilon=-0.0).choice_epsilon) == "0.0"
 
 
 def test_a_choice_that_is_as_good_as_open_is_refused() -> None:
     with pytest.raises(ProtocolError, match=r"choice-epsilon must be at most 30\.0, got 31\.0"):
-        demanded(choice_epsilon=31.0)
+        task_of(choice_epsilon=31.0)

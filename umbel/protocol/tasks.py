@@ -10,7 +10,7 @@ from typing import Any, Self
 from flwr.app import ConfigRecord, MetricRecord
 
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, NoisePer, RadiusMode, ReleaseBy
+from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, NoisePer, ReleaseBy
 
 VERSION = 5
 
@@ -25,7 +25,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "str": (str,),
     "bool": (bool,),
     "tuple[int, ...]": (list,),
-    "RadiusMode": (str,),
+    "Clipping": (str,),
     "NoisePer": (str,),
     "ReleaseBy": (str,),
 }
@@ -54,7 +54,7 @@ class _Asked:
     @classmethod
     @cache
     def shared(cls) -> frozenset[str]:
-        """Return the names of the fields in which the demands on all nodes in a round are alike."""
+        """Return the names of the fields in which the tasks on all nodes in a round are alike."""
         return frozenset(cls._fields()) - {"round", "clients"}
 
     @classmethod
@@ -63,16 +63,16 @@ class _Asked:
         there, values = dict(record.items()), {}
         for name, kinds in cls._fields().items():
             if name not in there:
-                raise ProtocolError(f"the demand lacks {name}")
+                raise ProtocolError(f"the task lacks {name}")
             value: Any = there[name]
             if type(value) not in kinds:
-                raise ProtocolError(f"{name} of the demand is a {type(value).__name__}")
+                raise ProtocolError(f"{name} of the task is a {type(value).__name__}")
             values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
 
 
 @dataclass(frozen=True)
-class Training(_Asked):
+class TrainingSpec(_Asked):
     """What the server asks of the training clients of one node in a round.
 
     Attributes
@@ -87,11 +87,11 @@ class Training(_Asked):
         s of Algorithm 1.
     noise_multiplier : float
         The paper's nu: noise per unit of radius; 0 asks for an unsanitised release.
-    radius_mode : RadiusMode
+    clipping : Clipping
         ``update``: the radius is the norm of the client's update, at least `radius`.
         ``public``: the radius is `radius`, and the client clips its update to it.
     radius : float
-        See `radius_mode`.
+        See `clipping`.
     noise_per : NoisePer
         What is noised by itself, within a radius of its own.
     disclose_choice : bool
@@ -126,7 +126,7 @@ class Training(_Asked):
     step_size: float
     batch_size: int
     noise_multiplier: float
-    radius_mode: RadiusMode = RadiusMode.UPDATE
+    clipping: Clipping = Clipping.UPDATE
     radius: float = 0.01
     noise_per: NoisePer = NoisePer.VECTOR
     disclose_choice: bool = False
@@ -152,12 +152,12 @@ class Training(_Asked):
         _not_negative("choice-epsilon", self.choice_epsilon)
         if self.choice_epsilon > MAX_CHOICE_EPSILON:
             raise ProtocolError(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
-        object.__setattr__(self, "radius_mode", _one_of("radius", RadiusMode, self.radius_mode))
+        object.__setattr__(self, "clipping", _one_of("radius", Clipping, self.clipping))
         _positive("the radius", self.radius)
         object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
-        if self.noise_per is not NoisePer.VECTOR and self.radius_mode is RadiusMode.PUBLIC:
+        if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             raise ProtocolError(
-                f"noise-per {self.noise_per} works only with radius update; a public radius is for the whole vector"
+                f"noise-per {self.noise_per} works only with clipping update; a public radius is for the whole vector"
             )
         if not 0 <= self.explore <= 1:
             raise ProtocolError(f"explore must be between 0 and 1, got {self.explore}")
@@ -169,7 +169,7 @@ class Training(_Asked):
 
 
 @dataclass(frozen=True)
-class Evaluation(_Asked):
+class EvaluationSpec(_Asked):
     """What the server asks of the validation clients of one node in a round.
 
     Attributes
@@ -181,7 +181,7 @@ class Evaluation(_Asked):
     step_size : float
         s of Algorithm 1, for the local parameters of clients that have none yet.
     run, frozen_digest : str
-        As in `Training`.
+        As in `TrainingSpec`.
     """
 
     round: int
@@ -247,11 +247,11 @@ class Hosting:
         return self.step > 0
 
 
-def _fit_for_a_site(asked: Training) -> None:
+def _fit_for_a_site(asked: TrainingSpec) -> None:
     """Raise where a site cannot make one release of what is asked."""
     # Each client's part of a sum must be bounded by a number that does not depend on its data.
-    if asked.radius_mode is not RadiusMode.PUBLIC:
-        raise ProtocolError(f'a site releases sums only with radius "public", not {asked.radius_mode.value!r}')
+    if asked.clipping is not Clipping.PUBLIC:
+        raise ProtocolError(f'a site releases sums only with clipping "public", not {asked.clipping.value!r}')
     if asked.noise_per is not NoisePer.VECTOR:
         raise ProtocolError(f'a site releases sums only with noise-per "vector", not {asked.noise_per.value!r}')
     if asked.disclose_choice:

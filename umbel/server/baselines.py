@@ -1,11 +1,11 @@
-"""Beside what a recommender reaches: what rules of thumb reach on the same rows."""
+"""Beside what a recommender reaches: what baselines reach on the same rows."""
 
 from __future__ import annotations
 
 from logging import INFO
 
+from umbel.models.baselines import baselines
 from umbel.models.factors import Factors
-from umbel.models.rules_of_thumb import rules_of_thumb
 from umbel.protocol.flower import log
 from umbel.server.observer import Observer, Section
 from umbel.server.rounds import Run
@@ -35,13 +35,13 @@ class RulesOfThumb(Observer):
         best, last = scored[run.state.best_round], scored[max(scored)]
         dataset = run.setup.open_dataset()
         assert dataset is not None, "it has a manifest"
-        beside = ", ".join(f"{name} {value:.4f}" for name, value in rules_of_thumb(dataset).items())
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in baselines(dataset).items())
         self._text = (
-            f"Validation {metric.name} of the best items {best:.4f}, of the last {last:.4f}. Rules of thumb on the "
+            f"Validation {metric.name} of the best items {best:.4f}, of the last {last:.4f}. Baselines on the "
             f"same rows: {beside}."
         )
         log(INFO, self._text)
 
     def section(self) -> Section | None:
         """Return the comparison."""
-        return Section("Beside rules of thumb", (self._text,)) if self._text else None
+        return Section("Beside baselines", (self._text,)) if self._text else None

@@ -7,26 +7,26 @@ from typing import Any
 from flwr.app import RecordDict
 from hypothesis import strategies as st
 
-from umbel.protocol.demands import Evaluation, Training
 from umbel.protocol.messages import round_request
 from umbel.protocol.records import pack
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
 from .records import STACKED
 
-TRAINING = Training(
+TRAINING = TrainingSpec(
     round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.5
 )
-EVALUATION = Evaluation(round=3, clients=(7, 3))
+EVALUATION = EvaluationSpec(round=3, clients=(7, 3))
 
 
-def request(training: Training | None = None, evaluation: Evaluation | None = None) -> RecordDict:
+def request(training: TrainingSpec | None = None, evaluation: EvaluationSpec | None = None) -> RecordDict:
     """Return the content of a round's message that has `STACKED` for hypotheses."""
     return round_request(pack(STACKED), training, evaluation)
 
 
 _whole = st.integers(0, 2**31)
 _positive = st.floats(0, exclude_min=True, allow_infinity=False)
-# Noise on layers or rows by themselves works only with radius update.
+# Noise on layers or rows by themselves works only with clipping update.
 _modes = st.sampled_from([("update", "vector"), ("update", "layer"), ("update", "row"), ("public", "vector")])
 _who: dict[str, Any] = {
     "clients": st.lists(_whole, min_size=1, max_size=20, unique=True).map(tuple),
@@ -36,7 +36,7 @@ _who: dict[str, Any] = {
 }
 
 trainings = st.builds(
-    lambda mode, **fields: Training(radius_mode=mode[0], noise_per=mode[1], **fields),
+    lambda mode, **fields: TrainingSpec(clipping=mode[0], noise_per=mode[1], **fields),
     mode=_modes,
     round=st.integers(1, 2**31),
     local_epochs=_whole,
@@ -48,4 +48,4 @@ trainings = st.builds(
     disclose_choice=st.booleans(),
     **_who,
 )
-evaluations = st.builds(Evaluation, round=_whole, **_who)
+evaluations = st.builds(EvaluationSpec, round=_whole, **_who)

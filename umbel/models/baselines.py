@@ -11,7 +11,7 @@ SHRINKAGE = 5.0
 """Labels at the average rate that each item and each user has besides, where their biases are worked out."""
 
 
-def rules_of_thumb(dataset: Dataset) -> dict[str, float]:
+def baselines(dataset: Dataset) -> dict[str, float]:
     """Return how often each rule is right on the rows that newcomers are scored on.
 
     These are the rows of validation clients on which `Learner.score_newcomers` scores a model. A rule

@@ -1,0 +1,30 @@
+"""Errors by class, code and the parts that matter: sentences may change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from umbel.protocol.errors import UmbelError
+
+
+@contextmanager
+def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[None]:
+    """Expect an error of exactly this class and code, whose text has each part: a key's name, a number, a file.
+
+    Parameters
+    ----------
+    kind : type
+    code : str
+        Such as ``config.unknown-key``.
+    *parts : object
+        Looked for as ``str(part)``.
+    """
+    with pytest.raises(UmbelError) as caught:
+        yield
+    error = caught.value
+    assert (type(error), error.code) == (kind, code), error
+    missing = [part for part in parts if str(part) not in error.text]
+    assert not missing, f"{missing} not in: {error.text}"
