@@ -1,8 +1,8 @@
 """Algorithm 1 of *Group privacy for personalized federated learning*, in NumPy and PyTorch alone.
 
 The names are those of the paper (Galli, Biswas, Jung, Palamidessi and Cucinotta). Hypothesis j of k is `theta[j]`, a
-vector of n parameters. User c holds the rows `Z[c] = (x, y)`. `F(theta_j, x, y)` is the cost of a hypothesis on rows.
-`rng(purpose, t, c)` returns the generator that user c draws from in round t for one purpose.
+vector of n parameters. Client c holds the rows `Z[c] = (x, y)`. `F(theta_j, x, y)` is the cost of a hypothesis on rows.
+`rng(purpose, t, c)` returns the generator that client c draws from in round t for one purpose.
 The tests compare umbel's runs with this file. To repeat the synthetic experiment (Sec. 5.1):
 
     python examples/algorithm.py [SEED]
@@ -31,17 +31,17 @@ def algorithm_1(
     theta : ndarray, shape (k, n)
         Initial hypotheses.
     T, U, E, s, B_s, nu, r_min : int or float
-        Rounds, users per round, local epochs, step size, batch size, noise multiplier and smallest radius.
+        Rounds, clients per round, local epochs, step size, batch size, noise multiplier and smallest radius.
 
     Yields
     ------
     theta, C, S : ndarray, shape (k, n); ndarray, shape (U,); list of k ndarrays
-        The next hypotheses, the users of the round, and the positions in C of the users of each cluster.
+        The next hypotheses, the clients of the round, and the positions in C of the clients of each cluster.
     """
     for t in range(T):  # line 1
         C = np.sort(rng("sample", t, 0).choice(len(Z), U, replace=False))  # line 2
         theta_hat = np.empty((U, theta.shape[1]))
-        for i, c in enumerate(C.tolist()):  # lines 3 and 4: in a real federation, users compute in parallel
+        for i, c in enumerate(C.tolist()):  # lines 3 and 4: in a real federation, clients compute in parallel
             j = np.argmin(costs(theta, Z[c], F))  # line 5
             theta_c = local_update(theta[j], s, E, B_s, Z[c], F, rng("shuffle", t, c))  # line 6
             theta_hat[i] = sanitize_update(theta[j], theta_c, nu, r_min, rng("noise", t, c))  # line 7
@@ -51,12 +51,12 @@ def algorithm_1(
 
 
 def costs(theta: Array, Z_c: Rows, F: Cost) -> list[float]:
-    """Return the cost of each hypothesis on the rows of a user (line 5)."""
+    """Return the cost of each hypothesis on the rows of a client (line 5)."""
     return [float(F(theta_j, *Z_c)) for theta_j in torch.from_numpy(theta).to(Z_c[0].dtype)]
 
 
 def local_update(theta_j: Array, s: float, E: int, B_s: int, Z_c: Rows, F: Cost, rng: Draw) -> Array:
-    """Train theta_j by E epochs of minibatch gradient descent on the rows of a user (line 6)."""
+    """Train theta_j by E epochs of minibatch gradient descent on the rows of a client (line 6)."""
     x, y = Z_c
     theta_c = torch.tensor(theta_j, dtype=x.dtype)
     for _ in range(E):
@@ -108,7 +108,7 @@ def main(seed: int = 0) -> None:
             lambda purpose, t, c: np.random.default_rng([seed, t, c, *purpose.encode()]),
             T=100, U=7, E=1, s=0.1, B_s=10, nu=nu,
         ), strict=True)  # fmt: skip
-        # Eq. 10 on users held out. A user has the hypothesis of lowest cost.
+        # Eq. 10 on clients held out. A client has the hypothesis of lowest cost.
         rmse = [(np.square(y[100:, :, None] - x[100:] @ theta.T).mean(1).min(1) ** 0.5).mean() for theta in thetas]
         best = int(np.argmin(rmse))
         leakage = 2 / nu * np.bincount(np.ravel(C[: best + 1])).max() if nu else np.inf  # n / nu each time (Sec. 4.1.3)
