@@ -71,6 +71,7 @@ LENET = lenet10()
 CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
     "synthetic": (linear_mse, RUNS["synthetic"]),
     "without noise": (linear_mse, RUNS["synthetic"] | {"noise-multiplier": 0.0}),
+    "short updates": (linear_mse, RUNS["synthetic"] | {"radius-floor": 0.5}),
     "hospital": (mlp_rmse, RUNS["hospital"]),
     "images": (lenet_cross_entropy, RUNS["images"]),
 }
