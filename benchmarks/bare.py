@@ -5,7 +5,7 @@
 Both start from the same hypotheses and ask the same clients, so that without noise their losses are
 the same to rounding until a client whose choice hangs on the last bit chooses otherwise. umbel's rounds
 are whole: messages, gate, ledger, strategy. The hospital task needs its dataset
-(datasets/hospital.py).
+(datasets/hospital.py). There `examples/algorithm.py` takes a third turn: Algorithm 1, client by client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch
 import typer
 from numpy.typing import NDArray
 
-from benchmarks import bare_cnn, bare_hospital, in_process
+from benchmarks import bare_algorithm, bare_cnn, bare_hospital, in_process
 from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.tasks import TASKS, brief_of, named
@@ -47,26 +47,30 @@ def main(
         torch.set_num_threads(1)
         console.print(machine(), highlight=False)
         for name in named(task):
-            measure(name, times, rounds)
+            measure(name, times, rounds, by_client=name == "hospital")
 
 
-def measure(task: str, times: int, rounds: int = 0) -> Ratio:
-    """Time a task, print what both took, and return how many times as long as the bare loop umbel takes, with noise."""
+def measure(task: str, times: int, rounds: int = 0, by_client: bool = False) -> Ratio:
+    """Time a task, print what all took, and return how many times as long as the bare loop umbel takes, with noise.
+
+    With `by_client`, `examples/algorithm.py` takes part, which takes about 30 times as long as the bare loop.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         # Noise on the whole vector, which the bare loop of both tasks adds.
         config = TASKS[task](Path(scratch)) | {"rounds": rounds or ROUNDS[task], "noise-per": "vector"}
-        return compare(task, config, times)
+        return compare(task, config, times, by_client)
 
 
-def compare(task: str, config: Mapping[str, Any], times: int) -> Ratio:
-    """Let both do a task in turns, print what they took, and return the ratio of the first two."""
-    loops, history = (
-        {
-            "bare loop": bare_loop(task, config),
-            "umbel": lambda nu: in_process.prepare({**config, "noise-multiplier": nu}),
-        },
-        {},
-    )
+def compare(task: str, config: Mapping[str, Any], times: int, by_client: bool = False) -> Ratio:
+    """Let all do a task in turns, print what they took, and return the ratio of the first two."""
+    loops: dict[str, Prepare] = {
+        "bare loop": bare_loop(task, config),
+        "umbel": lambda nu: in_process.prepare({**config, "noise-multiplier": nu}),
+    }
+    if by_client:
+        brief = brief_of(config)
+        loops["algorithm.py"] = lambda nu: partial(bare_algorithm.play, brief, nu)
+    history: dict[tuple[str, float], list[float]] = {}
 
     def contestant(name: str, nu: float) -> Callable[[], Reading]:
         def go() -> Reading:
@@ -84,9 +88,12 @@ def compare(task: str, config: Mapping[str, Any], times: int) -> Ratio:
     asked = config["clients-per-round"]
     title = f"{task}: {asked} clients train in each of {config['rounds']} rounds, k = {config['hypotheses']}"
     show(title, readings, next(iter(contestants)))
-    apart = np.abs(np.array(history["umbel", 0.0]) - np.array(history["bare loop", 0.0]))
-    first = apart[: min(SAME, int(config["rounds"]))]
-    console.print(f"Without noise the losses of the first {len(first)} rounds differ by {first.max():.1e} at most.")
+    first = min(SAME, int(config["rounds"]))
+    for name in (name for name in loops if name != "umbel"):
+        apart = np.abs(np.array(history["umbel", 0.0]) - np.array(history[name, 0.0]))[:first].max()
+        console.print(
+            f"Without noise the losses of umbel and {name} in the first {first} rounds differ by {apart:.1e} at most."
+        )
     loop, umbel, *_ = readings.values()
     return Ratio.of(umbel, loop)
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import umbel.privacy.gate.gate
-from benchmarks import bare, in_process
+from benchmarks import bare, bare_algorithm, in_process
 from benchmarks.parts import PARTS, Stopwatch
-from benchmarks.peers.tasks import cnn, named
+from benchmarks.peers.tasks import brief_of, cnn, named
 from umbel.client.learner import Learner
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
@@ -69,6 +69,21 @@ def test_without_noise_the_bare_loop_has_the_losses_of_umbel(task: str, request:
     assert len(ours) == config["rounds"] + 1
     np.testing.assert_allclose(theirs, ours, rtol=1e-5)
     assert len(set(ours)) > 1
+
+
+def test_client_by_client_the_losses_are_those_of_umbel(hospital: dict[str, Any]) -> None:
+    ours = in_process.prepare({**hospital, "noise-multiplier": 0.0})()
+    brief = brief_of(hospital)
+    np.testing.assert_allclose(bare_algorithm.play(brief, 0.0), ours, rtol=1e-5)
+    with_noise = bare_algorithm.play(brief, 3.0)
+    assert with_noise[0] == pytest.approx(ours[0], rel=1e-5), "the first validation is of the initial hypotheses"
+    assert with_noise[1:] != ours[1:]
+
+
+def test_all_three_take_turns(hospital: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert bare.compare("hospital", hospital, times=1, by_client=True).median > 0
+    printed = capsys.readouterr().out
+    assert all(f"{name}, no noise" in printed for name in ("bare loop", "umbel", "algorithm.py"))
 
 
 @pytest.mark.parametrize("task", ["hospital", "images"])

@@ -270,7 +270,7 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
     # Two classes from one feature, all rows of class 0. The first hypothesis says class 1 by a
     # hair everywhere; the second is right twice and very wrong once: more accurate, higher loss.
     source = (
-        "import models\nfrom torch import nn\n"
+        "from torch import nn\nfrom umbel import models\n"
         "def logistic():\n"
         "    network = lambda: nn.Linear(1, 2, bias=False)\n"
         "    return models.Model('', network, models.LOSSES['cross-entropy'], models.METRICS['accuracy'])\n"

@@ -387,7 +387,7 @@ def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path, run_config: d
     setup = Setup.parse(run_config | config)
     assert setup.manifest == manifest
     assert (setup.config.rounds, setup.config.clients_per_round, setup.strategy.hypotheses) == (1, manifest.train, 1)
-    assert setup.config.radius == "public"
+    assert setup.config.clipping == "public"
     # Clipped updates are two radii apart at most.
     loss = Laplace(setup.config.noise_multiplier).loss(setup.model.num_parameters, 2.0)
     assert 7.9 < compose({loss: setup.config.rounds}, 1e-5) <= 8.0

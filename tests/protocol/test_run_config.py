@@ -88,7 +88,7 @@ def test_defaults_are_shown_as_they_stand_in_toml() -> None:
         ({"noise-multiplier": -1.0}, "noise-multiplier must be a finite number of at least 0, got -1.0"),
         ({"message-noise": -1.0}, "message-noise must be a finite number of at least 0, got -1.0"),
         ({"clip-norm-floor": 0.0}, "clip-norm-floor must be a finite number above 0, got 0.0"),
-        ({"radius": "secret"}, "radius must be one of update, public, got 'secret'"),
+        ({"clipping": "secret"}, "clipping must be one of update, public, got 'secret'"),
         ({"noise-per": "parameter"}, "noise-per must be one of vector, layer, row, got 'parameter'"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"engine": "steam"}, "engine must be one of auto, loop, batched, got 'steam'"),
@@ -138,7 +138,7 @@ def test_a_whole_number_will_do_for_a_real_one() -> None:
 def test_the_radius_of_each_round_comes_from_four_keys() -> None:
     keys = {"clipping": "public", "clip-norm-floor": 0.2, "clip-norm": 3.0, "clip-norm-decay": 0.5}
     run = RunConfig.parse(keys)
-    assert run.radius is Clipping.PUBLIC
+    assert run.clipping is Clipping.PUBLIC
     assert run.schedule == ClipSchedule(Clipping.PUBLIC, 0.2, 3.0, 0.5)
 
 

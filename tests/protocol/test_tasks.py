@@ -138,7 +138,7 @@ IMPOSSIBLE = [
         (TRAINING, "noise_multiplier", -5.0, "noise-multiplier must be a finite number of at least 0, got -5.0"),
         (TRAINING, "noise_multiplier", float("nan"), "noise-multiplier must be a finite number of at least 0, got nan"),
         (TRAINING, "noise_multiplier", float("inf"), "noise-multiplier must be a finite number of at least 0, got inf"),
-        (TRAINING, "clipping", "secret", "radius must be one of update, public, got 'secret'"),
+        (TRAINING, "clipping", "secret", "clipping must be one of update, public, got 'secret'"),
         (TRAINING, "radius", 0.0, "the radius must be a finite number above 0, got 0.0"),
         (TRAINING, "radius", float("nan"), "the radius must be a finite number above 0, got nan"),
     ],

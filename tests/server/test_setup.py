@@ -367,8 +367,8 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"radius": "private"}, "radius must be one of update, public, got 'private'"),
-        ({"radius": ""}, "radius must be one of update, public, got ''"),
+        ({"clipping": "private"}, "clipping must be one of update, public, got 'private'"),
+        ({"clipping": ""}, "clipping must be one of update, public, got ''"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
         (

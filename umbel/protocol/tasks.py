@@ -152,7 +152,7 @@ class TrainingSpec(_Asked):
         _not_negative("choice-epsilon", self.choice_epsilon)
         if self.choice_epsilon > MAX_CHOICE_EPSILON:
             raise ProtocolError(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
-        object.__setattr__(self, "clipping", _one_of("radius", Clipping, self.clipping))
+        object.__setattr__(self, "clipping", _one_of("clipping", Clipping, self.clipping))
         _positive("the radius", self.radius)
         object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:

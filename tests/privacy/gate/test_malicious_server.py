@@ -525,7 +525,7 @@ def test_a_model_that_the_data_are_not_for_is_not_even_imported(
     tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch, model: str
 ) -> None:
     imported: list[str] = []
-    monkeypatch.setattr("models.import_by_name", imported.append)
+    monkeypatch.setattr("umbel.models.import_by_name", imported.append)
     site = Site(tmp_path, run_config | {"model": model})
     assert refused(site.ask())
     assert imported == []

@@ -24,7 +24,7 @@ from umbel.simulation.in_process import run_config
 def release_of(config: dict[str, Any], n: int) -> Release:
     k = config["hypotheses"]
     return Release(
-        Kind.TRAIN, n, config["noise-multiplier"], Clipping(config["radius"]), mechanism=config["mechanism"],
+        Kind.TRAIN, n, config["noise-multiplier"], Clipping(config["clipping"]), mechanism=config["mechanism"],
         hypotheses=k, choice_epsilon=config["choice-epsilon"] if k > 1 else 0.0,
     )  # fmt: skip
 
