@@ -118,7 +118,7 @@ def test_what_cannot_be_run_is_told_with_its_key(entries: dict[str, Any], reason
         ("hypothesis", "there is no hypothesis; did you mean hypotheses?"),
         ("step_sise", "there is no step_sise; did you mean step-size?"),
         ("leak-meter", "there is no leak-meter"),
-        ("data-path", "there is no data-path"),
+        ("data-path", "there is no data-path; did you mean dataset?"),
     ],
 )
 def test_an_unknown_key_is_told_with_the_nearest(name: str, told: str) -> None:

@@ -88,7 +88,7 @@ def test_a_choice_too_random_to_show_groups_is_refused() -> None:
 
 
 def test_sums_do_not_show_groups() -> None:
-    run = RunConfig(strategy="site-average", hypotheses=0, radius=Clipping.PUBLIC)
+    run = RunConfig(strategy="site-average", hypotheses=0, clipping=Clipping.PUBLIC)
     with pytest.raises(ConfigError, match="'site-average' cannot choose how many hypotheses there are"):
         Setup.parse(run.entries())
 
