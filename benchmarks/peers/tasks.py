@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 
 import umbel.client.app
@@ -79,7 +78,7 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
     run, strategy, dataset = setup.config, setup.strategy, setup.open_dataset()
     assert dataset is not None
     hypotheses = initial_hypotheses(setup, grid)
-    arrays, task = to_array_record(hypotheses), ConfigRecord(setup.task())
+    arrays, task = to_array_record(hypotheses), setup.task().to_record()
     train, validate = [], []
     for number in range(1, run.rounds + 2):
         # One node hosts all clients, so that it counts them as the dataset does.
@@ -89,8 +88,8 @@ def brief_of(config: Mapping[str, Any], cores: int = 1) -> Brief:
         evaluation = evaluation_in(message.content)
         assert training is not None
         assert evaluation is not None
-        train.append(list(training.clients))
-        validate.append(list(evaluation.clients))
+        train.append([*map(int, training.clients)])
+        validate.append([*map(int, evaluation.clients)])
     return Brief(
         Settings(
             network=setup.model.name,

@@ -305,7 +305,7 @@ def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, 
     assert setup.manifest == manifest
     assert (setup.model.name, setup.strategy.hypotheses) == ("cnn10", 2)
     assert (run.rounds, run.patience, run.validate_every, run.restarts) == (100, 5, 5, 1)
-    assert setup.task()["noise_multiplier"] == 3.0
+    assert setup.task().noise_multiplier == 3.0
 
 
 # --- the real files

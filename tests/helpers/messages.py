@@ -36,7 +36,7 @@ def task_of(clients: tuple[int, ...] = (0,), **changes: Any) -> TrainingSpec:
         "batch_size": 10,
         "noise_multiplier": 5.0,
         "clipping": "update",
-        "radius": 0.1,
+        "clip_norm": 0.1,
     }
     return TrainingSpec(clients=clients, **(accepted | changes))
 

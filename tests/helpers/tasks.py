@@ -14,7 +14,7 @@ from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from .records import STACKED
 
 TRAINING = TrainingSpec(
-    round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.5
+    round=3, clients=(0, 2, 5), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, clip_norm=0.5
 )
 EVALUATION = EvaluationSpec(round=3, clients=(7, 3))
 
@@ -44,7 +44,7 @@ trainings = st.builds(
     message_noise=st.floats(0, allow_infinity=False),
     batch_size=_whole,
     noise_multiplier=st.floats(0, allow_infinity=False),
-    radius=_positive,
+    clip_norm=_positive,
     disclose_choice=st.booleans(),
     **_who,
 )

@@ -114,7 +114,7 @@ def test_what_a_run_has_found_travels_by_itself() -> None:
 
 
 def test_a_query_asks_for_the_version_spoken_here() -> None:
-    assert version_in(over_the_wire(query())) == VERSION == 5
+    assert version_in(over_the_wire(query())) == VERSION == 6
 
 
 def test_a_query_may_name_no_version() -> None:

@@ -9,6 +9,7 @@ from flwr.app import ConfigRecord, MetricRecord
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.errors import raises
 from tests.helpers.messages import task_of
 from tests.helpers.records import over_the_wire
 from tests.helpers.tasks import EVALUATION, TRAINING, evaluations, request, trainings
@@ -48,7 +49,7 @@ def test_words_are_read_as_what_they_stand_for() -> None:
 
 
 def test_a_whole_number_will_do_for_a_real_one() -> None:
-    assert TrainingSpec.from_record(changed(step_size=1, noise_multiplier=0, radius=2)).noise_multiplier == 0
+    assert TrainingSpec.from_record(changed(step_size=1, noise_multiplier=0, clip_norm=2)).noise_multiplier == 0
 
 
 @pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
@@ -60,7 +61,7 @@ def test_entries_that_nobody_knows_are_not_read(asked: Asked) -> None:
     ("asked", "name"), [(asked, name) for asked in (TRAINING, EVALUATION) for name in asked.to_record()]
 )
 def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
-    with pytest.raises(ProtocolError, match=f"the task lacks {name}$"):
+    with raises(ProtocolError, "protocol.missing-field", name):
         type(asked).from_record(changed(asked, **{name: None}))
 
 
@@ -80,7 +81,7 @@ def test_a_missing_entry_is_named(asked: Asked, name: str) -> None:
 )
 @pytest.mark.parametrize("asked", [TRAINING, EVALUATION])
 def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any, kind: str) -> None:
-    with pytest.raises(ProtocolError, match=f"{name} of the task is a {kind}$"):
+    with raises(ProtocolError, "protocol.wrong-type", name, kind):
         type(asked).from_record(changed(asked, **{name: value}))
 
 
@@ -94,7 +95,7 @@ def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any
         ("noise_multiplier", [5.0], "list"),
         ("noise_multiplier", True, "bool"),
         ("clipping", 1, "int"),
-        ("radius", True, "bool"),
+        ("clip_norm", True, "bool"),
         ("noise_per", 1, "int"),
         ("local_steps", 1.0, "float"),
         ("local_steps", True, "bool"),
@@ -105,57 +106,72 @@ def test_an_entry_of_the_wrong_type_is_named(asked: Asked, name: str, value: Any
     ],
 )
 def test_an_entry_of_training_of_the_wrong_type_is_named(name: str, value: Any, kind: str) -> None:
-    with pytest.raises(ProtocolError, match=f"{name} of the task is a {kind}$"):
+    with raises(ProtocolError, "protocol.wrong-type", name, kind):
         TrainingSpec.from_record(changed(**{name: value}))
 
 
 IMPOSSIBLE = [
-    ("step_size", 0.0, "step-size must be a finite number above 0, got 0.0"),
-    ("step_size", -0.1, "step-size must be a finite number above 0, got -0.1"),
-    ("step_size", float("nan"), "step-size must be a finite number above 0, got nan"),
-    ("step_size", float("inf"), "step-size must be a finite number above 0, got inf"),
-    ("clients", [], "clients must be a list of whole numbers with at least one entry"),
-    ("clients", [0.0, 1.0], "clients must be a list of whole numbers with at least one entry"),
-    ("clients", ["0"], "clients must be a list of whole numbers with at least one entry"),
-    ("clients", [True], "clients must be a list of whole numbers with at least one entry"),
-    ("clients", [1, 1], "each client may be asked once, counted from 0"),
-    ("clients", [0, -1], "each client may be asked once, counted from 0"),
-    ("run", "r" * 201, "the run's name is 201 characters long, more than 200"),
+    ("step_size", 0.0, "out-of-range", "step-size"),
+    ("step_size", -0.1, "out-of-range", "step-size"),
+    ("step_size", float("nan"), "out-of-range", "step-size"),
+    ("step_size", float("inf"), "out-of-range", "step-size"),
+    ("clients", [], "clients", "at least one"),
+    ("clients", [0.0, 1.0], "clients", "whole numbers"),
+    ("clients", ["0"], "clients", "whole numbers"),
+    ("clients", [True], "clients", "whole numbers"),
+    ("clients", [1, 1], "clients", "once"),
+    ("clients", [0, -1], "clients", "from 0"),
+    ("run", "r" * 201, "out-of-range", 200),
 ]
 
 
 @pytest.mark.parametrize(
-    ("asked", "name", "value", "reason"),
+    ("asked", "name", "value", "code", "part"),
     [
         *((asked, *case) for asked in (TRAINING, EVALUATION) for case in IMPOSSIBLE),
-        (TRAINING, "round", 0, "round must be a whole number of at least 1, got 0"),
-        (EVALUATION, "round", -1, "round must be a whole number of at least 0, got -1"),
-        (TRAINING, "local_epochs", -1, "local-epochs must be a whole number of at least 0, got -1"),
-        (TRAINING, "local_steps", -1, "local-steps must be a whole number of at least 0, got -1"),
-        (TRAINING, "message_noise", -1.0, "message-noise must be a finite number of at least 0, got -1.0"),
-        (TRAINING, "noise_per", "parameter", "noise-per must be one of vector, layer, row, got 'parameter'"),
-        (TRAINING, "batch_size", -1, "batch-size must be a whole number of at least 0, got -1"),
-        (TRAINING, "noise_multiplier", -5.0, "noise-multiplier must be a finite number of at least 0, got -5.0"),
-        (TRAINING, "noise_multiplier", float("nan"), "noise-multiplier must be a finite number of at least 0, got nan"),
-        (TRAINING, "noise_multiplier", float("inf"), "noise-multiplier must be a finite number of at least 0, got inf"),
-        (TRAINING, "clipping", "secret", "clipping must be one of update, public, got 'secret'"),
-        (TRAINING, "radius", 0.0, "the radius must be a finite number above 0, got 0.0"),
-        (TRAINING, "radius", float("nan"), "the radius must be a finite number above 0, got nan"),
+        (EVALUATION, "round", -1, "out-of-range", "round"),
+        (TRAINING, "round", 0, "out-of-range", "round"),
+        (TRAINING, "local_epochs", -1, "out-of-range", "local-epochs"),
+        (TRAINING, "local_steps", -1, "out-of-range", "local-steps"),
+        (TRAINING, "message_noise", -1.0, "out-of-range", "message-noise"),
+        (TRAINING, "noise_per", "parameter", "out-of-range", "noise-per"),
+        (TRAINING, "batch_size", -1, "out-of-range", "batch-size"),
+        (TRAINING, "noise_multiplier", -5.0, "out-of-range", "noise-multiplier"),
+        (TRAINING, "noise_multiplier", float("nan"), "out-of-range", "noise-multiplier"),
+        (TRAINING, "noise_multiplier", float("inf"), "out-of-range", "noise-multiplier"),
+        (TRAINING, "clipping", "secret", "out-of-range", "clipping"),
+        (TRAINING, "clip_norm", 0.0, "out-of-range", "clip-norm"),
+        (TRAINING, "clip_norm", float("nan"), "out-of-range", "clip-norm"),
+        (TRAINING, "choice_epsilon", 31.0, "out-of-range", "choice-epsilon"),
     ],
 )
-def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, reason: str) -> None:
+def test_an_impossible_value_is_named(asked: Asked, name: str, value: Any, code: str, part: object) -> None:
     content = request(TRAINING, EVALUATION)
     read = training_in if asked is TRAINING else evaluation_in
     content["training" if asked is TRAINING else "evaluation"] = changed(asked, **{name: value})
-    with pytest.raises(ProtocolError, match=f"^{reason}$"):
+    with raises(ProtocolError, f"protocol.{code}", part):
         read(over_the_wire(content))
 
 
+def test_a_template_is_no_task_until_round_and_clients_are_filled_in() -> None:
+    with raises(ProtocolError, "protocol.out-of-range", "round"):
+        TrainingSpec.from_record(TrainingSpec(clients=(0,)).to_record())
+    with raises(ProtocolError, "protocol.clients"):
+        TrainingSpec.from_record(TrainingSpec(round=1).to_record())
+
+
+def test_a_template_in_the_config_of_a_hook_may_lack_fields() -> None:
+    config = ConfigRecord({"local_epochs": 3, "server-round": 7, "another-strategys-own": 1})
+    assert TrainingSpec.of_config(config) == TrainingSpec(local_epochs=3)
+    with raises(ProtocolError, "protocol.wrong-type", "local_epochs"):
+        TrainingSpec.of_config(ConfigRecord({"local_epochs": 3.0}))
+
+
 @pytest.mark.parametrize("unit", ["layer", "row"])
-def test_a_public_radius_is_of_the_whole_vector(unit: str) -> None:
+def test_a_public_clip_norm_is_of_the_whole_vector(unit: str) -> None:
     TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, noise_per=unit)
     TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="public", noise_per="vector")
-    with pytest.raises(ProtocolError, match=f"noise-per {unit} works only with clipping update"):
+    with raises(ProtocolError, "protocol.noise-per-clipping", unit):
         TrainingSpec(1, (0,), 1, 0.1, 10, 5.0, clipping="public", noise_per=unit)
 
 
@@ -166,9 +182,9 @@ def test_training_without_steps_and_epochs_hands_over_the_hypotheses_alone() -> 
 
 
 def test_a_server_cannot_ask_the_impossible() -> None:
-    with pytest.raises(ProtocolError, match="noise-multiplier"):
+    with raises(ProtocolError, "protocol.out-of-range", "noise-multiplier"):
         TrainingSpec(1, (0,), 1, 0.1, 10, float("nan"))
-    with pytest.raises(ProtocolError, match="step-size"):
+    with raises(ProtocolError, "protocol.out-of-range", "step-size"):
         EvaluationSpec(1, (0,), float("nan"))
 
 
@@ -183,18 +199,18 @@ def test_hosting_arrives_as_it_was_sent(train: int, validation: int, share: tupl
 
 @pytest.mark.parametrize("share", [(0, 0), (0, -7), (-1, 2), (3, 3), (-1, 1)])
 def test_a_share_of_a_dataset_that_cannot_be_is_refused(share: tuple[int, int]) -> None:
-    with pytest.raises(ProtocolError, match="reports a share of a dataset that cannot be"):
+    with raises(ProtocolError, "protocol.hosting"):
         hosting_in(hosting_reply(Hosting(3, 1, *share)))
 
 
 @pytest.mark.parametrize("name", ["round", "local_epochs", "local_steps", "batch_size"])
 def test_numbers_that_no_ledger_could_hold_are_refused(name: str) -> None:
     """The node would train and then fail to charge."""
-    with pytest.raises(ProtocolError, match="must be at most 2147483648"):
+    with raises(ProtocolError, "protocol.out-of-range", 2147483648):
         TrainingSpec.from_record(changed(**{name: 2**63 - 1}))
 
 
-@pytest.mark.parametrize("name", ["step_size", "noise_multiplier", "radius"])
+@pytest.mark.parametrize("name", ["step_size", "noise_multiplier", "clip_norm"])
 def test_a_whole_number_becomes_a_real_one(name: str) -> None:
     assert type(getattr(TrainingSpec.from_record(changed(**{name: 2**62})), name)) is float
 
@@ -210,7 +226,7 @@ def test_a_node_of_another_version_is_refused(version: int | None) -> None:
     del record["version"]
     if version is not None:
         record["version"] = version
-    with pytest.raises(ProtocolError, match=f"speaks protocol {version}, this server speaks {VERSION}"):
+    with raises(ProtocolError, "protocol.version", version, VERSION):
         Hosting.from_record(record)
 
 
@@ -228,15 +244,10 @@ def test_a_node_of_another_version_is_refused(version: int | None) -> None:
 )
 def test_counts_that_cannot_be_are_refused(counts: dict[str, Any]) -> None:
     values = {name: value for name, value in {**Hosting(3, 1).to_record(), **counts}.items() if value is not None}
-    with pytest.raises(ProtocolError, match=f"reports counts that cannot be: .*'{next(iter(counts))}'"):
+    with raises(ProtocolError, "protocol.hosting", next(iter(counts))):
         Hosting.from_record(MetricRecord(values))
 
 
 def test_a_zero_is_no_negative_one() -> None:
     """As text they differ, and a ledger keeps text."""
     assert str(task_of(choice_epsilon=-0.0).choice_epsilon) == "0.0"
-
-
-def test_a_choice_that_is_as_good_as_open_is_refused() -> None:
-    with pytest.raises(ProtocolError, match=r"choice-epsilon must be at most 30\.0, got 31\.0"):
-        task_of(choice_epsilon=31.0)

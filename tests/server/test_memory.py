@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +14,14 @@ from tests.helpers.grids import PaperGrid
 from umbel import strategies
 from umbel.protocol.messages import training_reply
 from umbel.protocol.records import to_array_record
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.base import HypothesisStrategy
 
 # A reply is so long that its memory is the system's again as soon as it is let go.
 N, CLIENTS = 400_000, 100
 RELEASES = 4 * N * CLIENTS  # bytes
-DEMAND: dict[str, Any] = {"noise_multiplier": 1.0, "local_epochs": 1, "step_size": 0.1, "batch_size": 0}
+TASK = TrainingSpec(noise_multiplier=1.0, batch_size=0)
 _STATUS = Path("/proc/self/status")
 
 
@@ -56,7 +56,7 @@ def test_a_round_takes_less_than_two_copies_of_its_releases(
         make(Fleet(clients_per_round=CLIENTS), hypotheses=k),
     )
     sent = np.linspace(0, 1, k, dtype=np.float32)[:, None] * np.ones(N, np.float32)
-    messages = strategy.fleet.ask_training(1, to_array_record({"weight": sent}), DEMAND, grid)
+    messages = strategy.fleet.ask_training(1, to_array_record({"weight": sent}), TASK, grid)
     gc.collect()
     before = memory("VmRSS")
     replies = answers(grid, messages, step)

@@ -6,7 +6,7 @@ import logging
 import math
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -91,14 +91,14 @@ def test_a_round_asks_for_what_the_strategy_and_the_run_say() -> None:
     (message,) = Rehearsal(radius=radius).ask(round=3)
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), HYPOTHESES_SENT)
     assert training_in(message.content) == TrainingSpec(
-        round=3, clients=(0, 1, 2, 3), clipping="public", radius=0.2, disclose_choice=False, **COMMON
+        round=3, clients=(0, 1, 2, 3), clipping="public", clip_norm=0.2, disclose_choice=False, **COMMON
     )
 
 
 def test_a_strategy_may_ask_for_something_else() -> None:
     class Patient(Halves):
-        def task(self, round: int, config: ConfigRecord) -> dict[str, Any]:
-            return super().task(round, config) | {"local_epochs": round}
+        def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
+            return replace(super().task(round, template), local_epochs=round)
 
     (message,) = Rehearsal(kind=Patient).ask(round=7)
     task = training_in(message.content)
@@ -438,7 +438,7 @@ def test_flowers_own_start_runs_a_strategy(newcomer: str, run_config: dict[str, 
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, setup.strategy.hypotheses, seed=4, restart=0))
     grid = InProcessGrid(umbel.client.app.app, run_config, nodes=2)
-    config = ConfigRecord(setup.task())
+    config = setup.task().to_record()
     result = setup.strategy.start(grid, start, num_rounds=3, train_config=config, evaluate_config=config)
     np.testing.assert_array_equal(from_array_record(result.arrays)["weight"], by_umbel["weight"])
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 7, 7]
@@ -453,7 +453,7 @@ def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any])
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     grid = InProcessGrid(app, run_config, nodes=2)
-    result = GroupPrivacy().start(grid, start, num_rounds=3, train_config=ConfigRecord(setup.task()))
+    result = GroupPrivacy().start(grid, start, num_rounds=3, train_config=setup.task().to_record())
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
     assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
 
@@ -469,6 +469,6 @@ def test_start_runs_a_strategy_with_state_to_the_end(run_config: dict[str, Any])
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     strategy = Counting()
     strategy.start(
-        InProcessGrid(umbel.client.app.app, run_config), start, num_rounds=4, train_config=ConfigRecord(setup.task())
+        InProcessGrid(umbel.client.app.app, run_config), start, num_rounds=4, train_config=setup.task().to_record()
     )
     assert strategy.state["times"].max() == 4

@@ -21,6 +21,7 @@ from umbel.protocol.messages import site_reply, training_in
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, ClipSchedule, Kind, ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.rounds import Run
 from umbel.simulation.grid import InProcessGrid
@@ -66,7 +67,7 @@ class Rehearsal:
 def test_sites_are_asked_for_sums_within_a_public_radius() -> None:
     task = training_in(Rehearsal().messages[0].content)
     assert task is not None
-    assert (task.release_by, task.clipping, task.radius) == (ReleaseBy.SITE, Clipping.PUBLIC, 100.0)
+    assert (task.release_by, task.clipping, task.clip_norm) == (ReleaseBy.SITE, Clipping.PUBLIC, 100.0)
 
 
 @pytest.mark.parametrize("hypotheses", [1, 2])
@@ -93,7 +94,7 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
                 }
             )
         )
-        share: float = strategy.task(round, ConfigRecord(COMMON))["explore"]
+        share: float = strategy.task(round, TrainingSpec(**COMMON)).explore
         return share
 
     assert [explores(round) for round in (1, 8, 9)] == [0.3, 0.3, 0.0]

@@ -14,6 +14,10 @@ LAPLACE = "laplace"
 MAX_CHOICE_EPSILON = 30.0
 """Beyond it a choice is as good as open, and its chances are finer than random numbers are."""
 
+NOISE_STEPS = 16
+"""The standard deviation of a component's noise spans at least so many steps of the grid on which a release is rounded,
+and so many steps of 32-bit numbers."""
+
 _LONGEST, _GRAIN = 1000, 2**32  # denominators of prices
 
 
@@ -59,7 +63,7 @@ class NoisePer(StrEnum):
 
 @dataclass(frozen=True)
 class ClipSchedule:
-    """The radius asked for in round t.
+    """The clip norm of round t.
 
     Mode ``update``: `floor`. Mode ``public``: ``start * decay**(t - 1)``, at least `floor`.
     """
@@ -73,7 +77,7 @@ class ClipSchedule:
         object.__setattr__(self, "mode", Clipping(self.mode))
 
     def at(self, round: int) -> float:
-        """Return the radius of a round, counted from 1."""
+        """Return the clip norm of a round, counted from 1."""
         public = self.mode is Clipping.PUBLIC
         return max(self.start * self.decay ** (round - 1), self.floor) if public else self.floor
 

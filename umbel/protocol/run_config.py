@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -10,6 +11,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, Kind, NoisePer, Release
 from umbel.protocol.rules import Settings
+from umbel.protocol.tasks import TrainingSpec
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
 MAX_HYPOTHESES = 1000
@@ -223,6 +225,11 @@ class RunConfig(Settings):
     def schedule(self) -> ClipSchedule:
         """The radius of each round."""
         return ClipSchedule(self.clipping, self.clip_norm_floor, self.clip_norm, self.clip_norm_decay)
+
+    def training(self, round: int = 1) -> TrainingSpec:
+        """Return the template of what the run asks of training clients in a round."""
+        said = {entry.name: getattr(self, entry.name) for entry in fields(TrainingSpec) if hasattr(self, entry.name)}
+        return TrainingSpec(**said | {"clip_norm": self.schedule.at(round)})
 
     def release(self, n: int, hypotheses: int) -> Release:
         """Return what a training client gives away of a model of n parameters each time that it takes part."""

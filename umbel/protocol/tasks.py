@@ -5,39 +5,44 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass, fields
 from functools import cache
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from flwr.app import ConfigRecord, MetricRecord
 
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
-from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, NoisePer, ReleaseBy
+from umbel.protocol.release import LAPLACE, MAX_CHOICE_EPSILON, Clipping, ClipSchedule, NoisePer, ReleaseBy
 
-VERSION = 5
+VERSION = 6
 
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
 LONGEST_NAME = 200
 
-# What each field of a message may come as; a bool is no number here.
+# The types that each field of a message may have; a bool is no number here.
 _KINDS: dict[str, tuple[type, ...]] = {
     "int": (int,),
     "float": (int, float),
     "str": (str,),
     "bool": (bool,),
-    "tuple[int, ...]": (list,),
+    "tuple[ClientOnNode, ...]": (list,),
     "Clipping": (str,),
     "NoisePer": (str,),
     "ReleaseBy": (str,),
 }
 
 
-class _Asked:
-    """What is asked of some clients of a node, as a ConfigRecord."""
+@dataclass(frozen=True)
+class _Spec:
+    """What a server asks of some clients of a node in a round."""
 
-    clients: tuple[int, ...]
+    FIRST_ROUND: ClassVar[int]
+
+    round: int = 0
+    clients: tuple[ClientOnNode, ...] = ()
 
     def to_record(self) -> ConfigRecord:
-        """Return what is asked as a ConfigRecord."""
+        """Return the spec as a ConfigRecord, with a key for each field."""
         record = ConfigRecord()
         for name in self._fields():
             value = getattr(self, name)
@@ -47,53 +52,73 @@ class _Asked:
     @classmethod
     @cache
     def _fields(cls) -> dict[str, tuple[type, ...]]:
-        """Return the fields, each with what it may come as."""
-        kind: Any = cls  # a dataclass, as all that is built on this
-        return {entry.name: _KINDS[str(entry.type)] for entry in fields(kind)}
-
-    @classmethod
-    @cache
-    def shared(cls) -> frozenset[str]:
-        """Return the names of the fields in which the tasks on all nodes in a round are alike."""
-        return frozenset(cls._fields()) - {"round", "clients"}
+        """Return the fields, each with the types that it may have."""
+        return {entry.name: _KINDS[str(entry.type)] for entry in fields(cls)}
 
     @classmethod
     def from_record(cls, record: ConfigRecord) -> Self:
-        """Check a ConfigRecord from the network and return what it asks."""
-        there, values = dict(record.items()), {}
+        """Check a ConfigRecord from the network, which must have every field, and return its spec.
+
+        Raises
+        ------
+        ProtocolError
+            When a field is missing, of the wrong type or out of range, or the spec names no round or no client.
+        """
+        if missing := [name for name in cls._fields() if name not in record]:
+            raise ProtocolError(f"the task lacks {missing[0]}", code="protocol.missing-field")
+        spec = cls.of_config(record)
+        _whole("round", spec.round, cls.FIRST_ROUND)
+        if not spec.clients:
+            raise _no_clients()
+        return spec
+
+    @classmethod
+    def of_config(cls, config: ConfigRecord) -> Self:
+        """Return the spec in the config of a strategy's hook; a missing field has its default, other keys are ignored.
+
+        Raises
+        ------
+        ProtocolError
+            When a field is of the wrong type or out of range.
+        """
+        values: dict[str, Any] = {}
         for name, kinds in cls._fields().items():
-            if name not in there:
-                raise ProtocolError(f"the task lacks {name}")
-            value: Any = there[name]
+            if name not in config:
+                continue
+            value = config[name]
             if type(value) not in kinds:
-                raise ProtocolError(f"{name} of the task is a {type(value).__name__}")
+                raise ProtocolError(f"{name} of the task is a {type(value).__name__}", code="protocol.wrong-type")
             values[name] = tuple(value) if isinstance(value, list) else value
         return cls(**values)
 
 
 @dataclass(frozen=True)
-class TrainingSpec(_Asked):
+class TrainingSpec(_Spec):
     """What the server asks of the training clients of one node in a round.
+
+    One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template
+    without round and clients, the strategy replaces what it decides, the fleet fills in round and clients, and
+    the gate sanitises by it.
 
     Attributes
     ----------
     round : int
-        Round, from 1.
-    clients : tuple of int
-        The asked clients, counted within the node; each at most once.
+        Round, from 1; 0 in a template.
+    clients : tuple of ClientOnNode
+        The asked clients, each at most once; empty in a template.
     local_epochs, batch_size : int
         E and B of Algorithm 1; a batch size of 0 takes all of a client's rows at once.
     step_size : float
         s of Algorithm 1.
     noise_multiplier : float
-        The paper's nu: noise per unit of radius; 0 asks for an unsanitised release.
+        The paper's nu: noise per unit of clip norm; 0 asks for an unsanitised release.
     clipping : Clipping
-        ``update``: the radius is the norm of the client's update, at least `radius`.
-        ``public``: the radius is `radius`, and the client clips its update to it.
-    radius : float
-        See `clipping`.
+        ``update``: the noise is for the norm of the client's own update, at least `clip_norm`.
+        ``public``: the client clips its update to `clip_norm`, and the noise is for that.
+    clip_norm : float
+        ``public``: the norm to which the client clips. ``update``: the smallest radius.
     noise_per : NoisePer
-        What is noised by itself, within a radius of its own.
+        The unit that gets noise by itself, within its own radius.
     disclose_choice : bool
         Ask clients for the hypothesis they chose (IFCA); refused by any site that sanitises.
     local_steps : int
@@ -103,31 +128,31 @@ class TrainingSpec(_Asked):
         sigma of the PAC paper's noisy messages (Eq. 3); it comes before the gate, and bounds nothing
         that the account counts.
     run : str
-        Name of the run, the same when it goes on after an interruption: clients keep their local
+        Name of the run, the same when it resumes after an interruption: clients keep their local
         parameters by it.
     frozen_digest : str
         Of the model's frozen parameters, which do not travel; empty if there are none.
     mechanism : str
-        The law of the noise, by name (`mechanisms.load`).
+        The law of the noise, by name (`umbel.privacy.mechanisms.load`).
     choice_epsilon : float
-        Epsilon of what hides which hypothesis a client chose: randomised response, or the noise on a site's
-        counts; 0 asks for the paper's open choice.
+        Epsilon of the mechanism that hides which hypothesis a client chose: randomised response, or the noise
+        on a site's counts; 0 asks for the paper's open choice.
     explore : float
         Share of a site's clients that train a hypothesis drawn at random, so that none is left without
         clients; only where the site releases.
     release_by : ReleaseBy
-        ``client``: each client's model, with noise of its own. ``site``: of all asked clients of the node
-        together the sum of the updates of each hypothesis and how many there are, with noise once.
+        ``client``: each client's model, with its own noise. ``site``: for each hypothesis the sum of the updates
+        of the node's asked clients, and how many there are, with noise once.
     """
 
-    round: int
-    clients: tuple[int, ...]
-    local_epochs: int
-    step_size: float
-    batch_size: int
-    noise_multiplier: float
+    FIRST_ROUND = 1
+
+    local_epochs: int = 1
+    step_size: float = 0.1
+    batch_size: int = 10
+    noise_multiplier: float = 5.0
     clipping: Clipping = Clipping.UPDATE
-    radius: float = 0.01
+    clip_norm: float = ClipSchedule.floor
     noise_per: NoisePer = NoisePer.VECTOR
     disclose_choice: bool = False
     local_steps: int = 0
@@ -140,8 +165,8 @@ class TrainingSpec(_Asked):
     release_by: ReleaseBy = ReleaseBy.CLIENT
 
     def __post_init__(self) -> None:
-        _as_floats(self, "step_size", "noise_multiplier", "radius", "message_noise", "choice_epsilon", "explore")
-        _whole("round", self.round, 1)
+        _as_floats(self, "step_size", "noise_multiplier", "clip_norm", "message_noise", "choice_epsilon", "explore")
+        _whole("round", self.round, 0)
         _clients(self.clients)
         _whole("local-epochs", self.local_epochs, 0)
         _whole("local-steps", self.local_steps, 0)
@@ -151,42 +176,49 @@ class TrainingSpec(_Asked):
         _not_negative("message-noise", self.message_noise)
         _not_negative("choice-epsilon", self.choice_epsilon)
         if self.choice_epsilon > MAX_CHOICE_EPSILON:
-            raise ProtocolError(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
+            raise _range(f"choice-epsilon must be at most {MAX_CHOICE_EPSILON}, got {self.choice_epsilon}")
         object.__setattr__(self, "clipping", _one_of("clipping", Clipping, self.clipping))
-        _positive("the radius", self.radius)
+        _positive("clip-norm", self.clip_norm)
         object.__setattr__(self, "noise_per", _one_of("noise-per", NoisePer, self.noise_per))
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             raise ProtocolError(
-                f"noise-per {self.noise_per} works only with clipping update; a public radius is for the whole vector"
+                f"noise-per {self.noise_per} works only with clipping update; a public clip norm is for the whole "
+                "vector",
+                code="protocol.noise-per-clipping",
             )
         if not 0 <= self.explore <= 1:
-            raise ProtocolError(f"explore must be between 0 and 1, got {self.explore}")
+            raise _range(f"explore must be between 0 and 1, got {self.explore}")
         object.__setattr__(self, "release_by", _one_of("release-by", ReleaseBy, self.release_by))
         if self.release_by is ReleaseBy.SITE:
-            _fit_for_a_site(self)
+            _check_site_release(self)
         _short("the run's name", self.run)
         _short("the mechanism's name", self.mechanism)
 
+    @property
+    def evaluation(self) -> EvaluationSpec:
+        """The template of the same run's evaluations."""
+        return EvaluationSpec(step_size=self.step_size, run=self.run, frozen_digest=self.frozen_digest)
+
 
 @dataclass(frozen=True)
-class EvaluationSpec(_Asked):
+class EvaluationSpec(_Spec):
     """What the server asks of the validation clients of one node in a round.
 
     Attributes
     ----------
     round : int
         Round, from 1; 0 before the first.
-    clients : tuple of int
-        The asked clients, counted within the node; each at most once.
+    clients : tuple of ClientOnNode
+        The asked clients, each at most once; empty in a template.
     step_size : float
         s of Algorithm 1, for the local parameters of clients that have none yet.
     run, frozen_digest : str
         As in `TrainingSpec`.
     """
 
-    round: int
-    clients: tuple[int, ...]
-    step_size: float = 0.1
+    FIRST_ROUND = 0
+
+    step_size: float = TrainingSpec.step_size
     run: str = ""
     frozen_digest: str = ""
 
@@ -232,13 +264,14 @@ class Hosting:
         version = record.get(_VERSION)
         if type(version) is not int or version != VERSION:
             raise ProtocolError(
-                f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere"
+                f"speaks protocol {version!r}, this server speaks {VERSION}; install the same umbel everywhere",
+                code="protocol.version",
             )
         values: dict[str, Any] = {entry.name: record.get(entry.name) for entry in fields(cls)}
         if any(type(value) is not int for value in values.values()) or min(values["train"], values["validation"]) < 0:
-            raise ProtocolError(f"reports counts that cannot be: {values}")
+            raise ProtocolError(f"reports counts that cannot be: {values}", code="protocol.hosting")
         if (values["first"], values["step"]) != (-1, -1) and not 0 <= values["first"] < values["step"]:
-            raise ProtocolError(f"reports a share of a dataset that cannot be: {values}")
+            raise ProtocolError(f"reports a share of a dataset that cannot be: {values}", code="protocol.hosting")
         return cls(**values)
 
     @property
@@ -247,54 +280,65 @@ class Hosting:
         return self.step > 0
 
 
-def _fit_for_a_site(asked: TrainingSpec) -> None:
-    """Raise where a site cannot make one release of what is asked."""
+def _check_site_release(spec: TrainingSpec) -> None:
+    """Raise where a site cannot release sums as the spec says."""
     # Each client's part of a sum must be bounded by a number that does not depend on its data.
-    if asked.clipping is not Clipping.PUBLIC:
-        raise ProtocolError(f'a site releases sums only with clipping "public", not {asked.clipping.value!r}')
-    if asked.noise_per is not NoisePer.VECTOR:
-        raise ProtocolError(f'a site releases sums only with noise-per "vector", not {asked.noise_per.value!r}')
-    if asked.disclose_choice:
-        raise ProtocolError("a site that releases sums does not disclose what each client chose")
+    if spec.clipping is not Clipping.PUBLIC:
+        reason = f'only with clipping "public", not {spec.clipping.value!r}'
+    elif spec.noise_per is not NoisePer.VECTOR:
+        reason = f'only with noise-per "vector", not {spec.noise_per.value!r}'
+    elif spec.disclose_choice:
+        reason = "and does not disclose which hypothesis each client chose"
+    else:
+        return
+    raise ProtocolError(f"a site releases sums {reason}", code="protocol.site-sums")
 
 
 def _clients(clients: tuple[Any, ...]) -> None:
-    if set(map(type, clients)) != {int}:
-        raise ProtocolError("clients must be a list of whole numbers with at least one entry")
-    if min(clients) < 0 or len(set(clients)) < len(clients):
-        raise ProtocolError("each client may be asked once, counted from 0")
+    if set(map(type, clients)) - {int}:
+        raise _no_clients()
+    if min(clients, default=0) < 0 or len(set(clients)) < len(clients):
+        raise ProtocolError("each client may be asked once, counted from 0", code="protocol.clients")
+
+
+def _no_clients() -> ProtocolError:
+    return ProtocolError("clients must be a list of whole numbers with at least one entry", code="protocol.clients")
+
+
+def _range(text: str) -> ProtocolError:
+    return ProtocolError(text, code="protocol.out-of-range")
 
 
 def _whole(name: str, value: int, minimum: int) -> None:
     if value < minimum:
-        raise ProtocolError(f"{name} must be a whole number of at least {minimum}, got {value}")
+        raise _range(f"{name} must be a whole number of at least {minimum}, got {value}")
     if value > _MAX_WHOLE:
-        raise ProtocolError(f"{name} must be at most {_MAX_WHOLE}, got {value}")
+        raise _range(f"{name} must be at most {_MAX_WHOLE}, got {value}")
 
 
-def _as_floats(asked: Any, *names: str) -> None:
-    """Have whole numbers that stand for real ones be real, and no zero negative: no ledger can hold some of them."""
+def _as_floats(spec: Any, *names: str) -> None:
+    """Convert whole numbers to floats, and -0.0 to 0.0: a ledger writes each number as text."""
     for name in names:
-        object.__setattr__(asked, name, float(getattr(asked, name)) + 0.0)
+        object.__setattr__(spec, name, float(getattr(spec, name)) + 0.0)
 
 
 def _not_negative(name: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise ProtocolError(f"{name} must be a finite number of at least 0, got {value}")
+        raise _range(f"{name} must be a finite number of at least 0, got {value}")
 
 
 def _positive(name: str, value: float) -> None:
     if not (math.isfinite(value) and value > 0):
-        raise ProtocolError(f"{name} must be a finite number above 0, got {value}")
+        raise _range(f"{name} must be a finite number above 0, got {value}")
 
 
 def _one_of(name: str, kind: Any, value: str) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise ProtocolError(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
+        raise _range(f"{name} must be one of {', '.join(kind)}, got {value!r}") from None
 
 
 def _short(what: str, name: str) -> None:
     if len(name) > LONGEST_NAME:
-        raise ProtocolError(f"{what} is {len(name)} characters long, more than {LONGEST_NAME}")
+        raise _range(f"{what} is {len(name)} characters long, more than {LONGEST_NAME}")

@@ -89,7 +89,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     messages: list[Message] = []
     for r, hypotheses in enumerate(sets):
         messages += strategy.fleet.ask_evaluation(
-            0, to_array_record(hypotheses), setup.task(name), grid, f"restart-{r}"
+            0, to_array_record(hypotheses), setup.task(name).evaluation, grid, f"restart-{r}"
         )
     # A node that keeps silent must not hold up the start where a round would not wait for it.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
@@ -111,7 +111,7 @@ def run_rounds(run: Run) -> None:
     rounds, state = run.setup.config.rounds, run.state
     for observer in run.observers:
         observer.begin(run)
-    arrays, task = to_array_record(state.hypotheses), ConfigRecord(run.setup.task(run.name))
+    arrays, task = to_array_record(state.hypotheses), run.setup.task(run.name).to_record()
     for number in range(len(state.history) + 1, rounds + 1):
         if run.strategy.fleet.used_up:
             most = run.setup.config.max_participations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +21,7 @@ from umbel.protocol.arrays import Arrays, all_finite, flatten
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.release import Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.observer import Observer, load_observers
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import run_named
@@ -155,22 +156,9 @@ class Setup:
         release = self.config.release(self.model.num_parameters, self.strategy.hypotheses)
         return site_release(release) if self.strategy.release_by is ReleaseBy.SITE else release
 
-    def task(self, name: str = "") -> dict[str, Any]:
-        """Return what every message of the run called `name` has in common (`umbel.protocol.tasks.TrainingSpec`)."""
-        run = self.config
-        return {
-            "local_epochs": run.local_epochs,
-            "local_steps": run.local_steps,
-            "step_size": run.step_size,
-            "batch_size": run.batch_size,
-            "noise_multiplier": run.noise_multiplier,
-            "noise_per": run.noise_per.value,
-            "message_noise": run.message_noise,
-            "mechanism": run.mechanism,
-            "choice_epsilon": run.choice_epsilon,
-            "run": name,
-            "frozen_digest": self.model.frozen_digest,
-        }
+    def task(self, name: str = "") -> TrainingSpec:
+        """Return the template of what the run called `name` asks of clients in a round."""
+        return replace(self.config.training(), run=name, frozen_digest=self.model.frozen_digest)
 
 
 def check_hypotheses(hypotheses: Arrays, shapes: Mapping[str, tuple[int, ...]], most: int) -> None:

@@ -10,7 +10,7 @@ what it must remember from round to round lies in `state`, which comes back when
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from logging import INFO, WARNING
 from typing import Any, ClassVar
 
@@ -27,6 +27,7 @@ from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import ClipSchedule, ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.replies import Releases
 from umbel.strategies.how_many import HowMany
@@ -235,19 +236,20 @@ class HypothesisStrategy(Strategy):
     ) -> list[Message]:
         """Ask a sample of the training clients to train.
 
-        `config` holds the fields of `umbel.protocol.tasks.TrainingSpec` that are not the strategy's.
+        `config` holds fields of `umbel.protocol.tasks.TrainingSpec`; others have their default, or are the strategy's.
         """
-        return self.fleet.ask_training(server_round, arrays, self.task(server_round, config), grid)
+        task = self.task(server_round, TrainingSpec.of_config(config))
+        return self.fleet.ask_training(server_round, arrays, task, grid)
 
-    def task(self, round: int, config: ConfigRecord) -> dict[str, Any]:
-        """Return what the clients of a round are asked, all alike."""
-        return {
-            **dict(config.items()),
-            "clipping": self.radius.mode,
-            "radius": self.radius.at(round),
-            "disclose_choice": self.discloses_choice,
-            "release_by": self.release_by,
-        }
+    def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
+        """Return what all clients of a round are asked: the run's template, with what the strategy decides."""
+        return replace(
+            template,
+            clipping=self.radius.mode,
+            clip_norm=self.radius.at(round),
+            disclose_choice=self.discloses_choice,
+            release_by=self.release_by,
+        )
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -271,7 +273,7 @@ class HypothesisStrategy(Strategy):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> list[Message]:
         """Ask a sample of the validation clients to score the hypotheses."""
-        return self.fleet.ask_evaluation(server_round, arrays, config, grid)
+        return self.fleet.ask_evaluation(server_round, arrays, EvaluationSpec.of_config(config), grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average loss and metric over the validation clients that answered, each counting once.

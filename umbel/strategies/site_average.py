@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
-from flwr.app import ConfigRecord, Message
+from flwr.app import Message
 from numpy.typing import NDArray
 
 from umbel.models.model import Model
@@ -17,6 +17,7 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.sums import Sums
 from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
 
@@ -54,10 +55,10 @@ class SiteAverage(HypothesisStrategy):
     Options: ClassVar[type] = Explore
     release_by: ClassVar[ReleaseBy] = ReleaseBy.SITE
 
-    def task(self, round: int, config: ConfigRecord) -> dict[str, Any]:
+    def task(self, round: int, template: TrainingSpec) -> TrainingSpec:
         """Return what the clients of a round are asked, in the first rounds some to try another hypothesis."""
         explores = self.hypotheses > 1 and round <= self.options.rounds
-        return {**super().task(round, config), "explore": self.options.explore if explores else 0.0}
+        return replace(super().task(round, template), explore=self.options.explore if explores else 0.0)
 
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse what no site can make one release of."""
@@ -106,11 +107,10 @@ class SiteAverage(HypothesisStrategy):
     def least(self, sites: int) -> float:
         """Return how many clients a hypothesis must have to move: one, and as many as the counts' noise deviates by."""
         task = self.fleet.task
-        nu = float(task["noise_multiplier"])
-        if self.hypotheses == 1 or nu == 0:
+        if self.hypotheses == 1 or task.noise_multiplier == 0:
             return 1.0
-        mechanism = mechanisms.load(task["mechanism"])(nu)
-        deviation = mechanism.deviation(1) * mechanism.count_radius(float(task["choice_epsilon"]))
+        mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
+        deviation = mechanism.deviation(1) * mechanism.count_radius(task.choice_epsilon)
         return max(1.0, deviation * math.sqrt(sites))
 
 

@@ -32,7 +32,7 @@ from umbel.simulation.grid import InProcessGrid
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
 # What the run config says.
 AS_SAID = TrainingSpec(
-    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, radius=0.01
+    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=5.0, clip_norm=0.01
 )
 
 
@@ -132,7 +132,7 @@ def test_an_approval_holds_for_other_runs_of_the_same_config_and_for_no_others(
         {"step_size": 0.2},
         {"batch_size": 0},
         {"noise_multiplier": 1e9},
-        {"radius": 0.02},
+        {"clip_norm": 0.02},
         {"clipping": "public"},
         {"noise_per": "layer"},
         {"round": 101},

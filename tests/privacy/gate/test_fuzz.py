@@ -283,7 +283,7 @@ class Attacker:
             batch_size=pick([0, 1, 2, 10**6]),
             noise_multiplier=pick([1.0, 3.0, 1e3]),
             clipping=pick([Clipping.UPDATE, Clipping.PUBLIC]),
-            radius=pick([1e-9, 0.1, 1e6]),
+            clip_norm=pick([1e-9, 0.1, 1e6]),
             local_steps=pick([0, 0, 4]),
             message_noise=pick([0.0, 0.0, 1.0]),
             mechanism=pick(["laplace", "laplace", "gaussian"]),

@@ -165,7 +165,7 @@ class Case:
         for columns in LAYERS if self.task.noise_per == "layer" else (slice(None),):
             norms = np.linalg.norm(clipped[:, columns], axis=1, keepdims=True)
             with np.errstate(invalid="ignore"):  # the ill ones
-                clipped[:, columns] *= np.minimum(1, self.task.radius / np.maximum(norms, 1e-300))
+                clipped[:, columns] *= np.minimum(1, self.task.clip_norm / np.maximum(norms, 1e-300))
         return [flatten(self.trained).astype(np.float32), (start + clipped).astype(np.float32)]
 
 
@@ -179,7 +179,7 @@ def cases(draw: st.DrawFn) -> Case:
         round=draw(st.integers(1, 500)),
         noise_multiplier=draw(st.floats(1.0, 20.0)),
         clipping=mode,
-        radius=draw(st.floats(0.1, 2.0)),
+        clip_norm=draw(st.floats(0.1, 2.0)),
         noise_per=draw(st.sampled_from(["vector", "layer"])) if mode == "update" else "vector",
     )
     k, m = draw(st.integers(1, 4)), len(clients)
@@ -545,7 +545,7 @@ def test_an_unsanitised_release_costs_everything() -> None:
 
 
 def test_a_public_radius_clips_updates() -> None:
-    left = small(SIMULATED, noise_multiplier=0.0, clipping="public", radius=1.0)
+    left = small(SIMULATED, noise_multiplier=0.0, clipping="public", clip_norm=1.0)
     np.testing.assert_allclose(left.arrays["weight"], [[0.6, 0.8], [0.3, 0.4]], rtol=1e-6)
 
 
@@ -553,7 +553,7 @@ def test_the_update_is_what_is_added_to_the_chosen_hypothesis() -> None:
     # Clients chose the second and the first hypothesis; their updates have norms 5 and 1.
     hypotheses = np.array([[0.0, 0.0], [10.0, 10.0]])
     trained = np.array([[13.0, 14.0], [0.6, 0.8]])
-    content = request(hypotheses, (0, 1), noise_multiplier=0.0, clipping="public", radius=1.0)
+    content = request(hypotheses, (0, 1), noise_multiplier=0.0, clipping="public", clip_norm=1.0)
     reply = through_gate(content, of_node(SIMULATED), hands_over(trained, [1, 0]))
     left = assert_left(reply, 2, ONE)
     np.testing.assert_allclose(left.arrays["weight"], [[10.6, 10.8], [0.6, 0.8]], rtol=1e-6)
@@ -597,7 +597,7 @@ def test_rows_without_an_update_are_hidden_within_the_floor() -> None:
     layout = {"items": (5001, 4)}
     trained = np.zeros((1, 5001, 4))
     trained[0, 0] = 100.0
-    content = request(np.zeros((1, 5001 * 4)), (0,), layout, noise_per="row", radius=0.5)
+    content = request(np.zeros((1, 5001 * 4)), (0,), layout, noise_per="row", clip_norm=0.5)
     left = assert_left(
         through_gate(content, of_node(SIMULATED), hands_over(trained.reshape(1, -1), [0], layout)), 1, layout
     )
@@ -646,7 +646,7 @@ def test_a_release_beyond_float32_is_the_largest_number_there_is() -> None:
     context = of_node(SIMULATED)
     clients = tuple(range(40))
     layout = {"weight": (1,)}
-    content = request(np.zeros((1, 1)), clients, layout, clipping="public", radius=1e38)
+    content = request(np.zeros((1, 1)), clients, layout, clipping="public", clip_norm=1e38)
     handler = hands_over(np.ones((40, 1)), [0] * 40, layout)
     left = assert_left(through_gate(content, context, handler), 40, layout)
     assert left.released == [1] * 40
@@ -730,7 +730,7 @@ def bits(hypotheses: Any, node_config: dict[str, Any], trained: Any = ((1.0, 1.0
     return 8 * np.dtype(matrix.dtype).itemsize
 
 
-PUBLIC: dict[str, Any] = {"clipping": "public", "radius": 1.0, "noise_multiplier": 2.0}
+PUBLIC: dict[str, Any] = {"clipping": "public", "clip_norm": 1.0, "noise_multiplier": 2.0}
 
 
 def test_a_release_within_a_public_radius_travels_in_16_bits() -> None:
@@ -747,8 +747,8 @@ def test_where_16_bits_may_not_do_a_release_travels_in_32() -> None:
     assert bits([[0.5, -0.5]], OWN, noise_multiplier=2.0) == 32, "an update may be of any length"
     assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC) == 32, "nothing travels far"
     assert bits([[0.5, -0.5]], SIMULATED, **PUBLIC | {"noise_multiplier": 0.0}) == 32, "there is no grid"
-    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"radius": 1e60}) == 32, "the grid's step is no 32-bit number"
-    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"radius": 1e38}) == 32, "what many steps make is none"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"clip_norm": 1e60}) == 32, "the grid's step is no 32-bit number"
+    assert bits([[0.5, -0.5]], OWN, **PUBLIC | {"clip_norm": 1e38}) == 32, "what many steps make is none"
 
 
 def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:
@@ -762,7 +762,7 @@ def test_what_travels_in_16_bits_lies_on_the_public_grid() -> None:
 # --- a private choice
 
 APART_TWO = np.array([[0.0, 0.0], [100.0, 100.0]])
-PRIVATE = {"clipping": "public", "radius": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
+PRIVATE = {"clipping": "public", "clip_norm": 1.0, "noise_multiplier": 1.0, "choice_epsilon": 1.0}
 
 
 def obeys(own: int = 1, ignores: bool = False) -> Handler:
@@ -931,10 +931,10 @@ MALFORMED: list[dict[str, Any]] = [
     {"noise_multiplier": True},
     {"noise_multiplier": "5"},
     {"clipping": "private"},
-    {"radius": 0.0},
-    {"radius": -1.0},
-    {"radius": float("nan")},
-    {"radius": float("inf")},
+    {"clip_norm": 0.0},
+    {"clip_norm": -1.0},
+    {"clip_norm": float("nan")},
+    {"clip_norm": float("inf")},
     {"noise_per": "parameter"},
     {"local_steps": -1},
     {"message_noise": -1.0},
@@ -989,10 +989,10 @@ def test_hypotheses_that_cannot_be_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"noise_multiplier": 1e200, "radius": 1e200},
-        {"noise_multiplier": 1e200, "radius": 1e200, "clipping": "public"},
-        {"noise_multiplier": 1e200, "radius": 1e200, "noise_per": "row"},
-        {"noise_multiplier": 1e308, "radius": 1.0},
+        {"noise_multiplier": 1e200, "clip_norm": 1e200},
+        {"noise_multiplier": 1e200, "clip_norm": 1e200, "clipping": "public"},
+        {"noise_multiplier": 1e200, "clip_norm": 1e200, "noise_per": "row"},
+        {"noise_multiplier": 1e308, "clip_norm": 1.0},
     ],
     ids=str,
 )
@@ -1071,7 +1071,7 @@ def test_a_sites_release_is_new_every_time_whatever_the_seed() -> None:
 def test_a_site_hides_updates_within_its_own_floor(mode: str) -> None:
     """Asked for 1e-9, |noise| ~ Gamma(n, nu .01 / n) at an update of zero. False-alarm rate 1e-6."""
     clients = tuple(range(4000))
-    content = request(ZEROS, clients, clipping=mode, radius=1e-9)
+    content = request(ZEROS, clients, clipping=mode, clip_norm=1e-9)
     handler = hands_over(np.zeros((4000, 2)), [0] * 4000)
     left = assert_left(through_gate(content, of_node(OWN), handler), 4000, ONE)
     norms = np.linalg.norm(left.arrays["weight"].astype(float), axis=1)

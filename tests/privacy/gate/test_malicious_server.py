@@ -35,7 +35,7 @@ from umbel.simulation.grid import InProcessGrid
 
 CLIENTS = 4
 HONEST = TrainingSpec(
-    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, radius=0.01
+    round=1, clients=(0, 1), local_epochs=1, step_size=0.1, batch_size=10, noise_multiplier=3.0, clip_norm=0.01
 )
 PRICE = Fraction(2, 3)
 THETA = {"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)}
@@ -144,14 +144,14 @@ def test_a_radius_that_goes_to_zero_is_raised_to_the_floor(site: Site, mode: str
     hypotheses = pack({"weight": np.array([[[1.0, 2.0]]], np.float32)})  # the optimum: updates are nil
     distances = []
     for number in range(1, 26):
-        reply = site.ask(replace(HONEST, round=number, clipping=mode, radius=radius), hypotheses)
+        reply = site.ask(replace(HONEST, round=number, clipping=mode, clip_norm=radius), hypotheses)
         distances += np.linalg.norm(releases(reply) - [1.0, 2.0], axis=1).tolist()
     assert np.mean(distances) > 0.015
 
 
 @pytest.mark.parametrize("radius", [0.0, -1.0, math.nan, math.inf])
 def test_a_radius_that_is_none(site: Site, radius: float) -> None:
-    assert refused(site.ask_raw(radius=radius))
+    assert refused(site.ask_raw(clip_norm=radius))
     assert site.spent() == [0, 0, 0, 0]
     assert site.lives()
 
@@ -456,7 +456,7 @@ def test_in_simulation_an_error_is_seen(run_config: dict[str, Any], monkeypatch:
 def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dict[str, Any]) -> None:
     site = Site(tmp_path, run_config, **{"clipping": "public"})
     assert refused(site.ask())
-    assert not site.ask(replace(HONEST, clipping="public", radius=0.5)).has_error()
+    assert not site.ask(replace(HONEST, clipping="public", clip_norm=0.5)).has_error()
     [first, *_] = Ledger(site.ledger_path).rows()
     assert (first["clipping"], first["radius"]) == ("public", 0.5)
 

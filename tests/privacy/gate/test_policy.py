@@ -17,7 +17,7 @@ from umbel.protocol.errors import Refused, SiteError
         {},
         {"noise_multiplier": 0.0},
         {"disclose_choice": True},
-        {"radius": 1e-9},
+        {"clip_norm": 1e-9},
         {"local_epochs": 2**31},
         {"local_steps": 2**31},
     ],
@@ -68,7 +68,7 @@ def test_a_site_that_allows_unsanitised_releases_may_still_set_a_lowest_noise() 
 def test_a_site_may_accept_nothing_but_a_formal_guarantee() -> None:
     policy = own(clipping="public").policy
     policy.check(task_of(clipping="public"), 2)
-    with pytest.raises(Refused, match="the server asks for radius 'update'; this site accepts only a public radius"):
+    with pytest.raises(Refused, match="the server asks for clipping 'update'"):
         policy.check(task_of(clipping="update"), 2)
 
 

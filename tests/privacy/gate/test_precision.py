@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from umbel.privacy.gate.precision import STEPS, check_noise, min_radius, resolution, round_to_grid
+from umbel.privacy.gate.precision import check_noise, min_radius, resolution, round_to_grid
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.protocol.errors import Refused
+from umbel.protocol.release import NOISE_STEPS
 
 
 def test_the_resolution_is_that_of_the_largest_hypothesis() -> None:
@@ -39,7 +40,7 @@ def test_rounding_moves_a_value_by_less_than_the_noise(n: int, nu: float, radius
     values = np.random.default_rng(n).uniform(-largest, largest, 50)
     moved = np.abs(round_to_grid(values, deviation * radius, spacing) - values)
     noise = nu * radius * math.sqrt(n + 1) / n
-    assert moved.max() <= noise / STEPS * (0.5 + 1e-9)
+    assert moved.max() <= noise / NOISE_STEPS * (0.5 + 1e-9)
 
 
 def test_rounded_values_are_multiples_of_a_public_step_and_exact_in_32_bits() -> None:

@@ -25,7 +25,7 @@ from umbel.protocol.messages import assigned_in
 
 PAIR = {"weight": (2,)}
 RADIUS = 1.0
-PUBLIC: dict[str, Any] = {"clipping": "public", "radius": RADIUS}
+PUBLIC: dict[str, Any] = {"clipping": "public", "clip_norm": RADIUS}
 CELLS = 100  # along each axis
 CLIENTS = 60_000
 
@@ -39,7 +39,7 @@ def test_whatever_two_clients_train_from_a_hypothesis_lies_within_two_radii(
     hypotheses: NDArray[Any], trained: NDArray[Any], chosen: int, radius: float
 ) -> None:
     """Training that blew up counts as no update. 32-bit hypotheses leave no more than they can carry."""
-    task = task_of((0, 1), **PUBLIC | {"radius": radius, "noise_multiplier": 0.0})
+    task = task_of((0, 1), **PUBLIC | {"clip_norm": radius, "noise_multiplier": 0.0})
     sanitiser = Sanitiser.of(simulated(), stacked(hypotheses, PAIR), task)
     with np.errstate(over="ignore", invalid="ignore"):
         left = flatten(sanitiser.sanitised(stacked(trained, PAIR), np.full(2, chosen), iter(())))

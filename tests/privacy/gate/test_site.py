@@ -281,9 +281,6 @@ def test_a_budget_is_kept_exactly() -> None:
         ({"trip-wire": True}, "this node's configuration: there is no trip-wire; did you mean tripwire"),
         ({"min_noise_multiplier": 9.0}, "there is no min_noise_multiplier; did you mean min-noise-multiplier"),
         ({"Budget": 9.0}, "there is no Budget; did you mean budget"),
-        ({"least-noise-multiplier": 9.0}, "least-noise-multiplier is now called min-noise-multiplier"),
-        ({"most-hypotheses": 1}, "most-hypotheses is now called max-hypotheses"),
-        ({"most-participations": 1}, "most-participations is now called max-participations"),
     ],
 )
 def test_an_entry_that_cannot_be_used_is_named(entry: dict[str, Any], reason: str) -> None:

@@ -70,7 +70,7 @@ def test_a_line_says_what_was_asked_what_was_decided_and_who_paid(log: SiteLog, 
     [line] = log.lines()
     assert datetime.fromisoformat(line.pop("at")).utcoffset() is not None
     training = line["asked"].pop("training")
-    expected = {"round": 3, "clients": 2, "noise_multiplier": 5.0, "clipping": "update", "radius": 0.1}
+    expected = {"round": 3, "clients": 2, "noise_multiplier": 5.0, "clipping": "update", "clip_norm": 0.1}
     assert training.items() >= expected.items()
     assert len(line.pop("hash")) == 64
     assert line == {
@@ -167,7 +167,7 @@ def test_simulated_nodes_have_no_log(tmp_path: Path) -> None:
 
 HUGE = RecordDict({f"training-{i}": ConfigRecord({"run": "x" * 10**5, "round": 2**62}) for i in range(100)})
 ODD = RecordDict(
-    {"training": ConfigRecord({"radius": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
+    {"training": ConfigRecord({"clip_norm": math.nan, "round": b"\xff" * 10**5, "x" * 10**5: 1.0, "clients": []})}
 )
 
 

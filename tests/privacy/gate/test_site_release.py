@@ -56,7 +56,7 @@ SECRET = "diagnosis-of-patient-17"
 # The smallest k and n at which choices and updates count, to check by hand.
 ONE = {"weight": (1,)}
 BOTH = np.array([[0.0], [100.0]])
-BY_SITE: dict[str, Any] = {"release_by": "site", "clipping": "public", "radius": 1.0, "noise_multiplier": 2.0}
+BY_SITE: dict[str, Any] = {"release_by": "site", "clipping": "public", "clip_norm": 1.0, "noise_multiplier": 2.0}
 TRUSTED: dict[str, Any] = {"data-path": f"/data/{SECRET}", "release": "site", "mechanisms": "laplace gaussian"}
 FIVE_SIGMA = stats.norm.sf(5)
 
@@ -175,7 +175,7 @@ def of_change(change: Change, mechanism: str) -> SiteSanitiser:
         change.k,
         change.n,
         mechanism,
-        radius=change.radius,
+        clip_norm=change.radius,
         choice_epsilon=change.choice_epsilon,
         noise_multiplier=change.noise_multiplier,
     )
@@ -490,7 +490,7 @@ class Asking(Site):
         super().__init__(folder, run_config | said, **policy)
 
     def sums(self) -> Message:
-        return self.train(clipping="public", radius=1.0, mechanism="gaussian", release_by="site")
+        return self.train(clipping="public", clip_norm=1.0, mechanism="gaussian", release_by="site")
 
 
 def test_who_approves_a_run_of_a_site_that_releases_sums_alone_approves_its_sums(
@@ -693,7 +693,7 @@ def test_a_mechanism_of_ones_own_sums_one_hypothesis_and_must_say_how_it_hides_s
     [
         ({"clipping": "update"}, "sums only with clipping \"public\", not 'update'"),
         ({"clipping": "update", "noise_per": "layer"}, 'sums only with clipping "public"'),
-        ({"disclose_choice": True}, "does not disclose what each client chose"),
+        ({"disclose_choice": True}, "does not disclose which hypothesis each client chose"),
         ({"release_by": "server"}, "release-by must be one of client, site, got 'server'"),
     ],
 )
@@ -710,7 +710,7 @@ def test_what_a_site_accepts_if_it_says_nothing() -> None:
 
 
 def test_the_radius_of_a_site_is_its_floor_at_least() -> None:
-    task = task_of((0,), **BY_SITE | {"radius": 0.1})
+    task = task_of((0,), **BY_SITE | {"clip_norm": 0.1})
     made = SiteSanitiser.of(own(release="site", clip_norm_floor=0.5), stacked(np.zeros((1, 3)), layout(3)), task)
     assert (made.radius, made.release.radius) == (0.5, 0.5)
 

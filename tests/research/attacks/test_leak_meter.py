@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
 
 from tests.helpers.grids import ListeningGrid
 from tests.helpers.noise import sanitise
@@ -434,7 +433,7 @@ def test_a_client_that_is_asked_for_the_truth_of_its_vector_keeps_it(run_config:
             meter_of(run).before_round(run, 1)
             assert meter_of(run).client == client
         else:
-            task = setup.strategy.task(1, ConfigRecord(setup.task()))
+            task = setup.strategy.task(1, setup.task())
             arrays = to_array_record(start)
             grid.send_and_receive(setup.strategy.fleet.ask_training(1, arrays, task, grid, np.array([client])))
         kept.append(local_parameters(grid, roster, np.array([client]))[client]["user"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,7 @@ from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 
-COMMON: dict[str, Any] = {
-    "local_epochs": 3,
-    "step_size": 0.1,
-    "batch_size": 10,
-    "noise_multiplier": 5.0,
-    "noise_per": "vector",
-}
+COMMON = TrainingSpec(local_epochs=3)
 SENT = [(0, 0, 0), (10, 10, 10)]
 RECORD = to_array_record(stack(SENT))
 
@@ -81,12 +76,10 @@ def test_a_node_without_a_sampled_client_gets_no_message() -> None:
 
 def test_a_message_holds_the_hypotheses_and_the_task() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4)
-    task = COMMON | {"clipping": "public", "radius": 0.2, "run": "mine", "another-strategys-own": 7}
+    task = replace(COMMON, clipping="public", clip_norm=0.2, run="mine")
     (message,) = fleet.ask_training(3, RECORD, task, grid)
     np.testing.assert_array_equal(vectors(hypotheses_in(message.content)), SENT)
-    assert training_in(message.content) == TrainingSpec(
-        round=3, clients=(0, 1, 2, 3), clipping="public", radius=0.2, run="mine", **COMMON
-    )
+    assert training_in(message.content) == replace(task, round=3, clients=(0, 1, 2, 3))
     np.testing.assert_array_equal(vectors(fleet.sent), SENT)
 
 
@@ -248,7 +241,7 @@ def validating(nodes: int, clients: int = 4, per_round: int = 0, round: int = 1)
     """Return the messages to validation clients, which follow two training clients."""
     grid = PaperGrid.simulated(train=2, validation=clients, nodes=nodes)
     fleet = Fleet(clients_per_round=1, validation_clients_per_round=per_round)
-    return grid, fleet.ask_evaluation(round, RECORD, {"step_size": 0.5, "run": "mine"}, grid)
+    return grid, fleet.ask_evaluation(round, RECORD, EvaluationSpec(step_size=0.5, run="mine"), grid)
 
 
 def test_all_validation_clients_are_asked_by_one_message_a_node() -> None:
@@ -272,7 +265,7 @@ def test_some_validation_clients_are_sampled_anew_each_round() -> None:
 
 def test_without_validation_clients_nobody_is_asked() -> None:
     grid, fleet = PaperGrid.simulated(train=2), Fleet(clients_per_round=1)
-    assert fleet.ask_evaluation(1, RECORD, {}, grid) == []
+    assert fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid) == []
     assert fleet.scores([]) is None
 
 
@@ -283,7 +276,7 @@ def test_training_and_evaluation_of_a_node_travel_together() -> None:
     """Training client 1 and validation client 1 are on node 101, validation client 0 on node 100."""
     grid, fleet = PaperGrid.simulated(train=3, validation=2, nodes=3), Fleet(clients_per_round=1)
     training = fleet.ask_training(1, RECORD, COMMON, grid, np.array([1]))
-    evaluation = fleet.ask_evaluation(1, RECORD, {}, grid)
+    evaluation = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
     together = merged([*training, *evaluation])
     assert {m.metadata.dst_node_id: (m.metadata.message_type, sorted(m.content)) for m in together} == {
         100: ("evaluate", ["evaluation", "hypotheses"]),
@@ -300,7 +293,7 @@ def play_round(grid: InProcessGrid, fleet: Fleet, round: int = 1, timeout: float
     """Do a round with the app's own nodes, training and evaluation."""
     hypotheses = to_array_record({"weight": np.array([[[5.0, 6.0]], [[4.0, -4.5]]], np.float32)})
     messages = fleet.ask_training(round, hypotheses, COMMON, grid)
-    messages += fleet.ask_evaluation(round, hypotheses, {}, grid)
+    messages += fleet.ask_evaluation(round, hypotheses, EvaluationSpec(), grid)
     return fleet.exchange(round, grid, messages, timeout)
 
 

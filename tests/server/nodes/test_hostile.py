@@ -30,7 +30,7 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.records import pack, to_array_record, unpack
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import VERSION, Hosting
+from umbel.protocol.tasks import VERSION, Hosting, TrainingSpec
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import MAX_CLIENTS, admitted
@@ -244,7 +244,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
     grid = HostileGrid(honest_nodes=2, hostile_nodes=40, seed=1)
     fleet = Fleet(clients_per_round=10, max_node_share=0.05, min_nodes=3)
     record = to_array_record({"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)})
-    task = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 1.0}
+    task = TrainingSpec(noise_multiplier=1.0)
     roster = fleet.roster(grid)
     stops = np.cumsum([hosting.train for _, hosting in roster.nodes])
     first = {node: stop - hosting.train for (node, hosting), stop in zip(roster.nodes, stops, strict=True)}
@@ -255,7 +255,7 @@ def test_no_reply_of_a_round_does_harm() -> None:
         round += 1
         roster._absent.clear()
         messages = fleet.ask_training(round, record, task, grid, everyone)
-        messages += fleet.ask_evaluation(round, record, task, grid)
+        messages += fleet.ask_evaluation(round, record, task.evaluation, grid)
         replies = fleet.exchange(round, grid, messages, timeout=0.002)
         releases, scores = fleet.releases(replies), fleet.scores(replies)
         assert honest_clients <= set(releases.clients.tolist())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,12 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.replies import Asked, Releases, Scores, read_releases, read_scores
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
-DEMAND: dict[str, Any] = {"local_epochs": 1, "step_size": 0.1, "batch_size": 10, "noise_multiplier": 5.0}
+TASK = TrainingSpec()
 RELEASE = {0: (1, 0, 2), 1: (9, 9, 9), 2: (3, 0, 4), 3: (9, 9, 13)}
 # Validation clients follow two training clients.
 LOSS = {2: 1.0, 3: 2.0, 4: 4.0, 5: 9.0}
@@ -34,13 +35,13 @@ LOSS = {2: 1.0, 3: 2.0, 4: 4.0, 5: 9.0}
 def training(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
     """Return a fleet of which all training clients are asked, its grid and the messages."""
     grid, fleet = PaperGrid.simulated(train=clients, nodes=nodes), Fleet(clients_per_round=clients)
-    return fleet, grid, fleet.ask_training(1, RECORD, DEMAND, grid)
+    return fleet, grid, fleet.ask_training(1, RECORD, TASK, grid)
 
 
 def validation(nodes: int = 1, clients: int = 4) -> tuple[Fleet, PaperGrid, list[Message]]:
     """The same of validation clients."""
     grid, fleet = PaperGrid.simulated(train=2, validation=clients, nodes=nodes), Fleet(clients_per_round=1)
-    return fleet, grid, fleet.ask_evaluation(1, RECORD, {}, grid)
+    return fleet, grid, fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
 
 
 def told(releases: Releases) -> dict[int, list[float]]:
@@ -102,7 +103,7 @@ def test_participations_are_counted_for_those_that_released() -> None:
 
 def test_participations_are_those_of_the_sampled_clients() -> None:
     grid, fleet = PaperGrid.simulated(train=50, nodes=3), Fleet(clients_per_round=5)
-    messages = fleet.ask_training(1, RECORD, DEMAND, grid)
+    messages = fleet.ask_training(1, RECORD, TASK, grid)
     asked = {client for message in messages for client in grid.asked(message)}
     fleet.releases(grid.releases(messages, lambda client: (client, 0, 0)))
     assert set(np.flatnonzero(fleet.participations).tolist()) == asked
@@ -137,7 +138,7 @@ def test_the_order_of_names_in_a_reply_plays_no_part() -> None:
 def disclosed(choices: Any, nodes: int = 1) -> Releases:
     """Return what is read of clients that were asked what they chose, and of which the last node says `choices`."""
     grid, fleet = PaperGrid.simulated(train=4, nodes=nodes), Fleet(clients_per_round=4)
-    messages = fleet.ask_training(1, RECORD, DEMAND | {"disclose_choice": True}, grid)
+    messages = fleet.ask_training(1, RECORD, replace(TASK, disclose_choice=True), grid)
     replies = grid.releases(messages, RELEASE.__getitem__, lambda client: client % 2)
     counts = replies[-1].content.metric_records["released"]
     if choices is None:
@@ -351,7 +352,7 @@ def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
 ) -> None:
     """Of clients 0 and 2 on one node and 1 and 3 on the other, client 3 has nothing in mind but the mean."""
     grid, fleet = PaperGrid.simulated(train=4, nodes=2), Fleet(clients_per_round=4)
-    messages = fleet.ask_training(1, RECORD, DEMAND | {"disclose_choice": disclose}, grid)
+    messages = fleet.ask_training(1, RECORD, replace(TASK, disclose_choice=disclose), grid)
     choices = {"choice_of": lambda client: client % 2} if disclose else {}
     releases = fleet.releases(grid.releases(messages, (RELEASE | {3: (3.4e38, 0, 0)}).__getitem__, **choices))
     assert told(releases) == expected(0, 1, 2)
@@ -366,10 +367,10 @@ def test_a_release_that_no_honest_client_would_send_is_left_out_and_counted(
 
 def test_how_far_a_release_may_lie_is_the_runs() -> None:
     grid, fleet = PaperGrid.simulated(train=4), Fleet(clients_per_round=4, max_update_norm=1.5)
-    messages = fleet.ask_training(1, RECORD, DEMAND | {"noise_multiplier": 0.0}, grid)
+    messages = fleet.ask_training(1, RECORD, replace(TASK, noise_multiplier=0.0), grid)
     release = {0: (0, 0, 0), 1: (1.4, 0, 0), 2: (1.6, 0, 0), 3: (10, 10, 11)}
     assert fleet.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 1, 3]
-    public = DEMAND | {"noise_multiplier": 0.0, "clipping": "public", "radius": 1.0}
+    public = replace(TASK, noise_multiplier=0.0, clipping="public", clip_norm=1.0)
     strict = Fleet(clients_per_round=4)
     messages = strict.ask_training(1, RECORD, public, grid)
     assert strict.releases(grid.releases(messages, release.__getitem__)).clients.tolist() == [0, 3]
@@ -482,8 +483,8 @@ def test_how_clients_differ_is_told_by_what_they_reported() -> None:
 def test_a_reply_may_hold_releases_and_scores() -> None:
     """Each part is read as if it came alone, and one that is spoilt takes nothing from the other."""
     grid, fleet = PaperGrid.simulated(train=4, validation=2), Fleet(clients_per_round=4)
-    (message,) = fleet.ask_training(1, RECORD, DEMAND, grid)
-    fleet.ask_evaluation(1, RECORD, {}, grid)
+    (message,) = fleet.ask_training(1, RECORD, TASK, grid)
+    fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
     (reply,) = grid.releases([message], RELEASE.__getitem__)
     reply.content.update(evaluation_reply(np.array([1.0, 3.0]), np.array([2.0, 4.0])))
     assert told(fleet.releases([reply])) == expected(0, 1, 2, 3)
@@ -526,5 +527,5 @@ def test_a_metric_that_is_a_share_counts_as_one_from_0_to_1(lie: float, held: fl
 
 def test_a_run_may_take_the_median() -> None:
     grid, fleet = PaperGrid.simulated(train=2, validation=4), Fleet(clients_per_round=1, validate_by="median")
-    messages = fleet.ask_evaluation(1, RECORD, {}, grid)
+    messages = fleet.ask_evaluation(1, RECORD, EvaluationSpec(), grid)
     assert fleet.scores(grid.scores(messages, LOSS.__getitem__)) == Scores(3.0, 30.0, 4)

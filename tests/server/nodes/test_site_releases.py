@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.grids import PaperGrid, stack
-from tests.helpers.messages import stacked, task_of
+from tests.helpers.messages import stacked
 from tests.helpers.sites import simulated
 from tests.server.nodes.test_hostile import spoilt
 from umbel.privacy.gate.releases import sanitise
@@ -24,23 +25,14 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import number_released, site_reply, training_reply
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
+from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum, near
 from umbel.server.nodes.exchange import Answer
 from umbel.server.nodes.fleet import Fleet, _released
 from umbel.server.nodes.sums import Sums
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
-DEMAND: dict[str, Any] = {
-    "local_epochs": 1,
-    "step_size": 0.1,
-    "batch_size": 10,
-    "noise_multiplier": 5.0,
-    "clipping": "public",
-    "radius": 1.0,
-    "mechanism": "laplace",
-    "choice_epsilon": 1.0,
-    "release_by": "site",
-}
+TASK = TrainingSpec(clipping="public", clip_norm=1.0, choice_epsilon=1.0, release_by="site")
 
 
 class Sites:
@@ -48,7 +40,7 @@ class Sites:
 
     def __init__(self, sites: int = 2, clients: int = 6, **changes: Any) -> None:
         self.grid, self.fleet = PaperGrid.simulated(train=clients, nodes=sites), Fleet(clients_per_round=clients)
-        self.messages = self.fleet.ask_training(1, RECORD, DEMAND | changes, self.grid)
+        self.messages = self.fleet.ask_training(1, RECORD, replace(TASK, **changes), self.grid)
 
     def says(
         self, site: int, sums: Any = ((1, 0, 0), (0, 1, 0)), counts: Any = (2.0, 1.0), part: Any = None
@@ -193,21 +185,21 @@ def test_no_honest_sum_is_left_out(
     mechanism: str, n: int, k: int, nu: float, radius: float, clients: int, seed: int
 ) -> None:
     """All updates point in one direction, as far as they may."""
-    changes = {"noise_multiplier": nu, "radius": radius, "mechanism": mechanism}
-    task = task_of(tuple(range(clients)), **DEMAND | changes)
+    changes = {"noise_multiplier": nu, "clip_norm": radius, "mechanism": mechanism}
+    task = replace(TASK, round=1, clients=tuple(range(clients)), **changes)
     layout = {"weight": (n,)}
     made = SiteSanitiser.of(simulated(), stacked(np.zeros((k, n)), layout), task)
     rng = np.random.default_rng(seed)
     updates = np.full((clients, n), 1e6)
     sums, _ = made.sanitised(stacked(updates, layout), np.zeros(clients, np.int64), iter([rng] if nu else []))
     longest = np.linalg.norm(flatten(sums), axis=1).max()
-    assert longest <= furthest_sum(DEMAND | changes, k, n, clients)
+    assert longest <= furthest_sum(task, k, n, clients)
 
 
 @pytest.mark.parametrize("mechanism", ["laplace", "gaussian"])
 @pytest.mark.parametrize("n", [2, 1000, 10**6])
 def test_the_bound_is_a_few_times_an_honest_sum_at_most(mechanism: str, n: int) -> None:
-    task = DEMAND | {"mechanism": mechanism}
+    task = replace(TASK, mechanism=mechanism)
     noise = {"laplace": Laplace, "gaussian": Gaussian}[mechanism](5.0).deviation(n) * math.sqrt(n)
     ratio = furthest_sum(task, 2, n, 50) / (50 + noise)
     assert 1 < ratio < {2: 4, 1000: 1.4, 10**6: 1.2}[n]
@@ -221,13 +213,13 @@ def test_the_bound_is_a_few_times_an_honest_sum_at_most(mechanism: str, n: int) 
 def test_no_honest_gaussian_release_is_left_out(n: int, noise_per: str) -> None:
     """Its norm grows with a root of n, where that of Laplace noise does not."""
     mode = Clipping.PUBLIC if noise_per == "vector" else Clipping.UPDATE
-    task = {"noise_multiplier": 3.0, "mechanism": "gaussian", "clipping": mode, "radius": 1.0}
+    task = TrainingSpec(noise_multiplier=3.0, mechanism="gaussian", clipping=mode, clip_norm=1.0, noise_per=noise_per)
     rng = np.random.default_rng(n)
     updates = np.ones((50, n)) / math.sqrt(n)
     parts = [slice(0, n // 2), slice(n // 2, n)] if noise_per == "layer" and n > 1 else None
     noisy = sanitise(Gaussian(3.0), updates, 1.0, mode, [rng] * 50, parts)
     zeros = np.zeros((1, n))
-    assert near(noisy, zeros, furthest(task | {"noise_per": noise_per}, zeros, 1.0)).all()
+    assert near(noisy, zeros, furthest(task, zeros, 1.0)).all()
 
 
 @pytest.mark.parametrize("mechanism", [Laplace(2.0), Gaussian(2.0)], ids=["laplace", "gaussian"])
@@ -250,7 +242,7 @@ class Quiet(Laplace):
 
 
 def test_nothing_is_left_out_under_a_mechanism_that_says_no_bound() -> None:
-    task = DEMAND | {"mechanism": f"{__name__}:Quiet"}
+    task = replace(TASK, mechanism=f"{__name__}:Quiet")
     assert furthest(task, np.zeros((1, 3))) == furthest_sum(task, 1, 3, 5) == math.inf
     assert near(np.full((1, 3), 1e30), np.zeros((1, 3)), math.inf).all()
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import fields, replace
+from typing import Any, TypeVar
 
 from flwr.app import Context, RecordDict
 
@@ -16,11 +16,7 @@ from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
-# Fields of a task that a run config says, by the same names.
-_SAID = (
-    "local_epochs", "local_steps", "step_size", "batch_size", "noise_multiplier", "mechanism", "choice_epsilon",
-    "noise_per", "message_noise",
-)  # fmt: skip
+Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 
 
 def check_approved(
@@ -68,31 +64,36 @@ def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypothe
 
 
 def _of_training(config: RunConfig, policy: Policy, task: TrainingSpec) -> dict[str, Any]:
-    asked: dict[str, Any] = {name: getattr(task, name) for name in _SAID}
-    said: dict[str, Any] = {name: getattr(config, name) for name in _SAID}
-    asked |= {"clipping": task.clipping, "disclose_choice": task.disclose_choice}
-    said |= {"clipping": config.clipping, "disclose_choice": False}
-    # A run config does not say it in words that a site could read; a site that accepts sums alone has said it itself.
-    asked["release_by"] = task.release_by
-    said["release_by"] = ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT
-    asked["round"], said["round"] = task.round, min(task.round, config.rounds)
-    asked["radius"], said["radius"] = task.radius, config.schedule.at(said["round"])
-    asked["clients_per_round"] = len(task.clients)
-    said["clients_per_round"] = min(len(task.clients), config.clients_per_round)
-    return _unlike(asked, said)
+    """Return the fields in which a task is not the one that the run config produces."""
+    round = min(task.round, config.rounds)
+    said = replace(
+        config.training(round),
+        round=round,
+        clients=task.clients[: config.clients_per_round],
+        # A run config does not say who adds the noise; a site that accepts sums alone has said it itself.
+        release_by=ReleaseBy.SITE if policy.release is AcceptedRelease.SITE else ReleaseBy.CLIENT,
+        # Neither changes the price: which models the run means, and a strategy's own option.
+        run=task.run,
+        frozen_digest=task.frozen_digest,
+        explore=task.explore,
+    )
+    return _unlike(task, said, "clients_per_round")
 
 
 def _of_evaluation(config: RunConfig, task: EvaluationSpec) -> dict[str, Any]:
-    # One evaluation follows the last round.
-    asked = {"round": task.round, "step_size": task.step_size, "validation_clients_per_round": len(task.clients)}
-    most = config.validation_clients_per_round or len(task.clients)
-    said = {
-        "round": min(task.round, config.rounds + 1),
-        "step_size": config.step_size,
-        "validation_clients_per_round": min(len(task.clients), most),
-    }
-    return _unlike(asked, said)
+    said = replace(
+        task,
+        round=min(task.round, config.rounds + 1),  # one evaluation follows the last round
+        step_size=config.step_size,
+        clients=task.clients[: config.validation_clients_per_round or None],
+    )
+    return _unlike(task, said, "validation_clients_per_round")
 
 
-def _unlike(asked: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: str(value) for name, value in asked.items() if value != said[name]}
+def _unlike(asked: Spec, said: Spec, clients: str) -> dict[str, Any]:
+    """Return the fields of a task that differ from another's, as text; of the clients their number."""
+    values = {entry.name: getattr(asked, entry.name) for entry in fields(asked)}
+    differs = {name: str(value) for name, value in values.items() if value != getattr(said, name)}
+    if differs.pop("clients", ""):
+        differs[clients] = str(len(asked.clients))
+    return differs

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.errors import Refused, SiteError
-from umbel.protocol.release import LAPLACE, Clipping, ReleaseBy
+from umbel.protocol.release import LAPLACE, Clipping, ClipSchedule, ReleaseBy
 from umbel.protocol.rules import Settings
 from umbel.protocol.tasks import TrainingSpec
 
@@ -133,7 +133,9 @@ class Policy(Settings):
         AcceptedRadius.ANY, description="public: accept only a public radius; any: the paper's as well, a heuristic"
     )
     clip_norm_floor: Number = Field(
-        0.01, ge=0, description="the smallest radius within which an update is hidden, whatever is asked; above 0"
+        ClipSchedule.floor,
+        ge=0,
+        description="the smallest radius within which an update is hidden, whatever is asked; above 0",
     )
     release: Annotated[AcceptedRelease, Field(strict=False)] = Field(
         AcceptedRelease.CLIENT,
@@ -291,7 +293,9 @@ class Policy(Settings):
                 f"this site accepts no less than {self.min_noise_multiplier}"
             )
         if self.clipping is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
-            raise Refused(f"the server asks for radius {task.clipping.value!r}; this site accepts only a public radius")
+            raise Refused(
+                f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm"
+            )
         if task.noise_multiplier > 0 and task.mechanism not in self.mechanisms.split() and not self.allow_unsanitised:
             raise Refused(
                 f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms or 'none'}"

@@ -10,9 +10,7 @@ from numpy.typing import NDArray
 
 from umbel.privacy.mechanisms.base import Mechanism
 from umbel.protocol.errors import Refused
-
-# Steps of the grid that the standard deviation of a coordinate's noise spans at least.
-STEPS = 16
+from umbel.protocol.release import NOISE_STEPS
 
 
 def resolution(hypotheses: NDArray[np.float64]) -> float:
@@ -22,7 +20,7 @@ def resolution(hypotheses: NDArray[np.float64]) -> float:
 
 
 def min_radius(deviation: float, resolution: float) -> float:
-    """Return the radius from which on the noise spans `STEPS` steps of 32-bit numbers.
+    """Return the radius from which on the noise spans `NOISE_STEPS` steps of 32-bit numbers.
 
     Below it a coordinate may come out as if no noise had been added.
 
@@ -33,7 +31,7 @@ def min_radius(deviation: float, resolution: float) -> float:
     resolution : float
         See `resolution`.
     """
-    return STEPS * resolution / deviation
+    return NOISE_STEPS * resolution / deviation
 
 
 def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
@@ -48,7 +46,7 @@ def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
 def grid_step(noise: float, resolution: float) -> float:
     """Return the step of a grid that everybody can compute.
 
-    It is a power of two, at most 1/`STEPS` of the noise that the least radius gives, but not below the resolution.
+    It is a power of two, at most 1/`NOISE_STEPS` of the noise at the least radius, but not below the resolution.
 
     Parameters
     ----------
@@ -58,7 +56,7 @@ def grid_step(noise: float, resolution: float) -> float:
     resolution : float
         See `resolution`.
     """
-    return max(2.0 ** math.floor(math.log2(noise / STEPS)), resolution)
+    return max(2.0 ** math.floor(math.log2(noise / NOISE_STEPS)), resolution)
 
 
 def round_to_grid(values: NDArray[np.float64], noise: float, resolution: float) -> NDArray[np.float64]:

@@ -120,7 +120,7 @@ class Sanitiser:
         everything = flatten(hypotheses)
         finest = resolution(everything)
         parts = _parts(hypotheses, task.noise_per)
-        radius, mechanism = max(task.radius, site.policy.clip_norm_floor), None
+        radius, mechanism = max(task.clip_norm, site.policy.clip_norm_floor), None
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
             deviation = mechanism.deviation(everything.shape[1])

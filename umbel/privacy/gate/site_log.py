@@ -44,7 +44,10 @@ FIRST = "0" * 64
 _LONGEST_TEXT = 300  # of what a server or a path may make long
 _LONGEST_ENTRY = LONGEST_NAME  # of a task
 _LONGEST_END = 1 << 17  # more than two lines of all of that together
-_KEYS = {*(entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)), "version"}
+_KEYS = {entry.name for kind in (TrainingSpec, EvaluationSpec) for entry in fields(kind)} | {
+    "version",
+    *("radius", "radius_mode"),  # of servers before protocol 6, which called clip_norm and clipping so
+}
 # The text of these is about the message or the site's set-up; that of others may hold data.
 _TOLD = (Refused, ProtocolError, ConfigError, SiteError, LedgerError, LogError)
 _END = b',"hash":"'

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
-from umbel.privacy.gate.precision import STEPS, check_noise, resolution, round_to_grid
+from umbel.privacy.gate.precision import check_noise, resolution, round_to_grid
 from umbel.privacy.gate.releases import LARGEST, blocks, train_release, updates_in, within
 from umbel.privacy.gate.site import Site
 from umbel.privacy.mechanisms.base import Matrix, Mechanism, NoiseSource
 from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.protocol.errors import Refused
-from umbel.protocol.release import Release
+from umbel.protocol.release import NOISE_STEPS, Release
 from umbel.protocol.tasks import TrainingSpec
 
 
@@ -51,7 +51,7 @@ class SiteSanitiser:
     def of(cls, site: Site, hypotheses: Arrays, task: TrainingSpec) -> SiteSanitiser:
         """Return what a site makes of a task; raise `Refused` for one that no release can come of."""
         everything = flatten(hypotheses)
-        (k, n), radius = everything.shape, max(task.radius, site.policy.clip_norm_floor)
+        (k, n), radius = everything.shape, max(task.clip_norm, site.policy.clip_norm_floor)
         mechanism, count_radius = None, 0.0
         if task.noise_multiplier > 0:
             mechanism = mechanisms.load(task.mechanism)(task.noise_multiplier)
@@ -125,8 +125,8 @@ class SiteSanitiser:
     def _check_spans(self, mechanism: Mechanism) -> None:
         """Raise where the noise spans too few steps of the numbers that travel: a larger radius would not help."""
         n, clients = self.hypotheses.shape[1], len(self.task.clients)
-        if mechanism.deviation(n) * self.radius < STEPS * self._finest or (
-            self.count_radius and mechanism.deviation(1) * self.count_radius < STEPS * self._finest_count
+        if mechanism.deviation(n) * self.radius < NOISE_STEPS * self._finest or (
+            self.count_radius and mechanism.deviation(1) * self.count_radius < NOISE_STEPS * self._finest_count
         ):
             raise Refused(
                 f"noise multiplier {mechanism.noise_multiplier:g} is too little for sums of {clients} clients: 32-bit "

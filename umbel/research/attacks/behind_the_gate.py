@@ -15,6 +15,7 @@ from umbel.data import Dataset, Manifest, offsets_of, write_dataset
 from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import released_in, round_request, site_sums_in
 from umbel.protocol.records import pack
@@ -81,7 +82,7 @@ class Victims:
         self._round += 1
         task = TrainingSpec(
             round=self._round,
-            clients=tuple(map(int, clients)),
+            clients=tuple(ClientOnNode(int(client)) for client in clients),
             noise_multiplier=mode.noise_multiplier,
             clipping=mode.clipping,
             noise_per=mode.noise_per,

@@ -9,13 +9,12 @@ observer: ``observers = "umbel.research.attacks.leak_meter:LeakMeter every=5"``.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
-from flwr.app import ConfigRecord
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -29,6 +28,7 @@ from umbel.protocol.home import write_atomically
 from umbel.protocol.messages import answers_training
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
+from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.replies import Asked, Releases, read_releases
@@ -146,7 +146,7 @@ class LeakMeter(Observer):
     def _attack(self, run: Run, number: int) -> Leak | None:
         """Attack the client in round `number`; None where it does not release, or does not say the truth."""
         hypotheses = run.state.hypotheses
-        task = run.strategy.task(number, ConfigRecord(run.setup.task(run.name)))
+        task = run.strategy.task(number, run.setup.task(run.name))
         released = self._ask(run, number, hypotheses, task)
         if released is None:
             return None
@@ -154,15 +154,15 @@ class LeakMeter(Observer):
         if self._estimate:
             return self._stolen(run, number, hypotheses, release - start[0], task)
         # The truth: the same training once more, without noise, from the hypothesis that the client chooses itself.
-        bare = {"noise_multiplier": 0.0, "choice_epsilon": 0.0, "disclose_choice": True}
-        truth = self._ask(run, number, hypotheses, task | bare)
+        bare = replace(task, noise_multiplier=0.0, choice_epsilon=0.0, disclose_choice=True)
+        truth = self._ask(run, number, hypotheses, bare)
         if truth is None or truth.choices is None:
             return None
         guess, choice = int(np.square(release - start).sum(axis=1).argmin()), int(truth.choices[0])
         change, update = release - start[guess], truth.vectors[0] - start[choice]
         norm = float(np.linalg.norm(update))
-        noise = mechanisms.load(task["mechanism"])(task["noise_multiplier"]) if task["noise_multiplier"] else None
-        guessed = guessed_norm(change, noise, task["clipping"], task["radius"])
+        noise = mechanisms.load(task.mechanism)(task.noise_multiplier) if task.noise_multiplier else None
+        guessed = guessed_norm(change, noise, task.clipping, task.clip_norm)
         return Leak(
             number,
             self.client,
@@ -172,9 +172,7 @@ class LeakMeter(Observer):
             labels=self._labels(change, hypotheses, run.setup.model),
         )
 
-    def _stolen(
-        self, run: Run, number: int, hypotheses: Arrays, change: Vector, task: Mapping[str, Any]
-    ) -> Leak | None:
+    def _stolen(self, run: Run, number: int, hypotheses: Arrays, change: Vector, task: TrainingSpec) -> Leak | None:
         """Add to the estimate of the client's local vector, and compare it with its own."""
         assert self._estimate is not None
         ((name, (items,)),) = hypotheses.items()
@@ -182,9 +180,9 @@ class LeakMeter(Observer):
         # The truth: from items of zeros, and without noise, each of its items moves along the client's vector
         # by as much, towards it or away as the label says, and the vector itself does not move. A bias of its
         # own would, but for so short a step.
-        honest = {"local_epochs": 1, "local_steps": 0, "batch_size": 0, "message_noise": 0.0, "noise_multiplier": 0.0}
-        honest["step_size"] = task["step_size"] * _SHORT
-        truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, {**task, **honest})
+        short = replace(task, local_epochs=1, local_steps=0, batch_size=0, step_size=task.step_size * _SHORT)
+        honest = replace(short, message_noise=0.0, noise_multiplier=0.0)
+        truth = self._ask(run, number, {name: np.zeros_like(items)[None]}, honest)
         if truth is None:
             return None
         features, labels = self._dataset.client(self.client)
@@ -195,7 +193,7 @@ class LeakMeter(Observer):
         signed = None if np.isnan(self._sign) else 1 - error_rate(self._sign * vector, own, vectors)
         return Leak(number, self.client, predictions=1 - error, signed=signed)
 
-    def _ask(self, run: Run, number: int, hypotheses: Arrays, task: Mapping[str, Any]) -> Releases | None:
+    def _ask(self, run: Run, number: int, hypotheses: Arrays, task: TrainingSpec) -> Releases | None:
         """Return what the client releases in an exchange of its own; None where it does not release."""
         fleet, clients = run.strategy.fleet, np.array([self.client])
         messages = fleet.ask_training(number, to_array_record(hypotheses), task, run.grid, clients)
@@ -206,7 +204,7 @@ class LeakMeter(Observer):
             for answer in Exchange().run(run.grid, messages, run.setup.config.round_timeout)
             if not answer.reply.has_error() and answers_training(answer.reply.content)
         }
-        releases = read_releases(answers, Asked(clients, positions, task["disclose_choice"]), hypotheses)
+        releases = read_releases(answers, Asked(clients, positions, task.disclose_choice), hypotheses)
         return releases if len(releases.clients) else None
 
     def _labels(self, change: Vector, hypotheses: Arrays, model: Model) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from logging import INFO
 from typing import Annotated, Any, Literal
 
@@ -30,6 +30,7 @@ from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.truth import local_parameters
 from umbel.server.nodes.replies import Releases
 from umbel.server.nodes.roster import sample
@@ -322,21 +323,22 @@ class PacAttack(Recommender, Observer):
         if server_round <= self.options.after:
             return super().configure_train(server_round, arrays, config, grid)
         self._honest = from_array_record(arrays)
-        task = self.task(server_round, config) | {"noise_multiplier": self._phase.noise_multiplier}
+        task = self.task(server_round, TrainingSpec.of_config(config))
+        task = replace(task, noise_multiplier=self._phase.noise_multiplier)
         if self._restoring:
-            task |= {"local_epochs": 0, "local_steps": 0}
+            task = replace(task, local_epochs=0, local_steps=0)
         else:
             if self.options.reading == "spectral":
-                task |= {"local_epochs": 1, "local_steps": 0, "batch_size": 0}
-                task["step_size"] *= self._stride(task)
+                step_size = task.step_size * self._stride(task)
+                task = replace(task, local_epochs=1, local_steps=0, batch_size=0, step_size=step_size)
             else:
-                task |= {"local_steps": 1} if task["local_steps"] else {"local_epochs": 1}
+                task = replace(task, local_steps=1) if task.local_steps else replace(task, local_epochs=1)
             arrays = to_array_record({name: self._sent(value, server_round) for name, value in self._honest.items()})
         return self.fleet.ask_training(server_round, arrays, task, grid, self._victims)
 
-    def _stride(self, task: Mapping[str, Any]) -> float:
+    def _stride(self, task: TrainingSpec) -> float:
         """Return by how much the attack makes a step longer, so that it shows most and moves the victim least."""
-        if self._clipping is Clipping.UPDATE and not task["message_noise"]:
+        if self._clipping is Clipping.UPDATE and not task.message_noise:
             # Noise is in proportion to the update, and a short step hardly moves the victim's vector.
             return _SHORT
         # Noise is not: a long step drowns it. From items of almost zeros that does not move the vector either, but for

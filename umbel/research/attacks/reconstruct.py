@@ -25,6 +25,7 @@ from umbel import models
 from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError, NotApplicableError
 from umbel.protocol.release import NoisePer
 from umbel.protocol.tasks import TrainingSpec
@@ -175,7 +176,7 @@ def audit(setting: Setting) -> Audit:
 def _check_numbers(setting: Setting) -> None:
     """Raise where a number cannot be."""
     for nu in setting.noise_multipliers:
-        TrainingSpec(1, tuple(range(setting.images)), 1, STEP, 1, nu)
+        TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
     for name in ("restarts", "releases"):
         if getattr(setting, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}")

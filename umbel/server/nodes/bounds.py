@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +10,18 @@ from numpy.typing import NDArray
 from umbel.privacy import mechanisms
 from umbel.privacy.mechanisms import Mechanism
 from umbel.protocol.arrays import Vectors, in_blocks
-from umbel.protocol.release import LAPLACE, Clipping, NoisePer
+from umbel.protocol.release import NOISE_STEPS, Clipping, ClipSchedule, NoisePer
+from umbel.protocol.tasks import TrainingSpec
 
 LARGEST_UPDATE = 1e6
 """The norm of an update that a run asks no more than: of a model of n numbers, sqrt(n) of about 1 are far."""
 
 _RARE = 27.7  # -log of the chance that noise is longer than its mechanism says: 1e-12
-# A site raises a public radius to its own floor, which is this where it sets none, and until the noise spans so many
-# steps of 32-bit numbers.
-_SITE_FLOOR, _STEPS = 0.01, 16
 _FAR = 10.0  # times the spread of most losses
 _SHARE = 0.2  # of the clients may say what they like
 
 
-def furthest(task: Mapping[str, Any], hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
+def furthest(task: TrainingSpec, hypotheses: NDArray[np.float64], most: float = 0.0) -> float:
     """Return how far a release may lie from the nearest of the hypotheses.
 
     That is as long as an update may be, and as the noise on it is but once in 10^12 releases; without bound for a
@@ -33,51 +29,50 @@ def furthest(task: Mapping[str, Any], hypotheses: NDArray[np.float64], most: flo
 
     Parameters
     ----------
-    task : mapping
-        Of the fields of `umbel.protocol.tasks.TrainingSpec`: ``noise_multiplier``, ``mechanism``, ``clipping``,
-        ``radius``, ``noise_per``.
+    task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
         What was sent.
     most : float
-        The longest update; 0 for the radius where it is public, and elsewhere for `LARGEST_UPDATE`.
+        The longest update; 0 for the clip norm where it is public, and elsewhere for `LARGEST_UPDATE`.
     """
     n, mechanism = hypotheses.shape[1], _mechanism(task)
-    public = task.get("clipping", Clipping.UPDATE) == Clipping.PUBLIC
-    radius = max(float(task.get("radius", 0.0)), _SITE_FLOOR)
+    public, whole_vector = task.clipping is Clipping.PUBLIC, task.noise_per is NoisePer.VECTOR
+    # A site raises a clip norm to its own floor, which is this where it sets none, and until the noise spans enough
+    # steps of 32-bit numbers.
+    radius = max(task.clip_norm, ClipSchedule.floor)
     largest = float(np.abs(hypotheses).max())
     step = _spacing(largest)
     if mechanism is not None:
-        radius = max(radius, _STEPS * step / mechanism.deviation(n))
+        radius = max(radius, NOISE_STEPS * step / mechanism.deviation(n))
     if public:
         update = max(radius, most)
     else:
         # Each layer or row has the floor for a radius of its own.
-        parts = 1 if task.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR else n
+        parts = 1 if whole_vector else n
         update = math.hypot(most or LARGEST_UPDATE, radius * math.sqrt(parts))
-    whole = public or task.get("noise_per", NoisePer.VECTOR) == NoisePer.VECTOR
     reach = update
     if mechanism is not None:
         # A part's noise is longest, in its radius, where the part is smallest or largest.
-        sizes, rare = ((n,), _RARE) if whole else ((1, n), _RARE + math.log(n))
+        sizes, rare = ((n,), _RARE) if public or whole_vector else ((1, n), _RARE + math.log(n))
         reach += update * max(mechanism.longest(size, rare) for size in sizes)
     return reach + _rounding(mechanism, n, update, step, reach)
 
 
-def furthest_sum(task: Mapping[str, Any], k: int, n: int, clients: int, most: float = 0.0) -> float:
+def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float = 0.0) -> float:
     """Return how long the sum of the updates of a site's clients may be, in n numbers, for each of k hypotheses.
 
-    That is as many radii as there are clients, and as the noise is but once in 10^12 releases.
+    That is as many clip norms as there are clients, and as the noise is but once in 10^12 releases.
 
     Parameters
     ----------
-    task : mapping
-        As for `furthest`; its radius is public.
+    task : TrainingSpec
+        Its clip norm is public.
     k, n, clients : int
     most : float
-        The longest update; 0 for the radius.
+        The longest update; 0 for the clip norm.
     """
     mechanism = _mechanism(task)
-    radius = max(float(task["radius"]), _SITE_FLOOR, most)
+    radius = max(task.clip_norm, ClipSchedule.floor, most)
     reach = clients * radius
     step = _spacing(reach)
     if mechanism is not None:
@@ -85,9 +80,9 @@ def furthest_sum(task: Mapping[str, Any], k: int, n: int, clients: int, most: fl
     return reach + _rounding(mechanism, n, radius, step, reach)
 
 
-def _mechanism(task: Mapping[str, Any]) -> Mechanism | None:
-    nu = float(task.get("noise_multiplier", 0.0))
-    return mechanisms.load(str(task.get("mechanism", LAPLACE)))(nu) if nu > 0 else None
+def _mechanism(task: TrainingSpec) -> Mechanism | None:
+    nu = task.noise_multiplier
+    return mechanisms.load(task.mechanism)(nu) if nu > 0 else None
 
 
 def _spacing(largest: float) -> float:
@@ -96,7 +91,7 @@ def _spacing(largest: float) -> float:
 
 def _rounding(mechanism: Mechanism | None, n: int, radius: float, step: float, reach: float) -> float:
     """Return what rounding to 32 bits adds to a norm, and to a grid of at most 1/16 of a coordinate's noise."""
-    grid = 0.0 if mechanism is None else mechanism.deviation(n) * radius / _STEPS
+    grid = 0.0 if mechanism is None else mechanism.deviation(n) * radius / NOISE_STEPS
     return math.sqrt(n) * (grid + 2 * (step + reach * 2.0**-23))
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from logging import INFO, WARNING
-from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
@@ -12,6 +12,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
@@ -121,7 +122,7 @@ class Fleet:
         self._evaluation: Asked | None = None
         self._sent: Arrays = {}
         self._opened: tuple[dict[str, Array], Arrays, ArrayRecord] = {}, {}, ArrayRecord()
-        self._common: Mapping[str, Any] = {}
+        self._task = TrainingSpec()
         self._furthest = 0.0
         self._outside = 0
 
@@ -165,7 +166,7 @@ class Fleet:
         self,
         round: int,
         hypotheses: ArrayRecord,
-        task: Mapping[str, Any],
+        task: TrainingSpec,
         grid: Grid,
         clients: NDArray[np.int64] | None = None,
     ) -> list[Message]:
@@ -176,9 +177,8 @@ class Fleet:
         round : int
         hypotheses : ArrayRecord
             What they start from.
-        task : mapping
-            The fields of `TrainingSpec` that all clients share; what else is in it
-            plays no part.
+        task : TrainingSpec
+            What all clients are asked; round and clients are filled in here.
         grid : Grid
         clients : ndarray of int, optional
             Who is asked, in increasing order; by default a sample of the round's own.
@@ -186,15 +186,14 @@ class Fleet:
         roster = self._present(grid)
         if clients is None:
             clients = self._draw(roster, round)
-        common, placed = _common(TrainingSpec, task), roster.place(TRAIN, clients)
-        (self._sent, packed), self._common = self._open(hypotheses), common
-        by_site = common.get("release_by", ReleaseBy.CLIENT) == ReleaseBy.SITE
-        rows = len(next(iter(self._sent.values()))) if by_site else None
-        self._training = _asked(clients, placed, bool(task.get("disclose_choice", False)), rows)
-        self._furthest = furthest(common, flatten(self._sent), self.max_update_norm)
+        placed, self._task = roster.place(TRAIN, clients), task
+        self._sent, packed = self._open(hypotheses)
+        rows = len(next(iter(self._sent.values()))) if task.release_by is ReleaseBy.SITE else None
+        self._training = _asked(clients, placed, task.disclose_choice, rows)
+        self._furthest = furthest(task, flatten(self._sent), self.max_update_norm)
         return [
             Message(
-                round_request(packed, training=TrainingSpec(**common, round=round, clients=tuple(locals_))),
+                round_request(packed, training=replace(task, round=round, clients=tuple(locals_))),
                 node,
                 "train",
                 group_id=str(round),
@@ -203,7 +202,7 @@ class Fleet:
         ]
 
     def ask_evaluation(
-        self, round: int, hypotheses: ArrayRecord, task: Mapping[str, Any], grid: Grid, group: str = ""
+        self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid, group: str = ""
     ) -> list[Message]:
         """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
         roster = self._present(grid)
@@ -212,12 +211,12 @@ class Fleet:
         if not len(clients):
             self._evaluation = None
             return []
-        common, placed = _common(EvaluationSpec, task), roster.place(VALIDATION, clients)
+        placed = roster.place(VALIDATION, clients)
         self._evaluation = _asked(clients, placed)
         _, packed = self._open(hypotheses)
         return [
             Message(
-                round_request(packed, evaluation=EvaluationSpec(**common, round=round, clients=tuple(locals_))),
+                round_request(packed, evaluation=replace(task, round=round, clients=tuple(locals_))),
                 node,
                 "evaluate",
                 group_id=group or str(round),
@@ -325,7 +324,7 @@ class Fleet:
             answers,
             asked,
             self._sent,
-            lambda clients: furthest_sum(self._common, k, n, clients, self.max_update_norm),
+            lambda clients: furthest_sum(self._task, k, n, clients, self.max_update_norm),
         )
         self._note(found.clients, found.outside)
         return found
@@ -356,9 +355,9 @@ class Fleet:
         return self._sent
 
     @property
-    def task(self) -> Mapping[str, Any]:
-        """What the last `ask_training` asked of all clients alike, of the fields of `TrainingSpec`."""
-        return self._common
+    def task(self) -> TrainingSpec:
+        """What the last `ask_training` asked of all clients, without round and clients."""
+        return self._task
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
         """Return whether a quorum of the clients that were asked has answered."""
@@ -415,14 +414,9 @@ class Fleet:
         )
 
 
-def _common(kind: type[TrainingSpec] | type[EvaluationSpec], task: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a task says of the fields that all clients of a round share."""
-    return {key: value for key, value in task.items() if key in kind.shared()}
-
-
 def _asked(
     clients: NDArray[np.int64],
-    placed: Mapping[int, tuple[list[int], list[int]]],
+    placed: Mapping[int, tuple[list[int], list[ClientOnNode]]],
     disclose: bool = False,
     rows: int | None = None,
 ) -> Asked:

@@ -14,6 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import hosting_in, query
@@ -210,7 +211,7 @@ class Roster:
     def _gone(self, round: int) -> set[int]:
         return self._away | {node for node, absence in self._absent.items() if round <= absence.until}
 
-    def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[int]]]:
+    def place(self, role: str, clients: NDArray[np.int64]) -> dict[int, tuple[list[int], list[ClientOnNode]]]:
         """Group clients by node.
 
         Parameters

@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.gate import Gate
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import evaluation_in, round_request, training_in
 from umbel.protocol.records import pack
@@ -161,7 +162,7 @@ class _Herd:
             # The node stands for another site in each round, with other clients and other noise.
             round += some.start * setting.times
         hypotheses = training.hypotheses if training else np.zeros((1, 1), np.float32)
-        everybody = tuple(range(self._step * some.start, self._step * some.stop))
+        everybody = tuple(map(ClientOnNode, range(self._step * some.start, self._step * some.stop)))
         content = round_request(
             pack({NAME: hypotheses}),
             training.task(round, everybody) if training else None,

@@ -19,6 +19,7 @@ from umbel.privacy import mechanisms
 from umbel.privacy.gate.gate import local_report, local_result
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import assigned_in, hypotheses_in, released_in, scores_in, site_sums_in
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release, ReleaseBy
@@ -68,7 +69,7 @@ class TrainingPair(ABC):
         """Return the pair for a release of a client, or of a site."""
         return (_InSite if release.kind is Kind.SITE else _ByItself)(release, moves)
 
-    def task(self, round: int, clients: tuple[int, ...]) -> TrainingSpec:
+    def task(self, round: int, clients: tuple[ClientOnNode, ...]) -> TrainingSpec:
         """Return what the server asks of clients in a round."""
         release = self.release
         return TrainingSpec(
@@ -79,7 +80,7 @@ class TrainingPair(ABC):
             batch_size=0,
             noise_multiplier=release.noise_multiplier,
             clipping=Clipping.PUBLIC,
-            radius=self.radius,
+            clip_norm=self.radius,
             mechanism=release.mechanism,
             choice_epsilon=release.choice_epsilon,
             release_by=self.by,

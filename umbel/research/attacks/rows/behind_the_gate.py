@@ -44,4 +44,4 @@ def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
 
 
 def _asked(probe: Probe, radius: float) -> dict[str, Any]:
-    return {"local_epochs": probe.epochs, "step_size": probe.step_size, "batch_size": 0, "radius": radius}
+    return {"local_epochs": probe.epochs, "step_size": probe.step_size, "batch_size": 0, "clip_norm": radius}

@@ -1,0 +1,16 @@
+"""A client's number, of which it has three: one for the run, one for its node, and one for the dataset.
+
+The server samples clients by their number in the run. A message counts the clients of its node, so that it says
+nothing of other nodes. Data, ledger and random streams go by the number in the dataset.
+"""
+
+from __future__ import annotations
+
+from typing import NewType
+
+ClientInRun = NewType("ClientInRun", int)
+"""Over all nodes of a run, from 0, in the order of the nodes."""
+ClientOnNode = NewType("ClientOnNode", int)
+"""Within a node, from 0: those that train first, then those that report."""
+ClientInDataset = NewType("ClientInDataset", int)
+"""Over the whole dataset, from 0; a node hosts those of its place."""
