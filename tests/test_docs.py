@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers import commands
-from tests.helpers.sources import ROOT
+from tests.helpers.sources import ROOT, lines_of_code
 from umbel import strategies
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol.old_names import PACKAGES, SETTINGS
@@ -195,3 +195,25 @@ def test_every_experiment_stands_in_the_readme() -> None:
     names = {command.name for command in app.registered_commands} - {"page"}
     named = re.findall(r"^umbel experiment (\w+)(?: +# or (\w+))?", readme, re.MULTILINE)
     assert {name for pair in named for name in pair if name} == names
+
+
+def test_the_algorithm_is_as_short_as_the_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = [ROOT / file for file in re.findall(r"^\d\. \[(.*)\]\(\1\)", readme, re.MULTILINE)]
+    assert len(named) == 7
+    (said,) = re.findall(r"seven files, about (\d+) lines of code", readme)
+    assert sum(map(lines_of_code, named)) == pytest.approx(int(said), rel=0.1)
+
+
+def test_the_readme_draws_every_room() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    house = readme.partition("## Where things are")[2].split("```")[1]
+    rooms = {file.parent.name for file in ROOT.glob("umbel/*/*.py")} | {"privacy"}
+    assert {*re.findall(r"^    (\w+)/ ", house, re.MULTILINE)} == rooms
+    assert {*re.findall(r"\b(\w+)/: ", house)} | {"accounting", "mechanisms"} == {
+        file.parent.name for file in ROOT.glob("umbel/privacy/*/*.py")
+    }
+    for folder in re.findall(r"^(\w+)/", house, re.MULTILINE):
+        assert (ROOT / folder).is_dir(), folder
+    for link in re.findall(r"`(\w+)`", readme.partition("at the root are links")[0].rpartition("```")[2]):
+        assert (ROOT / link).readlink() == Path("umbel", link)
