@@ -2,22 +2,145 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import importlib
+import inspect
 import re
+import tomllib
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from tests.helpers import commands
+from tests.helpers.sources import ROOT, lines_of_code
 from umbel import strategies
 from umbel.privacy.gate.policy import Policy
-from umbel.protocol.old_names import SETTINGS
+from umbel.protocol.old_names import PACKAGES, SETTINGS
 from umbel.research.experiments.__main__ import app
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+FOLDERS = "benchmarks|configs|datasets|docs|examples|tests|umbel"
+
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
-def table(file: str, head: str) -> list[list[str]]:
-    """Return the rows of a Markdown table, which is the one that begins with a given line."""
+@of_each_page
+def test_every_command_would_be_understood(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    if page.name == "names.md":  # whose first columns are what is gone
+        text = re.sub(r"^\| [^|]*\|", "|", text, flags=re.MULTILINE)
+    wrong = []
+    for words in commands.commands(text):
+        try:
+            commands.check(words)
+        except AssertionError as error:
+            wrong.append(f"{' '.join(words)}: {error}")
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "python -m privacy plan", "python -m umbel.privacy plan", "python datasets/none.py", "umbel runn",
+        "umbel run --in-proces", "umbel run hospitals", "umbel run rouns=3", "umbel run federation=x",
+        "umbel predict RUN",
+        "umbel ledger show|remove PATH",
+        "RAY_ADDRESS=HOST:PORT umbel wander", "make tests", "make certs NODE=x",
+        "flwr walk .", "flwr run . -c nodes=1", "flwr run . --strem", "docker compose --profile client restart all",
+        "docker compose run clientapp umbel ledgers", "pip install -e .[all]", "curl x", "cp .env.none .env",
+        "python -m umbel.deploy.node --superlinks a:1", "python datasets/qmnist.py --image x",
+    ],
+)  # fmt: skip
+def test_a_command_that_is_gone_is_found(line: str) -> None:
+    *right, wrong = commands.commands(f"```bash\n{line}\n```")
+    for words in right:
+        commands.check(words)
+    with pytest.raises(AssertionError):
+        commands.check(wrong)
+
+
+def test_commands_are_found_wherever_they_stand() -> None:
+    text = """`umbel run` and `umbel ledger
+show PATH`, `umbel refused` in a log, `umbel.run`
+  ```bash
+  A=1 umbel run \\
+      hospital 'x=1 y' > out && make test  # all | of them
+  umbel log show|check [--all] …
+  ```"""
+    assert [*commands.commands(text)] == [
+        ["umbel", "run", "hospital", "x=1 y", ">", "out"],
+        ["make", "test"],
+        ["umbel", "log", "show", "--all"],
+        ["umbel", "log", "check", "--all"],
+        ["umbel", "run"],
+        ["umbel", "ledger", "show", "PATH"],
+    ]
+
+
+def named(code: ast.AST, umbel: bool) -> set[str]:
+    """Return what code imports of umbel, and with ``import umbel`` what it names of it, each with its dots."""
+    names: set[str] = set()
+    for node in ast.walk(code):
+        if isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Attribute) and umbel and re.fullmatch(r"umbel(\.\w+)+", name := ast.unparse(node)):
+            names.add(name)
+    return {name for name in names if name.partition(".")[0] == "umbel"}
+
+
+def resolved(name: str) -> Any:
+    """Return what a name with dots is; fail where there is none."""
+    module, *left = name.split(".")
+    found = importlib.import_module(module)
+    for part in left:
+        module += f".{part}"
+        if not hasattr(found, part):
+            importlib.import_module(module)
+        found = getattr(found, part)
+    return found
+
+
+@of_each_page
+def test_every_example_in_python_names_what_is_there(page: Path) -> None:
+    for block in commands.blocks(page.read_text(encoding="utf-8"), "python"):
+        code = ast.parse(block)
+        for name in named(code, umbel=True):
+            resolved(name)
+        for call in ast.walk(code):
+            if isinstance(call, ast.Call) and re.fullmatch(r"umbel(\.\w+)+", ast.unparse(call.func)):
+                keywords = dict.fromkeys(keyword.arg for keyword in call.keywords if keyword.arg)
+                inspect.signature(resolved(ast.unparse(call.func))).bind_partial(*call.args, **keywords)
+
+
+@of_each_page
+def test_every_example_in_toml_is_toml_and_has_no_old_name(page: Path) -> None:
+    for block in commands.blocks(page.read_text(encoding="utf-8"), "toml"):
+        assert not tomllib.loads(block).keys() & SETTINGS.keys()
+
+
+@of_each_page
+def test_every_file_that_a_page_names_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)[^)]*\)", text):
+        assert (page.parent / link).exists(), link
+    for code in commands.inline(text):
+        if match := re.fullmatch(rf"((?:{FOLDERS})/[\w./*-]+)(?:::(\w+))?", code):
+            path, test = match.groups()
+            assert [*ROOT.glob(path)], path
+            assert not test or f"def {test}(" in (ROOT / path).read_text(encoding="utf-8"), code
+        elif re.fullmatch(r"umbel(\.\w+)+", code):
+            resolved(code)
+
+
+def table(file: str, head: str, after: str = "") -> list[list[str]]:
+    """Return the rows of the first Markdown table that begins with a given line, or the first after another line."""
     lines = (DOCS / file).read_text(encoding="utf-8").splitlines()
-    start = lines.index(head)
+    start = lines.index(head, lines.index(after) if after else 0)
     assert re.fullmatch(r"[|-]+", lines[start + 1])
     rows = []
     for line in lines[start + 2 :]:
@@ -33,21 +156,21 @@ def test_every_key_of_a_sites_policy_stands_in_the_docs_with_its_default() -> No
     assert all(len(row) == 3 and len(row[2]) > 5 for row in rows), "and says what it means"
 
 
+@pytest.mark.parametrize(("after", "names"), [("## Settings", SETTINGS), ("## Import paths", PACKAGES)])
+def test_every_old_name_that_is_understood_stands_beside_the_new_one(after: str, names: dict[str, str]) -> None:
+    assert table("names.md", "| old | new |", after) == [[f"`{old}`", f"`{new}`"] for old, new in names.items()]
+
+
+def test_old_commands_are_gone() -> None:
+    for old, _ in table("names.md", "| old | new |", "## Commands"):
+        (words,) = commands.commands(old)
+        with pytest.raises(AssertionError):
+            commands.check(words)
+
+
 def test_no_key_goes_by_its_old_name() -> None:
     rows = table("privacy.md", "| key | default | meaning |")
     assert not {cell for row in rows for cell in row for old in SETTINGS if f"`{old}`" in cell}
-
-
-def test_the_tests_that_the_docs_name_are_there() -> None:
-    named = {
-        (path, test)
-        for file in DOCS.glob("*.md")
-        for path, test in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", file.read_text(encoding="utf-8"))
-    }
-    assert len(named) > 10
-    for path, test in named:
-        source = (DOCS.parent / path).read_text(encoding="utf-8")
-        assert f"def {test or 'test_'}" in source, f"{path}::{test}"
 
 
 def test_each_party_stands_in_the_docs_with_what_stops_it() -> None:
@@ -72,3 +195,25 @@ def test_every_experiment_stands_in_the_readme() -> None:
     names = {command.name for command in app.registered_commands} - {"page"}
     named = re.findall(r"^umbel experiment (\w+)(?: +# or (\w+))?", readme, re.MULTILINE)
     assert {name for pair in named for name in pair if name} == names
+
+
+def test_the_algorithm_is_as_short_as_the_readme_says() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = [ROOT / file for file in re.findall(r"^\d\. \[(.*)\]\(\1\)", readme, re.MULTILINE)]
+    assert len(named) == 7
+    (said,) = re.findall(r"seven files, about (\d+) lines of code", readme)
+    assert sum(map(lines_of_code, named)) == pytest.approx(int(said), rel=0.1)
+
+
+def test_the_readme_draws_every_room() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    house = readme.partition("## Where things are")[2].split("```")[1]
+    rooms = {file.parent.name for file in ROOT.glob("umbel/*/*.py")} | {"privacy"}
+    assert {*re.findall(r"^    (\w+)/ ", house, re.MULTILINE)} == rooms
+    assert {*re.findall(r"\b(\w+)/: ", house)} | {"accounting", "mechanisms"} == {
+        file.parent.name for file in ROOT.glob("umbel/privacy/*/*.py")
+    }
+    for folder in re.findall(r"^(\w+)/", house, re.MULTILINE):
+        assert (ROOT / folder).is_dir(), folder
+    for link in re.findall(r"`(\w+)`", readme.partition("at the root are links")[0].rpartition("```")[2]):
+        assert (ROOT / link).readlink() == Path("umbel", link)

@@ -6,14 +6,20 @@ import ast
 import builtins
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
-from tests.helpers.sources import APP, ROOT, files
+from tests.helpers import codes
+from tests.helpers.sources import ROOT, files
 from umbel.protocol import errors
 
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
-PACKAGES = (*APP, "deployment", "experiments")
+WITHOUT = {
+    "cli", "client", "data", "datasets", "deploy", "models", "privacy", "protocol", "research", "server", "simulation",
+    "strategies",
+}  # fmt: skip
+"""Rooms that still make errors without a code."""
 
 
 def is_exception(name: str) -> bool:
@@ -27,7 +33,7 @@ def is_exception(name: str) -> bool:
 def test_every_exception_of_the_app_is_in_the_tree() -> None:
     elsewhere = {
         f"{file.relative_to(ROOT)}: {node.name}"
-        for file in files(PACKAGES)
+        for file in files()
         if file != ROOT / "umbel" / "protocol" / "errors.py"
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(node, ast.ClassDef)
@@ -67,3 +73,48 @@ def test_each_says_what_it_is_for(kind: type[Exception]) -> None:
         (told,) = re.findall(rf"── {kind.__name__} +(.*)", str(errors.__doc__))
         # The first words at least, which say when it is raised.
         assert line.lower().startswith(told.partition(";")[0].lower())
+
+
+def test_every_error_has_a_code() -> None:
+    lack = {one.where: one.room for one in codes.made() if not one.codes}
+    assert not {where for where, room in lack.items() if room not in WITHOUT}
+    assert {*lack.values()} == WITHOUT, "a room whose errors all have codes leaves WITHOUT"
+
+
+def test_a_code_begins_with_the_kind_of_its_class_and_is_for_a_search() -> None:
+    odd = {
+        f"{one.where}: {code}"
+        for one in codes.made()
+        for code in one.codes
+        if not (match := codes.SHAPE.fullmatch(code)) or match[1] != codes.KINDS[one.kind].kind
+    }
+    assert not odd
+
+
+def test_the_page_of_codes_is_what_the_source_says() -> None:
+    assert codes.PAGE.read_text(encoding="utf-8") == codes.page(), "run: python -m tests.helpers.codes"
+
+
+def test_errors_are_found_in_the_source(tmp_path: Path) -> None:
+    folder = tmp_path / "umbel" / "room"
+    folder.mkdir(parents=True)
+    (folder / "module.py").write_text(
+        """
+raise ConfigError(f"there is no {key}; did you mean {near}?", code="config.unknown-key")
+raise errors.LogError("a" + "b", code="log.a" if new else "log.b") from None
+raise Refused
+DatasetError(told)
+self._refuse(f"no {what}", code="refused.task")
+open(path, code="utf.8")
+SiteError.of(error, "prefix: ")
+""",
+        encoding="utf-8",
+    )
+    found = {(one.where.rpartition(":")[2], one.room, one.kind, one.codes, one.text) for one in codes.made(tmp_path)}
+    assert found == {
+        ("2", "room", "ConfigError", ("config.unknown-key",), "there is no …"),
+        ("3", "room", "LogError", ("log.a", "log.b"), "ab"),
+        ("4", "room", "Refused", (), ""),
+        ("5", "room", "DatasetError", (), "…"),
+        ("6", "room", "Refused", ("refused.task",), "no …"),
+    }

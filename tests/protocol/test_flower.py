@@ -17,6 +17,7 @@ from flwr.supercore.inflatable.inflatable_utils import (
     pull_objects,
 )
 
+from tests.helpers import flower_parts
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
 from tests.helpers.sources import APP, ROOT, files, imported
 
@@ -28,6 +29,76 @@ IMPORTED = [
     if isinstance(node, ast.ImportFrom) and node.module and node.module != "__future__"
     for alias in node.names
 ]
+
+LOOK = {
+    "build_bundle": "whether `_files` still finds what Flower would, and what it returns first is the bundle",
+    "_files": "whether Flower looks at other files: test_a_bundle_is_what_flower_makes_whatever_is_ignored",
+    "run_superexec": (
+        "whether a task of any kind still goes to the executor that `get_executor` returns, and nothing is looked "
+        "up on the PATH"
+    ),
+    "run_superlink": (
+        "whether all of Flower's interfaces are still served by one `uvicorn.run(app=...)`, behind the guard; "
+        "whether a node's messages still pass `push_messages(request=, state=)`; whether dead tasks are still "
+        "looked for so often, and writers wait for `busy_timeout`; whether another environment variable opens "
+        "another port"
+    ),
+    "run_supernode": (
+        "whether a node still waits by `time.sleep` alone, between messages and for a reply, and fetches parts by "
+        "`pull_objects`"
+    ),
+    "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
+    "pull_soon": "whether the server still waits a second for what is missing of a reply",
+    "keep_secret": (
+        "whether the access token still travels as Authorization: Bearer, and is refreshed only with a refresh token"
+    ),
+    "run_task": (
+        "whether the app still comes from `get_load_client_app_fn` alone, and the bundle's bytes go to "
+        "`install_from_fab` alone: nothing of a server's bundle may be unpacked or imported"
+    ),
+    "_answers_alone": "whether the server's number is still that of no node",
+    "_Executor": "whether Flower calls other methods of an executor, and `accepted` still means that a task has begun",
+}
+"""What to look at where a part of Flower has changed, by the function of `umbel.protocol.flower` that uses it."""
+PINNED = {
+    "flwr.cli.auth_plugin:OidcCliPlugin.store_tokens": "bda41fb82194",
+    "flwr.cli.build:build_fab_from_files": "4c576876bcbb",
+    "flwr.cli.utils:build_pathspec": "bbf397ac2681",
+    "flwr.cli.utils:load_gitignore_patterns": "e90b834bcec3",
+    "flwr.common.constant:SUPERLINK_NODE_ID": "6b86b273ff34",
+    "flwr.supercore.auth.typing:AccountAuthCredentials": "94fc6594dee4",
+    "flwr.supercore.cli.flower_superexec:flower_superexec": "f0e2725c92a5",
+    "flwr.supercore.corestate.sql_corestate:SqlCoreState._cleanup_expired_task_tokens": "4f11fd6575df",
+    "flwr.supercore.credential_store:FileCredentialStore": "29106e4af133",
+    "flwr.supercore.sql_mixin:SQLITE_PRAGMAS": "f940cbaa04ab",
+    "flwr.supercore.sql_mixin:_set_sqlite_pragmas": "6cf87a44250e",
+    "flwr.supercore.superexec.executor.types:LaunchResult": "52068f09cea4",
+    "flwr.supercore.superexec.run_superexec:get_executor": "891abfc53747",
+    "flwr.supercore.superexec.run_superexec:run_superexec": "d11f4e7fbc8f",
+    "flwr.supercore.tls:validate_and_resolve_root_certificates": "bc209e39f349",
+    "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_CONTROL_API": "ab8e559ab0cf",
+    "flwr.superlink.cli.flower_superlink:FLWR_INTERNAL_GRPC_FLEET_API": "f4a9673a8944",
+    "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
+    "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
+    "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
+    "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
+    "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
+    "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
+    "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",
+    "flwr.supernode.fleet_http_connection:HeartbeatSender": "27714c8e3512",
+    "flwr.supernode.fleet_http_connection:http_request_response.__wrapped__": "b80ca36779c2",
+    "flwr.supernode.runtime.run_clientapp:get_load_client_app_fn": "f7790dd641ba",
+    "flwr.supernode.runtime.run_clientapp:get_project_dir": "155c70517e73",
+    "flwr.supernode.runtime.run_clientapp:install_from_fab": "481bd04cde58",
+    "flwr.supernode.runtime.run_clientapp:pull_and_inflate_object_from_tree": "139811483a15",
+    "flwr.supernode.runtime.run_clientapp:pull_task_input": "5607a23e1673",
+    "flwr.supernode.runtime.run_clientapp:run_clientapp": "6ce09559f3a2",
+    "flwr.supernode.start_client_internal:_pull_and_store_message": "eaf5d0e36dc3",
+    "flwr.supernode.start_client_internal:_push_messages": "00bb86faffde",
+    "flwr.supernode.start_client_internal:pull_objects": "31bb2de46b45",
+    "flwr.supernode.start_client_internal:start_client_internal": "9e89a6eb68fb",
+}
+"""Digests of the parts of Flower 1.41.0, on which what is not public rests."""
 
 
 def private(names: set[str]) -> set[str]:
@@ -46,6 +117,37 @@ def test_one_file_alone_imports_what_is_not_public() -> None:
 @pytest.mark.parametrize(("module", "name"), IMPORTED)
 def test_what_is_imported_there_is_there(module: str, name: str) -> None:
     assert hasattr(importlib.import_module(module), name), f"{module} has no {name}; see Flower's changes"
+
+
+def test_every_part_that_is_used_is_pinned() -> None:
+    parts = flower_parts.parts(DOOR)
+    assert parts.keys() == LOOK.keys()
+    assert set().union(*parts.values()) == PINNED.keys()
+    assert "flwr.supernode.runtime.run_clientapp:install_from_fab" in parts["run_task"], "replaced, and not read"
+
+
+@pytest.mark.parametrize("part", PINNED)
+def test_flower_has_not_moved_under_a_patch(part: str) -> None:
+    users = [user for user, parts in flower_parts.parts(DOOR).items() if part in parts]
+    looks = "".join(f"\n- {user}: {LOOK[user]}" for user in users)
+    now = flower_parts.digest(part)
+    assert now == PINNED[part], (
+        f"Flower's {part} has changed. Look in umbel/protocol/flower.py at{looks}\nThen pin {now}."
+    )
+
+
+def test_an_executor_has_the_methods_that_flower_calls() -> None:
+    flowers = flower_parts.found("flwr.supercore.superexec.executor.types:Executor")
+    ours = importlib.import_module("umbel.protocol.flower")._Executor
+    methods = {name for name in vars(flowers) if not name.startswith("_")}
+    assert methods == {name for name in vars(ours) if not name.startswith("_")}
+    for name in methods:
+        asked = [
+            one
+            for one in signature(getattr(flowers, name)).parameters.values()
+            if one.kind is one.POSITIONAL_OR_KEYWORD
+        ]
+        signature(getattr(ours, name)).bind(*asked)
 
 
 def test_all_of_it_is_handed_on() -> None:

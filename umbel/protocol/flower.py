@@ -1,6 +1,6 @@
 """The parts of Flower that are not public, imported here and nowhere else in the app.
 
-They move from one release to the next; `tests/protocol/test_flower.py` says which is gone. What only a
+They move from one release to the next; `tests/protocol/test_flower.py` says which is gone or has changed. What only a
 site's executor or the server needs is imported when it is called for, since it takes long.
 """
 
@@ -18,6 +18,7 @@ from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Message
+from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SType
 from flwr.supercore import log
 from flwr.supercore.logger import FLOWER_LOGGER
@@ -39,6 +40,7 @@ __all__ = [
     "keep_beating",
     "keep_secret",
     "log",
+    "parse_config_args",
     "pull_soon",
     "run_superexec",
     "run_superlink",

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from flwr.common.config import parse_config_args
 from rich.table import Table
 from rich.text import Text
 
 from umbel.cli.commands.terminal import console
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import SiteError
+from umbel.protocol.flower import parse_config_args
 from umbel.protocol.run_config import RunConfig
 
 app = typer.Typer(

@@ -1,0 +1,126 @@
+"""The codes of errors, read from the app's source without running it, and docs/errors.md, the page that lists them.
+
+    python -m tests.helpers.codes
+
+writes that page.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.helpers.sources import ROOT, files
+from umbel.protocol import errors
+
+PAGE = ROOT / "docs" / "errors.md"
+KINDS = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if inspect.isclass(kind) and issubclass(kind, errors.UmbelError) and kind is not errors.UmbelError
+}
+"""The classes of errors, by name."""
+_BY_KIND = {kind.kind: kind for kind in KINDS.values()}
+SHAPE = re.compile(r"([a-z]+)\.[a-z0-9]+(-[a-z0-9]+)*")
+
+_HEAD = """# Errors
+
+Every error ends with a code in brackets. Sentences may change from one version to the next; codes do not. A word that
+differs from case to case, such as a file's name, is … here. Of several sentences with one code the longest stands here.
+
+A command ends with the number in the column *exit*: 2 for a wrong request, 3 for data, 4 for a refusal by sites, 5 for
+a result that is worse than its baseline under `--strict`, and 1 for the rest.
+
+| code | class | exit | what is wrong |
+|---|---|---|---|
+"""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A place where the app makes an error.
+
+    Attributes
+    ----------
+    where : str
+        File and line.
+    room : str
+    kind : str
+        The name of the class.
+    codes : tuple of str
+        Those that may be given; none where a code is missing.
+    text : str
+        What the sentence says, with … for what is only known when it is raised.
+    """
+
+    where: str
+    room: str
+    kind: str
+    codes: tuple[str, ...]
+    text: str
+
+
+def made(root: Path = ROOT) -> Iterator[Made]:
+    """Yield every place of the app that makes an error, but for those that take text and code of another (`of`)."""
+    for file in files(root=root):
+        inside = file.relative_to(root)
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+        bare = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and node.exc not in calls]
+        for node in [*calls, *bare]:
+            call = node if isinstance(node, ast.Call) else None
+            name = ast.unparse(call.func if call else node).rpartition(".")[2] if node else ""
+            codes = tuple(code for one in (call.keywords if call else ()) if one.arg == "code" for code in _texts(one))
+            if name not in KINDS:
+                # A function that makes one of a code that it is given.
+                codes = tuple(code for code in codes if code.partition(".")[0] in _BY_KIND and SHAPE.fullmatch(code))
+                name = _BY_KIND[codes[0].partition(".")[0]].__name__ if codes else ""
+            if node is not None and name:
+                text = _sentence(call.args[0]) if call and call.args else ""
+                yield Made(f"{inside}:{node.lineno}", inside.parts[1].removesuffix(".py"), name, codes, text)
+
+
+def _texts(value: ast.AST) -> Iterator[str]:
+    """Yield the constants that a value may be."""
+    for node in ast.walk(value):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _sentence(value: ast.expr) -> str:
+    """Return a text as far as the source says it: what is wrong, without the fix that follows a semicolon."""
+    match value:
+        case ast.Constant(value=str(text)):
+            said = text
+        case ast.JoinedStr(values=parts):
+            said = "".join(part.value if isinstance(part, ast.Constant) else "…" for part in parts)  # type: ignore[misc]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            said = _sentence(left) + _sentence(right)
+        case _:
+            said = "…"
+    return re.sub(r"[\s…]*…[\s…]*…", " …", " ".join(said.split(";")[0].split()))
+
+
+def page() -> str:
+    """Return docs/errors.md as the source has it."""
+    sentences: dict[str, set[str]] = defaultdict(set)
+    for one in made():
+        for code in one.codes:
+            sentences[code].add(one.text)
+    rows = []
+    for code in sorted(sentences):
+        kind = _BY_KIND[code.partition(".")[0]]
+        said = max(sentences[code], key=lambda text: (sum(map(str.isalpha, text)), text))
+        if not re.search(r"\w", said):
+            said = str(kind.__doc__).splitlines()[0].rstrip(".")
+        rows.append(f"| `{code}` | `{kind.__name__}` | {kind.exit_code} | {said.replace('|', chr(92) + '|')} |\n")
+    return _HEAD + "".join(rows)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
