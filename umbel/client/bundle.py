@@ -13,15 +13,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import build_bundle
-
-_ROOT = Path(__file__).resolve().parents[2]
+from umbel.protocol.project import APP
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,12 @@ class Bundle:
     @classmethod
     @cache
     def installed(cls) -> Bundle | None:
-        """Return the umbel that runs here; None where it does not lie in a checkout, so that no bundle can be made."""
-        project = _ROOT / "pyproject.toml"
+        """Return the umbel that runs here; None where its ``pyproject.toml`` is missing, so that none can be made."""
+        project = APP / "pyproject.toml"
         if not project.exists():
             return None
         version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
-        return cls(version, hashlib.sha256(build_bundle(_ROOT)).hexdigest())
+        return cls(version, hashlib.sha256(build_bundle(APP)).hexdigest())
 
 
 def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
@@ -73,7 +71,7 @@ def main() -> None:
     """Print the umbel that is installed here, and the SHA-256 of its bundle."""
     with errors_in_one_line():
         if (own := Bundle.installed()) is None:
-            raise SiteError(f"there is no pyproject.toml in {_ROOT}; run this in a checkout of umbel")
+            raise SiteError(f"there is no pyproject.toml in {APP}; install umbel from a wheel or a checkout")
         print(own)
 
 
