@@ -1,6 +1,6 @@
 """Which bundles a site answers: a bundle is what a server ships, known by the SHA-256 of its bytes.
 
-    python -m umbel.client.bundle
+    umbel bundle
 
 prints that of the umbel that is installed here. A site never opens a bundle and runs its own app; the
 number says whether the server's run is of the umbel that the site has reviewed.
@@ -10,10 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from io import BytesIO
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
@@ -67,13 +72,18 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
     return f"this site runs {runs}; it has not reviewed bundle {sha256}, which the server sent"
 
 
-def main() -> None:
+def main(
+    out: Annotated[Path | None, typer.Option(help="A new folder for the bundle's files: flwr run takes it.")] = None,
+) -> None:
     """Print the umbel that is installed here, and the SHA-256 of its bundle."""
     with errors_in_one_line():
         if (own := Bundle.installed()) is None:
             raise SiteError(f"there is no pyproject.toml in {APP}; install umbel from a wheel or a checkout")
-        print(own)
+        if out is not None:
+            out.mkdir(parents=True)
+            with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:
+                archive.extractall(out)
+        typer.echo(own)
 
 
-if __name__ == "__main__":
-    command_line(main)()
+app = command_line(main)

@@ -16,6 +16,12 @@ APP = INSTALLED if INSTALLED.is_dir() else PACKAGE.parent
 CONFIGS = APP / "configs"
 """The folder of the run configurations that go by name."""
 
+OWN_PATH = "PYTHONPATH_UMBEL"
+"""Variable with the folders of a user's own modules: the processes of a run work elsewhere than the user does.
+
+A name that begins with ``UMBEL_`` would be an entry of a site's policy.
+"""
+
 
 def source(name: str) -> Path:
     """Return where a file or folder is that lies at ``name`` in a checkout; patterns stay patterns."""
