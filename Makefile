@@ -45,7 +45,7 @@ image: $(READY) ## Build the container image: make image, or make image TORCH=cu
 	$(BIN)/docker-compose build image
 
 certs: $(READY) ## Make certificates and node keys: make certs NAMES=umbel.example.org NODES="site-1 site-2"
-	$(BIN)/python -m umbel.deploy.certs --server "$(NAMES)" $(NODES:%=--node %)
+	$(BIN)/umbel certs --server "$(NAMES)" $(NODES:%=--node %)
 
 compose-demo: $(READY) ## Hospital charges over three sites in containers: make compose-demo CSV=... GEONAMES=...
 	$(BIN)/python -m umbel.deploy.demo $(if $(CSV),--csv "$(CSV)") $(if $(GEONAMES),--geonames "$(GEONAMES)")

@@ -3,7 +3,7 @@
     python -m benchmarks.light_nodes ADDRESS CA_FILE KEY_FILE...
 
 Each node has a key, a connection, a heartbeat and a thread of its own, and sends the SuperLink the requests that a
-`umbel.deploy.node` sends, as often as that looks for messages. It hosts a client that trains and one that validates.
+`umbel site start` sends, as often as that looks for messages. It hosts a client that trains and one that validates.
 What it answers is made up at once: a release beside the first hypothesis, and a loss.
 """
 

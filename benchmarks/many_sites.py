@@ -3,9 +3,9 @@
     python -m benchmarks.many_sites [--nodes 10,50,100,200] [--real 5] [--rounds 6] [--parameters 2] [--database sqlite]
         [--out FILE]
 
-For each number of nodes a SuperLink of its own (`umbel.deploy.superlink`) speaks TLS on loopback, knows each node by
+For each number of nodes a SuperLink of its own (`umbel server start`) speaks TLS on loopback, knows each node by
 a key, and runs umbel's ServerApp in a process of its own; each round asks all nodes. Real nodes are
-`umbel.deploy.node`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
+`umbel site start`: with their executors, some hundred MB each. The others only answer (`benchmarks.light_nodes`),
 which loads the SuperLink as much and this machine little. Joining is from the run's submission until all nodes
 have said what they host; the first round warms up. Beside a round's seconds (median, lowest to highest) stand those
 that the SuperLink and the ServerApp computed in it, one plus the other, and the most memory that they had.
@@ -54,6 +54,7 @@ from umbel.simulation.launch import APP
 from umbel.simulation.superlink import free_port
 
 _MIB = 1 << 20
+_UMBEL = ("-m", "umbel")
 _HOST = "127.0.0.1"
 # Light nodes of one process; with more of them they wait for each other more than for the SuperLink.
 _TOGETHER = 50
@@ -179,7 +180,7 @@ def place() -> Iterator[Path]:
 
 
 def start(home: Path, name: str, command: Sequence[str]) -> psutil.Process:
-    """Start a module of umbel's that logs to a file of that name."""
+    """Start Python with these arguments; it logs to a file of that name."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("UMBEL_", "FLWR_"))}
     environment |= {
         "FLWR_HOME": str(home),
@@ -191,7 +192,7 @@ def start(home: Path, name: str, command: Sequence[str]) -> psutil.Process:
     }
     with (home / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", *command],
+            [sys.executable, *command],
             cwd=home / "empty",
             env=environment,
             stdout=log,
@@ -205,7 +206,7 @@ def start_superlink(home: Path, sqlite: bool) -> psutil.Process:
     """Start the server as it is deployed, and wait for it."""
     port, keys = free_port(), home / "certs"
     (home / "address").write_text(f"{_HOST}:{port}", encoding="utf-8")
-    command = ["umbel.deploy.superlink", "--host", _HOST, "--port", str(port), "--enable-supernode-auth"]
+    command = [*_UMBEL, "server", "start", "--host", _HOST, "--port", str(port), "--enable-supernode-auth"]
     command += ["--ssl-ca-certfile", f"{keys}/ca.crt", "--ssl-certfile", f"{keys}/server.crt"]
     command += ["--ssl-keyfile", f"{keys}/server.key", "--disable-runtime-dependency-installation"]
     process = start(home, "superlink", [*command, *(["--database", f"{home}/state.db"] if sqlite else [])])
@@ -241,18 +242,20 @@ def start_nodes(
     if real:
         write_site(home / "site", parameters)
         return [start(home, name, _site(home, name)) for name in names]
-    command = ["benchmarks.light_nodes", _address(home), str(keys / "ca.crt")]
+    command = ["-m", "benchmarks.light_nodes", _address(home), str(keys / "ca.crt")]
     some = [names[i : i + _TOGETHER] for i in range(0, nodes, _TOGETHER)]
     return [start(home, f"site-{i}", [*command, *(str(keys / one) for one in ones)]) for i, ones in enumerate(some)]
 
 
 def _site(home: Path, name: str) -> list[str]:
-    """Return the module and the options of a real node."""
+    """Return what starts a real node."""
     Ledger.create(home / f"{name}.sqlite")
     config = f'data-path="{home}/site" ledger-path="{home}/{name}.sqlite" role="split" max-participations=1000'
     options = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
     return [
-        "umbel.deploy.node",
+        *_UMBEL,
+        "site",
+        "start",
         "--superlink",
         _address(home),
         *options,

@@ -54,10 +54,10 @@ def test_what_is_no_sum_is_refused(site: dict[str, Any], wrong: str) -> None:
         reviewed(OWN, site | {"bundle": wrong})
 
 
-def test_away_from_a_checkout_a_site_must_name_what_it_has_reviewed(
+def test_without_a_pyproject_a_site_must_name_what_it_has_reviewed(
     site: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_ROOT", tmp_path)
+    monkeypatch.setattr(module, "APP", tmp_path)
     monkeypatch.setattr(Bundle, "installed", Bundle.installed.__wrapped__.__get__(Bundle))  # type: ignore[attr-defined]
     with pytest.raises(SiteError, match="nothing says which bundle this site has reviewed: set bundle"):
         reviewed(OWN, site)

@@ -186,10 +186,10 @@ def test_without_its_warm_process_the_executor_ends(monkeypatch: pytest.MonkeyPa
 def test_the_options_are_those_of_flowers_own_executor(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["umbel-executor", "--help"])
+    monkeypatch.setattr(sys, "argv", [])
     monkeypatch.setattr(executor, "WarmProcess", lambda: SimpleNamespace(launch=None))
     with pytest.raises(SystemExit):
-        executor.main()
+        executor.run(["--help"])
     assert "--runtime-api-address" in capsys.readouterr().out
     assert executor.__doc__
     assert "--runtime-api-address" in executor.__doc__

@@ -46,8 +46,8 @@ from umbel.simulation.launch import unpacked
 
 APP = Path(__file__).resolve().parent.parent.parent
 CONNECTION = "deployment"
-SERVER = [sys.executable, "-m", "umbel.deploy.superlink"]
-NODE = [sys.executable, "-m", "umbel.deploy.node"]
+SERVER = ["-m", "umbel", "server", "start"]
+NODE = ["-m", "umbel", "site", "start"]
 TAMPERED = Path(__file__).resolve().parent / "tampered"
 """What a tampered node has on its PYTHONPATH."""
 START_S, RUN_S, RETURN_S, STOP_S = 900.0, 1500.0, 900.0, 300.0
@@ -116,7 +116,7 @@ class Member:
     @property
     def client_apps(self) -> list[psutil.Process]:
         """The processes that answer a message right now: children of the executor's warm process."""
-        executors = self._running("umbel.client.executor")
+        executors = self._running("executor")
         mine = {one.pid: one.ppid() for one in executors}
         return [one for one in executors if mine.get(mine[one.pid]) in mine]
 
@@ -143,7 +143,7 @@ class Member:
         self.process.wait(STOP_S)
 
     def _running(self, program: str) -> list[psutil.Process]:
-        return [one for one in self._descendants() if any(program in word for word in _command_line(one))]
+        return [one for one in self._descendants() if any(word.endswith(program) for word in _command_line(one))]
 
     def _descendants(self) -> list[psutil.Process]:
         try:
@@ -227,6 +227,8 @@ class Deployment:
         Whether runs and registration are for whoever has a secret, as `flwr` here does; else for this machine.
     database : bool
         Whether the SuperLink keeps what it knows in a file, which takes longer, so that it can be started again.
+    python : Path
+        Of the environment in which the server and the nodes run.
     """
 
     def __init__(
@@ -236,8 +238,10 @@ class Deployment:
         server_path: Path | None = None,
         secret: bool = True,
         database: bool = False,
+        python: Path = Path(sys.executable),
     ) -> None:
         self.folder = folder
+        self._python = python
         self.nodes: dict[str, Member] = {}
         self.runs: list[Run] = []
         self._home = folder / "user"
@@ -289,7 +293,7 @@ class Deployment:
         folder = self.folder / "superlink"
         # What lies in its working directory would be imported ahead of the app.
         (folder / "empty").mkdir(parents=True, exist_ok=True)
-        command = [*SERVER, "--host", self._host, "--port", str(self._port)]
+        command = [str(self._python), *SERVER, "--host", self._host, "--port", str(self._port)]
         command += ["--control-secret", str(self._secret)] if self._secret else []
         command += ["--database", str(folder / "state.db")] if self._database else []
         command += ["--enable-supernode-auth"]
@@ -333,7 +337,7 @@ class Deployment:
         self.flwr("supernode", "register", f"{key}.pub", CONNECTION, "--name", name)
         options = ["--auth-supernode-private-key", str(key), *self._tls]
         environment = {"PYTHONPATH": str(TAMPERED)} if tampered else {}
-        program = [_tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else NODE
+        program = [_tool("flower-supernode"), "--host", "127.0.0.1"] if flowers_own else [str(self._python), *NODE]
         self.nodes[name] = self._start_node(name, options, node_config, [*within, *program], environment)
         self.nodes[name].tamper({})
         return self.nodes[name]
@@ -355,7 +359,7 @@ class Deployment:
         """Start a SuperNode with a key that the SuperLink does not know, or none, or without TLS."""
         options = self._tls if tls else ["--insecure"]
         options += ["--auth-supernode-private-key", str(key)] if key else []
-        return self._start_node(name, [*options, "--max-retries", "3"], {}, NODE)
+        return self._start_node(name, [*options, "--max-retries", "3"], {}, [str(self._python), *NODE])
 
     def write_key(self, name: str) -> Path:
         """Make a key that the SuperLink does not know yet."""
@@ -526,7 +530,7 @@ class Deployment:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "UMBEL_HOME": str(home / "umbel"),
             "OMP_NUM_THREADS": "1",
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "PATH": os.pathsep.join([str(self._python.parent), os.environ.get("PATH", "")]),
         }
 
     def _stop(self) -> None:

@@ -14,6 +14,7 @@ from flwr.cli.supernode.register import try_load_public_key
 from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from typer.testing import CliRunner
 
+from umbel.cli.main import app
 from umbel.deploy import certs
 from umbel.deploy.certs import make
 from umbel.protocol.errors import CertificateError
@@ -154,11 +155,19 @@ def test_a_damaged_file_is_named(folder: Path, file: str) -> None:
 
 
 def test_the_command_line(tmp_path: Path) -> None:
-    app = certs.typer.Typer()
-    app.command()(certs.main)
-    options = ["--server", "a.example.org, 203.0.113.7", "--node", "site-1", "--node", "site-2", "--out", str(tmp_path)]
+    options = [
+        "certs",
+        "--server",
+        "a.example.org, 203.0.113.7",
+        "--node",
+        "site-1",
+        "--node",
+        "site-2",
+        "--out",
+        str(tmp_path),
+    ]
     made = CliRunner().invoke(app, options)
     assert made.exit_code == 0
     assert f"made {tmp_path / 'site-2.pub'}" in made.output
     assert "has it all" in CliRunner().invoke(app, options).output
-    assert CliRunner().invoke(app, ["--node", "a b", "--out", str(tmp_path)]).exit_code == 1
+    assert CliRunner().invoke(app, ["certs", "--node", "a b", "--out", str(tmp_path)]).exit_code == 1

@@ -18,6 +18,7 @@ from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink as sup
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode as supernode
 from typer.testing import CliRunner
 
+from umbel.cli.main import app
 from umbel.deploy import superlink as guarded
 from umbel.deploy.demo import CONFIG, POLICY, SITES
 from umbel.deploy.guard import Rules, parse_networks
@@ -27,11 +28,11 @@ from umbel.server.setup import Setup
 
 ROOT = Path(__file__).parents[2]
 PARSERS = {"flower-superlink": superlink, "flower-superexec": superexec, "flower-supernode": supernode}
-EXECUTOR = ["python", "-m", "umbel.client.executor"]
+EXECUTOR = ["umbel", "site", "executor"]
 """Takes the options of Flower's own executor."""
-GUARDED = ["python", "-m", "umbel.deploy.superlink"]
+GUARDED = ["umbel", "server", "start"]
 """Takes the options of Flower's own SuperLink, and the guard's."""
-PACED = ["python", "-m", "umbel.deploy.supernode"]
+PACED = ["umbel", "site", "supernode"]
 """Takes the options of Flower's own SuperNode."""
 SERVER = {"superlink", "serverapp"}
 CLIENT = {"supernode", "clientapp"}
@@ -80,7 +81,7 @@ def start_guarded(command: list[str]) -> tuple[list[str], Rules]:
         # Names and files are there in the container alone.
         patch.setattr(guarded, "look_up", lambda name: frozenset({name}))
         patch.setattr(guarded, "read_secret", lambda file: str(file).encode())
-        done = CliRunner().invoke(guarded.app, command[len(GUARDED) :])
+        done = CliRunner().invoke(app, command[1:])
     assert done.exit_code == 0, done.output
     options, guard = started
     return options, guard(None).rules

@@ -100,5 +100,5 @@ def test_a_gateless_bundle_is_refused_and_takes_nothing(stack: Stack, tmp_path: 
 def test_an_honest_run_completes_right_after(stack: Stack) -> None:
     # What the sites of the demonstration accept.
     accepted = SHORT | {"noise_multiplier": 10.0, "clipping": "public", "choice_epsilon": 1.0}
-    stack.run(demo.ROOT, **accepted, rounds=1, clients_per_round=3 * TRAIN)
+    stack.run(demo.APP, **accepted, rounds=1, clients_per_round=3 * TRAIN)
     assert stack.charges() == [TRAIN] * 3

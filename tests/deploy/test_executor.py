@@ -74,7 +74,7 @@ LIAR = """
 import sys
 from pathlib import Path
 
-if "umbel.deploy.superlink" in sys.orig_argv:
+if {"server", "start"} <= {*sys.orig_argv}:
     import flwr.common.serde as serde
 
     honest, kind = serde.run_to_proto, Path(__file__).with_name("kind")

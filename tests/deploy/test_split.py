@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import umbel
+from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
-from umbel.deploy.split import main, split
+from umbel.deploy.split import split
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
@@ -85,11 +85,9 @@ def test_a_site_needs_a_client_that_trains(source: Path, tmp_path: Path, sites: 
 
 
 def test_the_command_line(source: Path, tmp_path: Path) -> None:
-    app = typer.Typer()
-    app.command()(main)
-    assert CliRunner().invoke(app, ["numbers", "--out", str(tmp_path)]).output.split() == [
+    assert CliRunner().invoke(app, ["data", "split", "numbers", "--out", str(tmp_path)]).output.split() == [
         str(tmp_path / f"site-{site}") for site in (1, 2, 3)
     ]
-    missing = CliRunner().invoke(app, ["nothing", "--out", str(tmp_path)])
-    assert missing.exit_code == 1
+    missing = CliRunner().invoke(app, ["data", "split", "nothing", "--out", str(tmp_path)])
+    assert missing.exit_code == 3
     assert "no dataset 'nothing'" in missing.output

@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import pytest
-import typer
 import uvicorn
 from fastapi import HTTPException
 from flwr.proto.fleet_pb2 import PushMessagesRequest, PushMessagesResponse
@@ -25,7 +24,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from tests.deploy.processes import CONNECTION, Deployment
-from umbel.deploy import login, superlink
+from umbel.cli.main import app as umbel
 from umbel.protocol.flower import keep_secret
 
 SECRET = "0123456789abcdef" * 4
@@ -55,7 +54,9 @@ def served(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def start(*options: str) -> Any:
-    return CliRunner().invoke(superlink.app, [*options, "--insecure", "--host", "127.0.0.1", "--port", "21999"])
+    return CliRunner().invoke(
+        umbel, ["server", "start", *options, "--insecure", "--host", "127.0.0.1", "--port", "21999"]
+    )
 
 
 def ask(app: Any, method: str, path: str, client: str, token: str = "") -> int:
@@ -197,9 +198,7 @@ def log_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Call the command for a user with one connection."""
     (tmp_path / "config.toml").write_text('[superlink.umbel]\naddress = "umbel.example.org:8000"\n', encoding="utf-8")
     monkeypatch.setenv("FLWR_HOME", str(tmp_path))
-    app = typer.Typer()
-    app.command()(login.main)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+    return lambda *arguments: CliRunner().invoke(umbel, ["server", "login", *map(str, arguments)])
 
 
 def test_flwr_sends_the_secret_to_the_server_and_to_no_other(log_in: Any, secret: Path, tmp_path: Path) -> None:

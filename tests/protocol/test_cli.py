@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from umbel.protocol.cli import command_line, errors_in_one_line, fail
+from umbel.protocol.cli import PASSES_ON, errors_in_one_line, fail
 from umbel.protocol.errors import DatasetError, UmbelError
 
 
@@ -63,9 +63,12 @@ def test_a_traceback_shows_no_values() -> None:
 def test_a_command_passes_on_what_it_does_not_know_where_it_says_so(passes_on: bool) -> None:
     got: list[str] = []
 
+    app = typer.Typer()
+
+    @app.command(context_settings=PASSES_ON if passes_on else {})
     def main(context: typer.Context) -> None:
         got.extend(context.args)
 
-    done = CliRunner().invoke(command_line(main, passes_on), ["--port", "7"])
+    done = CliRunner().invoke(app, ["--port", "7"])
     assert (done.exit_code == 0) == passes_on
     assert got == (["--port", "7"] if passes_on else [])

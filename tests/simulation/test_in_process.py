@@ -10,12 +10,13 @@ import pytest
 
 import umbel.client.app
 from tests.helpers.runs import run_app
+from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.observer import Observer
 from umbel.server.rounds import Run
 from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.in_process import ROOT, play, run_config
+from umbel.simulation.in_process import play, run_config
 
 
 class Counting(Observer):

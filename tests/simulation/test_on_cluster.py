@@ -11,9 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.clusters import cluster
+from tests.helpers.sources import ROOT
 from umbel.cli.main import app
 from umbel.server.run_folder import RunFolder
-from umbel.simulation.in_process import ROOT
 
 DOCS = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
 

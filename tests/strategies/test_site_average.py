@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 import umbel.client.app
 from tests.helpers.grids import PaperGrid, stack, vectors
 from tests.helpers.runs import run_app
+from tests.helpers.sources import ROOT
 from umbel import models, strategies
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError
@@ -25,7 +26,7 @@ from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.rounds import Run
 from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.in_process import ROOT, play, run_config
+from umbel.simulation.in_process import play, run_config
 from umbel.strategies.site_average import SiteAverage
 
 SENT = [(0, 0, 0), (10, 10, 10)]

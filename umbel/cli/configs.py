@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.runs import find_run, run_named
 
 if TYPE_CHECKING:
     from umbel.server.setup import Setup
-
-CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
 def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None) -> dict[str, Any]:

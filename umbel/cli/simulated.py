@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from umbel.cli.configs import check
-from umbel.cli.own_code import own_code, own_modules
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.plugins import own_path
+from umbel.protocol.project import OWN_PATH
 from umbel.server.runs import home_of_runs
 from umbel.simulation import launch
 from umbel.simulation.relay import Relay
@@ -28,8 +29,8 @@ def launched(values: Mapping[str, Any], nodes: int, relay: Relay) -> Path:
             with relay.in_this_process():
                 return _on_cluster(values, nodes)
     _make_home()
-    with own_code(Path.cwd(), values) as environment:
-        launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
+    environment = {OWN_PATH: own_path()}
+    launch.run(launch.APP, values, nodes, relay=relay, check=lambda: check(values), environment=environment)
     return Path(relay.folder)
 
 
@@ -37,13 +38,20 @@ def _on_cluster(values: Mapping[str, Any], nodes: int) -> Path:
     from umbel.simulation import cluster
 
     cluster.probe()
-    modules = own_modules(Path.cwd(), values)
     check(values, part=True)
     _make_home()
     # What is wrong need not wait for its imports.
     from umbel.simulation import on_cluster
 
-    return on_cluster.run(values, nodes, modules)
+    return on_cluster.run(values, nodes, own_modules(Path.cwd(), values))
+
+
+def own_modules(folder: Path, values: Mapping[str, Any]) -> list[Path]:
+    """Return the modules and packages in a folder if the run config names one, as ``module:attribute``."""
+    own = {path.stem: path for path in folder.iterdir() if path.suffix == ".py" or any(path.glob("*.py"))}
+    words = [word for value in values.values() if isinstance(value, str) for word in value.replace(";", " ").split()]
+    named = {word.partition(":")[0].partition(".")[0] for word in words if ":" in word and "=" not in word}
+    return [path for name, path in own.items() if name.isidentifier() and name != "umbel"] if named & own.keys() else []
 
 
 def in_this_process(values: Mapping[str, Any], nodes: int) -> Path:

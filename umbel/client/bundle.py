@@ -1,6 +1,6 @@
 """Which bundles a site answers: a bundle is what a server ships, known by the SHA-256 of its bytes.
 
-    python -m umbel.client.bundle
+    umbel bundle
 
 prints that of the umbel that is installed here. A site never opens a bundle and runs its own app; the
 number says whether the server's run is of the umbel that the site has reviewed.
@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from umbel.privacy.gate.site import Site
 from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import build_bundle
-
-_ROOT = Path(__file__).resolve().parents[2]
+from umbel.protocol.project import APP
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,12 @@ class Bundle:
     @classmethod
     @cache
     def installed(cls) -> Bundle | None:
-        """Return the umbel that runs here; None where it does not lie in a checkout, so that no bundle can be made."""
-        project = _ROOT / "pyproject.toml"
+        """Return the umbel that runs here; None where its ``pyproject.toml`` is missing, so that none can be made."""
+        project = APP / "pyproject.toml"
         if not project.exists():
             return None
         version = tomllib.loads(project.read_text(encoding="utf-8"))["project"]["version"]
-        return cls(version, hashlib.sha256(build_bundle(_ROOT)).hexdigest())
+        return cls(version, hashlib.sha256(build_bundle(APP)).hexdigest())
 
 
 def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
@@ -69,13 +72,18 @@ def reviewed(bundle: bytes, node_config: Mapping[str, Any]) -> str:
     return f"this site runs {runs}; it has not reviewed bundle {sha256}, which the server sent"
 
 
-def main() -> None:
+def main(
+    out: Annotated[Path | None, typer.Option(help="A new folder for the bundle's files: flwr run takes it.")] = None,
+) -> None:
     """Print the umbel that is installed here, and the SHA-256 of its bundle."""
     with errors_in_one_line():
         if (own := Bundle.installed()) is None:
-            raise SiteError(f"there is no pyproject.toml in {_ROOT}; run this in a checkout of umbel")
-        print(own)
+            raise SiteError(f"there is no pyproject.toml in {APP}; install umbel from a wheel or a checkout")
+        if out is not None:
+            out.mkdir(parents=True)
+            with zipfile.ZipFile(BytesIO(build_bundle(APP))) as archive:
+                archive.extractall(out)
+        typer.echo(own)
 
 
-if __name__ == "__main__":
-    command_line(main)()
+app = command_line(main)

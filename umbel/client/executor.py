@@ -7,7 +7,7 @@ reviewed (`umbel.client.bundle`), and tasks of any other kind.
 
 It stands in for ``flower-superexec`` and takes the same options::
 
-    python -m umbel.client.executor --runtime-api-address HOST:PORT --insecure
+    umbel site executor --runtime-api-address HOST:PORT --insecure
 
 One process has Python, PyTorch and the app loaded, and forks for each message, so that a message
 costs no import.
@@ -23,6 +23,7 @@ import signal
 import socket
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -190,16 +191,12 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
         return refuse(message, context, error)
 
 
-def main() -> None:
-    """Load everything, then wait for tasks."""
+def run(arguments: Sequence[str]) -> None:
+    """Load everything, then wait for tasks, with the options of ``flower-superexec``."""
     for module in _LATER:
         import_module(module)
     own = Bundle.installed()
     log(INFO, "This site runs %s", own or "an umbel whose bundle cannot be made here; set bundle in its configuration")
     # Flower's second between looks would be a part of every round.
     os.environ.setdefault(_POLL, "0.1")
-    run_superexec(sys.argv[1:], WarmProcess().launch)
-
-
-if __name__ == "__main__":
-    main()
+    run_superexec(arguments, WarmProcess().launch)

@@ -1,6 +1,6 @@
 """Make what a dataset across machines proves itself by: a CA, the server's certificate, secrets, the nodes' keys.
 
-    python -m umbel.deploy.certs --server umbel.example.org --node site-1 --node site-2
+    umbel certs --server umbel.example.org --node site-1 --node site-2
 
 What is there is kept. The server's certificate alone is made anew, when its names change or it is about to expire;
 nodes need nothing new then, because they trust the CA.
@@ -238,5 +238,4 @@ def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:
         scratch.unlink(missing_ok=True)
 
 
-if __name__ == "__main__":
-    command_line(main)()
+app = command_line(main)

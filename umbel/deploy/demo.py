@@ -31,10 +31,10 @@ from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import DatasetError, DemoError
 from umbel.protocol.flower import keep_secret
 from umbel.protocol.home import umbel_home
+from umbel.protocol.project import APP, CONFIGS
 
-ROOT = Path(__file__).resolve().parents[2]
 SITES = ("site-1", "site-2", "site-3")
-CONFIG = ROOT / "configs" / "hospital-sites.toml"
+CONFIG = CONFIGS / "hospital-sites.toml"
 POLICY = 'role="split" min-noise-multiplier=10.0 clipping="public" max-choice-epsilon=1.0 budget=16.0'
 """Each site's manifest says who trains; a client may take part 10 times at n / nu = 11 / 3."""
 LEDGER = "/ledger/umbel.sqlite"
@@ -84,7 +84,7 @@ def composer(home: Path, project: str = "umbel-demo") -> Run:
 def _hospital(csv: Path | None, geonames: Path | None) -> Path:
     """Return the hospital dataset, built if there is a file to build it from."""
     if csv:
-        recipe = [sys.executable, str(ROOT / "umbel" / "datasets" / "hospital.py"), "--csv", str(csv)]
+        recipe = [sys.executable, "-m", "umbel", "data", "make", "hospital", "--csv", str(csv)]
         _call(recipe + (["--geonames", str(geonames)] if geonames else []), os.environ)
     try:
         return find_dataset("hospital")
@@ -99,7 +99,7 @@ def _run(compose: Run, keys: Path) -> Path:
     """Start everything, run the task, and return the folder with its results."""
     with started(compose, keys) as flwr:
         _title("The run")
-        flwr("run", str(ROOT), "demo", "--stream", "--run-config", str(CONFIG))
+        flwr("run", str(APP), "demo", "--stream", "--run-config", str(CONFIG))
         run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
         if run["status"] != "finished:completed":
             raise DemoError(f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}")
@@ -174,7 +174,7 @@ def _fetch(compose: Run) -> Path:
 def _call(command: list[str], environment: Mapping[str, str], capture: bool = False) -> str:
     """Run a command in the project's folder; raise when it fails."""
     pipe = subprocess.PIPE if capture else None
-    done = subprocess.run(command, env=dict(environment), cwd=ROOT, check=False, stdout=pipe, text=True)
+    done = subprocess.run(command, env=dict(environment), cwd=APP, check=False, stdout=pipe, text=True)
     if done.returncode:
         raise DemoError(f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above")
     return done.stdout or ""

@@ -5,16 +5,14 @@ A node reads it with ``reader="umbel.deploy.hospital_table:read"`` and ``reader-
 
 from __future__ import annotations
 
-import importlib.util
-from functools import cache
 from logging import WARNING
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pandas as pd
 
-from umbel.data import BUNDLED, Column, Dataset
+from umbel.data import Column, Dataset
+from umbel.data.recipes import load_recipe
 from umbel.data.table import read as read_table
 from umbel.data.table import values_of
 from umbel.protocol.errors import DatasetError, SiteError
@@ -50,7 +48,7 @@ def read(csv: Path, register: Path, geonames: str = "") -> Dataset:
         )
 
     def locate(charges: pd.DataFrame) -> pd.DataFrame:
-        recipe = _recipe()
+        recipe = load_recipe("hospital")
         zips = values_of(charges, _ZIP, csv).astype(np.int64)
         places = recipe.locate(zips, recipe.Zip.PADDED, Path(geonames))
         found = np.isfinite(places).all(axis=1)
@@ -63,14 +61,3 @@ def read(csv: Path, register: Path, geonames: str = "") -> Dataset:
         return located
 
     return read_table(csv, register, str(SCHEMA), locate)
-
-
-@cache
-def _recipe() -> ModuleType:
-    # By its path: `datasets` is a folder of scripts, and no package, so as not to shadow the library of that name.
-    spec = importlib.util.spec_from_file_location("umbel_hospital", BUNDLED / "hospital.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

@@ -1,6 +1,6 @@
 """Give the ``flwr`` command the operator's secret, so that a guarded server lets it in.
 
-    python -m umbel.deploy.login umbel certs/control.secret
+    umbel server login umbel certs/control.secret
 
 From then on, `flwr` sends the secret to the address of this connection, and to no other. It is kept where Flower keeps
 sign-ins, ``credentials.yaml`` beside ``config.toml``, which nobody else can read.
@@ -16,7 +16,7 @@ from typing import Annotated
 import typer
 
 from umbel.deploy.guard import read_secret
-from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import GuardError
 from umbel.protocol.flower import keep_secret
 
@@ -38,7 +38,3 @@ def _address(config: Path, connection: str) -> str:
         return str(tomllib.loads(config.read_text(encoding="utf-8"))["superlink"][connection]["address"])
     except (KeyError, TypeError, ValueError):
         raise GuardError(f"{config} has no connection {connection!r} with an address; write it first") from None
-
-
-if __name__ == "__main__":
-    command_line(main)()

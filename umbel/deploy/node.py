@@ -1,6 +1,6 @@
 """A site's node on one machine: a SuperNode, and beside it umbel's own executor.
 
-    python -m umbel.deploy.node --superlink HOST:PORT --root-certificates ca.crt \\
+    umbel site start --superlink HOST:PORT --root-certificates ca.crt \\
         --auth-supernode-private-key site.key --node-config 'data-path="/data/site"'
 
 takes the options of Flower's ``flower-supernode``. Started by itself, that would run the code that the
@@ -20,10 +20,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import typer
-
-from umbel.deploy import supernode
-from umbel.protocol.cli import command_line, errors_in_one_line
 from umbel.protocol.errors import SiteError
 
 _DEFAULT_PORT = "9094"
@@ -69,7 +65,7 @@ def _execute(parent: int, folder: Path, address: str, secret: Path) -> NoReturn:
     """Run an executor that ends with the SuperNode, and end the SuperNode with it."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # both come to the executor as well, and it ends this
-    command = [sys.executable, "-m", "umbel.client.executor", "--insecure", "--runtime-api-address", address]
+    command = [sys.executable, "-m", "umbel", "site", "executor", "--insecure", "--runtime-api-address", address]
     command += ["--superexec-auth-secret-file", str(secret), "--parent-pid", str(parent)]
     _wait(subprocess.Popen(command, preexec_fn=_listen), parent)
     shutil.rmtree(folder, ignore_errors=True)
@@ -90,14 +86,3 @@ def _wait(executor: subprocess.Popen[bytes], parent: int) -> None:
 def _listen() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-
-
-def main(context: typer.Context) -> None:
-    """Start a site's node: a SuperNode with these options of Flower's, and umbel's executor beside it."""
-    with errors_in_one_line():
-        arguments = start(context.args)
-    supernode.run(arguments)
-
-
-if __name__ == "__main__":
-    command_line(main, passes_on=True)()

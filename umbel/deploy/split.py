@@ -1,6 +1,6 @@
 """Split a dataset into sites that share no client, each a dataset of its own.
 
-python -m umbel.deploy.split hospital --sites 3 --out hospital-sites
+umbel data split hospital --sites 3 --out hospital-sites
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from umbel.data import Manifest, find_dataset, offsets_of, open_dataset, write_dataset
-from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
 
 
@@ -66,7 +66,3 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
         write_dataset(folder, part, whole.features[rows], whole.targets[rows], offsets_of(lengths), names)
         folders.append(folder)
     return folders
-
-
-if __name__ == "__main__":
-    command_line(main)()

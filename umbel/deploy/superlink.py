@@ -1,6 +1,6 @@
 """The server: Flower's SuperLink, with umbel's guard in front of it.
 
-    python -m umbel.deploy.superlink --control-secret certs/control.secret --host 0.0.0.0 --port 8000 ...
+    umbel server start --control-secret certs/control.secret --host 0.0.0.0 --port 8000 ...
 
 takes the options of Flower's ``flower-superlink``. Started by itself, that would start runs and register nodes for
 whoever reaches its port; here the guard (`umbel.deploy.guard`) lets in whoever has the operator's secret.
@@ -17,7 +17,7 @@ from typing import Annotated
 import typer
 
 from umbel.deploy.guard import Guard, Rules, look_up, parse_networks, read_secret
-from umbel.protocol.cli import command_line, errors_in_one_line
+from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.flower import log, run_superlink
 
 
@@ -59,9 +59,3 @@ def _who(rules: Rules) -> str:
     allowed = ["whoever has the operator's secret"] if rules.secret else []
     allowed += [f"callers from {network}" for network in rules.control_from]
     return " and ".join(allowed) or "this machine itself"
-
-
-app = command_line(main, passes_on=True)
-
-if __name__ == "__main__":
-    app()

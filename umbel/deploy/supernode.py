@@ -1,6 +1,6 @@
 """A site's SuperNode: Flower's, which looks for messages more often while there are any.
 
-    python -m umbel.deploy.supernode --superlink HOST:PORT --isolation=process ...
+    umbel site supernode --superlink HOST:PORT --isolation=process ...
 
 takes the options of Flower's ``flower-supernode``. That looks every three seconds, which is most of a round of a small
 model; this looks as seldom only where no message has come for a minute. Where the server is slow to answer it looks
@@ -61,7 +61,3 @@ def run(arguments: Sequence[str]) -> NoReturn:
     pace = Pace()
     run_supernode(arguments, lambda seconds: time.sleep(pace.seconds(seconds)))
     sys.exit()
-
-
-if __name__ == "__main__":
-    run(sys.argv[1:])

@@ -10,6 +10,9 @@ import typer
 
 from umbel.protocol.errors import UmbelError
 
+PASSES_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+"""Settings of a command that takes options that it does not know, to pass them on."""
+
 
 @contextmanager
 def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
@@ -21,17 +24,10 @@ def errors_in_one_line(*others: type[Exception]) -> Iterator[None]:
         fail(str(error), error.exit_code if isinstance(error, UmbelError) else 1)
 
 
-def command_line(main: Callable[..., None], passes_on: bool = False) -> typer.Typer:
-    """Return the command that a function is. A traceback, which may end in a log, shows no values.
-
-    Parameters
-    ----------
-    main : callable
-    passes_on : bool
-        Whether it takes options that it does not know, to pass them on.
-    """
+def command_line(main: Callable[..., None]) -> typer.Typer:
+    """Return the command that a function is. A traceback, which may end in a log, shows no values."""
     command = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
-    command.command(context_settings=dict.fromkeys(("allow_extra_args", "ignore_unknown_options"), passes_on))(main)
+    command.command()(main)
     return command
 
 

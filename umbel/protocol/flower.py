@@ -25,6 +25,7 @@ from flwr.supercore.logger import FLOWER_LOGGER
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
+from umbel.protocol import project
 from umbel.protocol.polling import pause
 
 __all__ = [
@@ -98,6 +99,9 @@ def _files(folder: Path) -> dict[str, Path]:
         folders[:] = [name for name in folders if not ignored.match_file(f"{inside / name}/")]
         files = [Path(where, name) for name in names]
         found |= {(inside / file.name).as_posix(): file for file in files if not file.is_symlink()}
+    if folder == project.INSTALLED:
+        package = {name: file for name, file in _files(project.PACKAGE).items() if folder not in file.parents}
+        found |= {f"{project.PACKAGE.name}/{name}": file for name, file in package.items()}
     return found
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import importlib
-from collections.abc import Mapping
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,11 +17,10 @@ from pydantic import TypeAdapter, ValidationError
 
 from umbel.protocol import old_names
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.project import OWN_PATH, PACKAGE
 from umbel.protocol.rules import fault_text
 
 T = TypeVar("T")
-
-_UMBEL = Path(__file__).resolve().parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +39,42 @@ def import_by_name(name: str) -> Any:
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
         raise ConfigError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
-    module_name = _current(module_name)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's code does when it is imported
-        raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}") from error
+    with _own_first():
+        module_name = _current(module_name)
+        try:
+            module = importlib.import_module(module_name)
+        except Exception as error:  # a user's code may raise anything
+            raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
         raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})") from None
+
+
+def own_path() -> str:
+    """Return the value of `OWN_PATH` with which another process finds by name what this one does."""
+    folders = [*_own_folders(), *map(os.path.abspath, sys.path)]
+    return os.pathsep.join(dict.fromkeys(folders))
+
+
+def _own_folders() -> list[str]:
+    return list(filter(None, os.environ.get(OWN_PATH, "").split(os.pathsep)))
+
+
+@contextmanager
+def _own_first() -> Iterator[None]:
+    """Find the user's own modules before installed ones of the same name; and from then on after them.
+
+    The user names the first module; what that imports later, and what libraries import, is meant as installed.
+    """
+    folders = _own_folders()
+    sys.path[:0] = folders
+    try:
+        yield
+    finally:
+        for folder in folders:
+            sys.path.remove(folder)
+        sys.path += [folder for folder in folders if folder not in sys.path]
 
 
 def _current(module_name: str) -> str:
@@ -62,7 +91,7 @@ def _is_umbels(top: str) -> bool:
     """Return whether a top-level name is none of the user's: nothing is there, or a link into umbel in a checkout."""
     found = PathFinder.find_spec(top)
     places = [found.origin or "", *(found.submodule_search_locations or [])] if found else []
-    return not any(place and not Path(place).resolve().is_relative_to(_UMBEL) for place in places)
+    return not any(place and not Path(place).resolve().is_relative_to(PACKAGE) for place in places)
 
 
 def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type[Any]) -> type[T]:

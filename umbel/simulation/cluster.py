@@ -9,6 +9,7 @@ import logging
 import os
 import platform
 import socket
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,11 +21,11 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from umbel.protocol.errors import ClusterError
+from umbel.protocol.project import APP
 
 PACKAGES = ("umbel", "ray", "flwr", "torch", "numpy", "safetensors")
 """What must be the same on all machines, besides Python."""
 
-_CODE = Path(__file__).resolve().parents[2]
 _LISTEN_S = 5.0
 _ANSWER_S = 30.0  # a busy machine takes long over it
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))  # of gRPC, and no settings
@@ -101,14 +102,16 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
     named = address()
     probe()
     quiet()
-    code: dict[str, Any] = {"working_dir": str(_CODE), "excludes": [".git", ".venv"]}
-    code |= {"py_modules": [str(path) for path in modules]} if modules else {}
-    try:
-        ray.init(
-            runtime_env={**code, "env_vars": dict(environment or {})}, logging_level=logging.ERROR, log_to_driver=False
-        )
-    except Exception as error:  # ConnectionError, RuntimeError, ValueError: Ray raises what it likes
-        raise ClusterError(_told(named, error)) from None
+    from umbel.simulation.launch import unpacked  # here: a machine's first import may lack what this takes
+
+    with tempfile.TemporaryDirectory(prefix="umbel-code-") as scratch:
+        code: dict[str, Any] = {"working_dir": str(unpacked(APP, Path(scratch)))}
+        code |= {"py_modules": [str(path) for path in modules]} if modules else {}
+        shared = {**code, "env_vars": dict(environment or {})}
+        try:
+            ray.init(runtime_env=shared, logging_level=logging.ERROR, log_to_driver=False)
+        except Exception as error:  # ConnectionError, RuntimeError, ValueError: Ray raises what it likes
+            raise ClusterError(_told(named, error)) from None
     try:
         check_versions({machine.name: found for machine, found in on_each(machines(), versions)})
         yield

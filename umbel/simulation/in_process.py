@@ -10,6 +10,7 @@ from typing import Any
 
 import umbel.client.app
 from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
 from umbel.server.history import State
@@ -18,8 +19,6 @@ from umbel.server.observers import Patience
 from umbel.server.rounds import Run, initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 class _NoNodeLost(Observer):
@@ -36,7 +35,7 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
 
     In the names of `changes` an underscore stands for a hyphen.
     """
-    config = RunConfig().entries() | tomllib.loads((ROOT / "configs" / f"{name}.toml").read_text(encoding="utf-8"))
+    config = RunConfig().entries() | tomllib.loads((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"))
     config |= {key.replace("_", "-"): value for key, value in changes.items()}
     if unknown := sorted(set(config) - set(RunConfig.names())):
         raise ConfigError(f"{', '.join(unknown)}: no keys of the run config")

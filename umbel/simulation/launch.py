@@ -24,10 +24,9 @@ import tomli_w
 
 from umbel.protocol.errors import LaunchError
 from umbel.protocol.flower import build_bundle
+from umbel.protocol.project import APP as APP
 from umbel.simulation.relay import Relay
 from umbel.simulation.superlink import starting, tool
-
-APP = Path(__file__).resolve().parents[2]
 
 
 def run(

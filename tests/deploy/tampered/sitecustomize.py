@@ -80,6 +80,6 @@ def _tampered(push: Callable[..., None]) -> Callable[..., None]:
     return push_message
 
 
-if "umbel.client.executor" in sys.orig_argv:
+if "executor" in sys.orig_argv:
     module = importlib.import_module("flwr.supernode.runtime.run_clientapp")
     module.push_message = _tampered(module.push_message)  # type: ignore[attr-defined]

@@ -18,13 +18,14 @@ from typer.testing import CliRunner
 import umbel.research.experiments.sweep
 import umbel.research.experiments.synthetic
 from tests.helpers.clusters import cluster
+from tests.helpers.sources import ROOT
 from umbel.data import find_dataset, open_dataset
 from umbel.protocol.errors import ClusterError, SweepError
 from umbel.research.experiments import drift, frontier
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.research.experiments.sweep import Result, _digest, _maker, _pack, _unpack, sweep
-from umbel.simulation.in_process import ROOT, run_config
+from umbel.simulation.in_process import run_config
 
 EACH, SAVE = (
     umbel.research.experiments.sweep._each,

@@ -1,4 +1,4 @@
-"""``umbel data``: what datasets there are, what is in them, and a table made into one."""
+"""``umbel data``: what datasets there are, what is in them, and how more are made: by recipes and from tables."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import typer
 from rich.table import Table
 
 from umbel.cli.commands.terminal import console
+from umbel.cli.lazy import lazy
 from umbel.data import (
     BUNDLED,
     Column,
@@ -25,6 +26,8 @@ from umbel.data import (
     shard,
     write_dataset,
 )
+from umbel.data.recipes import load_recipe, recipes
+from umbel.deploy import split
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
@@ -39,7 +42,19 @@ _LARGE = 10.0  # a number of which a local step of the usual size makes too much
 
 @app.callback()
 def _data() -> None:
-    """The datasets on this machine, and tables made into datasets."""
+    """The datasets on this machine; recipes and tables that make more."""
+
+
+def _load(name: str) -> typer.Typer:
+    found: typer.Typer = load_recipe(name).app
+    return found
+
+
+_make = typer.Typer(
+    cls=lazy(recipes, _load), no_args_is_help=True, help="Make a dataset of public raw data by its recipe."
+)
+app.add_typer(_make, name="make")
+app.command("split")(split.main)
 
 
 @app.command("list")

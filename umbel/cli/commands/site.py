@@ -1,4 +1,4 @@
-"""``umbel site``: look at a site before it goes online."""
+"""``umbel site``: look at a site before it goes online, and start it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,44 @@ from rich.table import Table
 from rich.text import Text
 
 from umbel.cli.commands.terminal import console
-from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.cli import PASSES_ON, errors_in_one_line
 from umbel.protocol.errors import SiteError
 from umbel.protocol.flower import parse_config_args
 from umbel.protocol.run_config import RunConfig
 
 app = typer.Typer(
-    add_completion=False, suggest_commands=False, help="Look at a site before it goes online.", no_args_is_help=True
+    add_completion=False,
+    suggest_commands=False,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,
+    help="Check a site before it goes online, and start it.",
 )
 
 
-@app.callback()
-def _site() -> None:
-    """Look at a site before it goes online."""
+@app.command(context_settings=PASSES_ON)
+def start(context: typer.Context) -> None:
+    """Start a site's node on one machine: a SuperNode with these options of Flower's, and umbel's executor."""
+    from umbel.deploy import node, supernode
+
+    with errors_in_one_line():
+        arguments = node.start(context.args)
+    supernode.run(arguments)
+
+
+@app.command("supernode", context_settings=PASSES_ON)
+def supernode_alone(context: typer.Context) -> None:
+    """Start the SuperNode alone, with the options of flower-supernode: the executor is in another container."""
+    from umbel.deploy import supernode
+
+    supernode.run(context.args)
+
+
+@app.command(context_settings=PASSES_ON)
+def executor(context: typer.Context) -> None:
+    """Start the executor alone, with the options of flower-superexec: it runs the site's own app."""
+    from umbel.client import executor
+
+    executor.run(context.args)
 
 
 @app.command()

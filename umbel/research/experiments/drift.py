@@ -18,12 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from umbel.data import Manifest, open_dataset, write_leaf
+from umbel.data.recipes import load_recipe
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.research.experiments.figures import COLOURS, figure
 from umbel.research.experiments.runs import Finished, Spec, Trace
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.synthetic import recipe
 from umbel.research.experiments.tables import Section, Value, good, plus_minus, write
 from umbel.server.rounds import Run
 from umbel.server.run_folder import RunFolder
@@ -122,7 +122,7 @@ def _files() -> list[str]:
 def _world(seed: int) -> Iterator[tuple[Manifest, Clients]]:
     """Yield the data of each step: all rows are new, drawn from where the client's group is then."""
     generator = np.random.default_rng(seed)
-    optima = [np.array(one) for one in recipe().OPTIMA]
+    optima = [np.array(one) for one in load_recipe("synthetic").OPTIMA]
     trains, validates = generator.integers(2, size=(2, CLIENTS))
     yield _rows(generator, optima, trains, validates)
     optima[0] = _elsewhere(generator, optima)

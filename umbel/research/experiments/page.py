@@ -19,9 +19,9 @@ from jinja2 import Environment, StrictUndefined
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import write_atomically
-from umbel.simulation.in_process import ROOT
+from umbel.protocol.project import APP, source
 
-DOCS = ROOT / "docs"
+DOCS = APP / "docs"
 _TEMPLATE, _PAGE, _RESULTS = "reproduce.md.j2", "reproduce.md", "results"
 _TABLE, _MADE = "table.md", "made.toml"
 
@@ -62,7 +62,8 @@ def digest(name: str) -> str:
     """Return a digest of the code that makes an experiment's numbers."""
     content = hashlib.sha256()
     for pattern in (*SOURCES[name], *(f"{folder}/*" for folder in _PINNED)):
-        for file in sorted(path for path in ROOT.glob(pattern) if path.is_file()):
+        files = source(pattern)
+        for file in sorted(path for path in files.parent.glob(files.name) if path.is_file()):
             content.update(hashlib.sha256(file.read_bytes()).digest())
     return content.hexdigest()[:16]
 
@@ -164,13 +165,15 @@ class _Results:
 
 def _commit() -> str:
     """Return the commit of this checkout, with a plus if files are not as they were committed."""
+    if not (APP / ".git").exists():
+        return "unknown"
 
     def git(*words: str) -> str:
-        told = subprocess.run(["git", *words], cwd=ROOT, check=False, capture_output=True, text=True)
+        told = subprocess.run(["git", *words], cwd=APP, check=False, capture_output=True, text=True)
         return told.stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
-    return (git("rev-parse", "--short=10", "HEAD") or "unknown") + ("+" if changed else "")
+    return git("rev-parse", "--short=10", "HEAD") + ("+" if changed else "")
 
 
 def _ranges(numbers: Iterable[int]) -> str:

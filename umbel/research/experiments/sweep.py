@@ -32,10 +32,10 @@ from umbel.data import digest_of, find_dataset, read_manifest
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import SweepError
 from umbel.protocol.home import write_atomically
+from umbel.protocol.project import PACKAGE, source
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.server.run_folder import RunFolder, versions
 from umbel.simulation import cluster
-from umbel.simulation.in_process import ROOT
 
 Task = Callable[[Mapping[str, Any]], Finished]
 
@@ -167,7 +167,7 @@ def _cluster() -> Iterator[bool]:
             yield True
         return
     cluster.quiet()
-    environment = {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path[1:]])}
+    environment = {"PYTHONPATH": os.pathsep.join([str(PACKAGE.parent), *sys.path[1:]])}
     # Not a cluster that happens to run here: it may be busy, or another version.
     ray.init(
         "local",
@@ -289,7 +289,7 @@ def _digest(modules: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> str:
     """Return a digest of the code that makes results, with these modules and files or folders besides."""
     files: list[Path] = []
     for name in (*_CODE, *more):
-        path = ROOT / name
+        path = source(name)
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
     for module in modules:
         found = find_spec(module)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from umbel.data import write_leaf
+from umbel.data.recipes import load_recipe
 from umbel.protocol.arrays import flatten
 from umbel.research.experiments.fairness import Grouping, group_fairness
 from umbel.research.experiments.figures import COLOURS, MARKERS, figure
@@ -29,7 +26,7 @@ from umbel.research.experiments.tables import (
     what_a_client_gets,
     write,
 )
-from umbel.simulation.in_process import ROOT, run_config
+from umbel.simulation.in_process import run_config
 
 SEEDS = 100
 NEAR = 1.0
@@ -103,21 +100,8 @@ def tables(results: Sequence[Result], folder: Path) -> None:
             _figure_2(result, folder, name)
 
 
-@lru_cache
-def recipe() -> ModuleType:
-    """Load ``datasets/synthetic.py``, which is a script and no module of a package."""
-    path = ROOT / "umbel" / "datasets" / "synthetic.py"
-    spec = importlib.util.spec_from_file_location("umbel_synthetic_recipe", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 def _data(folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, Path]]:
-    make = recipe().make
+    make = load_recipe("synthetic").make
     for seed in seeds:
         path = folder / "data" / f"synthetic-{seed}.json"
         write_leaf(path, *make(seed))
@@ -261,7 +245,7 @@ def _rows(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, 
 
 def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:
     """Draw figures 1a to 1i: releases in the first and in the best round, and the loss, a row a strategy."""
-    optima = np.array(recipe().OPTIMA)
+    optima = np.array(load_recipe("synthetic").OPTIMA)
     releases = np.concatenate([result.trace["releases"] for result in results])
     # Noise now and then throws a release far out of the frame, which holds all others and the optima.
     low = np.minimum(np.quantile(releases, 0.01, axis=0), optima.min(axis=0)) - 1

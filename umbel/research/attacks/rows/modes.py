@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import tomllib
-from pathlib import Path
 
+from umbel.protocol.project import CONFIGS
 from umbel.protocol.release import Clipping, ReleaseBy
 from umbel.research.attacks.modes import SITE, Mode
 
-_CONFIGS = Path(__file__).resolve().parents[4] / "configs"
 EPSILONS = (2, 4, 8, 16)
 """Of ``configs/hospital-epsilon-*.toml``."""
 MULTIPLIERS = (1.0, 3.0, 10.0)
@@ -33,7 +32,7 @@ def modes() -> list[Mode]:
 
 def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = False) -> Mode:
     """Return the mode of ``configs/hospital-epsilon-*.toml``, at a site that accepts that and a budget of `epsilon`."""
-    file = _CONFIGS / f"hospital-epsilon-{epsilon}.toml"
+    file = CONFIGS / f"hospital-epsilon-{epsilon}.toml"
     config = tomllib.loads(file.read_text(encoding="utf-8"))
     nu, choice = float(config["noise-multiplier"]), float(config["choice-epsilon"])
     policy = {
