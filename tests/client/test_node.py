@@ -14,7 +14,7 @@ import torch
 import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.models import write_module
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
 from umbel.privacy.gate.site import in_process

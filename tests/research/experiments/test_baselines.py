@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from umbel import models
 from umbel.client.cohort import Cohort
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.data import Dataset, Manifest, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.run_config import RunConfig

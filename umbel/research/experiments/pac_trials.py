@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.research.attacks.pac_attack import Estimate
 
 ITEMS, FACTORS, LABELLED = 500, 8, 40
