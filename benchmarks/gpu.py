@@ -24,7 +24,7 @@ from benchmarks import in_process
 from benchmarks.measure import Out, Reading, benchmark, console, interleave, machine, show
 from benchmarks.peers.tasks import write_images
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
 from umbel.models import load
 from umbel.models.model import Model

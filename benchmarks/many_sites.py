@@ -284,7 +284,7 @@ def run_config(nodes: int, rounds: int, parameters: int) -> dict[str, Any]:
 
 
 def _model(parameters: int) -> str:
-    return f"linear-{parameters - 1}x1"  # and a bias
+    return f"linear inputs={parameters - 1} outputs=1"  # and a bias
 
 
 def _watch(

@@ -126,7 +126,7 @@ def write(folder: Path, size: Size) -> None:
     elif size.parameters == HOSPITAL:
         name, shape, classes = "mlp", (3,), 0
     else:
-        name, shape, classes = f"mlp-64x{size.parameters // 75}x10", (64,), 10
+        name, shape, classes = f"mlp inputs=64 hidden={size.parameters // 75} outputs=10", (64,), 10
     features = rng.standard_normal((clients * size.rows, *shape), np.float32)
     targets = rng.integers(classes, size=len(features)) if classes else features[:, 0]
     split = {"train": size.clients, "validation": size.validation}

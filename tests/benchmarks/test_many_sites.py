@@ -63,7 +63,7 @@ def test_it_does_without_pytorch() -> None:
 def test_a_real_site_serves_a_model_of_as_many_parameters(tmp_path: Path) -> None:
     many_sites.write_site(tmp_path / "site", 7)
     dataset = open_dataset(tmp_path / "site")
-    assert dataset.manifest.model == many_sites.run_config(3, 2, 7)["model"] == "linear-6x1"
+    assert dataset.manifest.model == many_sites.run_config(3, 2, 7)["model"] == "linear inputs=6 outputs=1"
     assert dataset.manifest.split == {"train": 1, "validation": 1}
 
 

@@ -49,7 +49,7 @@ def test_onnx_takes_rows_as_the_model_sees_them(umbel_home: Path, tmp_path: Path
         umbel.from_arrays(rows, None, client=owners, tokens=9).write("small")
         seen = torch.tensor(rows[:, :-1].astype(np.int64))
     else:
-        images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear-9x2"
+        images, model = draw.integers(0, 256, (12, 3, 3), np.uint8), "linear inputs=9 outputs=2"
         umbel.from_arrays(images, owners % 2, client=owners).write("small")
         seen = torch.tensor(images.astype(np.float32) / 255)
     config = {"dataset": "small", "model": model, "loss": "cross-entropy", "rounds": 1, "restarts": 1}

@@ -37,7 +37,7 @@ from umbel.simulation.in_process import play
 Config = dict[str, Any]
 
 PREFERENCES = open_dataset(BUNDLED / "preferences.json")
-FACTORS = models.load("factors-100x8")
+FACTORS = models.load("factors items=100 size=8")
 ITEMS = FACTORS.initial(0)
 SIMULATED = {"partition-id": 0, "num-partitions": 1}
 

@@ -78,13 +78,13 @@ def cases() -> Iterator[Case]:
                      models.load_metric("torch.nn.functional:l1_loss"))  # fmt: skip
     yield Case(models.load("linear"), rows(2), numbers)
     yield Case(models.load("mlp"), rows(3), numbers)
-    yield Case(models.load("umbel.models.softmax:softmax4x3", "cross-entropy"), rows(4), classes)
+    yield Case(models.load("softmax features=4 classes=3", "cross-entropy"), rows(4), classes)
     yield Case(classifier("convolutions", tiny_cnn), rows(1, 6, 6), classes)
     yield Case(classifier("layer-normalisation", layered_mlp), rows(6), classes)
     yield Case(classifier("batch-normalisation-and-dropout", normalised_mlp), rows(6), classes, (LoopLearner,))
     yield Case(classifier("attention-over-tokens", TiedWriter), words, np.roll(words, -1, 1))
-    yield Case(models.load("factors-7x3"), items, likes)
-    yield Case(models.load("biased-factors-7x3"), items, likes)
+    yield Case(models.load("factors items=7 size=3"), items, likes)
+    yield Case(models.load("biased-factors items=7 size=3"), items, likes)
     yield Case(headed(), rows(2), numbers)
     yield Case(headed(frozen="body.weight", local=""), rows(2), numbers)
     yield Case(own_loss, rows(2), numbers)
@@ -135,11 +135,11 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
         for case in CASES
         for kind in case.learners
         for optimizer, update in {"sgd": EPOCH, "adam": ADAM}.items()
-        if update is EPOCH or case.model.name in ("mlp", "biased-factors-7x3", "headed")
+        if update is EPOCH or case.model.name in ("mlp", "biased-factors items=7 size=3", "headed")
     ],
 )
 def test_the_numbers_are_those_of_the_cpu(case: Case, kind: type[Learner], update: LocalUpdate) -> None:
-    balanced = case.model.name == "factors-7x3"
+    balanced = case.model.name == "factors items=7 size=3"
     expected = everything(kind(case.model, CPU), case.dataset, update, balanced)
     with fake_gpu():
         found = everything(kind(case.model, CUDA), case.dataset, update, balanced)
@@ -148,7 +148,12 @@ def test_the_numbers_are_those_of_the_cpu(case: Case, kind: type[Learner], updat
 
 # --- memory
 
-MANY = Case(models.load("linear-200x1"), np.ones((12, 200), np.float32), np.ones(12, np.float32), lengths=(1,) * 12)
+MANY = Case(
+    models.load("linear inputs=200 outputs=1"),
+    np.ones((12, 200), np.float32),
+    np.ones(12, np.float32),
+    lengths=(1,) * 12,
+)
 
 
 @pytest.mark.parametrize(

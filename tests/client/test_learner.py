@@ -37,7 +37,8 @@ from tests.helpers.models import TINY_CNN, draw_hypotheses, model_of
 from umbel import models
 from umbel.client.batched import BatchedLearner
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner, best_hypothesis, learner_for
+from umbel.client.engines import learner_for
+from umbel.client.learner import Learner, best_hypothesis
 from umbel.client.loop import LoopLearner
 from umbel.models import LOSSES, METRICS, Loss, Model
 from umbel.models.losses import squared_error

@@ -41,7 +41,7 @@ from umbel.protocol.arrays import Arrays
 Matrix = NDArray[Any]
 
 PREFERENCES = open_dataset(BUNDLED / "preferences.json")
-ITEMS = models.load("factors-100x8").initial(0)["items"]
+ITEMS = models.load("factors items=100 size=8").initial(0)["items"]
 
 losses = pytest.mark.parametrize("loss", list(SLOPES))
 # float32 has 7 digits, of which a few dozen steps cost one or two.
@@ -69,7 +69,7 @@ def train(
 ) -> tuple[Matrix, Matrix]:  # fmt: skip
     """Return the items and the users' vectors that clients have trained."""
     items, users = np.asarray(items, np.float32), np.asarray(users, np.float32)
-    learner = learner_of(engine, models.load(f"factors-{items.shape[0]}x{items.shape[1]}", loss))
+    learner = learner_of(engine, models.load(f"factors items={items.shape[0]} size={items.shape[1]}", loss))
     chosen = np.zeros(len(users), np.int64)
     shared, local = learner.train(
         {"items": items[None]}, chosen, cohort, update, generators(len(users), seed), {"user": users}, balanced
@@ -217,7 +217,7 @@ def test_a_client_gets_the_same_result_alone(asked: list[Rows], update: LocalUpd
     for ours, theirs in zip(*together.values(), strict=True):
         np.testing.assert_allclose(ours, theirs, **CLOSE)
     for c, rows in enumerate(asked):
-        learner, own = learner_of("batched", models.load("factors-12x8")), [generators(len(asked))[c]]
+        learner, own = learner_of("batched", models.load("factors items=12 size=8")), [generators(len(asked))[c]]
         shared, local = learner.train(
             {"items": ITEMS[None, :12]}, np.zeros(1, np.int64), labelled(rows), update, own,
             {"user": users[c : c + 1]}, balanced,
@@ -261,7 +261,7 @@ def test_a_minibatch_takes_different_items(batch_size: int, seed: int) -> None:
 @engines
 def test_each_client_is_scored_with_its_own_vector(engine: str) -> None:
     # Scores u.v of the two items: 1 and -2 for the first client, 2 and 1 for the second.
-    learner = learner_of(engine, models.load("factors-2x2", "margin"))
+    learner = learner_of(engine, models.load("factors items=2 size=2", "margin"))
     items = np.array([[[1, 0], [0, 1]], [[0, 0], [0, 0]]], np.float32)
     users = np.array([[1, -2], [2, 1]], np.float32)
     measured, metrics = learner.score({"items": items}, labelled(([0, 1], [1, 1]), ([1], [1])), {"user": users})
@@ -324,7 +324,7 @@ FIVE = np.array([[1, 0], [-1, 0], [1, 0], [-1, 0], [1, 0]], np.float32)
 def newcomers(engine: str, items: Any, *asked: Rows, loss: str = "log") -> tuple[list[float], list[float]]:
     """Return loss and metric of clients that have no vector yet."""
     array = np.asarray(items, np.float32)
-    learner = learner_of(engine, models.load(f"factors-{len(array)}x{array.shape[1]}", loss))
+    learner = learner_of(engine, models.load(f"factors items={len(array)} size={array.shape[1]}", loss))
     fresh = learner.model.initial_local(generators(len(asked)))
     measured, metrics = learner.score_newcomers({"items": array[None]}, labelled(*asked), fresh, 0.1)
     assert measured.shape == metrics.shape == (1, len(asked))
@@ -532,7 +532,7 @@ def test_a_gathered_client_trains_as_the_paper_says(engine: str) -> None:
 @pytest.mark.parametrize("batch_size", [0, 2])
 def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str, batch_size: int) -> None:
     """An item of zeros, of four, leaves the prior alone to move the vector: -s 5 u, and -s 1 c beside the residuals."""
-    learner = learner_of(engine, models.load("biased-factors-4x2", "margin"))
+    learner = learner_of(engine, models.load("biased-factors items=4 size=2", "margin"))
     cohort, user = labelled([[0, 1, 2, 3], [1, -1, 1, 1]], [[2], [-1]]), np.array([[1, 2, 3], [1, 2, 3]], np.float32)
     update, chosen = LocalUpdate(1, 0.01, batch_size), np.zeros(2, np.int64)
     shared, local = learner.train(
@@ -550,7 +550,7 @@ def test_a_prior_of_local_parameters_counts_once_over_a_clients_rows(engine: str
 
 
 def test_both_learners_train_factors_with_biases_alike() -> None:
-    model = models.load("biased-factors-6x2")
+    model = models.load("biased-factors items=6 size=2")
     items = np.random.default_rng(1).standard_normal((1, 6, 3)).astype(np.float32)
     cohort = labelled(([0, 1, 2, 3, 4], [1, -1, 1, 1, -1]), ([5, 0], [1, 1]))
     user = np.random.default_rng(2).standard_normal((2, 3)).astype(np.float32)

@@ -18,7 +18,7 @@ from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
 from umbel.protocol.arrays import Arrays
 
-FACTORS = models.load("factors-9x2")
+FACTORS = models.load("factors items=9 size=2")
 SIMULATED = Site(Policy(), None)
 FINITE: Arrays = {"items": np.zeros((2, 9, 2), np.float32)}
 

@@ -14,7 +14,7 @@ import torch
 import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.models import write_module
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.client.node import Node
 from umbel.data import BUNDLED, offsets_of, write_dataset, write_leaf
 from umbel.privacy.gate.site import in_process
@@ -235,7 +235,7 @@ def test_an_array_that_changes_alone_is_read_again(name: str, tmp_path: Path, ru
 
 
 def preferences(
-    path: Path, numbers: Any, labels: Any, lengths: Any = (2, 1), model: str = "factors-3x2", **entries: Any
+    path: Path, numbers: Any, labels: Any, lengths: Any = (2, 1), model: str = "factors items=3 size=2", **entries: Any
 ) -> Config:
     """Write what clients say of items; return the configuration of a node that serves it."""
     own = manifest(len(lengths), model=model, **entries)
@@ -268,7 +268,9 @@ def test_preferences_that_do_not_fit_are_an_error_at_once(
 ) -> None:
     """At all clients alike, or what a node answers would tell whose data do not fit."""
     config = preferences(tmp_path / "own", numbers, labels)
-    with pytest.raises(DatasetError, match=f"own: model 'factors-3x2' {reason}; name another model or repair"):
+    with pytest.raises(
+        DatasetError, match=f"own: model 'factors items=3 size=2' {reason}; name another model or repair"
+    ):
         Node.of(config, run_config)
 
 
@@ -326,7 +328,7 @@ def test_a_model_with_local_parameters_may_come_as_several_hypotheses(tmp_path: 
     node = Node.of(preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1]), run_config)
     for k in (1, 3):
         node.check({"items": np.zeros((k, 3, 2), np.float32)})
-    with pytest.raises(ProtocolError, match="do not fit model 'factors-3x2'"):
+    with pytest.raises(ProtocolError, match="do not fit model 'factors items=3 size=2'"):
         node.check({"items": np.zeros((1, 3, 2), np.float32), "user": np.zeros((1, 2), np.float32)})
 
 
@@ -469,7 +471,7 @@ def test_a_server_names_no_function_that_a_sites_manifest_does_not(
             Node.of(config, run_config | {what: asked})
 
 
-@pytest.mark.parametrize("model", ["linear", "linear-2x1", "mlp-2x3x1"])
+@pytest.mark.parametrize("model", ["linear", "linear inputs=2 outputs=1", "mlp inputs=2 hidden=3 outputs=1"])
 def test_where_the_data_name_no_loss_the_models_own_is_theirs(model: str, tmp_path: Path, run_config: Config) -> None:
     """Else the server could pick one that makes what a client answers depend on its data.
 
@@ -483,7 +485,7 @@ def test_where_the_data_name_no_loss_the_models_own_is_theirs(model: str, tmp_pa
 
 def test_a_server_that_names_the_datas_own_model_gets_the_datas_own_loss(tmp_path: Path, run_config: Config) -> None:
     config = preferences(tmp_path / "own", [[0], [1], [2]], [1, -1, 1], loss="hinge")
-    assert Node.of(config, run_config | {"model": "factors-3x2"}).model.loss.name == "hinge"
+    assert Node.of(config, run_config | {"model": "factors items=3 size=2"}).model.loss.name == "hinge"
 
 
 def test_a_site_starts_from_a_file_of_its_own_and_opens_no_other(

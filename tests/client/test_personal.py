@@ -10,7 +10,7 @@ import torch
 
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.client.personal import SHARES, best_shares, personal
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams

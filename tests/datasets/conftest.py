@@ -52,10 +52,10 @@ class Recipe:
         return open_dataset(home / "data" / self.name)
 
     def assert_refused(self, result: Result, out: Path, *texts: str) -> None:
-        """Check for status 1, the texts in the last line of standard error, no traceback, and nothing written."""
-        assert result.exit_code == 1
-        assert isinstance(result.exception, SystemExit)
+        """Check for status 3, or 1 for a system error, the texts in the last line, no traceback, and nothing written."""
         message = result.stderr.splitlines()[-1]
+        assert result.exit_code == (1 if "[Errno" in message else 3), message
+        assert isinstance(result.exception, SystemExit)
         assert message.startswith("Error: ")
         for text in texts:
             assert text in message

@@ -319,7 +319,7 @@ def test_a_refusal_leaves_the_dataset_that_is_there(csv: Path, geonames: Path, t
     manifest = Manifest(name="before", clients=1, split={"train": 1, "validation": 0})
     write_dataset(tmp_path / "out", manifest, np.ones((1, 1)), np.ones(1), np.array([0, 1]))
     csv.write_text(CSV.replace("7000", "n/a"))
-    assert run(csv, geonames, tmp_path / "out").exit_code == 1
+    assert run(csv, geonames, tmp_path / "out").exit_code == 3
     assert open_dataset(tmp_path / "out").manifest == manifest
 
 

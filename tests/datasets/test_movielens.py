@@ -146,12 +146,12 @@ def test_items_that_a_user_did_not_rate_may_count_as_disliked(ratings: Path, tmp
 
 def test_the_manifest_tells_model_source_and_licence(ratings: Path, tmp_path: Path) -> None:
     manifest = made(tmp_path / "out", "--ratings", ratings, "--factors", "5", "--name", "films", *LEAST).manifest
-    assert (manifest.name, manifest.model, manifest.loss) == ("films", "factors-3x5", "")
+    assert (manifest.name, manifest.model, manifest.loss) == ("films", "factors items=3 size=5", "")
     assert manifest.units == {"items": 3}
     assert "read from u.data" in manifest.provenance
     assert "at least 2 ratings" in manifest.provenance
     assert "no redistribution" in manifest.licence
-    assert made(tmp_path / "out", "--ratings", ratings, *LEAST).manifest.model == "factors-3x8"
+    assert made(tmp_path / "out", "--ratings", ratings, *LEAST).manifest.model == "factors items=3 size=8"
 
 
 def test_the_output_counts_and_names_the_folder(ratings: Path, tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_the_folder_is_a_dataset_of_what_is_drawn(tmp_path: Path) -> None:
     options = ["--clients", "15", "--items", "80", "--factors", "4", "--rows", "30", "--seed", "3", "--name", "likes"]
     dataset = made(tmp_path / "out", *options)
     manifest = dataset.manifest
-    assert (manifest.name, manifest.model, manifest.loss) == ("likes", "factors-80x4", "")
+    assert (manifest.name, manifest.model, manifest.loss) == ("likes", "factors items=80 size=4", "")
     assert manifest.split == {"train": 13, "validation": 2}
     assert manifest.units == {"items": 80}
     assert (manifest.truth, manifest.groups) == ([], [])
@@ -180,7 +180,7 @@ def test_the_committed_file_is_found_by_name_and_small_enough_to_travel() -> Non
     assert COMMITTED.stat().st_size < 50_000
     dataset = open_dataset(COMMITTED)
     assert dataset.manifest.split == {"train": 60, "validation": 7}
-    assert dataset.manifest.model == "factors-100x8"
+    assert dataset.manifest.model == "factors items=100 size=8"
 
 
 # --- what cannot be used

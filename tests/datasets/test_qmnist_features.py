@@ -278,7 +278,7 @@ def test_images_have_a_folder_of_their_own(files: dict[str, Path], umbel_home: P
 def test_the_manifest_tells_model_source_and_what_is_promised(files: dict[str, Path], tmp_path: Path) -> None:
     manifest = made(files, tmp_path / "out", "--features", "4").manifest
     assert (manifest.name, manifest.loss, manifest.feature_scale) == ("qmnist-features", "cross-entropy", 1.0)
-    assert manifest.model == "umbel.models.softmax:softmax4x10"
+    assert manifest.model == "softmax features=4 classes=10"
     assert models.load(manifest.model, manifest.loss).num_parameters == 40
     assert f"{PUBLIC} MNIST test images of 1 other writers." in manifest.provenance
     assert "dealt out to clients of 2 images: a writer has up to 3, and a guarantee is for one." in manifest.provenance
@@ -376,7 +376,7 @@ def test_clients_of_more_images_than_writers_have_are_refused(
 def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path, run_config: dict[str, Any]) -> None:
     manifest = Manifest(
         name="qmnist-features", clients=1757, split={"train": 1576, "validation": 181},
-        model="umbel.models.softmax:softmax10x10", loss="cross-entropy",
+        model="softmax features=10 classes=10", loss="cross-entropy",
     )  # fmt: skip
     write_dataset(
         umbel_home / "data" / "qmnist-features", manifest,

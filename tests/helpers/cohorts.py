@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner, Scores, learner_for
+from umbel.client.engines import learner_for
+from umbel.client.learner import Learner, Scores
 from umbel.models import Model
 from umbel.protocol.arrays import Arrays
 

@@ -12,7 +12,7 @@ from umbel.models.baselines import SHRINKAGE, baselines
 def dataset_of(*clients: dict[int, int], train: int) -> Dataset:
     """Return clients, each given by the label of each of its items; the first `train` of them train."""
     split = {"train": train, "validation": len(clients) - train}
-    manifest = Manifest(name="films", model="factors-9x2", clients=len(clients), split=split)
+    manifest = Manifest(name="films", model="factors items=9 size=2", clients=len(clients), split=split)
     features = np.concatenate([list(one) for one in clients])[:, None]
     targets = np.concatenate([list(one.values()) for one in clients])
     return Dataset(manifest, features, targets, offsets_of(map(len, clients)))

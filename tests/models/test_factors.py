@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from scipy import stats
 
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.data import Manifest
 from umbel.models import LOSSES
@@ -32,24 +33,13 @@ def test_the_score_of_an_item_is_its_product_with_the_users_vector() -> None:
     assert factors(torch.tensor([[2.0], [0.0], [2.0]])).tolist() == [[45], [1], [45]]
 
 
-def test_the_size_is_in_the_name() -> None:
-    model = models.load("factors-12x3")
-    assert (model.shapes, model.local_shapes) == ({"items": (12, 3)}, {"user": (3,)})
-    assert model.num_parameters == 36
-    assert (model.loss.name, model.metric.name) == ("log", "right-sign")
+def test_a_user_is_local() -> None:
+    assert models.load("factors items=12 size=3").local_shapes == {"user": (3,)}
 
 
 def test_items_go_down_the_sum_over_a_minibatch() -> None:
-    assert models.load("factors-12x3").summed == {"items"}
+    assert models.load("factors items=12 size=3").summed == {"items"}
     assert models.load("mlp").summed == set()
-
-
-@pytest.mark.parametrize(
-    "name", ["factors-0x3", "factors-3x0", "factors-3", "factors-03x1", "factors-3x3x3", "factors-"]
-)
-def test_a_size_that_makes_no_sense_is_refused(name: str) -> None:
-    with pytest.raises(ModelError, match=f"unknown model '{name}'"):
-        models.load(name)
 
 
 def test_other_models_have_no_local_part() -> None:
@@ -58,18 +48,18 @@ def test_other_models_have_no_local_part() -> None:
 
 @losses
 def test_the_loss_of_a_factor_model_is_one_of_the_margin(loss: str) -> None:
-    assert models.load("factors-3x2", loss).loss is LOSSES[loss]
+    assert models.load("factors items=3 size=2", loss).loss is LOSSES[loss]
 
 
 @pytest.mark.parametrize("loss", sorted(set(LOSSES) - set(SLOPES)))
 def test_another_loss_is_refused_with_those_there_are(loss: str) -> None:
-    with pytest.raises(ModelError, match=f"needs a loss of the margin, not '{loss}'; choose from log, hinge, margin"):
-        models.load("factors-3x2", loss)
+    with raises(ModelError, "model.loss", repr(loss), "log, hinge, margin"):
+        models.load("factors items=3 size=2", loss)
 
 
 def test_fresh_items_are_normal_about_zero() -> None:
     """Components ~ N(0, .1^2). False-alarm rate 1e-6."""
-    items = models.load("factors-500x8").initial(5)["items"]
+    items = models.load("factors items=500 size=8").initial(5)["items"]
     assert items.shape == (500, 8)
     assert stats.kstest(items.ravel(), stats.norm(scale=INITIAL_SCALE).cdf).pvalue > FALSE_ALARM
 
@@ -77,7 +67,7 @@ def test_fresh_items_are_normal_about_zero() -> None:
 def test_a_fresh_users_vector_is_of_unit_norm_on_average() -> None:
     """N(0, I/d): d |u|^2 ~ chi^2(d). False-alarm rate 1e-6."""
     generators = [np.random.default_rng([3, c]) for c in range(2000)]
-    users = models.load("factors-4x8").initial_local(generators)["user"]
+    users = models.load("factors items=4 size=8").initial_local(generators)["user"]
     assert (users.shape, users.dtype) == ((2000, 8), np.float32)
     assert stats.kstest(8 * (users**2).sum(axis=1), stats.chi2(8).cdf).pvalue > FALSE_ALARM
 
@@ -139,7 +129,7 @@ def test_a_score_with_biases_adds_the_items_and_the_users() -> None:
 
 
 def test_everybody_starts_as_the_average_user_and_items_without_a_bias() -> None:
-    model = models.load("biased-factors-500x8")
+    model = models.load("biased-factors items=500 size=8")
     assert (model.shapes, model.local_shapes) == ({"items": (500, 9)}, {"user": (9,)})
     items = model.initial(5)["items"]
     assert not items[:, -1].any()
@@ -148,9 +138,9 @@ def test_everybody_starts_as_the_average_user_and_items_without_a_bias() -> None
 
 
 def test_vectors_and_biases_have_priors_of_their_own() -> None:
-    decays = models.load("biased-factors-4x2").decays
+    decays = models.load("biased-factors items=4 size=2").decays
     assert {name: value.tolist() for name, value in decays.items()} == {"items": [5, 5, 1], "user": [5, 5, 1]}
-    assert models.load("factors-4x2").decays == {}
+    assert models.load("factors items=4 size=2").decays == {}
 
 
 @pytest.mark.parametrize("loss", ["log", "margin"])  # the slope of the hinge jumps
@@ -178,9 +168,12 @@ def test_a_newcomer_of_few_rows_stays_near_the_average_user() -> None:
 
 
 def test_biased_factors_take_the_size_of_the_datasets() -> None:
-    manifest = Manifest(name="films", model="factors-7x3", clients=2, split={"train": 1, "validation": 1})
-    assert models.load_for(RunConfig(model="biased-factors"), manifest).name == "biased-factors-7x3"
-    assert models.load_for(RunConfig(model="biased-factors-7x2"), manifest).name == "biased-factors-7x2"
+    manifest = Manifest(name="films", model="factors items=7 size=3", clients=2, split={"train": 1, "validation": 1})
+    assert models.load_for(RunConfig(model="biased-factors"), manifest).name == "biased-factors items=7 size=3"
+    assert (
+        models.load_for(RunConfig(model="biased-factors items=7 size=2"), manifest).name
+        == "biased-factors items=7 size=2"
+    )
     for other in (None, manifest.model_copy(update={"model": "linear"})):
-        with pytest.raises(ModelError, match="'biased-factors' has no size here; name a dataset of preferences"):
+        with raises(ModelError, "model.size", "biased-factors"):
             models.load_for(RunConfig(model="biased-factors"), other)

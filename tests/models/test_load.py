@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from tests.helpers.errors import raises
 from tests.helpers.models import write_module
 from umbel import models
 from umbel.data import Manifest
@@ -102,11 +103,7 @@ def test_without_any_name_the_models_are_listed() -> None:
 
 
 def test_an_unknown_model_lists_those_there_are() -> None:
-    known = (
-        "linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, factors-IxD, "
-        "biased-factors-IxD, or give package.module:factory"
-    )
-    with pytest.raises(ModelError, match=f"unknown model 'rose'; choose from {known}"):
+    with raises(ModelError, "model.unknown", "'rose'", *models.MODELS, "package.module:factory"):
         models.load("rose")
 
 

@@ -114,7 +114,7 @@ def test_a_networks_own_local_parameters_stay_local_whatever_is_asked(asked: dic
 
 def test_a_users_vector_stays_local_whatever_is_asked() -> None:
     for asked in ({"frozen": "user"}, {"frozen": "u*"}, {"local": "u*"}):
-        model = models.load("factors-3x2", **asked)
+        model = models.load("factors items=3 size=2", **asked)
         assert (model.shapes, model.local_shapes) == ({"items": (3, 2)}, {"user": (2,)})
 
 

@@ -785,8 +785,8 @@ def run_setup(**changes: Any) -> Setup:
         ({"hypotheses": 1}, "start-from: .* has 2 hypotheses, and this run begins with 1; set hypotheses=2"),
         ({"strategy": "fedavg"}, "begins with 1; name a strategy that begins with as many"),
         (
-            {"model": "mlp-2x3x1"},
-            r"start-from: the hypotheses of .* are of \{'weight': \(1, 2\)\}, and model 'mlp-2x3x1'",
+            {"model": "mlp inputs=2 hidden=3 outputs=1"},
+            r"start-from: the hypotheses of .* are of \{'weight': \(1, 2\)\}, and model 'mlp inputs=2 hidden=3",
         ),
     ],
 )
@@ -832,7 +832,7 @@ def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: 
 def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
     with pytest.raises(ConfigError, match="that run was of dataset 'synthetic'; set dataset=synthetic, or set mo"):
-        play(start_from=str(whole.folder), dataset="plane", model="mlp-2x3x1", seed=1)
+        play(start_from=str(whole.folder), dataset="plane", model="mlp inputs=2 hidden=3 outputs=1", seed=1)
 
 
 def test_a_run_that_starts_from_another_says_that_local_parameters_do_not(

@@ -165,8 +165,10 @@ def test_without_one_of_its_files_it_is_no_run(copy: Path, file: str) -> None:
 
 def test_what_was_asked_is_looked_at_first(copy: Path) -> None:
     """Of another model the arrays would seem to be damaged."""
-    with pytest.raises(ConfigError, match="resume: model was '' and is 'mlp-2x3x1'; set it as it was"):
-        saved(copy, model="mlp-2x3x1")
+    with pytest.raises(
+        ConfigError, match="resume: model was '' and is 'mlp inputs=2 hidden=3 outputs=1'; set it as it was"
+    ):
+        saved(copy, model="mlp inputs=2 hidden=3 outputs=1")
 
 
 def test_rounds_are_left(copy: Path) -> None:

@@ -38,8 +38,8 @@ def test_there_is_one_set_of_items() -> None:
 
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
     run = RunConfig(strategy="recommender")
-    Recommender().check(run, models.load("factors-3x2"))
-    reason = "strategy 'recommender' is for models with local parameters, as factors-IxD, not 'mlp'; name a dataset"
+    Recommender().check(run, models.load("factors items=3 size=2"))
+    reason = "strategy 'recommender' is for models with local parameters, as factors, not 'mlp'; name a dataset"
     with pytest.raises(ConfigError, match=reason):
         Recommender().check(run, models.load("mlp"))
     with pytest.raises(ConfigError, match=reason.replace("mlp", "linear")):
@@ -62,7 +62,7 @@ def test_rounds_do_not_depend_on_the_number_of_nodes(factors_config: Config) -> 
 def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -> None:
     """Step .1, 2 of 8 clients: vectors lose .1 * 5 / 4 of themselves, biases .1 * 1 / 4."""
     strategy = Recommender()
-    strategy.check(RunConfig(strategy="recommender", step_size=0.1), models.load("biased-factors-2x1"))
+    strategy.check(RunConfig(strategy="recommender", step_size=0.1), models.load("biased-factors items=2 size=1"))
     strategy.fleet.participations = np.zeros(8, np.int64)
     items = np.array([8.0, 4, 0, -8])
     moved = strategy.combine(np.stack([items, items + np.eye(4)[0]]), items, 0)

@@ -1,8 +1,7 @@
 """A learner: choose, train and score for a model on a device.
 
-Two forms give the same numbers to rounding: a plain loop over clients (`umbel.client.loop`), which is the
-reference, and a batched one (`umbel.client.batched`), in which the clients of a cohort are computed together.
-`learner_for` says which runs.
+Two learners give the same numbers up to rounding. `umbel.client.loop` computes one client after the other and is the
+reference; `umbel.client.batched` computes the clients of a cohort together. `umbel.client.engines` picks one.
 """
 
 from __future__ import annotations
@@ -10,19 +9,18 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
 from umbel.models.fit import Look, look, one_line
 from umbel.models.model import Model, Parameters
 from umbel.privacy.gate.time_limit import check_time
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import ConfigError, ModelError
+from umbel.protocol.errors import ModelError
 
 # Memory that one chunk of a cohort may take. Fixed as long as so much is free, because the size of a
 # chunk may change results in the last digit and a seed must give the same result every time.
@@ -276,45 +274,3 @@ def best_hypothesis(losses: NDArray[np.float64]) -> NDArray[np.int64]:
     """
     best: NDArray[np.int64] = np.where(np.isnan(losses), np.inf, losses).argmin(axis=0)
     return best
-
-
-def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Learner:
-    """Return the learner of a model.
-
-    A batched convolution becomes a grouped one, which the CPU computes more slowly than one client
-    after the other; in every other case the batched form is faster.
-
-    Parameters
-    ----------
-    model : Model
-    device : str
-        ``cpu``, ``cuda``, or ``auto``: the GPU if there is one.
-    engine : str
-        ``loop``, ``batched``, or ``auto``.
-
-    Raises
-    ------
-    ConfigError
-        When there is no such device here.
-    """
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"')
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if engine == "auto":
-        engine = "loop" if device == "cpu" and _convolves(model) else "batched"
-    return _make(model, device, engine)
-
-
-@lru_cache(maxsize=16)
-def _make(model: Model, device: str, engine: str) -> Learner:
-    # Here, because both forms are built on what is above.
-    from umbel.client.batched import BatchedLearner
-    from umbel.client.loop import LoopLearner
-
-    return {"loop": LoopLearner, "batched": BatchedLearner}[engine](model, torch.device(device))
-
-
-@lru_cache(maxsize=16)
-def _convolves(model: Model) -> bool:
-    return any(isinstance(layer, nn.modules.conv._ConvNd) for layer in model.module.modules())

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import Learner, learner_for
+from umbel.client.engines import learner_for
+from umbel.client.learner import Learner
 from umbel.data import Dataset
 from umbel.models.fit import Look, look, misfit, one_line
 from umbel.models.losses import SLOPES
@@ -39,7 +40,7 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
     model : Model
     dataset : Dataset
     device, engine : str
-        See `umbel.client.learner.learner_for`. With engine ``auto``, a model that cannot be computed in
+        See `umbel.client.engines.learner_for`. With engine ``auto``, a model that cannot be computed in
         batches is computed by the loop.
     hypotheses : int
         How many will be learnt at once, where that is known.

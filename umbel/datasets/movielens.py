@@ -193,7 +193,7 @@ def build(
     train = len(users) * 9 // 10
     manifest = Manifest(
         name=name,
-        model=f"factors-{len(items)}x{factors}",
+        model=f"factors items={len(items)} size={factors}",
         clients=len(users),
         split={"train": train, "validation": len(users) - train},
         units={"items": len(items)},

@@ -192,7 +192,7 @@ def _manifest(name: str, clients: int, items: int, factors: int, settings: str) 
     train = clients * 9 // 10
     return Manifest(
         name=name,
-        model=f"factors-{items}x{factors}",
+        model=f"factors items={items} size={factors}",
         clients=clients,
         split={"train": train, "validation": clients - train},
         units={"items": items},

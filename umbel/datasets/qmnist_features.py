@@ -279,7 +279,7 @@ def main(
                 f"test images of {len(np.unique(others))} other writers{', each upright and turned' if turn else ''}."
             )
             what = f"rows of {features} features"
-            entries = {"model": f"umbel.models.softmax:softmax{features}x{qmnist.CLASSES}"}
+            entries = {"model": f"softmax features={features} classes={qmnist.CLASSES}"}
         manifest = _changed(
             manifest,
             **entries,

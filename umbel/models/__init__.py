@@ -1,14 +1,13 @@
 """Models by name, each with its loss and metric.
 
-A model of your own is a function that returns a ``torch.nn.Module`` (or a `Model`), given as
-``package.module:factory``, with its options if it has some: ``package.module:factory width=8``. Those of
-some libraries have names (`umbel.models.libraries`).
+Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. A model of your own is a function that returns a
+``torch.nn.Module`` (or a `Model`), given as ``package.module:factory``. Some libraries have names
+(`umbel.models.libraries`).
 """
 
 from __future__ import annotations
 
 import ast
-import re
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -16,12 +15,12 @@ from typing import Any
 from torch import nn
 
 from umbel.data import Manifest
-from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.libraries import library_of
-from umbel.models.losses import LOSSES, METRICS, SLOPES, Loss, Score, load_loss, load_metric
+from umbel.models.losses import LOSSES, METRICS, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check
 from umbel.models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp, smooth_cnn
-from umbel.models.sized import sized
+from umbel.models.sized import SIZED, sized
+from umbel.protocol import old_names
 from umbel.protocol.errors import ModelError
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
@@ -40,11 +39,6 @@ MODELS = {
 }
 
 
-BIASED_FACTORS = "biased-factors"
-"""Name, without a size, of the recommender with biases; it takes the size of its dataset's factors."""
-_FACTORS = re.compile(r"(?P<biased>biased-)?factors-(?P<items>[1-9]\d{0,6})x(?P<factors>[1-9]\d{0,3})")
-
-
 @lru_cache(maxsize=16)
 def load(
     name: str,
@@ -60,9 +54,8 @@ def load(
     Parameters
     ----------
     name : str
-        A key of `MODELS`, ``linear-IxO`` or ``mlp-IxHxO`` for rows of I numbers and O outputs,
-        ``factors-IxD`` or ``biased-factors-IxD`` for I items with vectors of length D,
-        ``package.module:factory``, or ``library:model``, the last two with ``name=value`` after them.
+        A key of `MODELS`; or, with ``name=value`` after it, a key of `umbel.models.sized.SIZED`,
+        ``package.module:factory`` or ``library:model``.
     loss : str
         A key of `LOSSES`, or ``package.module:function``; empty for the model's own.
     frozen, local : str
@@ -81,26 +74,20 @@ def load(
         When the model or the loss is unknown or unusable; the text lists what there is.
     """
     own = load_loss(loss) if loss else None
-    if ":" in name:
+    name = old_names.model(name)
+    kind, _, words = name.partition(" ")
+    if ":" in kind:
         usual = own or (load_loss(usual_loss) if usual_loss else None)
         model = _from_factory(name, usual)
     elif name in MODELS:
         model = MODELS[name]
-    elif model_of_size := sized(name, own):
-        model = model_of_size
-    elif size := _FACTORS.fullmatch(name):
-        network = BiasedFactors if size["biased"] else Factors
-        model = Model(
-            name, partial(network, int(size["items"]), int(size["factors"])), LOSSES["log"], METRICS["right-sign"]
-        )
-        if loss and loss not in SLOPES:
-            raise ModelError(
-                f"model {name!r} needs a loss of the margin, not {loss!r}; choose from {', '.join(SLOPES)}"
-            )
+    elif kind in SIZED:
+        model = sized(kind, words, own)
     else:
         raise ModelError(
-            f"unknown model {name!r}; choose from {', '.join(MODELS)}, linear-IxO, mlp-IxHxO, factors-IxD, "
-            "biased-factors-IxD, or give package.module:factory"
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, with sizes from {', '.join(SIZED)}, "
+            "or give package.module:factory",
+            code="model.unknown",
         )
     if own:
         model = replace(model, loss=own)
@@ -119,7 +106,7 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
 
     A model of the run's own brings its own loss, or takes the manifest's if it has none; what the
     manifest says of frozen and local parameters is of the manifest's own model alone. ``biased-factors``
-    are of the size of the dataset's factors, where it does not say.
+    without a size takes that of the dataset's factors.
 
     Parameters
     ----------
@@ -134,12 +121,18 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """
     default = manifest.model if manifest else ""
     if not (run.model or default):
-        raise ModelError(f"neither run config nor dataset name a model; set model to one of {', '.join(MODELS)}")
+        raise ModelError(
+            f"neither run config nor dataset name a model; set model to one of {', '.join(MODELS)}", code="model.none"
+        )
     name = run.model or default
-    if name == BIASED_FACTORS:
-        if not _FACTORS.fullmatch(default):
-            raise ModelError(f"model {name!r} has no size here; name a dataset of preferences, or give {name}-IxD")
-        name = f"{BIASED_FACTORS}-{default.rpartition('-')[2]}"
+    if name in SIZED and name not in MODELS:
+        kind, _, words = default.partition(" ")
+        if kind not in SIZED or SIZED[kind][0] is not SIZED[name][0]:
+            raise ModelError(
+                f"model {name!r} has no size here; name a dataset of preferences, or give {name} with its options",
+                code="model.size",
+            )
+        name = f"{name} {words}"
     loss, frozen, local, metric, pretrained = run.loss, run.frozen, run.local, run.metric, run.pretrained
     if manifest is not None and (not default or run.model in ("", default)):
         loss, metric = loss or manifest.loss, metric or manifest.metric

@@ -46,6 +46,23 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True)
+class _Network:
+    """A network as it is used.
+
+    Attributes
+    ----------
+    module : Module
+    kinds : dict from str to Kind
+    changing : tuple of Module
+        The layers that behave differently in training: not those in evaluation mode, nor those with frozen statistics.
+    """
+
+    module: nn.Module
+    kinds: dict[str, Kind]
+    changing: tuple[nn.Module, ...]
+
+
+@dataclass(frozen=True)
 class Model:
     """A network with its loss and metric.
 
@@ -85,12 +102,27 @@ class Model:
     local: tuple[str, ...] = ()
     pretrained: str = ""
 
-    @cached_property
+    @property
     def module(self) -> nn.Module:
         """The network whose forward pass is used; of its parameters only the frozen ones are."""
-        network = self._build(_FROZEN_SEED)
+        return self._network.module
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The kind of each parameter and buffer."""
+        return self._network.kinds
+
+    @cached_property
+    def _network(self) -> _Network:
+        module = self._build(_FROZEN_SEED)
         # Weights from a library come in evaluation mode as a whole, which says nothing of single layers.
-        return network if network.training else network.train()
+        module = module if module.training else module.train()
+        kinds = _kinds(module, self.frozen, self.local)
+        first = {name: names[0] for names in _names(module).values() for name in names}
+        for prefix, layer in _with_statistics(module):
+            if kinds[first[_inside(prefix, "running_mean")]] is Kind.FROZEN:
+                layer.training = False  # frozen statistics must not change
+        return _Network(module, kinds, tuple(layer for layer in module.modules() if layer.training))
 
     @cached_property
     def names(self) -> dict[str, tuple[str, ...]]:
@@ -101,29 +133,6 @@ class Model:
     def buffers(self) -> frozenset[str]:
         """Names of the buffers, which no gradient trains."""
         return frozenset(name for name, _ in self.module.named_buffers())
-
-    @cached_property
-    def kinds(self) -> dict[str, Kind]:
-        """The kind of each parameter and buffer."""
-        own = tuple(getattr(self.module, "local_parameters", ()))
-        trained = {name for name, value in self.module.named_parameters() if value.requires_grad}
-        statistics = {
-            f"{prefix}.{name}".lstrip(".")
-            for prefix, layer in _with_statistics(self.module)
-            for name in _STATISTICS
-            if layer.training
-        }
-        kinds = {}
-        for name, names in self.names.items():
-            if _matches(names, own):
-                kinds[name] = Kind.LOCAL
-            elif not {*names} & (trained | self.buffers) or _matches(names, self.frozen):
-                kinds[name] = Kind.FROZEN
-            elif _matches(names, self.local) or name in statistics:
-                kinds[name] = Kind.LOCAL
-            else:
-                kinds[name] = Kind.FROZEN if name in self.buffers else Kind.SHARED
-        return kinds
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -177,7 +186,7 @@ class Model:
     @cached_property
     def batch_dependent(self) -> bool:
         """Whether in training each row's outputs hang on the rows beside it, as in batch normalisation."""
-        return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self._changing)
+        return any(isinstance(layer, nn.modules.batchnorm._BatchNorm) for layer in self._network.changing)
 
     def apply(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
         """Return the outputs ``(batch, ...)`` of the network with the given parameters.
@@ -191,29 +200,12 @@ class Model:
             Whether the network shall do as in training: drop out, and take the statistics of the batch.
         """
         if self.module.training is not training:
-            for layer in self._changing:
+            for layer in self._network.changing:
                 layer.training = training
         outputs = functional_call(self.module, parameters, (inputs,))
         # Models of Hugging Face's transformers give a record.
         found: Tensor = getattr(outputs, "logits", outputs)
         return found
-
-    @cached_property
-    def _changing(self) -> tuple[nn.Module, ...]:
-        """The layers that act otherwise in training: not those left in evaluation mode or with frozen statistics."""
-        fixed = {
-            layer
-            for prefix, layer in _with_statistics(self.module)
-            if self.kinds[self._first[f"{prefix}.running_mean".lstrip(".")]] is Kind.FROZEN
-        }
-        layers = [layer for layer in self.module.modules() if layer.training]
-        for layer in fixed:
-            layer.training = False
-        return tuple(layer for layer in layers if layer not in fixed)
-
-    @cached_property
-    def _first(self) -> dict[str, str]:
-        return {name: first for first, names in self.names.items() for name in names}
 
     def initial(self, seed: int) -> Arrays:
         """Draw fresh shared parameters."""
@@ -310,6 +302,31 @@ def _names(network: nn.Module) -> dict[str, tuple[str, ...]]:
     for name in ordered:
         names[id(tensors[name])] = (*names.get(id(tensors[name]), ()), name)
     return {every[0]: every for every in names.values()}
+
+
+def _kinds(network: nn.Module, frozen: Sequence[str], local: Sequence[str]) -> dict[str, Kind]:
+    """Return the kind of each parameter and buffer, given patterns on the names of frozen and of local ones."""
+    own = tuple(getattr(network, "local_parameters", ()))
+    trained = {name for name, value in network.named_parameters() if value.requires_grad}
+    buffers = {name for name, _ in network.named_buffers()}
+    statistics = {
+        _inside(prefix, name) for prefix, layer in _with_statistics(network) if layer.training for name in _STATISTICS
+    }
+    kinds = {}
+    for name, names in _names(network).items():
+        if _matches(names, own):
+            kinds[name] = Kind.LOCAL
+        elif not {*names} & (trained | buffers) or _matches(names, frozen):
+            kinds[name] = Kind.FROZEN
+        elif _matches(names, local) or name in statistics:
+            kinds[name] = Kind.LOCAL
+        else:
+            kinds[name] = Kind.FROZEN if name in buffers else Kind.SHARED
+    return kinds
+
+
+def _inside(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix else name
 
 
 def _with_statistics(network: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -31,10 +31,8 @@ class Packed(Arrays):
         columns = sum(math.prod(shape) for shape in shapes.values())
         if matrix.ndim != 2 or matrix.shape[1] != columns:
             raise ValueError(f"it is of shape {matrix.shape}, its name says {columns} columns")
-        self._matrix, start = matrix, 0
-        for name, shape in shapes.items():
-            start, stop = start + math.prod(shape), start
-            self[name] = matrix[:, stop:start].reshape(len(matrix), *shape)
+        self._matrix = matrix
+        self.update(_cut(matrix, shapes))
         self._columns = tuple(self.values())
 
     @property
@@ -103,9 +101,15 @@ def flatten(arrays: Mapping[str, NDArray[Any]], dtype: Any = np.float64) -> NDAr
 
 def unflatten(matrix: NDArray[Any], like: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return a matrix (m, n) as named arrays (m, \\*shape), with `like`'s names, shapes and types."""
+    shapes = {name: value.shape[1:] for name, value in like.items()}
+    return {name: value.astype(like[name].dtype) for name, value in _cut(matrix, shapes).items()}
+
+
+def _cut(matrix: NDArray[Any], shapes: Mapping[str, tuple[int, ...]]) -> Arrays:
+    """Return the columns of a matrix (m, n), in order, as arrays (m, \\*shape)."""
     arrays, start = {}, 0
-    for name, value in like.items():
-        shape = (len(matrix), *value.shape[1:])
-        start, stop = start + math.prod(shape[1:]), start
-        arrays[name] = matrix[:, stop:start].reshape(shape).astype(value.dtype)
+    for name, shape in shapes.items():
+        stop = start + math.prod(shape)
+        arrays[name] = matrix[:, start:stop].reshape(len(matrix), *shape)
+        start = stop
     return arrays

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from functools import cache
 from logging import WARNING
@@ -30,6 +31,25 @@ PACKAGES: Mapping[str, str] = {
     "strategies": "umbel.strategies",
 }
 """Packages that run configs name by import path, as in ``strategy = "strategies:GroupPrivacy"``."""
+
+MODELS: Mapping[str, str] = {
+    r"linear-(\d+)x(\d+)": r"linear inputs=\1 outputs=\2",
+    r"mlp-(\d+)x(\d+(?:x\d+)*)x(\d+)": r"mlp inputs=\1 hidden=\2 outputs=\3",
+    r"(factors|biased-factors)-(\d+)x(\d+)": r"\1 items=\2 size=\3",
+    r"(?:umbel\.)?models\.softmax:softmax(\d+)x(\d+)": r"softmax features=\1 classes=\2",
+}
+"""Models that had their size in their name, as run configs, manifests and schemas name them."""
+
+
+@cache
+def model(name: str) -> str:
+    """Return the name of today for a model, with its size as options."""
+    for pattern, now in MODELS.items():
+        if found := re.fullmatch(pattern, name):
+            new = re.sub(r"(?<=\d)x(?=\d)", ",", found.expand(now))
+            hint(name, new)
+            return new
+    return name
 
 
 @cache

@@ -82,14 +82,14 @@ class Settings(BaseModel):
 
     @classmethod
     def current(cls, entries: Mapping[str, Any]) -> dict[str, Any]:
-        """Return entries by today's names; where a setting stands under both names, both stay and are refused."""
+        """Return entries by today's names, with the model's; a setting under both names stays twice and is refused."""
         found: dict[str, Any] = {}
         for name, value in entries.items():
             new = old_names.SETTINGS.get(name, "")
             if new in cls.names() and name not in cls.names() and new not in entries:
                 old_names.hint(name, new)
                 name = new
-            found[name] = value
+            found[name] = old_names.model(value) if name == "model" and isinstance(value, str) else value
         return found
 
     @classmethod

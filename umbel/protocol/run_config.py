@@ -53,9 +53,10 @@ class RunConfig(Settings):
     )
     model: str = Field(
         "",
-        description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, linear-IxO, mlp-IxHxO, "
-        "factors-IxD, biased-factors or biased-factors-IxD, package.module:factory or library:model, with options as "
-        '"... name=value"; "" for the dataset\'s own',
+        description="linear, mlp, cnn, cnn10, cnn-sigmoid, cnn10-sigmoid, lenet, lenet10, package.module:factory or "
+        "library:model; with a size as in linear inputs=3 outputs=1, mlp inputs=3 hidden=2 outputs=1, softmax "
+        "features=100 classes=10, factors items=100 size=8, biased-factors items=100 size=8; "
+        '"" for the dataset\'s own',
     )
     loss: str = Field(
         "",

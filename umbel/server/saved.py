@@ -12,6 +12,7 @@ import safetensors
 
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, ProtocolError
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.run_folder import RunFolder
@@ -103,7 +104,7 @@ def _told(path: Path) -> Iterator[None]:
 def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) -> None:
     """Raise unless the run is asked what it was, on the rows that it had."""
     config = setup.config.entries()
-    for key, value in was.items():
+    for key, value in RunConfig.current(was).items():
         if key not in _FREE and config.get(key) != value:
             raise ConfigError(f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was")
     if data and (now := setup.digests["data"]) and data != now:

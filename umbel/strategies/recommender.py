@@ -25,7 +25,7 @@ class Recommender(FedAvg):
         """Refuse models without a local part."""
         if not model.local_shapes:
             raise ConfigError(
-                f"strategy {run.strategy!r} is for models with local parameters, as factors-IxD, not {model.name!r}; "
+                f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
                 "name a dataset of preferences (python datasets/preferences.py)"
             )
         if decays := model.decays.keys() & model.shapes.keys():

@@ -68,7 +68,7 @@ def test_a_table_becomes_a_dataset_that_a_run_learns_from(stays: Path) -> None:
         "clients 8 training, 2 validation",
         "rows 200; 20 a client",
         "target cost; dollars; float32",
-        "model linear-4x1",
+        "model linear inputs=4 outputs=1",
         "loss mse",
         "hospital client text nothing",
         "age feature number (age - 50) / 20",
@@ -117,7 +117,7 @@ def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) ->
     (umbel_home / "data" / "broken").mkdir()
     (umbel_home / "data" / "broken" / "manifest.json").write_text("{}")
     listed = said("data", "list")
-    assert "stays 6 2 smoker linear-3x1 log" in listed
+    assert "stays 6 2 smoker linear inputs=3 outputs=1 log" in listed
     assert "synthetic 100 100 linear" in listed
     assert "broken/manifest.json: the manifest lacks name" in listed
     described = said("data", "describe", "stays")
@@ -149,7 +149,7 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
         "ledger-path": str(tmp_path / "ledger.sqlite"),
     }
     node = Node.of(config, RunConfig(dataset="", device="cpu").entries())
-    assert (node.model.name, node.model.loss.name) == ("linear-4x1", "mse")
+    assert (node.model.name, node.model.loss.name) == ("linear inputs=4 outputs=1", "mse")
     np.testing.assert_array_equal(node.dataset.features, [[1, 0, 1, 1]])
     own.write_text("hospital,age,ward,smoker,cost\nours,70,C,yes,12000\n")
     assert "ward in data row 1 is 'C', none of its categories A, B" in refused("data", "check", own, "--schema", schema)
@@ -233,7 +233,10 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
         (("--clients", "300", "--target", "cost"), "200 rows make 1 to 200 clients, not 300"),
         (("--client", "hospital", "--target", "cost", "--alpha", "1"), "--alpha is of --clients NUMBER"),
         (("--schema", "own.toml", "--target", "cost"), "a schema says what the columns are"),
-        (("--client", "hospital", "--target", "cost", "--model", "mlp-9x2x1"), "'mlp-9x2x1' does not take features of"),
+        (
+            ("--client", "hospital", "--target", "cost", "--model", "mlp inputs=9 hidden=2 outputs=1"),
+            "'mlp inputs=9 hidden=2 outputs=1' does not take features of",
+        ),
         (("--client", "hospital", "--target", "smoker", "--loss", "cross-entropy"), "needs classes, whole numbers"),
         (("--client", "hospital", "--target", "cost", "--model", "rose"), "unknown model 'rose'"),
     ],

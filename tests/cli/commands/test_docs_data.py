@@ -80,7 +80,7 @@ def test_the_schema_fits_the_table(here: Path) -> None:
     (here / "own.toml").write_text(block)
     typed("umbel data check stays.csv --schema own.toml", here)
     schema = Schema.read(here / "own.toml")
-    assert schema.model == f"linear-{len(schema.units['features'])}x1"
+    assert schema.model == f"linear inputs={len(schema.units['features'])} outputs=1"
 
 
 def test_every_entry_of_a_column_is_explained() -> None:

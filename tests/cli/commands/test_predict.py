@@ -127,14 +127,14 @@ def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path
 def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_path: Path) -> None:
     best = {"items": np.ones((1, 3, 2), np.float32)}
     folder = RunFolder(run)
-    folder.write_config({"model": "factors-3x2", "loss": "", "dataset": ""})
+    folder.write_config({"model": "factors items=3 size=2", "loss": "", "dataset": ""})
     folder.write_round(State(best, best), np.array([1]), RELEASE, {})
-    manifest = Manifest(name="likes", clients=1, split={"train": 1, "validation": 0}, model="factors-3x2")
+    manifest = Manifest(name="likes", clients=1, split={"train": 1, "validation": 0}, model="factors items=3 size=2")
     items, likes = np.arange(3, dtype=np.float32)[:, None], np.array([1, -1, 1], np.float32)
     write_dataset(tmp_path / "likes", manifest, items, likes, offsets_of([3]))
     done = predict(run, tmp_path / "likes")
     assert done.exit_code == 1
-    assert "parameters user of model 'factors-3x2' are each client's own" in done.stderr
+    assert "parameters user of model 'factors items=3 size=2' are each client's own" in done.stderr
 
 
 def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None:

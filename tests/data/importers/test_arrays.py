@@ -35,11 +35,11 @@ def fits(data: ClientData) -> bool:
 @pytest.mark.parametrize(
     ("targets", "dtype", "loss", "model", "categories"),
     [
-        (X[:, 0], np.float32, "mse", "linear-2x1", None),
-        (X, np.float32, "mse", "linear-2x2", None),
-        ([0, 1, 2, 0, 1, 2], np.int64, "cross-entropy", "linear-2x3", None),
-        (["n", "y", "n", "y", "n", "y"], np.int64, "cross-entropy", "linear-2x2", ["n", "y"]),
-        (X[:, 0] > 4, np.int8, "log", "linear-2x1", ["false", "true"]),
+        (X[:, 0], np.float32, "mse", "linear inputs=2 outputs=1", None),
+        (X, np.float32, "mse", "linear inputs=2 outputs=2", None),
+        ([0, 1, 2, 0, 1, 2], np.int64, "cross-entropy", "linear inputs=2 outputs=3", None),
+        (["n", "y", "n", "y", "n", "y"], np.int64, "cross-entropy", "linear inputs=2 outputs=2", ["n", "y"]),
+        (X[:, 0] > 4, np.int8, "log", "linear inputs=2 outputs=1", ["false", "true"]),
     ],
 )
 def test_the_target_says_model_and_loss(
@@ -61,7 +61,7 @@ def test_booleans_are_labels_of_a_margin() -> None:
 def test_names_of_classes_may_be_given() -> None:
     data = made(X, [0, 1, 0, 1, 0, 1], classes=["no", "yes", "perhaps"])
     assert data.manifest.units["target"]["categories"] == ["no", "yes", "perhaps"]
-    assert data.manifest.model == "linear-2x3"
+    assert data.manifest.model == "linear inputs=2 outputs=3"
 
 
 def test_bytes_are_images() -> None:
@@ -69,7 +69,7 @@ def test_bytes_are_images() -> None:
     data = made(images, [0, 1, 2, 0, 1, 9])
     assert data.dataset.features.dtype == np.uint8
     assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "cnn10")
-    assert made(images[:, :5], [0, 1, 2, 0, 1, 9]).manifest.model == "linear-140x10"
+    assert made(images[:, :5], [0, 1, 2, 0, 1, 9]).manifest.model == "linear inputs=140 outputs=10"
 
 
 def test_tokens_stay_integers() -> None:

@@ -37,13 +37,17 @@ def test_numbers_booleans_and_texts() -> None:
         data.dataset.features, [[70, 1, 0, 0, 1], [30, 0, 1, 0, 0], [50, 1, 0, 0, 0], [50, 0, 0, 1, 1]]
     )
     assert data.dataset.targets.tolist() == [12_000, 5_000, 20_000, 3_000]
-    assert (data.manifest.model, data.manifest.loss) == ("linear-5x1", "mse")
+    assert (data.manifest.model, data.manifest.loss) == ("linear inputs=5 outputs=1", "mse")
     assert data.notes == ("The categories of ward were found in the rows: real sites need a public list.",)
 
 
 @pytest.mark.parametrize(
     ("target", "model", "loss"),
-    [("cost", "linear-5x1", "mse"), ("ward", "linear-3x3", "cross-entropy"), ("smoker", "linear-5x1", "log")],
+    [
+        ("cost", "linear inputs=5 outputs=1", "mse"),
+        ("ward", "linear inputs=3 outputs=3", "cross-entropy"),
+        ("smoker", "linear inputs=5 outputs=1", "log"),
+    ],
 )
 def test_the_target_says_model_and_loss_and_they_fit(target: str, model: str, loss: str) -> None:
     data = made(target=target)
@@ -57,13 +61,13 @@ def test_what_is_not_to_be_guessed_is_said() -> None:
         "age": {"categories": True},
         "ward": {"categories": ["A", "B", "C", "D"]},
     }
-    data = made(columns=columns, features=["age", "ward"], model="mlp-7x4x1", name="stays")
+    data = made(columns=columns, features=["age", "ward"], model="mlp inputs=7 hidden=4 outputs=1", name="stays")
     assert data.dataset.targets[0] == np.float32(1.2)
     assert data.manifest.units["target"] == {"name": "cost", "unit": "dollars", "scale": 10_000}
     assert [one["name"] for one in data.manifest.units["features"]] == [
         "age = 30", "age = 50", "age = 70", "ward = A", "ward = B", "ward = C", "ward = D",
     ]  # fmt: skip
-    assert (data.manifest.model, data.manifest.name) == ("mlp-7x4x1", "stays")
+    assert (data.manifest.model, data.manifest.name) == ("mlp inputs=7 hidden=4 outputs=1", "stays")
     assert data.notes == ("The categories of age were found in the rows: real sites need a public list.",)
 
 
@@ -101,11 +105,17 @@ def test_the_same_schema_encodes_another_table_alike(tmp_path: Path) -> None:
 
 
 def test_a_schema_keeps_its_model_unless_another_is_named() -> None:
-    layout = made(model="mlp-5x2x1").manifest.layout
-    assert umbel.from_dataframe(FRAME, schema=layout, model="", loss="rmse").manifest.model == "mlp-5x2x1"
-    assert umbel.from_dataframe(FRAME, schema=layout, model="linear-5x1").manifest.model == "linear-5x1"
+    layout = made(model="mlp inputs=5 hidden=2 outputs=1").manifest.layout
+    assert (
+        umbel.from_dataframe(FRAME, schema=layout, model="", loss="rmse").manifest.model
+        == "mlp inputs=5 hidden=2 outputs=1"
+    )
+    assert (
+        umbel.from_dataframe(FRAME, schema=layout, model="linear inputs=5 outputs=1").manifest.model
+        == "linear inputs=5 outputs=1"
+    )
     with pytest.raises(DatasetError, match="there is no modell; did you mean model"):
-        umbel.from_dataframe(FRAME, schema=layout, modell="linear-5x1")
+        umbel.from_dataframe(FRAME, schema=layout, modell="linear inputs=5 outputs=1")
 
 
 def test_two_columns_of_one_name_are_refused() -> None:
@@ -172,7 +182,7 @@ def test_a_column_of_lists_is_a_sequence() -> None:
         ({"columns": {"room": {"scale": 2}}}, "the table has no column 'room'"),
         ({"columns": {"age": {"categories": True, "type": "number"}}}, "are for the type category, not number"),
         ({"columns": {"ward": {"pattern": "("}}}, "is no regular expression"),
-        ({"modell": "linear-5x1"}, "there is no modell; did you mean model"),
+        ({"modell": "linear inputs=5 outputs=1"}, "there is no modell; did you mean model"),
     ],
 )
 def test_what_does_not_fit_is_refused(options: dict[str, Any], reason: str) -> None:

@@ -113,7 +113,7 @@ def test_numbers_and_labels(dataset: Any) -> None:
     data = umbel.from_datasets(dataset(COLUMNS), client="who", features=["x"], target="label")
     features, targets = rows(data, "b")
     assert (features.tolist(), targets.tolist()) == ([[2], [4]], [1, 0])
-    assert (data.manifest.model, data.manifest.loss) == ("linear-1x2", "cross-entropy")
+    assert (data.manifest.model, data.manifest.loss) == ("linear inputs=1 outputs=2", "cross-entropy")
     layout = data.manifest.layout
     assert layout is not None
     assert layout.target.categories == ["no", "yes"]

@@ -34,7 +34,7 @@ def test_a_folder_a_client_and_a_folder_a_class(folder: Path) -> None:
     assert features.dtype == np.uint8
     assert (features[:, 0, 0].tolist(), targets.tolist()) == ([10, 20], [0, 1])
     assert data.manifest.units["target"]["categories"] == ["cat", "dog"]
-    assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "linear-12x2")
+    assert (data.manifest.feature_scale, data.manifest.model) == (1 / 255, "linear inputs=12 outputs=2")
 
 
 def test_classes_alone_with_a_partitioner(folder: Path) -> None:

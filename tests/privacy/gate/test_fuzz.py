@@ -112,7 +112,7 @@ class Watched:
         lengths = [3, 9, 1, 20, 4, 6]
         rows = sum(lengths)
         if name == "vectors":
-            own = manifest(TRAIN, CLIENTS - TRAIN, model="factors-20x4")
+            own = manifest(TRAIN, CLIENTS - TRAIN, model="factors items=20 size=4")
             features = np.concatenate([rng.permutation(20)[:length] for length in lengths])[:, None]
             targets = rng.choice(np.array([-1, 1], np.int8), rows)
             shapes: dict[str, tuple[int, ...]] = {"items": (20, 4)}

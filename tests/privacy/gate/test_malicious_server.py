@@ -709,7 +709,10 @@ class Preferences(Site):
         items = np.array([[*range(10), 10 + 2 * client, 11 + 2 * client] for client in range(CLIENTS)])
         labels = np.tile([1, 1, -1, -1, -1, -1, -1, -1, -1, 1, -1, -1], CLIENTS).astype(np.int8)
         manifest = Manifest(
-            name="preferences", clients=CLIENTS, split={"train": CLIENTS, "validation": 0}, model="factors-20x4"
+            name="preferences",
+            clients=CLIENTS,
+            split={"train": CLIENTS, "validation": 0},
+            model="factors items=20 size=4",
         )
         write_dataset(folder / "preferences", manifest, items.reshape(-1, 1), labels, offsets_of([12] * CLIENTS))
         config = {"data-path": str(folder / "preferences"), "ledger-path": str(self.ledger_path)} | policy

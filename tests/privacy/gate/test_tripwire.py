@@ -61,7 +61,7 @@ def test_jitter_too_small_to_matter_does_not() -> None:
     assert degenerate(hypotheses(1e-8 * GOOD)) == "items"
 
 
-@pytest.mark.parametrize("name", [*models.MODELS, "factors-20x4"])
+@pytest.mark.parametrize("name", [*models.MODELS, "factors items=20 size=4"])
 @settings(max_examples=20)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_a_fresh_model_is_never_degenerate(name: str, seed: int) -> None:

@@ -472,7 +472,7 @@ def test_reading_the_truth_changes_nothing(attack_config: Config) -> None:
 
 
 def test_only_models_of_factors_have_a_vector_to_steal() -> None:
-    assert factors_of(load("factors-30x7")) == 7
+    assert factors_of(load("factors items=30 size=7")) == 7
     assert factors_of(load("linear")) == 0
     assert factors_of(load("cnn", local="fc2.*")) == 0
 
@@ -505,11 +505,11 @@ def test_only_models_of_factors_have_a_vector_to_steal() -> None:
         ({"resume": "yesterday"}, 'an attack cannot be resumed; set resume = "" and attack again'),
         (
             {"dataset": "synthetic"},
-            "PacAttack' is for models with local parameters, as factors-IxD, not 'linear'",
+            ".*PacAttack' is for models with local parameters, as factors, not 'linear'",
         ),
         (
             {"dataset": "synthetic", "model": "mlp", "local": "0.*"},
-            "strategy 'umbel.research.attacks.pac_attack:PacAttack' is for models factors-IxD, not 'mlp'",
+            "strategy 'umbel.research.attacks.pac_attack:PacAttack' is for models factors, not 'mlp'",
         ),
     ],
     ids=str,

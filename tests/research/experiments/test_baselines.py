@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from umbel import models
 from umbel.client.cohort import Cohort
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.data import Dataset, Manifest, offsets_of
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.run_config import RunConfig
@@ -159,7 +159,10 @@ def test_a_client_makes_the_hypothesis_its_own_on_half_of_its_rows() -> None:
 def likes(*clients: list[int]) -> Dataset:
     """Return validation clients who label the items 0 to 4, in this order."""
     manifest = Manifest(
-        name="likes", clients=len(clients), split={"train": 0, "validation": len(clients)}, model="factors-5x2"
+        name="likes",
+        clients=len(clients),
+        split={"train": 0, "validation": len(clients)},
+        model="factors items=5 size=2",
     )
     items = np.tile(np.arange(5, dtype=np.float32), len(clients))[:, None]
     return Dataset(manifest, items, np.concatenate(clients).astype(np.float32), offsets_of([5] * len(clients)))
@@ -168,7 +171,9 @@ def likes(*clients: list[int]) -> Dataset:
 def test_of_a_model_with_local_parameters_clients_are_measured_on_rows_they_did_not_fit() -> None:
     # Who likes items 0 and 1, and not 2 and 3, is predicted to like item 4.
     items = np.array([[1, 0], [1, 0], [-1, 0], [-1, 0], [1, 0]], np.float32)
-    found = measure(models.load("factors-5x2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1]), {"items": items[None]}, 1)
+    found = measure(
+        models.load("factors items=5 size=2"), likes([1, 1, -1, -1, 1], [1, 1, -1, -1, -1]), {"items": items[None]}, 1
+    )
     assert (found["mean"], found["worst_decile"], found["clients"]) == (0.5, 0.0, 2)
     assert found["held_out"]["clients"] == 0
     assert found["chosen"] == [2]

@@ -116,7 +116,7 @@ def suggested_model(shape: tuple[int, ...], targets: NDArray[Any], loss: str, cl
             return {10: "cnn10", 62: "cnn"}[outputs]
     else:
         outputs = 1 if targets.ndim == 1 else int(np.prod(targets.shape[1:]))
-    return f"linear-{int(np.prod(shape))}x{outputs}" if targets.ndim <= 2 else ""
+    return f"linear inputs={int(np.prod(shape))} outputs={outputs}" if targets.ndim <= 2 else ""
 
 
 def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:

@@ -80,7 +80,10 @@ def suggest(schema: Schema) -> Schema:
     """
     inputs = sum(len(column.stored) for column in schema.features)
     outputs = len(schema.target.classes) if schema.target.type == "category" else 1
-    own = {"model": schema.model or f"linear-{inputs}x{outputs}", "loss": schema.loss or LOSS[schema.target.type]}
+    own = {
+        "model": schema.model or f"linear inputs={inputs} outputs={outputs}",
+        "loss": schema.loss or LOSS[schema.target.type],
+    }
     return schema.model_copy(update=own)
 
 

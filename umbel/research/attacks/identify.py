@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import track
 
 from umbel.data import Dataset, find_dataset, open_dataset
-from umbel.models import BIASED_FACTORS
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import write_atomically
 from umbel.protocol.plugins import parse_options
@@ -321,7 +320,7 @@ def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], 
     text = " ".join(f"{name}={value}" for name, value in options.items())
     own = parse_options(AttackOptions, text, "strategy-options")
     # A model with biases is to be attacked as it is to be trained.
-    biased = str(changes.get("model", "")).startswith(BIASED_FACTORS)
+    biased = str(changes.get("model", "")).startswith("biased-factors")
     config = run_config(
         "recommender" if biased else "pac-attack",
         dataset=dataset,
@@ -364,7 +363,7 @@ def like_rate(dataset: Dataset, number: int) -> float:
 def _preferences(name: str) -> Dataset:
     """Return a dataset; raise where it is not one of preferences."""
     dataset = open_dataset(find_dataset(name))
-    if not dataset.manifest.model.startswith("factors-"):
+    if not dataset.manifest.model.startswith("factors "):
         raise DatasetError(
             f"dataset {name!r} is for model {dataset.manifest.model!r}; identify attacks preferences: build some "
             "with python datasets/preferences.py or python datasets/movielens.py"

@@ -270,7 +270,7 @@ class PacAttack(Recommender, Observer):
         """Refuse models of another kind, and runs that the attack does not fit into."""
         super().check(run, model)
         if not factors_of(model):
-            raise ConfigError(f"strategy {run.strategy!r} is for models factors-IxD, not {model.name!r}")
+            raise ConfigError(f"strategy {run.strategy!r} is for models factors, not {model.name!r}")
         options = self.options
         if min(options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.

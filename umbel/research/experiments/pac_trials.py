@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate
-from umbel.client.learner import learner_for
+from umbel.client.engines import learner_for
 from umbel.research.attacks.pac_attack import Estimate
 
 ITEMS, FACTORS, LABELLED = 500, 8, 40
@@ -89,7 +89,7 @@ def interactions(
     clients: Trials, update: LocalUpdate, zero: bool, seed: int
 ) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
     """Yield without end the items that clients trained (m, I, d), those they were sent, and their vectors (m, d)."""
-    learner = learner_for(models.load(f"factors-{len(clients.items)}x{FACTORS}", LOSS), "cpu")
+    learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
     sent = np.zeros_like(clients.items) if zero else clients.items
     local, nobody = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
     generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(nobody))]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from umbel.data import find_dataset, open_dataset
-from umbel.models import BIASED_FACTORS
 from umbel.models.baselines import baselines
 from umbel.protocol.errors import DatasetError
 from umbel.research.experiments.runs import Spec
@@ -16,7 +15,7 @@ from umbel.research.experiments.tables import Section, Value, good, plus_minus, 
 from umbel.simulation.in_process import run_config
 
 SEEDS = 8
-ARMS = {"factors": "", "factors and biases": BIASED_FACTORS}
+ARMS = {"factors": "", "factors and biases": "biased-factors"}
 """Models, under one configuration: the PAC paper's, which the dataset names, and the one with biases."""
 
 _STRONGEST = "item and user bias"
@@ -38,7 +37,7 @@ def specs(dataset: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEE
         Fewer rounds.
     """
     data = open_dataset(find_dataset(dataset))
-    if not data.manifest.model.startswith("factors-") or not data.manifest.split["validation"]:
+    if not data.manifest.model.startswith("factors ") or not data.manifest.split["validation"]:
         raise DatasetError(
             f"dataset {dataset!r} holds no preferences of users that validate; build one with "
             "python datasets/movielens.py or python datasets/preferences.py"

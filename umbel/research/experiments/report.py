@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import safetensors
 
-from umbel.client.learner import best_hypothesis, learner_for
+from umbel.client.engines import learner_for
+from umbel.client.learner import best_hypothesis
 from umbel.protocol.errors import ConfigError
 from umbel.research.experiments.baselines import local_only, measure, validation_cohort
 from umbel.server.report import HeldOut, Measured, View, check, render
