@@ -24,10 +24,10 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import number_released, site_reply, training_reply
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
+from umbel.protocol.releases import Sums
 from umbel.server.nodes.bounds import furthest, furthest_sum, near
 from umbel.server.nodes.exchange import Answer
 from umbel.server.nodes.fleet import Fleet, _released
-from umbel.server.nodes.sums import Sums
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 DEMAND: dict[str, Any] = {
