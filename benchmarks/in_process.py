@@ -10,7 +10,9 @@ import numpy as np
 import umbel.client.app
 from umbel.protocol.errors import FleetError
 from umbel.server.history import State
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.observer import Run
+from umbel.server.observers import named
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
@@ -22,9 +24,9 @@ def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Cal
     hosts. All rounds are done, whatever the config's patience. A `grid` of one's own sees the messages.
     """
     setup, grid = Setup.parse(config), grid or InProcessGrid(umbel.client.app.app, config)
-    setup.strategy.fleet.roster(grid)
+    setup.fleet.roster(grid)
     start = initial_hypotheses(setup, grid)
-    run = Run(setup, grid, State(hypotheses=start, best=start), setup.observers)
+    run = Run(setup, grid, State(hypotheses=start, best=start), named(setup))
 
     def rounds() -> list[float]:
         run_rounds(run)

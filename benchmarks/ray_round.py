@@ -27,8 +27,7 @@ from benchmarks.measure import Out, benchmark, console, machine, table_of
 from benchmarks.peers.tasks import hospital
 from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
-from umbel.server.observer import Observer
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run
 from umbel.simulation.launch import APP, submit
 from umbel.simulation.relay import Relay
 from umbel.simulation.superlink import superlink

@@ -43,7 +43,7 @@ def test_peers_get_the_clients_and_the_start_of_umbels_own_run(config: dict[str,
     run = play(config)
 
     trained = np.bincount(np.concatenate(brief.settings.train), minlength=10)
-    assert trained.tolist() == run.strategy.fleet.participations.tolist()
+    assert trained.tolist() == run.fleet.participations.tolist()
     assert (brief.rounds, len(brief.settings.validate)) == (3, 4)
     loss, hypotheses = loss_of(brief), [network(brief, j) for j in range(5)]
     with torch.no_grad():

@@ -52,7 +52,7 @@ class Recipe:
         return open_dataset(home / "data" / self.name)
 
     def assert_refused(self, result: Result, out: Path, *texts: str) -> None:
-        """Check for status 3, or 1 for a system error, the texts in the last line, no traceback, and nothing written."""
+        """Check for status 3 (1 for a system error), the texts in the last line, no traceback, nothing written."""
         message = result.stderr.splitlines()[-1]
         assert result.exit_code == (1 if "[Errno" in message else 3), message
         assert isinstance(result.exception, SystemExit)

@@ -11,13 +11,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from umbel import models
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.records import from_array_record
+from umbel.protocol.releases import Scores
 from umbel.protocol.run_config import RunConfig
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.replies import Scores
-from umbel.server.observer import Observer
+from umbel.server.observer import Observer, Run
 from umbel.server.observers import Patience
-from umbel.server.rounds import Run
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies.base import HypothesisStrategy, Outcome
@@ -117,7 +116,7 @@ def echo(message: Message, context: Context) -> Message:
 def setup(strategy: HypothesisStrategy, **changes: Any) -> Setup:
     """Return a run of five rounds that validates in each."""
     plain: dict[str, Any] = {"rounds": 5, "restarts": 1, "round_timeout": 12.0, "step_size": 0.5}
-    return Setup(RunConfig(**plain | changes), strategy, LINEAR, None)
+    return Setup(RunConfig(**plain | changes), strategy, strategy.fleet, LINEAR, None)
 
 
 class After(Observer):

@@ -41,7 +41,8 @@ from umbel.protocol.messages import asks, keep_request, round_request
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec
-from umbel.server.rounds import Run, draw_hypotheses
+from umbel.server.observer import Run
+from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 

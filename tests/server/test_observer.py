@@ -14,8 +14,8 @@ import umbel.client.app
 from tests.helpers.runs import run_app
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import NoOptions
-from umbel.server.observer import Observer, Section, load_observers
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run, Section, load_observers
+from umbel.server.observers import named
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -120,7 +120,7 @@ def test_observers_are_named_one_after_the_other_each_with_its_options() -> None
     ],
 )
 def test_what_cannot_watch_is_named(text: str, reason: str) -> None:
-    for load in (load_observers, lambda text: Setup.parse({"observers": text})):
+    for load in (load_observers, lambda text: named(Setup.parse({"observers": text}))):
         with pytest.raises(ConfigError, match=f"^{re.escape(reason)}|{re.escape(reason)}$"):
             load(text)
 

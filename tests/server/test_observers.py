@@ -11,9 +11,9 @@ import safetensors.numpy
 
 from tests.helpers.scripted import Scripted, run_of, theta
 from umbel.server.history import State
-from umbel.server.observer import Observer
+from umbel.server.observer import Observer, Run
 from umbel.server.observers import Checkpoints, Log, Patience, in_time
-from umbel.server.rounds import Run, run_rounds
+from umbel.server.rounds import run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots

@@ -18,8 +18,9 @@ from umbel.protocol.messages import evaluation_in, evaluation_reply, hosting_rep
 from umbel.protocol.records import to_array_record
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
-from umbel.server.observer import Observer
-from umbel.server.rounds import Run, _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.observer import Observer, Run
+from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
 from umbel.simulation import in_process
 from umbel.strategies import GroupPrivacy
 
@@ -50,10 +51,10 @@ def test_what_is_validated_is_what_the_round_starts_from() -> None:
     assert [entry.metric for entry in state.history] == [18, 16, 14, 12, 10, 8]
 
 
-def test_a_round_is_told_what_the_demands_have_in_common() -> None:
+def test_a_round_is_told_what_its_tasks_have_in_common() -> None:
     strategy = Scripted()
     play(strategy, rounds=1)
-    assert dict(strategy.trained[0][2]) == setup(Scripted(), rounds=1).task("mine")
+    assert dict(strategy.trained[0][2]) == dict(setup(Scripted(), rounds=1).task("mine").to_record())
     assert strategy.trained[0][2]["step_size"] == 0.5
     assert strategy.trained[0][2]["run"] == "mine"
 
@@ -353,7 +354,7 @@ class Judge:
 @pytest.mark.parametrize("seed", range(5))
 def test_of_several_initial_sets_the_one_of_lowest_loss_is_taken(seed: int) -> None:
     grid = SpyGrid(Judge().app)
-    chosen = initial_hypotheses(setup(GroupPrivacy(), seed=seed, restarts=5), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), seed=seed, restarts=5), grid)
     sets = [draw_hypotheses(LINEAR, 2, seed, restart)["weight"] for restart in range(5)]
     np.testing.assert_array_equal(chosen["weight"], min(sets, key=lambda weights: weights[0, 0, 0]))
 
@@ -365,21 +366,21 @@ def test_the_seeds_above_do_not_all_choose_the_same_restart() -> None:
 
 def test_all_initial_sets_are_scored_in_one_exchange() -> None:
     grid = SpyGrid(Judge().app)
-    initial_hypotheses(setup(GroupPrivacy(), restarts=3), grid)
+    initial_hypotheses(setup(GroupPrivacy(Fleet()), restarts=3), grid)
     assert grid.exchanges == [[["version"]], [["evaluation", "hypotheses"]] * 3]
     assert grid.lifetimes[1] == 12.0
 
 
 def test_one_initial_set_is_taken_as_it_is() -> None:
     grid = SpyGrid(Judge().app)
-    chosen = initial_hypotheses(setup(GroupPrivacy(), seed=3), grid)
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), seed=3), grid)
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 3, 0)["weight"])
     assert grid.exchanges == []
 
 
 @pytest.mark.parametrize("judge", [Judge(validation=0), Judge(fails=True)], ids=["nobody validates", "nobody answers"])
 def test_where_no_set_is_scored_the_first_is_taken(judge: Judge) -> None:
-    chosen = initial_hypotheses(setup(GroupPrivacy(), restarts=4), SpyGrid(judge.app))
+    chosen = initial_hypotheses(setup(GroupPrivacy(Fleet()), restarts=4), SpyGrid(judge.app))
     np.testing.assert_array_equal(chosen["weight"], draw_hypotheses(LINEAR, 2, 0, 0)["weight"])
 
 

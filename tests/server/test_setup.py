@@ -17,6 +17,7 @@ from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.observer import Observer
+from umbel.server.observers import named
 from umbel.server.setup import Setup
 from umbel.strategies import IFCA, FedAvg, GroupPrivacy
 from umbel.strategies.base import ClipSchedule
@@ -79,7 +80,7 @@ def test_every_key_is_tried_here() -> None:
 
 def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config)
-    strategy, fleet = setup.strategy, setup.strategy.fleet
+    strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
     assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (2, 7, 0)
     assert (strategy.min_releases, fleet.min_nodes, fleet.node_wait) == (1, 1, 300.0)
@@ -87,7 +88,7 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
     assert setup.manifest.name == "synthetic"
-    assert setup.observers == ()
+    assert named(setup) == ()
     assert (setup.config.rounds, setup.config.patience, setup.config.validate_every, setup.config.restarts) == (
         100,
         0,
@@ -111,7 +112,7 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"mechanism": "gaussian", "choice-epsilon": 0.29}
     run_config |= {"clipping": "public", "clip-norm-floor": 0.24, "clip-norm": 25.0, "clip-norm-decay": 0.26}
     setup = Setup.parse(run_config)
-    strategy, fleet, run = setup.strategy, setup.strategy.fleet, setup.config
+    strategy, fleet, run = setup.strategy, setup.fleet, setup.config
     assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (3, 11, 12)
     assert (strategy.min_releases, fleet.seed, fleet.min_nodes, fleet.node_wait) == (4, 13, 5, 14.0)
     assert fleet.quorum == 0.28
@@ -209,8 +210,8 @@ def test_observers_are_those_of_the_run_and_a_strategy_that_watches_itself(
 
     monkeypatch.setitem(strategies.STRATEGIES, "watching", Watching)
     setup = Setup.parse(run_config | {"strategy": "watching", "observers": "umbel.server.observer:Observer"})
-    assert [type(observer) for observer in setup.observers] == [Observer, Watching]
-    assert setup.observers[-1] is setup.strategy
+    assert [type(observer) for observer in named(setup)] == [Observer, Watching]
+    assert named(setup)[-1] is setup.strategy
 
 
 def test_model_and_loss_of_the_run_config_come_before_the_datasets(run_config: dict[str, Any]) -> None:
@@ -241,7 +242,7 @@ def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
     assert setup.task().noise_multiplier == 0.0
     assert setup.task().step_size == 1.0
     assert isinstance(setup.task().step_size, float)
-    assert setup.strategy.fleet.node_wait == 10.0
+    assert setup.fleet.node_wait == 10.0
 
 
 def test_the_server_reads_what_a_dataset_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
@@ -299,7 +300,7 @@ def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong
 
 def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
-    assert (setup.config.rounds, setup.strategy.fleet.clients_per_round, setup.task().batch_size) == (1, 1, 0)
+    assert (setup.config.rounds, setup.fleet.clients_per_round, setup.task().batch_size) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("key", ABOVE_ZERO)
@@ -381,7 +382,7 @@ def test_what_is_not_there_is_named_with_what_is(
     run_config: dict[str, Any], changes: dict[str, str], reason: str
 ) -> None:
     with pytest.raises(ConfigError, match=reason):
-        Setup.parse(run_config | changes)
+        named(Setup.parse(run_config | changes))
 
 
 def test_a_dataset_without_a_model_needs_one(run_config: dict[str, Any], umbel_home: Path) -> None:

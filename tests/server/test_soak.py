@@ -17,7 +17,8 @@ from tests.helpers.scripted import After
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.flower import ErrorCode
 from umbel.server.history import State
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.observer import Run
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
@@ -81,7 +82,7 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
     assert sum(entry.dropped for entry in state.history) > 5
     assert sum(entry.lost_nodes for entry in trained) > 20
     # What the server counts was charged at the node, and what was charged and got lost is not used.
-    fleet = setup.strategy.fleet
+    fleet = setup.fleet
     charged = np.zeros(100, np.int64)
     for context in grid.contexts.values():
         ledger = MemoryLedger(context.state)

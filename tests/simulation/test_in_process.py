@@ -13,8 +13,7 @@ from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.run_config import RunConfig
-from umbel.server.observer import Observer
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 
@@ -61,7 +60,7 @@ def test_a_run_is_returned_as_it_ended_and_leaves_nothing(umbel_home: Path) -> N
     assert [entry.number for entry in run.state.history] == [1, 2, 3, 4]
     assert counting.rounds == 4
     assert run.state.stopped == "all 3 rounds done"
-    assert run.strategy.fleet.participations.sum() == 21
+    assert run.fleet.participations.sum() == 21
     assert run.folder is None
     assert not umbel_home.exists()
 

@@ -43,7 +43,7 @@ from umbel.server.observer import Observer
 
 class Picky(Observer):
     def begin(self, run):
-        nodes, hypotheses = len(run.strategy.fleet.roster(run.grid)), len(run.state.hypotheses["weight"])
+        nodes, hypotheses = len(run.fleet.roster(run.grid)), len(run.state.hypotheses["weight"])
         raise ConfigError(f"this run is not worth watching ({nodes} nodes, {hypotheses} hypotheses)")
 """
 

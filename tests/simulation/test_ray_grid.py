@@ -21,8 +21,7 @@ from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import query
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
-from umbel.server.observer import Observer
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run
 from umbel.server.run_folder import RunFolder
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.ray_grid import Losses, RayGrid

@@ -27,10 +27,10 @@ from umbel.protocol.messages import hypotheses_in, training_in
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, ClipSchedule
+from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.replies import Releases
 from umbel.server.rounds import draw_hypotheses
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -312,15 +312,15 @@ def mixing(monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def made(name: str, options: str = "") -> HypothesisStrategy:
-    return strategies.make(RunConfig(strategy=name, strategy_options=options))
+    return strategies.make(RunConfig(strategy=name, strategy_options=options), Fleet())
 
 
 def test_options_are_the_strategys_own_and_have_defaults(mixing: str) -> None:
     assert made(mixing).options == MixingOptions()
     assert made(mixing, "old-share=0.5 rounds=7").options == MixingOptions(0.5, 7)
     assert made(mixing, "old_share=0 name=other loud=true").options == MixingOptions(0.0, name="other", loud=True)
-    assert Mixing(options=MixingOptions(0.75)).options.old_share == 0.75
-    assert Mixing().options == MixingOptions()
+    assert Mixing(Fleet(), options=MixingOptions(0.75)).options.old_share == 0.75
+    assert Mixing(Fleet()).options == MixingOptions()
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_a_strategy_may_refuse_a_run_before_any_work(mixing: str, monkeypatch: p
 
 
 def test_state_is_a_strategys_own_and_starts_empty() -> None:
-    first, second = Mixing(), Mixing()
+    first, second = Mixing(Fleet()), Mixing(Fleet())
     first.state["sum"] = np.ones(3)
     assert second.state == {}
 
@@ -453,7 +453,7 @@ def test_start_goes_on_over_a_round_without_releases(run_config: dict[str, Any])
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
     grid = InProcessGrid(app, run_config, nodes=2)
-    result = GroupPrivacy().start(grid, start, num_rounds=3, train_config=setup.task().to_record())
+    result = GroupPrivacy(setup.fleet).start(grid, start, num_rounds=3, train_config=setup.task().to_record())
     assert [result.train_metrics_clientapp[t]["releases"] for t in (1, 2, 3)] == [7, 0, 7]
     assert [result.train_metrics_clientapp[t]["lost-nodes"] for t in (1, 2, 3)] == [0, 2, 0]
 
@@ -467,7 +467,7 @@ def test_start_runs_a_strategy_with_state_to_the_end(run_config: dict[str, Any])
 
     setup = Setup.parse(run_config)
     start = to_array_record(draw_hypotheses(setup.model, 2, seed=0, restart=0))
-    strategy = Counting()
+    strategy = Counting(setup.fleet)
     strategy.start(
         InProcessGrid(umbel.client.app.app, run_config), start, num_rounds=4, train_config=setup.task().to_record()
     )

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from tests.strategies.test_how_many import GROUPS, dataset
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.replies import Releases
+from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies import ClusteredFL
@@ -43,7 +44,7 @@ def test_the_parts_are_those_between_which_the_largest_cosine_is_smallest() -> N
 
 
 def test_clients_that_pull_apart_are_split_into_their_means() -> None:
-    found = round_of(ClusteredFL(hypotheses=4), EAST + WEST)
+    found = round_of(ClusteredFL(Fleet(), hypotheses=4), EAST + WEST)
     np.testing.assert_allclose(found, [np.mean(EAST, 0), np.mean(WEST, 0)], rtol=1e-6)
 
 
@@ -57,11 +58,13 @@ def test_clients_that_pull_apart_are_split_into_their_means() -> None:
     ],
 )
 def test_others_are_averaged(releases: Any, why: str) -> None:
-    np.testing.assert_allclose(round_of(ClusteredFL(hypotheses=4), releases), [np.mean(releases, 0)], rtol=1e-6)
+    np.testing.assert_allclose(
+        round_of(ClusteredFL(Fleet(), hypotheses=4), releases), [np.mean(releases, 0)], rtol=1e-6
+    )
 
 
 def test_a_cluster_that_hardly_moves_any_more_is_at_its_end() -> None:
-    strategy = ClusteredFL(hypotheses=4)
+    strategy = ClusteredFL(Fleet(), hypotheses=4)
     strategy.state["cfl/longest"] = np.asarray(50.0)
     assert len(round_of(strategy, EAST + WEST)) == 1, "1 is no more than a twentieth of 50"
     strategy.state["cfl/longest"] = np.asarray(19.0)
@@ -70,16 +73,16 @@ def test_a_cluster_that_hardly_moves_any_more_is_at_its_end() -> None:
 
 def test_there_are_no_more_than_the_run_says_and_each_is_split_by_itself() -> None:
     far = [(100 + x, y) for x, y in EAST + WEST]
-    assert len(round_of(ClusteredFL(hypotheses=9), EAST + WEST + far, [(0, 0), (100, 0)])) == 4
-    found = round_of(ClusteredFL(hypotheses=3), EAST + WEST + far, [(0, 0), (100, 0)])
+    assert len(round_of(ClusteredFL(Fleet(), hypotheses=9), EAST + WEST + far, [(0, 0), (100, 0)])) == 4
+    found = round_of(ClusteredFL(Fleet(), hypotheses=3), EAST + WEST + far, [(0, 0), (100, 0)])
     np.testing.assert_allclose(found, [np.mean(EAST, 0), np.mean(far, 0), np.mean(WEST, 0)], rtol=1e-6)
 
 
 def test_options_say_when() -> None:
-    strict = ClusteredFL(hypotheses=4, options=SplitOptions(gamma=1.0))
+    strict = ClusteredFL(Fleet(), hypotheses=4, options=SplitOptions(gamma=1.0))
     assert len(round_of(strict, EAST + WEST)) == 1
     with pytest.raises(ConfigError, match="strategy-options: eps1 must be above 0, got '0'"):
-        strategies.make(RunConfig(strategy="cfl", strategy_options="eps1=0"))
+        strategies.make(RunConfig(strategy="cfl", strategy_options="eps1=0"), Fleet())
 
 
 @pytest.mark.parametrize(("hypotheses", "reason"), [(0, "splits by itself"), (1, "with hypotheses = 1 is fedavg")])

@@ -19,11 +19,11 @@ TRAIN_CONFIG = ConfigRecord(
 
 @pytest.mark.parametrize("asked", [1, 2, 7])
 def test_there_is_one_hypothesis_whatever_is_asked(asked: int) -> None:
-    assert FedAvg(hypotheses=asked).hypotheses == 1
+    assert FedAvg(Fleet(), hypotheses=asked).hypotheses == 1
 
 
 def test_every_release_belongs_to_it() -> None:
-    labels = FedAvg().assign(np.array([[0.0], [100.0], [-5.0]]), np.array([[0.0]]), None)
+    labels = FedAvg(Fleet()).assign(np.array([[0.0], [100.0], [-5.0]]), np.array([[0.0]]), None)
     assert labels.tolist() == [0, 0, 0]
 
 

@@ -36,7 +36,7 @@ def test_clients_are_asked_what_they_chose() -> None:
 
 
 def test_releases_go_where_the_clients_say() -> None:
-    labels = IFCA().assign(np.zeros((3, 1)), np.zeros((2, 1)), np.array([1, 0, 1]))
+    labels = IFCA(Fleet()).assign(np.zeros((3, 1)), np.zeros((2, 1)), np.array([1, 0, 1]))
     assert labels.tolist() == [1, 0, 1]
 
 

@@ -9,6 +9,7 @@ import pytest
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
@@ -21,7 +22,7 @@ NOT_STRATEGIES = """
 from flwr.serverapp.strategy import FedAvg
 from umbel.strategies import GroupPrivacy
 
-instance = GroupPrivacy()
+instance = GroupPrivacy(None)
 """
 
 
@@ -89,8 +90,9 @@ def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
         min_nodes=3, node_wait=14.0, quorum=0.5, max_clients_per_node=15, max_node_share=0.25, max_update_norm=16.0,
         validate_by="median",
     )  # fmt: skip
-    strategy = strategies.make(run)
-    fleet = strategy.fleet
+    fleet = Fleet.of(run)
+    strategy = strategies.make(run, fleet)
+    assert strategy.fleet is fleet
     assert type(strategy) is FedAvg
     assert (strategy.hypotheses, strategy.min_releases, strategy.radius) == (1, 4, run.schedule)
     assert (fleet.clients_per_round, fleet.validation_clients_per_round, fleet.seed) == (11, 12, 13)
@@ -101,6 +103,6 @@ def test_a_strategy_is_made_with_the_clients_that_the_run_asks_for() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "ifca", "recommender"])
 def test_the_papers_other_strategies_have_no_options(name: str) -> None:
-    strategies.make(RunConfig(strategy=name))
+    strategies.make(RunConfig(strategy=name), Fleet())
     with pytest.raises(ConfigError, match="strategy-options: there is no option x; there are none"):
-        strategies.make(RunConfig(strategy=name, strategy_options="x=1"))
+        strategies.make(RunConfig(strategy=name, strategy_options="x=1"), Fleet())

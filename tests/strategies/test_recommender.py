@@ -10,6 +10,7 @@ import pytest
 from umbel import models
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.recommender import Recommender
@@ -28,20 +29,20 @@ def factors_config(run_config: Config) -> Config:
 
 def test_changes_are_added_up() -> None:
     """Two clients moved the first number, one the second, none the third."""
-    moved = Recommender().combine(np.array([[2.0, 2, 3], [1.5, 4, 3]]), np.array([1.0, 2, 3]), 0)
+    moved = Recommender(Fleet()).combine(np.array([[2.0, 2, 3], [1.5, 4, 3]]), np.array([1.0, 2, 3]), 0)
     assert moved.tolist() == [2.5, 4, 3]
 
 
 def test_there_is_one_set_of_items() -> None:
-    assert Recommender(hypotheses=5).hypotheses == 1
+    assert Recommender(Fleet(), hypotheses=5).hypotheses == 1
 
 
 def test_a_model_without_local_parameters_is_refused(run_config: Config) -> None:
     run = RunConfig(strategy="recommender")
-    Recommender().check(run, models.load("factors items=3 size=2"))
+    Recommender(Fleet()).check(run, models.load("factors items=3 size=2"))
     reason = "strategy 'recommender' is for models with local parameters, as factors, not 'mlp'; name a dataset"
     with pytest.raises(ConfigError, match=reason):
-        Recommender().check(run, models.load("mlp"))
+        Recommender(Fleet()).check(run, models.load("mlp"))
     with pytest.raises(ConfigError, match=reason.replace("mlp", "linear")):
         Setup.parse(run_config | {"strategy": "recommender"})
 
@@ -61,7 +62,7 @@ def test_rounds_do_not_depend_on_the_number_of_nodes(factors_config: Config) -> 
 
 def test_items_with_a_prior_decay_by_the_share_of_the_clients_that_took_part() -> None:
     """Step .1, 2 of 8 clients: vectors lose .1 * 5 / 4 of themselves, biases .1 * 1 / 4."""
-    strategy = Recommender()
+    strategy = Recommender(Fleet())
     strategy.check(RunConfig(strategy="recommender", step_size=0.1), models.load("biased-factors items=2 size=1"))
     strategy.fleet.participations = np.zeros(8, np.int64)
     items = np.array([8.0, 4, 0, -8])

@@ -13,6 +13,7 @@ from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
 from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.group_privacy import GroupOptions, GroupPrivacy
@@ -153,7 +154,7 @@ def test_too_few_releases_are_not_split() -> None:
 
 
 def test_without_the_option_the_papers_algorithm_is_as_it_was() -> None:
-    assert strategies.make(RunConfig()).options.respawn == 0
+    assert strategies.make(RunConfig(), Fleet()).options.respawn == 0
 
 
 def test_it_is_not_for_a_number_of_hypotheses_that_is_chosen(run_config: dict[str, Any]) -> None:
@@ -171,7 +172,7 @@ def test_a_strategy_of_ones_own_has_the_option_where_its_options_are_derived() -
 
     options = parse_options(Own.Options, "respawn=3 momentum=0.5", "strategy-options")
     assert GroupPrivacy.Options is GroupOptions
-    assert (Own(options=options)._respawn, options.momentum) == (3, 0.5)
+    assert (Own(Fleet(), options=options)._respawn, options.momentum) == (3, 0.5)
 
 
 def test_a_run_with_it_goes_through_and_keeps_how_long_hypotheses_wait(run_config: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from umbel import models, strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Clipping
 from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
 from umbel.strategies import GeometricMedian, GroupPrivacy, TrimmedMean
 from umbel.strategies.robust import HostileOptions, Robust
 
@@ -23,7 +24,7 @@ Points = NDArray[np.float64]
 
 def ready(kind: type[Robust], few: int, reach: float = np.inf) -> Robust:
     """Return a strategy that has seen a round."""
-    strategy = kind()
+    strategy = kind(Fleet())
     strategy._few, strategy._reach = few, reach
     return strategy
 
@@ -63,13 +64,13 @@ def test_a_fifth_far_away_captures_no_hypothesis(kind: type[Robust], distance: f
     rng = np.random.default_rng(1)
     sent = np.array([[0.0, 0.0], [6.0, 0.0]])
     honest = np.repeat(sent, 8, axis=0) + rng.normal(size=(16, 2)) * 0.5
-    strategy = kind(hypotheses=2, options=HostileOptions(0.2))
+    strategy = kind(Fleet(), hypotheses=2, options=HostileOptions(0.2))
     points = np.concatenate([honest, np.full((4, 2), distance)])
     labels = strategy.assign(points, sent, None)
     assert labels[:16].tolist() == [0] * 8 + [1] * 8
     for j in (0, 1):
         assert np.linalg.norm(strategy.combine(points[labels == j], sent[j], j) - sent[j]) < 1.0
-    captured = GroupPrivacy().assign(points, sent, None)[:16]
+    captured = GroupPrivacy(Fleet()).assign(points, sent, None)[:16]
     assert set(captured.tolist()) == {0}, "where by k-means all honest ones share what is left"
 
 
@@ -78,7 +79,7 @@ def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Ro
     rng = np.random.default_rng(2)
     for _ in range(50):
         sent, points = rng.normal(size=(3, 4)), rng.standard_cauchy((30, 4)) * 10.0 ** rng.uniform(0, 6, (30, 1))
-        strategy = kind(hypotheses=3, options=HostileOptions(0.2))
+        strategy = kind(Fleet(), hypotheses=3, options=HostileOptions(0.2))
         labels = strategy.assign(points, sent, None)
         nearest = np.linalg.norm(points[:, None] - sent, axis=2).min(axis=1)
         for j in np.unique(labels).tolist():
@@ -88,12 +89,15 @@ def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Ro
 
 
 def test_the_share_is_an_option_and_what_cannot_work_is_refused() -> None:
-    assert strategies.make(RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.2")).options.hostile == 0.2
+    assert (
+        strategies.make(RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.2"), Fleet()).options.hostile
+        == 0.2
+    )
     with pytest.raises(ConfigError, match=r"strategy-options: hostile must be below 0\.5, got '0\.5'"):
-        strategies.make(RunConfig(strategy="geometric-median", strategy_options="hostile=0.5"))
+        strategies.make(RunConfig(strategy="geometric-median", strategy_options="hostile=0.5"), Fleet())
     run = RunConfig(strategy="trimmed-mean", strategy_options="hostile=0.25", hypotheses=4)
     with pytest.raises(ConfigError, match=r"hostile = 0\.25 is as much as each of 4 groups; set it below 0\.25"):
-        strategies.make(run).check(run, models.load("linear"))
+        strategies.make(run, Fleet()).check(run, models.load("linear"))
 
 
 # --- rounds of it: 100 clients in two groups, each with an optimum near its group's, descend the distance to it
@@ -140,11 +144,11 @@ def error(strategy: GroupPrivacy, attack: Any, seed: int, rounds: int = 60, m: i
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("attack", [far, one_place, flipped, beside])
 def test_robust_centres_hold_with_a_fifth_hostile_where_the_mean_does_not(attack: Any, seed: int) -> None:
-    assert error(GroupPrivacy(), attack, seed) > 4
-    assert error(TrimmedMean(options=HostileOptions(0.2)), attack, seed) < 1.5
-    assert error(GeometricMedian(options=HostileOptions(0.2)), attack, seed) < 1
+    assert error(GroupPrivacy(Fleet()), attack, seed) > 4
+    assert error(TrimmedMean(Fleet(), options=HostileOptions(0.2)), attack, seed) < 1.5
+    assert error(GeometricMedian(Fleet(), options=HostileOptions(0.2)), attack, seed) < 1
 
 
 @pytest.mark.parametrize("kind", [GroupPrivacy, TrimmedMean, GeometricMedian])
 def test_where_nobody_is_hostile_all_three_find_both_optima(kind: type[GroupPrivacy]) -> None:
-    assert error(kind(), None, seed=0) < 0.2
+    assert error(kind(Fleet()), None, seed=0) < 0.2

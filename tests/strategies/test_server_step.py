@@ -10,6 +10,7 @@ import pytest
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
+from umbel.server.nodes.fleet import Fleet
 from umbel.strategies import FedAdagrad, FedAdam, FedAvgM, FedYogi
 from umbel.strategies.server_step import AdagradOptions, AdaptiveOptions, MomentumOptions, ServerStep
 
@@ -25,20 +26,20 @@ def moved(strategy: ServerStep, group: list[list[float]], index: int = 0) -> flo
 
 @pytest.mark.parametrize(("name", "kind"), NAMES.items())
 def test_they_have_names_and_cluster_into_as_many_as_the_run_says(name: str, kind: type) -> None:
-    strategy = strategies.make(RunConfig(strategy=name, hypotheses=3))
+    strategy = strategies.make(RunConfig(strategy=name, hypotheses=3), Fleet())
     assert type(strategy) is kind
     assert strategy.hypotheses == 3
 
 
 def test_momentum_adds_a_share_of_the_last_step() -> None:
-    strategy = FedAvgM(hypotheses=2, options=MomentumOptions(rate=0.5, momentum=0.75))
+    strategy = FedAvgM(Fleet(), hypotheses=2, options=MomentumOptions(rate=0.5, momentum=0.75))
     assert moved(strategy, FIRST) == 2, "half of 4"
     assert moved(strategy, SECOND) == 0.5, "half of .75 * 4 - 2"
     assert strategy.state["momentum"].tolist() == [[1], [0]]
 
 
 def test_without_momentum_and_at_rate_1_it_is_the_average() -> None:
-    strategy = FedAvgM(options=MomentumOptions(rate=1.0, momentum=0.0))
+    strategy = FedAvgM(Fleet(), options=MomentumOptions(rate=1.0, momentum=0.0))
     assert [moved(strategy, group) for group in (FIRST, SECOND)] == [4, -2]
 
 
@@ -52,25 +53,25 @@ def test_without_momentum_and_at_rate_1_it_is_the_average() -> None:
     ],
 )
 def test_a_step_is_the_first_moment_over_the_root_of_the_second(kind: Any, second: float, then: float) -> None:
-    strategy = kind(options=AdaptiveOptions(rate=0.5, beta1=0.5, beta2=0.75, tau=1.0))
+    strategy = kind(Fleet(), options=AdaptiveOptions(rate=0.5, beta1=0.5, beta2=0.75, tau=1.0))
     assert moved(strategy, FIRST) == pytest.approx(0.5 * 2 / (second**0.5 + 1))
     # The first moment is half of 2 and half of -2.
     assert moved(strategy, SECOND) == pytest.approx(0.0)
     assert moved(strategy, FIRST) != 0
-    strategy = kind(options=AdaptiveOptions(rate=0.5, beta1=0.0, beta2=0.75, tau=1.0))
+    strategy = kind(Fleet(), options=AdaptiveOptions(rate=0.5, beta1=0.0, beta2=0.75, tau=1.0))
     moved(strategy, FIRST)
     assert moved(strategy, SECOND) == pytest.approx(0.5 * -2 / (then**0.5 + 1))
 
 
 def test_adagrad_forgets_no_square() -> None:
-    strategy = FedAdagrad(options=AdagradOptions(rate=3.0, tau=2.0))
+    strategy = FedAdagrad(Fleet(), options=AdagradOptions(rate=3.0, tau=2.0))
     assert moved(strategy, FIRST) == pytest.approx(3 * 4 / ((4 + 16) ** 0.5 + 2))
     assert moved(strategy, SECOND) == pytest.approx(3 * -2 / ((4 + 16 + 4) ** 0.5 + 2))
 
 
 @pytest.mark.parametrize("kind", NAMES.values())
 def test_each_cluster_has_an_optimizer_of_its_own(kind: Any) -> None:
-    alone, beside = kind(hypotheses=2), kind(hypotheses=2)
+    alone, beside = kind(Fleet(), hypotheses=2), kind(Fleet(), hypotheses=2)
     expected = [moved(alone, FIRST, 0), moved(alone, SECOND, 0)]
     found = [moved(beside, FIRST, 0)]
     moved(beside, [[100.0]], 1)
@@ -80,11 +81,11 @@ def test_each_cluster_has_an_optimizer_of_its_own(kind: Any) -> None:
 
 @pytest.mark.parametrize("kind", NAMES.values())
 def test_it_goes_on_from_what_was_kept(kind: Any) -> None:
-    whole, killed = kind(hypotheses=2), kind(hypotheses=2)
+    whole, killed = kind(Fleet(), hypotheses=2), kind(Fleet(), hypotheses=2)
     expected = [moved(whole, group) for group in (FIRST, SECOND, FIRST)][2]
     for group in (FIRST, SECOND):
         moved(killed, group)
-    resumed = kind(hypotheses=2)
+    resumed = kind(Fleet(), hypotheses=2)
     resumed.state = {name: value.copy() for name, value in killed.state.items()}
     assert moved(resumed, FIRST) == expected
 
@@ -102,4 +103,4 @@ def test_it_goes_on_from_what_was_kept(kind: Any) -> None:
 )
 def test_options_that_cannot_be_used_are_named(name: str, options: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=f"strategy-options: {reason}"):
-        strategies.make(RunConfig(strategy=name, strategy_options=options))
+        strategies.make(RunConfig(strategy=name, strategy_options=options), Fleet())

@@ -24,7 +24,7 @@ from umbel.protocol.release import Clipping, ClipSchedule, Kind, ReleaseBy
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.fleet import Fleet
-from umbel.server.rounds import Run
+from umbel.server.observer import Run
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import play, run_config
 from umbel.strategies.site_average import SiteAverage
@@ -93,7 +93,8 @@ def test_in_the_first_rounds_some_clients_try_another_hypothesis() -> None:
                     "hypotheses": hypotheses,
                     "clipping": "public",
                 }
-            )
+            ),
+            Fleet(),
         )
         share: float = strategy.task(round, TrainingSpec(**COMMON)).explore
         return share
@@ -215,7 +216,7 @@ def asked_for(changes: dict[str, Any]) -> RunConfig:
 def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, Any], reason: str) -> None:
     run = asked_for({"choice_epsilon": 1.0} | changes)
     with pytest.raises(ConfigError, match=reason):
-        strategies.make(run).check(run, models.load("linear"))
+        strategies.make(run, Fleet()).check(run, models.load("linear"))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +225,7 @@ def test_what_no_site_can_answer_is_refused_before_any_work(changes: dict[str, A
 )
 def test_what_sites_can_answer_is_run(changes: dict[str, Any]) -> None:
     run = asked_for(changes)
-    strategies.make(run).check(run, models.load("linear"))
+    strategies.make(run, Fleet()).check(run, models.load("linear"))
 
 
 # --- whole runs
@@ -306,7 +307,7 @@ def test_sites_with_data_of_their_own_take_part(umbel_home: Path) -> None:
     assert all(entry.moved and entry.releases > 40 for entry in trained)
     losses = [entry.loss for entry in run.state.history if entry.loss is not None]
     assert losses[-1] < 0.7 * losses[0]
-    spent = run.strategy.fleet.participations
+    spent = run.fleet.participations
     assert spent[2::3].sum() == 0
     assert spent.sum() == sum(entry.releases for entry in trained)
 

@@ -19,6 +19,7 @@ from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
+from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 
 FILE = Path(__file__).with_name("ten_lines.py")
@@ -57,7 +58,7 @@ def test_it_has_ten_lines() -> None:
 
 def test_it_combines_as_it_says() -> None:
     kind = strategies.load("ten_lines:TrimmedMean")
-    strategy = kind(options=kind.Options(trim=1))
+    strategy = kind(Fleet(), options=kind.Options(trim=1))
     group = np.array([[0.0, 9], [100, 1], [2, 2], [4, 3]])
     assert strategy.combine(group, group[0], 0).tolist() == [3, 2.5]
     assert strategy.combine(group[:2], group[0], 0).tolist() == [50, 5], "of two, none can be left out"

@@ -65,10 +65,12 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
         raise ConfigError(str(error)) from None
     # They import PyTorch, and a wrong name need not wait for that.
     from umbel.client.trial import try_out
+    from umbel.server.observers import named
     from umbel.server.saved import Saved
     from umbel.server.setup import Setup
 
     setup = Setup.parse(values)
+    named(setup)
     _ = setup.first
     if run.resume:
         Saved.of(setup)

@@ -16,10 +16,10 @@ from flwr.serverapp import Grid, ServerApp
 from umbel.protocol.flower import log, pull_soon
 from umbel.server.baselines import RulesOfThumb
 from umbel.server.history import State
-from umbel.server.observer import Observer
-from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed
+from umbel.server.observer import Observer, Run
+from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, named
 from umbel.server.report import View, render
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder, versions
 from umbel.server.runs import home_of_runs, run_named
 from umbel.server.saved import Saved
@@ -56,12 +56,13 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
         When the nodes that it needs are not there, or give nothing.
     """
     setup = Setup.parse(run_config)
+    observers = [Patience(setup.config.patience), *named(setup)]
     setup.strategy.summary()
     if setup.first:
         log(INFO, "It starts from hypotheses of %s; what clients gave away there comes on top", setup.config.start_from)
         if setup.model.local_shapes:
             log(WARNING, "Clients begin their local parameters anew: what they kept in that run is of that run alone")
-    setup.strategy.fleet.roster(grid)
+    setup.fleet.roster(grid)
     summary = Summary(setup.model, setup.manifest, setup.release)
     with ExitStack() as held:
         if setup.config.resume:
@@ -76,8 +77,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             start = initial_hypotheses(setup, grid, folder.path.name)
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
-        observers = [Patience(setup.config.patience), *setup.observers, Log(summary), Checkpoints(snapshots)]
-        observers += [Released(), RulesOfThumb(), *watching]
+        observers += [Log(summary), Checkpoints(snapshots), Released(), RulesOfThumb(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)
@@ -85,10 +85,10 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
 
         sections = [section for observer in observers if (section := observer.section()) is not None]
         folder.write_sections(sections)
-        participations = setup.strategy.fleet.participations
+        participations = setup.fleet.participations
         view = View(folder.path.name, summary, state, participations, snapshots, dict(run_config))
         folder.write_report(render(view, versions(), sections))
-        setup.strategy.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
+        setup.fleet.send_best(grid, state.best, setup.config.round_timeout, run.name)
         for line in summary.closing_lines(state):
             log(INFO, line)
         log(INFO, "The results are in this folder; open report.html first:")
@@ -99,7 +99,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
 def _resume(setup: Setup, grid: Grid) -> tuple[State, Snapshots]:
     """Return where an interrupted run stands, after its last finished round."""
     saved = Saved.of(setup)
-    setup.strategy.fleet.resume(grid, saved.nodes, saved.spent)
+    setup.fleet.resume(grid, saved.nodes, saved.spent)
     setup.strategy.state = saved.kept
     # An evaluation at the end is of no round from here on, and must not stand for the one that is done next.
     saved.folder.write_latest(saved.state, saved.kept)

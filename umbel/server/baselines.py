@@ -7,8 +7,7 @@ from logging import INFO
 from umbel.models.baselines import baselines
 from umbel.models.factors import Factors
 from umbel.protocol.flower import log
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run, Section
 
 
 class RulesOfThumb(Observer):
@@ -26,7 +25,7 @@ class RulesOfThumb(Observer):
         manifest = run.setup.manifest
         if not isinstance(run.setup.model.module, Factors) or manifest is None or manifest.part:
             return
-        if not (run.state.best_round and run.strategy.fleet.roster(run.grid).simulated):
+        if not (run.state.best_round and run.fleet.roster(run.grid).simulated):
             return
         metric = run.setup.model.metric
         if metric.name != "right-sign":

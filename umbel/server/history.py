@@ -44,7 +44,7 @@ class Round:
     dropped : int
         Replies that came late, twice or unasked, and releases that lie too far from what was sent.
     loss_spread, metric_spread : list of float
-        How the validation clients differ (`umbel.server.nodes.replies.SPREAD`); empty where nobody validated.
+        How the validation clients differ (`umbel.protocol.releases.SPREAD`); empty where nobody validated.
     ratio : list of float
         Both sides of the group privacy paper's Eq. 9 as a ratio, which it assumes to be far below 1: the longest
         sanitised update assigned to each hypothesis, as a part of the distance to the nearest other one. 0 where there

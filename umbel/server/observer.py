@@ -6,36 +6,65 @@ name=value; another.module:Class"``. Options of its own are the fields of a data
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from flwr.serverapp import Grid
 
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import NoOptions, import_by_name, parse_options
+from umbel.server.history import State
+from umbel.server.nodes.fleet import Fleet
+from umbel.server.run_folder import RunFolder, Section
+from umbel.server.setup import Setup
+from umbel.strategies import HypothesisStrategy
 
-if TYPE_CHECKING:
-    from umbel.server.rounds import Run
+__all__ = ["Observer", "Run", "Section", "load_observers"]
 
 
-@dataclass(frozen=True)
-class Section:
-    """What an observer adds to the report.
+@dataclass
+class Run:
+    """A run that goes on, as its observers see it.
 
     Attributes
     ----------
-    title : str
-    paragraphs : tuple of str
-        Plain text.
-    picture : str
-        An SVG; empty for none.
+    setup : Setup
+    grid : Grid
+    state : State
+        Where it stands.
+    observers : sequence of Observer
+    name : str
+        The same when the run goes on after an interruption.
+    folder : RunFolder or None
+        What it leaves behind.
     """
 
-    title: str
-    paragraphs: tuple[str, ...] = field(default=())
-    picture: str = ""
+    setup: Setup
+    grid: Grid
+    state: State
+    observers: Sequence[Observer] = ()
+    name: str = ""
+    folder: RunFolder | None = None
+
+    @property
+    def fleet(self) -> Fleet:
+        """The clients."""
+        return self.setup.fleet
+
+    @property
+    def strategy(self) -> HypothesisStrategy:
+        """The strategy."""
+        return self.setup.strategy
+
+    def stop(self, reason: str) -> None:
+        """Have this round be the last; in the evaluation after all rounds there is nothing left to stop."""
+        if not self.state.history or self.state.history[-1].asked:
+            self.state.stopped = reason
 
 
 class Observer:
-    """Watches a run, and may stop it (`umbel.server.rounds.Run.stop`).
+    """Watches a run, and may stop it (`Run.stop`).
 
     Parameters
     ----------

@@ -11,15 +11,29 @@ import numpy as np
 from umbel.protocol.errors import FleetError
 from umbel.protocol.flower import log
 from umbel.server.history import Round, collapsed, last_rounds
-from umbel.server.observer import Observer, Section
+from umbel.server.observer import Observer, Run, Section, load_observers
 from umbel.server.report.alarms import why_collapsed
-from umbel.server.rounds import Run
 from umbel.server.run_folder import RunFolder
+from umbel.server.setup import Setup
 from umbel.server.snapshots import Snapshots
 from umbel.server.summary import Summary
+from umbel.server.tracking import load_tracker
 
 _FIRST = 3  # rounds; a node that keeps silent in one may only be slow
 _LINES = 100
+
+
+def named(setup: Setup) -> tuple[Observer, ...]:
+    """Return the observers that a run config names, its tracker, and the strategy if it observes too.
+
+    Raises
+    ------
+    ConfigError
+        When one of them cannot be made.
+    """
+    run, strategy = setup.config, setup.strategy
+    observes = (strategy,) if isinstance(strategy, Observer) else ()
+    return (*load_observers(run.observers), *load_tracker(run.track, run.track_options), *observes)
 
 
 class Patience(Observer):
@@ -45,7 +59,7 @@ class Released(Observer):
         trained = [entry for entry in run.state.history if entry.asked]
         if not trained:
             return
-        roster = run.strategy.fleet.roster(run.grid)
+        roster = run.fleet.roster(run.grid)
         # Those that died are left out of the next round; others will refuse again.
         if roster.simulated and trained[-1].lost_nodes > roster.left_out(trained[-1].number + 1):
             raise FleetError("the simulated nodes refuse to train, so that nothing can be learnt")
@@ -65,7 +79,7 @@ class Resumed(Observer):
     def begin(self, run: Run) -> None:
         """Write it to the log, where nodes are simulated."""
         self._told: tuple[str, ...] = ()
-        if not run.strategy.fleet.roster(run.grid).simulated:
+        if not run.fleet.roster(run.grid).simulated:
             return
         done = len(run.state.history)
         self._told = (
@@ -172,7 +186,7 @@ class Checkpoints(Observer):
         """Save where the run stands."""
         if run.folder is None:
             return
-        run.folder.write_nodes(run.strategy.fleet.roster(run.grid).nodes)
+        run.folder.write_nodes(run.fleet.roster(run.grid).nodes)
         self._save(run, run.folder)
         if self._snapshots.add(run.state, run.strategy.outcome):
             run.folder.write_releases(self._snapshots.to_bytes())
@@ -184,4 +198,4 @@ class Checkpoints(Observer):
 
     @staticmethod
     def _save(run: Run, folder: RunFolder) -> None:
-        folder.write_round(run.state, run.strategy.fleet.participations, run.setup.release, run.strategy.state)
+        folder.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -15,50 +14,13 @@ from numpy.typing import NDArray
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.releases import Scores
 from umbel.server.history import Round, State
 from umbel.server.nodes.exchange import Exchange
-from umbel.server.nodes.replies import Scores
-from umbel.server.observer import Observer
-from umbel.server.run_folder import RunFolder
+from umbel.server.observer import Run
 from umbel.server.setup import Setup
-from umbel.strategies import HypothesisStrategy
 
 _INITIAL = 3  # keeps the draws of initial hypotheses apart from the strategy's sampling
-
-
-@dataclass
-class Run:
-    """A run that goes on, as its observers see it.
-
-    Attributes
-    ----------
-    setup : Setup
-    grid : Grid
-    state : State
-        Where it stands.
-    observers : sequence of Observer
-    name : str
-        The same when the run goes on after an interruption.
-    folder : RunFolder or None
-        What it leaves behind.
-    """
-
-    setup: Setup
-    grid: Grid
-    state: State
-    observers: Sequence[Observer] = ()
-    name: str = ""
-    folder: RunFolder | None = None
-
-    @property
-    def strategy(self) -> HypothesisStrategy:
-        """The strategy."""
-        return self.setup.strategy
-
-    def stop(self, reason: str) -> None:
-        """Have this round be the last; in the evaluation after all rounds there is nothing left to stop."""
-        if not self.state.history or self.state.history[-1].asked:
-            self.state.stopped = reason
 
 
 def draw_hypotheses(model: Model, k: int, seed: int, restart: int) -> Arrays:
@@ -88,7 +50,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
         return sets[0]
     messages: list[Message] = []
     for r, hypotheses in enumerate(sets):
-        messages += strategy.fleet.ask_evaluation(
+        messages += setup.fleet.ask_evaluation(
             0, to_array_record(hypotheses), setup.task(name).evaluation, grid, f"restart-{r}"
         )
     # A node that keeps silent must not hold up the start where a round would not wait for it.
@@ -97,7 +59,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
     replies = [answer.reply for answer in answers]
     losses = []
     for r in range(len(sets)):
-        scores = strategy.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")
+        scores = setup.fleet.scores(reply for reply in replies if reply.metadata.group_id == f"restart-{r}")
         losses.append(scores.loss if scores else math.inf)
     return sets[int(np.argmin(losses))]
 
@@ -113,7 +75,7 @@ def run_rounds(run: Run) -> None:
         observer.begin(run)
     arrays, task = to_array_record(state.hypotheses), run.setup.task(run.name).to_record()
     for number in range(len(state.history) + 1, rounds + 1):
-        if run.strategy.fleet.used_up:
+        if run.fleet.used_up:
             most = run.setup.config.max_participations
             done = f"every client has taken part as often as it may (max-participations = {most})"
             break
@@ -141,7 +103,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
     """Do a round from the hypotheses in `arrays`; return those of the next."""
     began = time.perf_counter()
     setup, state, grid, strategy = run.setup, run.state, run.grid, run.strategy
-    fleet, nearest = strategy.fleet, distances(flatten(state.hypotheses))
+    fleet, nearest = run.fleet, distances(flatten(state.hypotheses))
     validates = not train or (number - 1) % setup.config.validate_every == 0
     messages = strategy.configure_train(number, arrays, task, grid) if train else []
     if validates:

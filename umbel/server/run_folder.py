@@ -15,7 +15,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
@@ -36,7 +36,6 @@ from umbel.protocol.home import append, write_atomically
 from umbel.protocol.release import Release
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
-from umbel.server.observer import Section
 
 T = TypeVar("T")
 
@@ -45,6 +44,24 @@ _ROUND = TypeAdapter(Round)
 _TIMES = TypeAdapter(dict[NonNegativeInt, PositiveInt])
 _BEHIND = 10  # while a run goes on, ledger.csv lacks less than one release for so many of its rows
 _PACKAGES = ("flwr", "torch", "numpy", "safetensors")
+
+
+@dataclass(frozen=True)
+class Section:
+    """What an observer adds to the report.
+
+    Attributes
+    ----------
+    title : str
+    paragraphs : tuple of str
+        Plain text.
+    picture : str
+        An SVG; empty for none.
+    """
+
+    title: str
+    paragraphs: tuple[str, ...] = field(default=())
+    picture: str = ""
 
 
 class RunFolder:

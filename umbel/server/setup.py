@@ -22,10 +22,9 @@ from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.release import Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.observer import Observer, load_observers
+from umbel.server.nodes.fleet import Fleet
 from umbel.server.run_folder import RunFolder
 from umbel.server.runs import run_named
-from umbel.server.tracking import load_tracker
 from umbel.strategies import HypothesisStrategy
 
 
@@ -37,18 +36,18 @@ class Setup:
     ----------
     config : RunConfig
     strategy : HypothesisStrategy
+    fleet : Fleet
+        The clients, whom the strategy knows too.
     model : Model
     manifest : Manifest or None
         What the dataset says of itself; None where every node serves its own.
-    observers : tuple of Observer
-        Those that the run config names, and the strategy if it is one.
     """
 
     config: RunConfig
     strategy: HypothesisStrategy
+    fleet: Fleet
     model: Model
     manifest: Manifest | None
-    observers: tuple[Observer, ...] = ()
 
     @classmethod
     def parse(cls, run_config: Mapping[str, Any]) -> Setup:
@@ -61,7 +60,8 @@ class Setup:
         """
         run = RunConfig.parse(run_config)
         try:
-            strategy = strategies.make(run)
+            fleet = Fleet.of(run)
+            strategy = strategies.make(run, fleet)
             # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
             dataset = _open(run, part=True)
             manifest = dataset.manifest if dataset else None
@@ -69,7 +69,7 @@ class Setup:
         except (DatasetError, ModelError) as error:
             raise ConfigError(str(error)) from error
         strategy.check(run, model)
-        strategy.fleet.metric_is_share = model.metric.share
+        fleet.metric_is_share = model.metric.share
         if dataset and (reason := misfit(model, dataset)):
             name = f"dataset {dataset.manifest.name!r}"
             raise ConfigError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
@@ -77,10 +77,7 @@ class Setup:
             raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
         mechanisms.load(run.mechanism)
         LocalOptimizer.of(run)
-        observers = (*load_observers(run.observers), *load_tracker(run.track, run.track_options))
-        if isinstance(strategy, Observer):
-            observers = (*observers, strategy)
-        return cls(run, strategy, model, manifest, observers)
+        return cls(run, strategy, fleet, model, manifest)
 
     def open_dataset(self, part: bool = False) -> Dataset | None:
         """Return the dataset, for those that look at its rows; None where every node serves its own.

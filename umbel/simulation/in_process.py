@@ -14,9 +14,9 @@ from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.app import conduct
 from umbel.server.history import State
-from umbel.server.observer import Observer
-from umbel.server.observers import Patience
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.observer import Observer, Run
+from umbel.server.observers import Patience, named
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
@@ -103,9 +103,9 @@ def play(
         assert isinstance(before.grid, InProcessGrid)
         for context, earlier in zip(grid.contexts.values(), before.grid.contexts.values(), strict=True):
             context.state = earlier.state
-    setup.strategy.fleet.roster(grid)
+    setup.fleet.roster(grid)
     start = initial_hypotheses(setup, grid)
-    watching = [Patience(setup.config.patience), *setup.observers, *observers, *([_NoNodeLost()] if strict else [])]
+    watching = [Patience(setup.config.patience), *named(setup), *observers, *([_NoNodeLost()] if strict else [])]
     run = Run(setup, grid, State(hypotheses=start, best=start), watching)
     run_rounds(run)
     return run

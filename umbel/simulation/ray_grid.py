@@ -13,8 +13,7 @@ from flwr.app import Error, Message
 
 from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run, Section
 from umbel.simulation.grid import SimulatedGrid, partitions
 from umbel.simulation.hosts import Hosts, Lost
 from umbel.simulation.places import Place, deal

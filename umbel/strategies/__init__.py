@@ -5,8 +5,7 @@ from __future__ import annotations
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import load_class, parse_options
 from umbel.protocol.run_config import AUTO, RunConfig
-from umbel.server.nodes.fleet import Fleet
-from umbel.strategies.base import HypothesisStrategy
+from umbel.strategies.base import Clients, HypothesisStrategy
 from umbel.strategies.cfl import ClusteredFL
 from umbel.strategies.fedavg import FedAvg
 from umbel.strategies.group_privacy import GroupPrivacy
@@ -69,22 +68,9 @@ def load(name: str) -> type[HypothesisStrategy]:
     return load_class("strategy", name, STRATEGIES, HypothesisStrategy)
 
 
-def make(run: RunConfig) -> HypothesisStrategy:
-    """Return the strategy that a run config asks for, with its clients and options."""
+def make(run: RunConfig, fleet: Clients) -> HypothesisStrategy:
+    """Return the strategy that a run config asks for, with its options and a run's clients."""
     kind = load(run.strategy)
-    fleet = Fleet(
-        clients_per_round=run.clients_per_round,
-        validation_clients_per_round=run.validation_clients_per_round,
-        quorum=run.quorum,
-        seed=run.seed,
-        min_nodes=run.min_nodes,
-        node_wait=run.node_wait,
-        max_clients_per_node=run.max_clients_per_node,
-        max_node_share=run.max_node_share,
-        max_participations=run.max_participations,
-        max_update_norm=run.max_update_norm,
-        validate_by=run.validate_by,
-    )
     strategy = kind(
         fleet,
         hypotheses=run.most_hypotheses,

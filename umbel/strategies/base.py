@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from logging import INFO, WARNING
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -26,13 +26,43 @@ from umbel.protocol.flower import log
 from umbel.protocol.plugins import NoOptions
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import ClipSchedule, ReleaseBy
+from umbel.protocol.releases import Releases, Scores, Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
-from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.replies import Releases
 from umbel.strategies.how_many import HowMany
 
 _DRAWN = 2  # releases of so many parameters can be drawn in the plane
+
+
+class Clients(Protocol):
+    """A run's clients, as far as a strategy knows of them: whom it asks, and what they released."""
+
+    clients_per_round: int
+    participations: NDArray[np.int64]
+    """How often each training client has released."""
+
+    @property
+    def sent(self) -> Arrays:
+        """What the last `ask_training` sent."""
+
+    @property
+    def task(self) -> TrainingSpec:
+        """What the last `ask_training` asked of all clients alike."""
+
+    def ask_training(self, round: int, hypotheses: ArrayRecord, task: TrainingSpec, grid: Grid) -> list[Message]:
+        """Return the messages that ask a sample of the training clients to train, one a node."""
+
+    def ask_evaluation(self, round: int, hypotheses: ArrayRecord, task: EvaluationSpec, grid: Grid) -> list[Message]:
+        """Return the messages that ask a sample of the validation clients to score hypotheses, one a node."""
+
+    def releases(self, replies: Iterable[Message]) -> Releases:
+        """Return the releases in the replies to the last `ask_training`."""
+
+    def sums(self, replies: Iterable[Message]) -> Sums:
+        """Return the sums in them, where sites were asked for sums."""
+
+    def scores(self, replies: Iterable[Message]) -> Scores | None:
+        """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +106,8 @@ class HypothesisStrategy(Strategy):
 
     Parameters
     ----------
-    fleet : Fleet
-        The clients.
+    fleet : Clients
+        The run's clients.
     hypotheses : int
         k, the number of hypotheses; the most that there may be, where the strategy makes them more or fewer.
     min_releases : int
@@ -99,14 +129,14 @@ class HypothesisStrategy(Strategy):
 
     def __init__(
         self,
-        fleet: Fleet | None = None,
+        fleet: Clients,
         *,
         hypotheses: int = 2,
         min_releases: int = 1,
         radius: ClipSchedule | None = None,
         options: Any = None,
     ) -> None:
-        self.fleet = fleet or Fleet()
+        self.fleet = fleet
         self.hypotheses = self.fixed_hypotheses or hypotheses
         self.min_releases = min_releases
         self.radius = radius or ClipSchedule()

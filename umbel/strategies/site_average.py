@@ -16,9 +16,9 @@ from umbel.privacy import mechanisms
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, Refused
 from umbel.protocol.release import Clipping, ReleaseBy
+from umbel.protocol.releases import Sums
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.server.nodes.sums import Sums
 from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
 
 

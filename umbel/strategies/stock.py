@@ -29,8 +29,8 @@ from umbel.protocol.arrays import Arrays, Vectors, flatten, unflatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import Run, identify
 from umbel.protocol.plugins import import_by_name
+from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
-from umbel.server.nodes.replies import Releases
 from umbel.strategies.base import Outcome
 from umbel.strategies.group_privacy import GroupPrivacy
 

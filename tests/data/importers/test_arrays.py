@@ -15,7 +15,7 @@ from umbel.models import load
 from umbel.models.fit import misfit
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
-from umbel.server.rounds import Run
+from umbel.server.observer import Run
 from umbel.simulation.in_process import play
 
 WHO = np.repeat(["a", "b", "c"], 2)

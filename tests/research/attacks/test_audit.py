@@ -374,8 +374,8 @@ def audited(config: Config, node: Config = SIMULATED, **changes: Any) -> Audit:
     observed = {"observers": "umbel.research.attacks.audit:Audit canaries=1000 participations=3"}
     formal = {"clipping": "public", "rounds": 4, "restarts": 1, "choice-epsilon": 1.0, "noise-multiplier": 4.0}
     asked = {name.replace("_", "-"): value for name, value in changes.items()}
-    (observer,) = play(config | formal | observed | asked, node_configs=[node]).setup.observers
-    assert isinstance(observer, Audit)
+    watching = play(config | formal | observed | asked, node_configs=[node]).observers
+    (observer,) = (one for one in watching if isinstance(one, Audit))
     return observer
 
 

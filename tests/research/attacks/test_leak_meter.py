@@ -25,8 +25,9 @@ from umbel.research.attacks.leak_meter import Leak, LeakMeter, guessed_norm, sec
 from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate
 from umbel.research.attacks.truth import local_parameters
 from umbel.server.history import Round, State
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.observer import Observer, Run, Section
+from umbel.server.observers import named
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
@@ -43,8 +44,7 @@ def metered(every: int = 1) -> Config:
 
 
 def meter_of(run: Run) -> LeakMeter:
-    (meter,) = run.setup.observers
-    assert isinstance(meter, LeakMeter)
+    (meter,) = (one for one in run.observers if isinstance(one, LeakMeter))
     return meter
 
 
@@ -93,7 +93,7 @@ def test_no_other_client_is_asked_and_the_messages_are_its_own(run_config: Confi
     for changes in ({}, metered(2)):
         grid, setup = ListeningGrid(app, config), Setup.parse(config | changes)
         start = initial_hypotheses(setup, grid)
-        run_rounds(Run(setup, grid, State(start, start), setup.observers))
+        run_rounds(Run(setup, grid, State(start, start), named(setup)))
         counts.append({group: counter.total() for group, counter in grid.rounds.items()})
     plain, watched = counts
     assert watched == plain | {"1": plain["1"] + 2, "3": plain["3"] + 2}, "two messages in rounds 1 and 3"
@@ -133,7 +133,7 @@ def test_a_client_that_does_not_say_the_truth_is_not_measured(run_config: Config
 )
 def test_what_it_cannot_be_asked_is_an_error(run_config: Config, text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)):
-        Setup.parse(run_config | {"observers": f"umbel.research.attacks.leak_meter:LeakMeter {text}"})
+        named(Setup.parse(run_config | {"observers": f"umbel.research.attacks.leak_meter:LeakMeter {text}"}))
 
 
 # --- what it leaves behind
@@ -143,7 +143,7 @@ def part_of(config: Config, folder: RunFolder, rounds: int, state: State | None 
     """Do a run, or go on with one, up to so many rounds."""
     setup, grid = Setup.parse(config | {"rounds": rounds}), InProcessGrid(app, config)
     start = initial_hypotheses(setup, grid)
-    run = Run(setup, grid, state or State(start, start), setup.observers, folder=folder)
+    run = Run(setup, grid, state or State(start, start), named(setup), folder=folder)
     run_rounds(run)
     return run
 
@@ -342,8 +342,8 @@ def test_predictions_are_the_share_of_items_on_which_both_vectors_agree(run_conf
     config = recommending(run_config, rounds=1)
     setup, grid = Setup.parse(config), InProcessGrid(app, config)
     hypotheses = initial_hypotheses(setup, grid)
-    run = Run(setup, grid, State(hypotheses, hypotheses), setup.observers)
-    meter, roster = meter_of(run), setup.strategy.fleet.roster(grid)
+    run = Run(setup, grid, State(hypotheses, hypotheses), named(setup))
+    meter, roster = meter_of(run), setup.fleet.roster(grid)
     meter.begin(run)
     client, items = meter.client, hypotheses["items"][0].astype(float)
     before = local_parameters(grid, roster, np.array([client]))[client]["user"]
@@ -367,7 +367,7 @@ class Comparing(Observer):
         self.shares: list[float] = []
 
     def before_round(self, run: Run, number: int) -> None:
-        client, roster = self._meter.client, run.strategy.fleet.roster(run.grid)
+        client, roster = self._meter.client, run.fleet.roster(run.grid)
         own = local_parameters(self._grid, roster, np.array([client]))[client]["user"].astype(float)
         items = run.state.hypotheses["items"][0].astype(float)
         assert self._meter._estimate is not None
@@ -382,7 +382,7 @@ def test_the_truth_that_a_client_says_is_what_it_keeps(run_config: Config) -> No
         setup, grid = Setup.parse(config), InProcessGrid(app, config)
         seen = RelayGrid(grid) if relayed else grid
         start = initial_hypotheses(setup, seen)
-        run = Run(setup, seen, State(start, start), setup.observers)
+        run = Run(setup, seen, State(start, start), named(setup))
         meter = meter_of(run)
         comparing = Comparing(meter, grid)
         run.observers = (meter, comparing)
@@ -424,9 +424,9 @@ def test_a_client_that_is_asked_for_the_truth_of_its_vector_keeps_it(run_config:
     kept = []
     for observers in (metered()["observers"], ""):
         setup, grid = Setup.parse(config | {"observers": observers}), InProcessGrid(app, config)
-        roster = setup.strategy.fleet.roster(grid)
+        roster = setup.fleet.roster(grid)
         start = initial_hypotheses(setup, grid)
-        run = Run(setup, grid, State(start, start), setup.observers)
+        run = Run(setup, grid, State(start, start), named(setup))
         client = 27  # drawn by seed 0
         if observers:
             meter_of(run).begin(run)
@@ -435,7 +435,7 @@ def test_a_client_that_is_asked_for_the_truth_of_its_vector_keeps_it(run_config:
         else:
             task = setup.strategy.task(1, setup.task())
             arrays = to_array_record(start)
-            grid.send_and_receive(setup.strategy.fleet.ask_training(1, arrays, task, grid, np.array([client])))
+            grid.send_and_receive(setup.fleet.ask_training(1, arrays, task, grid, np.array([client])))
         kept.append(local_parameters(grid, roster, np.array([client]))[client]["user"])
     np.testing.assert_array_equal(*kept)
 

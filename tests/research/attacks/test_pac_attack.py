@@ -38,8 +38,9 @@ from umbel.research.attacks.pac_attack import (
 )
 from umbel.research.attacks.truth import local_parameters
 from umbel.server.history import State
-from umbel.server.observer import Section
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.observer import Run, Section
+from umbel.server.observers import named
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
@@ -82,7 +83,7 @@ class Attacked:
         grid = RelayGrid(self.grid) if relayed else self.grid
         start = initial_hypotheses(setup, grid)
         self.state = State(hypotheses=start, best=start)
-        run_rounds(Run(setup, grid, self.state, setup.observers, folder=folder))
+        run_rounds(Run(setup, grid, self.state, named(setup), folder=folder))
         self.contexts = list(self.grid.contexts.values())
 
     @property
@@ -443,7 +444,7 @@ def test_a_run_leaves_a_table_and_a_section(attack_config: Config, tmp_path: Pat
 
 
 def test_before_its_first_phase_is_over_there_is_nothing_to_say(attack_config: Config) -> None:
-    assert Setup.parse(attack_config).observers[0].section() is None
+    assert named(Setup.parse(attack_config))[0].section() is None
 
 
 # --- the truth
@@ -464,7 +465,7 @@ def test_the_truth_is_what_each_client_keeps_whatever_the_number_of_nodes(attack
 def test_reading_the_truth_changes_nothing(attack_config: Config) -> None:
     setup = Setup.parse(attack_config)
     grid = ListeningGrid(app, attack_config)
-    roster = setup.strategy.fleet.roster(grid)
+    roster = setup.fleet.roster(grid)
     sent, state = len(grid.sent), dict(grid.contexts[100].state)
     assert list(local_parameters(grid, roster, np.array([7, 3]))) == [7, 3]
     assert (len(grid.sent), dict(grid.contexts[100].state)) == (sent, state)

@@ -15,8 +15,8 @@ from umbel.protocol.release import Clipping, Kind, Release
 from umbel.research.experiments.baselines import personalised
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, finish
 from umbel.server.history import State
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run, initial_hypotheses, run_rounds
+from umbel.server.observer import Observer, Run, Section
+from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
@@ -33,7 +33,7 @@ def test_a_run_gives_what_the_apps_own_rounds_give() -> None:
     assert finished.state is not None
     np.testing.assert_array_equal(finished.state.best["weight"], state.best["weight"])
     np.testing.assert_array_equal(finished.state.hypotheses["weight"], state.hypotheses["weight"])
-    np.testing.assert_array_equal(finished.participations, setup.strategy.fleet.participations)
+    np.testing.assert_array_equal(finished.participations, setup.fleet.participations)
     assert finished.measures["best_loss"] == state.best_loss
     assert finished.release == setup.release
     # n/nu = 2/5 a participation.

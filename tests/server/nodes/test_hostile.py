@@ -34,7 +34,8 @@ from umbel.protocol.tasks import VERSION, Hosting, TrainingSpec
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import MAX_CLIENTS, admitted
-from umbel.server.rounds import Run, run_rounds
+from umbel.server.observer import Run
+from umbel.server.rounds import run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy
@@ -274,7 +275,7 @@ def test_a_run_goes_on_as_it_should_with_a_fifth_of_its_nodes_hostile_and_more_t
     fleet = Fleet(clients_per_round=size, max_node_share=0.04, min_nodes=25, quorum=0.9)
     strategy = GroupPrivacy(fleet, hypotheses=2)
     setup = Setup(
-        RunConfig(rounds=rounds, restarts=1, round_timeout=0.05, clients_per_round=size), strategy, LINEAR, None
+        RunConfig(rounds=rounds, restarts=1, round_timeout=0.05, clients_per_round=size), strategy, fleet, LINEAR, None
     )
     start = {"weight": np.array([[[1.0, 1.0]], [[-5.0, 4.0]]], np.float32)}
     state = State(hypotheses=start, best=start)

@@ -21,9 +21,10 @@ from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack
+from umbel.protocol.releases import Releases, Scores
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.replies import Asked, Releases, Scores, read_releases, read_scores
+from umbel.server.nodes.replies import Asked, read_releases, read_scores
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 TASK = TrainingSpec()

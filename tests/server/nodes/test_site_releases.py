@@ -25,11 +25,11 @@ from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import number_released, site_reply, training_reply
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
+from umbel.protocol.releases import Sums
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum, near
 from umbel.server.nodes.exchange import Answer
 from umbel.server.nodes.fleet import Fleet, _released
-from umbel.server.nodes.sums import Sums
 
 RECORD = to_array_record(stack([(0, 0, 0), (10, 10, 10)]))
 TASK = TrainingSpec(clipping="public", clip_norm=1.0, choice_epsilon=1.0, release_by="site")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from umbel.protocol.errors import ConfigError
-from umbel.server.rounds import Run
+from umbel.server.observer import Run
+from umbel.server.observers import named
 from umbel.server.setup import Setup
 from umbel.server.tracking import TRACKERS, Tracker, load_tracker
 from umbel.simulation.in_process import play
@@ -138,7 +139,7 @@ def test_no_name_is_no_tracker() -> None:
 )
 def test_what_cannot_track_is_named(name: str, options: str, reason: str) -> None:
     with pytest.raises(ConfigError) as error:
-        Setup.parse({"track": name, "track-options": options})
+        named(Setup.parse({"track": name, "track-options": options}))
     assert str(error.value).startswith(reason)
 
 
@@ -146,4 +147,4 @@ def test_what_cannot_track_is_named(name: str, options: str, reason: str) -> Non
 def test_a_library_that_is_missing_is_named_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.server.tracking.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"track = '{name}' needs a library .*pip install 'umbel\[{name}\]'"):
-        Setup.parse({"track": name})
+        named(Setup.parse({"track": name}))

@@ -22,6 +22,7 @@ from umbel.protocol.arrays import Arrays, flatten, unflatten
 from umbel.research.attacks.behind_the_gate import Victims
 from umbel.research.attacks.gradients import STEP, asked, sent
 from umbel.research.attacks.modes import Mode
+from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.group_privacy import GroupPrivacy
 
 
@@ -72,4 +73,4 @@ def cluster_mean(hypothesis: Arrays, releases: NDArray[np.float64]) -> NDArray[n
     """Return what the server broadcasts next, as one vector, of releases (m, n) that are one cluster."""
     (start,) = flatten({name: value[None] for name, value in hypothesis.items()})
     # In 32 bits, as it travels.
-    return GroupPrivacy(hypotheses=1).combine(releases, start, 0).astype(np.float32).astype(np.float64)
+    return GroupPrivacy(Fleet(), hypotheses=1).combine(releases, start, 0).astype(np.float32).astype(np.float64)

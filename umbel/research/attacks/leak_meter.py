@@ -28,14 +28,14 @@ from umbel.protocol.home import write_atomically
 from umbel.protocol.messages import answers_training
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
+from umbel.protocol.releases import Releases
 from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, factors_of, has_biases, lean_of
 from umbel.server.nodes.exchange import Exchange
-from umbel.server.nodes.replies import Asked, Releases, read_releases
+from umbel.server.nodes.replies import Asked, read_releases
 from umbel.server.nodes.roster import TRAIN, sample
-from umbel.server.observer import Observer, Section
+from umbel.server.observer import Observer, Run, Section
 from umbel.server.report import figures
-from umbel.server.rounds import Run
 from umbel.server.summary import Summary
 
 _SAMPLE_CLIENT = 6
@@ -109,7 +109,7 @@ class LeakMeter(Observer):
     def begin(self, run: Run) -> None:
         """Draw the client, and read what an earlier part of the run found."""
         dataset = run.setup.open_dataset()
-        if dataset is None or not run.strategy.fleet.roster(run.grid).simulated:
+        if dataset is None or not run.fleet.roster(run.grid).simulated:
             raise ConfigError(
                 "observers: the leak meter is for simulation; leave it out where sites have data of their own"
             )
@@ -195,7 +195,7 @@ class LeakMeter(Observer):
 
     def _ask(self, run: Run, number: int, hypotheses: Arrays, task: TrainingSpec) -> Releases | None:
         """Return what the client releases in an exchange of its own; None where it does not release."""
-        fleet, clients = run.strategy.fleet, np.array([self.client])
+        fleet, clients = run.fleet, np.array([self.client])
         messages = fleet.ask_training(number, to_array_record(hypotheses), task, run.grid, clients)
         placed = fleet.roster(run.grid).place(TRAIN, clients)
         positions = {node: np.array(positions) for node, (positions, _) in placed.items()}

@@ -29,13 +29,13 @@ from umbel.protocol.flower import log
 from umbel.protocol.home import write_atomically
 from umbel.protocol.records import from_array_record, to_array_record
 from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.research.attacks.truth import local_parameters
-from umbel.server.nodes.replies import Releases
+from umbel.server.nodes.fleet import Fleet
 from umbel.server.nodes.roster import sample
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run, Section
 from umbel.strategies.base import Outcome
 from umbel.strategies.recommender import Recommender
 
@@ -262,6 +262,8 @@ class PacAttack(Recommender, Observer):
     budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
     the victims get the honest items back (R = 0).
     """
+
+    fleet: Fleet
 
     Options = AttackOptions
     options: AttackOptions

@@ -25,7 +25,7 @@ from umbel.research.experiments.figures import COLOURS, figure
 from umbel.research.experiments.runs import Finished, Spec, Trace
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import Section, Value, good, plus_minus, write
-from umbel.server.rounds import Run
+from umbel.server.observer import Run
 from umbel.server.run_folder import RunFolder
 from umbel.simulation import in_process
 from umbel.simulation.grid import InProcessGrid
@@ -240,7 +240,7 @@ def _kept(run: Run, config: Mapping[str, Any], folder: Path) -> str:
     """Leave what a run has found behind, for another to start from, and return where."""
     kept = RunFolder(folder)
     kept.write_config(config)
-    kept.write_round(run.state, run.strategy.fleet.participations, run.setup.release, run.strategy.state)
+    kept.write_round(run.state, run.fleet.participations, run.setup.release, run.strategy.state)
     return str(kept.path)
 
 

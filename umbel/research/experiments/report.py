@@ -71,8 +71,7 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
     folder = RunFolder(path)
     try:
         config = folder.read_config()["config"]
-        # What it was watched with has no part in what it left behind.
-        setup = Setup.parse({**config, "observers": "", "track": "", "track-options": ""})
+        setup = Setup.parse(config)
         state, spent, _ = folder.read(list(setup.model.shapes))
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
         raise ConfigError(f"{path} holds no run that finished a round: {error}; give the folder of one run") from error
@@ -98,7 +97,7 @@ def _baseline(setup: Setup) -> View:
     config = setup.config.entries() | {"strategy": FEDAVG, "hypotheses": 1} | none
     run = play(config)
     summary = Summary(run.setup.model, run.setup.manifest, run.setup.release)
-    view = View(FEDAVG, summary, run.state, run.strategy.fleet.participations, Snapshots(run.state), config)
+    view = View(FEDAVG, summary, run.state, run.fleet.participations, Snapshots(run.state), config)
     view.measured = _measured(run.setup, view)
     return view
 

@@ -19,8 +19,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release
 from umbel.research.experiments.baselines import local_only, measure, personalised
 from umbel.server.history import State
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run, Section
 from umbel.server.setup import Setup
 from umbel.simulation.in_process import play
 from umbel.strategies.base import Outcome
@@ -130,7 +129,7 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
         return Finished({"held_out": personalised(setup.model, _dataset(setup), run.state.best, setup.config, how)})
     trace = Trace()
     run = play(config, nodes=nodes, observers=[trace])
-    setup, state, spent = run.setup, run.state, run.strategy.fleet.participations
+    setup, state, spent = run.setup, run.state, run.fleet.participations
     model, dataset, release = setup.model, _dataset(setup), setup.release
     bounded = release.paper_cost is not None
     most = guarantee({release: int(spent.max())})

@@ -27,10 +27,12 @@ from umbel.protocol.messages import (
 )
 from umbel.protocol.records import from_array_record, pack
 from umbel.protocol.release import ReleaseBy
+from umbel.protocol.releases import Releases, Scores, Sums
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.replies import Asked, Average, Releases, Scores, read_releases, read_scores
+from umbel.server.nodes.replies import Asked, Average, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import (
     MAX_CLIENTS,
     TRAIN,
@@ -42,7 +44,6 @@ from umbel.server.nodes.roster import (
     gather,
     in_one_process,
 )
-from umbel.server.nodes.sums import Sums, read_sums
 from umbel.server.nodes.words import told
 
 # Keys that keep the server's draws for different purposes apart.
@@ -125,6 +126,23 @@ class Fleet:
         self._task = TrainingSpec()
         self._furthest = 0.0
         self._outside = 0
+
+    @classmethod
+    def of(cls, run: RunConfig) -> Fleet:
+        """Return the clients that a run config asks for."""
+        return cls(
+            clients_per_round=run.clients_per_round,
+            validation_clients_per_round=run.validation_clients_per_round,
+            quorum=run.quorum,
+            seed=run.seed,
+            min_nodes=run.min_nodes,
+            node_wait=run.node_wait,
+            max_clients_per_node=run.max_clients_per_node,
+            max_node_share=run.max_node_share,
+            max_participations=run.max_participations,
+            max_update_norm=run.max_update_norm,
+            validate_by=run.validate_by,
+        )
 
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""

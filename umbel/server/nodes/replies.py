@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from logging import WARNING
 from typing import Literal
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, Vectors, all_finite, as_matrix, flatten
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
-from umbel.protocol.messages import let_go, released_in, scores_in
+from umbel.protocol.messages import let_go, released_in, scores_in, site_sums_in
+from umbel.protocol.releases import SPREAD, Releases, Scores, Sums
 from umbel.server.nodes.bounds import near, pulled_in
 from umbel.server.nodes.words import told
 
 Average = Literal["mean", "median"]
 """What the losses of many clients become."""
-
-SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
-"""What is told of how clients differ: these quantiles, each a value that a client reported."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -47,67 +45,6 @@ class Asked:
     positions: dict[int, NDArray[np.int64]]
     disclose: bool = False
     rows: int | None = None
-
-
-@dataclass(frozen=True)
-class Releases:
-    """The releases of a round, in client order.
-
-    Attributes
-    ----------
-    vectors : ndarray of float32, shape (m, n)
-        Sanitised parameter vectors, as they travelled, which cannot be written to. A sum over clients wants 64 bits
-        (`umbel.protocol.arrays.mean_of`).
-    clients : ndarray of int, shape (m,)
-        Who released, counted over the dataset.
-    choices : ndarray of int, shape (m,), or None
-        What they chose, if they were asked.
-    asked : int
-        How many clients were.
-    lost_nodes : int
-        Nodes that did not answer, or not as they should.
-    outside : ndarray of int
-        Clients whose releases were left out because they lie too far from what was sent; they have paid as well.
-    """
-
-    vectors: Vectors
-    clients: NDArray[np.int64]
-    choices: NDArray[np.int64] | None
-    asked: int
-    lost_nodes: int
-    outside: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Loss and metric, averaged over the validation clients that answered, each counting once.
-
-    Values far from all others are pulled in (`umbel.server.nodes.bounds.pulled_in`).
-
-    Attributes
-    ----------
-    loss, metric : float
-    clients : int
-    loss_spread, metric_spread : list of float
-        The quantiles `SPREAD` over these clients, as they reported; empty where a strategy of one's own tells none.
-    """
-
-    loss: float
-    metric: float
-    clients: int
-    loss_spread: list[float] = field(default_factory=list, compare=False)
-    metric_spread: list[float] = field(default_factory=list, compare=False)
-
-    @classmethod
-    def of(cls, record: MetricRecord | None) -> Scores | None:
-        """Return what a strategy's ``aggregate_evaluate`` gives Flower."""
-        if record is None:
-            return None
-        loss, metric, clients = (record.get(name, 0.0) for name in ("loss", "metric", "clients"))
-        if isinstance(loss, list) or isinstance(metric, list) or isinstance(clients, list):
-            raise ProtocolError("aggregate_evaluate must return loss, metric and clients, a number each")
-        spreads = (record.get(name, []) for name in ("loss_spread", "metric_spread"))
-        return cls(float(loss), float(metric), int(clients), *(list(map(float, np.ravel(one))) for one in spreads))
 
 
 def read_releases(
@@ -248,3 +185,69 @@ def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> Vectors:
     if not all_finite(matrix):
         raise ProtocolError("its arrays are not finite")
     return matrix
+
+
+# --- what sites release of their clients together
+
+
+def read_sums(
+    answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays, furthest: Callable[[int], float]
+) -> Sums:
+    """Return the sums in nodes' replies.
+
+    Parameters
+    ----------
+    answers : mapping from node id to Message
+    asked : Asked
+    hypotheses : dict of ndarray, each (k, \\*shape)
+        What was sent.
+    furthest : callable
+        How long a sum over so many clients may be (`umbel.server.nodes.bounds.furthest_sum`).
+    """
+    k, n = len(next(iter(hypotheses.values()))), sum(value[0].size for value in hypotheses.values())
+    sums, counts = [], []
+    inside, outside = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    lost = len(asked.positions) - len(answers)
+    for node in sorted(answers, key=lambda node: int(asked.positions[node][0])):
+        try:
+            matrix, count, part = _read_sums(answers[node], len(asked.positions[node]), hypotheses)
+        except Exception as error:  # whatever one node sends, the run goes on
+            log(WARNING, "dropped the reply of node %s: %s", node, told(error))
+            lost += 1
+            continue
+        mine = asked.positions[node][part]
+        longest, most = float(np.linalg.norm(matrix, axis=1).max()), furthest(len(mine))
+        if not longest <= most:
+            log(
+                WARNING,
+                "left out the sums of node %s: one is %.3g long, those of %d clients %.3g at most; if its own "
+                "clip-norm-floor makes them that long, raise max-update-norm",
+                node,
+                longest,
+                len(mine),
+                most,
+            )
+            outside.append(mine)
+            continue
+        sums.append(matrix)
+        counts.append(np.clip(count, 0, len(mine)))
+        inside.append(mine)
+    return Sums(
+        np.stack(sums) if sums else np.zeros((0, k, n)),
+        np.stack(counts) if counts else np.zeros((0, k)),
+        asked.clients[np.sort(np.concatenate(inside))],
+        len(asked.clients),
+        lost,
+        asked.clients[np.concatenate(outside)],
+    )
+
+
+def _read_sums(
+    reply: Message, asked: int, hypotheses: Arrays
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Check a reply; return its sums (k, n), its counts (k,), and who took part."""
+    arrays, counts, part = site_sums_in(reply.content, asked)
+    matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses)
+    if not part.any():
+        raise ProtocolError("it says that nobody took part")
+    return matrix.astype(np.float64), counts, part

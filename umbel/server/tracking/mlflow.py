@@ -6,14 +6,12 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from umbel.protocol.errors import ConfigError
+from umbel.server.observer import Run
 from umbel.server.tracking.tracker import Tracker, Values
-
-if TYPE_CHECKING:
-    from umbel.server.rounds import Run
 
 _NAME = "umbel.run"
 _AT_ONCE = 900  # metrics; a server takes no more than 1,000 in a message

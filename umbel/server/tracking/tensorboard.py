@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from umbel.protocol.errors import ConfigError
+from umbel.server.observer import Run
 from umbel.server.tracking.tracker import Tracker, Values
-
-if TYPE_CHECKING:
-    from umbel.server.rounds import Run
 
 
 @dataclass(frozen=True)

@@ -6,17 +6,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from logging import WARNING
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
 from umbel.server.history import Round
-from umbel.server.observer import Observer
+from umbel.server.observer import Observer, Run
 from umbel.server.summary import Summary
-
-if TYPE_CHECKING:
-    from umbel.server.rounds import Run
 
 Values = Mapping[str, float]
 

@@ -19,8 +19,7 @@ from umbel.protocol.errors import UmbelError
 from umbel.protocol.flower import log
 from umbel.research.attacks.audit.bounds import most
 from umbel.research.attacks.audit.findings import CONFIDENCE, Finding, Verdict, audit, settings_of
-from umbel.server.observer import Observer, Section
-from umbel.server.rounds import Run
+from umbel.server.observer import Observer, Run, Section
 
 _TITLE = "Claimed beside audited"
 

@@ -1,0 +1,104 @@
+"""What a round gives the server, checked: releases, sites' sums, and the scores of validation clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import MetricRecord
+from numpy.typing import NDArray
+
+from umbel.protocol.arrays import Vectors
+from umbel.protocol.errors import ProtocolError
+
+SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
+"""What is told of how clients differ: these quantiles, each a value that a client reported."""
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The releases of a round, in client order.
+
+    Attributes
+    ----------
+    vectors : ndarray of float32, shape (m, n)
+        Sanitised parameter vectors, as they travelled, which cannot be written to. A sum over clients wants 64 bits
+        (`umbel.protocol.arrays.mean_of`).
+    clients : ndarray of int, shape (m,)
+        Who released, counted over the dataset.
+    choices : ndarray of int, shape (m,), or None
+        What they chose, if they were asked.
+    asked : int
+        How many clients were.
+    lost_nodes : int
+        Nodes that did not answer, or not as they should.
+    outside : ndarray of int
+        Clients whose releases were left out because they lie too far from what was sent; they have paid as well.
+    """
+
+    vectors: Vectors
+    clients: NDArray[np.int64]
+    choices: NDArray[np.int64] | None
+    asked: int
+    lost_nodes: int
+    outside: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of a round, in the order of the sites' first clients.
+
+    Attributes
+    ----------
+    sums : ndarray, shape (s, k, n)
+        Of the updates of each site's clients by hypothesis, with noise.
+    counts : ndarray, shape (s, k)
+        How many of its clients trained each, as it says: with noise, and between 0 and all of them.
+    clients : ndarray of int, shape (m,)
+        Who took part at all sites, counted over the dataset.
+    asked : int
+        How many clients were.
+    lost_nodes : int
+        Nodes that did not answer, or not as they should.
+    outside : ndarray of int
+        Clients of sites that were left out because a sum is longer than theirs can be; they have paid as well.
+    """
+
+    sums: NDArray[np.float64]
+    counts: NDArray[np.float64]
+    clients: NDArray[np.int64]
+    asked: int
+    lost_nodes: int
+    outside: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Loss and metric, averaged over the validation clients that answered, each counting once.
+
+    Values far from all others are pulled in (`umbel.server.nodes.bounds.pulled_in`).
+
+    Attributes
+    ----------
+    loss, metric : float
+    clients : int
+    loss_spread, metric_spread : list of float
+        The quantiles `SPREAD` over these clients, as they reported; empty where a strategy of one's own tells none.
+    """
+
+    loss: float
+    metric: float
+    clients: int
+    loss_spread: list[float] = field(default_factory=list, compare=False)
+    metric_spread: list[float] = field(default_factory=list, compare=False)
+
+    @classmethod
+    def of(cls, record: MetricRecord | None) -> Scores | None:
+        """Return what a strategy's ``aggregate_evaluate`` gives Flower."""
+        if record is None:
+            return None
+        loss, metric, clients = (record.get(name, 0.0) for name in ("loss", "metric", "clients"))
+        if isinstance(loss, list) or isinstance(metric, list) or isinstance(clients, list):
+            raise ProtocolError("aggregate_evaluate must return loss, metric and clients, a number each")
+        spreads = (record.get(name, []) for name in ("loss_spread", "metric_spread"))
+        return cls(float(loss), float(metric), int(clients), *(list(map(float, np.ravel(one))) for one in spreads))
