@@ -227,7 +227,8 @@ class Learner(ABC):
                 name = self.model.name
                 raise ModelError(
                     f"model {name!r} and one client of {cohort.lengths[begin]} rows do not fit in the memory of "
-                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"'
+                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"',
+                    code="model.memory",
                 )
             self._room = int(sizes[part].sum()) // 2
 

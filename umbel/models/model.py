@@ -258,19 +258,25 @@ def check(model: Model) -> None:
     module, name = model.module, model.name
     values = dict(module.named_parameters())
     if not values:
-        raise ModelError(f"model {name!r} has no parameters")
+        raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
     if odd := [key for key, value in values.items() if not value.is_floating_point()]:
-        raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}")
+        raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}", code="model.not-float")
     if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
-        raise ModelError(f"model {name!r} has parameters that are not float32: {odd}")
+        raise ModelError(f"model {name!r} has parameters that are not float32: {odd}", code="model.not-float")
     every = [one for names in model.names.values() for one in names]
     for kind, patterns in (("frozen", model.frozen), ("local", model.local)):
         if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in every)]:
-            raise ModelError(f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}")
+            raise ModelError(
+                f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}",
+                code="model.no-match",
+            )
     if both := [
         key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
     ]:
-        raise ModelError(f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one")
+        raise ModelError(
+            f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one",
+            code="model.two-kinds",
+        )
     if model.pretrained:
         found = model._starts(module)
         missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
@@ -278,13 +284,15 @@ def check(model: Model) -> None:
             what = f"frozen parameters {lost}" if found else "parameters"
             raise ModelError(
                 f"pretrained = {model.pretrained!r} has none of the {what} of model {name!r} in the right shape; "
-                f"it has {', '.join(model.names)}"
+                f"it has {', '.join(model.names)}",
+                code="model.pretrained",
             )
         log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
         raise ModelError(
             f"model {name!r} has no shared parameters left, and nothing would be learnt together; "
-            f"let frozen and local match fewer of {', '.join(every)}"
+            f"let frozen and local match fewer of {', '.join(every)}",
+            code="model.nothing-shared",
         )
 
 
