@@ -221,7 +221,7 @@ def _made_up(dataset: Dataset, seen: Look, model: Model) -> Cohort:
     features = torch.from_numpy(generator.uniform(size=shape).astype(np.float32))
     if seen.tokens:
         features = features.round().long()
-    if hasattr(model.module, "misfit"):
+    if model.hooks.misfit is not None:
         features = torch.zeros_like(features)  # the network takes no rows but those that it has looked at
     if model.loss.name in SLOPES:
         drawn = generator.choice([-1, 1], count)

@@ -126,11 +126,10 @@ def misfit(model: Model, dataset: Dataset) -> str:
     """Return what keeps the model from the data, for the end of a sentence; empty if nothing does.
 
     All clients' rows are looked at: training that failed at some clients and not at others would tell
-    about their data. A network may look for itself, by a method ``misfit(dataset)``.
+    about their data. A network may look for itself (`umbel.models.hooks.Hooks`).
     """
-    own = getattr(model.module, "misfit", None)
-    if own is not None:
-        return str(own(dataset))
+    if model.hooks.misfit is not None:
+        return model.hooks.misfit(dataset)
     targets, shape = dataset.targets, dataset.features.shape[1:]
     try:
         seen = look(model, shape)
