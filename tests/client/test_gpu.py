@@ -6,6 +6,7 @@ No GPU is needed: see `tests.helpers.fake_gpu`, where a tensor in the wrong plac
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,7 +102,7 @@ ADAM = LocalUpdate(
 )  # clipped, and held near its start
 
 
-def everything(learner: Learner, dataset: Dataset, update: LocalUpdate, balanced: bool = False) -> dict[str, Any]:
+def everything(learner: Learner, dataset: Dataset, update: LocalUpdate) -> dict[str, Any]:
     """Return what a learner makes of all clients."""
     model, clients = learner.model, range(len(dataset.offsets) - 1)
     cohort = Cohort.gather(dataset, clients, learner.device)
@@ -109,7 +110,7 @@ def everything(learner: Learner, dataset: Dataset, update: LocalUpdate, balanced
     local = model.initial_local(streams(0, "local", 0, clients))
     chosen, scores = learner.choose(hypotheses, cohort, local), learner.score(hypotheses, cohort, local)
     shared, own = learner.train(
-        hypotheses, np.arange(len(cohort)) % 2, cohort, update, streams(0, "shuffle", 1, clients), local, balanced
+        hypotheses, np.arange(len(cohort)) % 2, cohort, update, streams(0, "shuffle", 1, clients), local
     )
     newcomers = learner.score_newcomers(hypotheses, cohort, local, 0.1) if local else ()
     one = {name: value[0] for name, value in (shared | own).items()}
@@ -139,10 +140,10 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
     ],
 )
 def test_the_numbers_are_those_of_the_cpu(case: Case, kind: type[Learner], update: LocalUpdate) -> None:
-    balanced = case.model.name == "factors items=7 size=3"
-    expected = everything(kind(case.model, CPU), case.dataset, update, balanced)
+    update = replace(update, balanced=case.model.name == "factors items=7 size=3")
+    expected = everything(kind(case.model, CPU), case.dataset, update)
     with fake_gpu():
-        found = everything(kind(case.model, CUDA), case.dataset, update, balanced)
+        found = everything(kind(case.model, CUDA), case.dataset, update)
     assert_same(found, expected)
 
 

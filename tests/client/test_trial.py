@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from tests.helpers.cohorts import assert_close, cohort_of, generators
 from tests.helpers.datasets import manifest
+from tests.helpers.errors import raises
 from tests.helpers.models import TINY_CNN, draw_hypotheses
 from umbel import models
 from umbel.client.batched import BatchedLearner
@@ -129,21 +130,21 @@ def test_what_batches_cannot_do_is_left_to_the_loop(kind: type[nn.RNNBase]) -> N
 @pytest.mark.parametrize(
     ("network", "dataset", "reason"),
     [
-        (Recurrent, data(SEQUENCES), "cannot be computed in batches: Batching rule not implemented for aten::lstm"),
-        (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "draws in training"),
-        (lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), data(), "takes the statistics of"),
+        (Recurrent, data(SEQUENCES), "aten::lstm"),
+        (with_between(lambda self, hidden: F.dropout(hidden, 0.5, self.training)), data(), "dropout"),
+        (lambda: nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)), data(), "statistics"),
         (
             with_between(lambda self, hidden: hidden - hidden.mean(0)),
             data(),
-            "is computed otherwise in batches than by itself, as seen in the loss",
+            "in the loss",
         ),
     ],
     ids=["recurrent", "dropout", "batch normalisation", "rows that are mixed"],
 )
 def test_batches_asked_for_in_vain_are_refused(network: Network, dataset: Dataset, reason: str) -> None:
-    with pytest.raises(ModelError, match=f"^model 'own' {reason}.*; set engine = \"auto\"") as error:
+    with raises(ModelError, "model.batches", "'own'", reason, 'engine = "auto"') as error:
         tried(network, dataset, "batched")
-    assert "\n" not in str(error.value)
+    assert "\n" not in error.value.text
     assert type(tried(network, dataset)) is LoopLearner
 
 
@@ -153,31 +154,30 @@ def test_batches_asked_for_in_vain_are_refused(network: Network, dataset: Datase
 @pytest.mark.parametrize(
     ("network", "reason"),
     [
-        (with_between(lambda self, hidden: F.dropout(hidden, 0.5)), "the same rows other outputs .*nn.Dropout"),
+        (with_between(lambda self, hidden: F.dropout(hidden, 0.5)), ("model.random-score", "nn.Dropout")),
         (
             with_between(lambda self, hidden: hidden * (random.random() if self.training else 1)),
-            "draws in training from a generator that is not PyTorch's own",
+            ("model.own-generator", "PyTorch"),
         ),
-        (with_between(lambda self, hidden: hidden / 0), "loss 'mse' of model 'own' is (nan|inf) on made-up rows"),
-        (with_between(lambda self, hidden: hidden.detach()), r"\['hidden.weight', 'hidden.bias'\] .* no gradient"),
-        (with_between(lambda self, hidden: (hidden * 0).sqrt()), r"parameters .* have a gradient that is not finite"),
-        (Unused, r"\['spare'\] .* get no gradient, .*; set frozen = \"spare\"$"),
+        (with_between(lambda self, hidden: hidden / 0), ("model.not-finite", "loss 'mse'")),
+        (with_between(lambda self, hidden: hidden.detach()), ("model.no-gradient", "'hidden.weight', 'hidden.bias'")),
+        (with_between(lambda self, hidden: (hidden * 0).sqrt()), ("model.not-finite", "'hidden.weight'")),
+        (Unused, ("model.no-gradient", "['spare']", 'frozen = "spare"')),
         (
             with_between(lambda self, hidden: hidden + self.seen.add_(self.training)),
-            r"buffers \['seen'\] of model 'own' change in training, and would be lost; name them in local",
+            ("model.lost-buffers", "['seen']", "local ="),
         ),
-        (lambda: nn.Embedding(3, 1), "takes whole numbers, as an embedding does, and the features are not"),
-        (lambda: nn.Sequential(nn.Linear(3, 1)), r"does not take features of shape \(2,\)"),
-        (lambda: nn.Sequential(nn.Linear(2, 3)), r"has 3 outputs, a target is of shape \(\)"),
+        (lambda: nn.Embedding(3, 1), ("model.misfit", "whole numbers")),
+        (lambda: nn.Sequential(nn.Linear(3, 1)), ("model.misfit", "(2,)")),
+        (lambda: nn.Sequential(nn.Linear(2, 3)), ("model.misfit", "3 outputs", "()")),
     ],
     ids=["scoring", "python", "infinite", "no gradient", "odd", "spare", "buffer", "tokens", "rows", "targets"],
 )  # fmt: skip
-def test_what_does_not_work_is_said_in_one_line(network: Network, reason: str) -> None:
+def test_what_does_not_work_is_said_in_one_line(network: Network, reason: tuple[str, ...]) -> None:
     dataset = data(np.full((3, 2), 0.5)) if network().__class__ is nn.Embedding else data()
-    with pytest.raises(ModelError, match=reason) as error:
+    with raises(ModelError, *reason, "'own'") as error:
         tried(network, dataset)
-    assert "\n" not in str(error.value)
-    assert "'own'" in str(error.value)
+    assert "\n" not in error.value.text
 
 
 def test_what_gets_no_gradient_may_be_frozen() -> None:
@@ -194,7 +194,7 @@ def test_a_buffer_that_changes_may_be_each_clients_own() -> None:
 
 def test_a_loss_of_the_wrong_shape_is_told() -> None:
     mean = Loss("mean", lambda outputs, targets: (outputs[:, 0] - targets).square().mean(), torch.sqrt, torch.sqrt)
-    with pytest.raises(ModelError, match=r"mean gives values of shape \(\) for 2 rows .*; return one a row"):
+    with raises(ModelError, "model.score", "2 rows"):
         try_out(Model("own", lambda: nn.Linear(2, 1), mean, METRICS["rmse"]), data(), "cpu")
 
 
@@ -205,7 +205,7 @@ def test_hypotheses_that_start_the_same_are_refused() -> None:
         nn.init.zeros_(layer.bias)
         return layer
 
-    with pytest.raises(ModelError, match="starts the same each time, and 2 hypotheses could never be told apart"):
+    with raises(ModelError, "model.same-start"):
         try_out(of(zeros), data(), "cpu", hypotheses=2)
     assert try_out(of(zeros), data(), "cpu", hypotheses=1)
 
@@ -239,9 +239,9 @@ def test_whole_numbers_go_to_an_embedding_as_they_are() -> None:
     tokens = np.array([[0, 1], [9, 2], [3, 4]])
     learner = tried(Bag, data(tokens, [0, 1, 1]), loss="cross-entropy")
     assert type(learner) is BatchedLearner
-    with pytest.raises(ModelError, match="does not know all of the tokens from 1 to 10"):
+    with raises(ModelError, "model.misfit", "10"):
         tried(Bag, data(tokens + 1, [0, 1, 1]), loss="cross-entropy")
-    with pytest.raises(ModelError, match="set feature_scale = 1"):
+    with raises(ModelError, "model.misfit", "feature_scale"):
         tried(Bag, data(tokens, [0, 1, 1], feature_scale=0.5), loss="cross-entropy")
 
 
@@ -276,7 +276,7 @@ def test_a_loss_of_ones_own_sees_the_extremes_of_the_targets() -> None:
     model = replace(of(lambda: nn.Linear(2, 2)), loss=models.load_loss("torch.nn.functional:cross_entropy"))
     model = replace(model, metric=model.loss)
     assert type(try_out(model, data(targets=[0, 1, 1]), "cpu")) is BatchedLearner
-    with pytest.raises(ModelError, match=r"does not take the targets of shape \(\) from 0 to 2: .*out of bounds"):
+    with raises(ModelError, "model.misfit"):
         try_out(model, data(targets=[0, 2, 1]), "cpu")
 
 
@@ -412,7 +412,7 @@ def test_without_running_statistics_each_client_is_scored_by_its_own() -> None:
     together = learner.score(hypotheses, cohort_of((ROWS[:4], ROWS[:4, 0]), (ROWS[4:], ROWS[4:, 0])))[0]
     alone = learner.score(hypotheses, cohort_of((ROWS[4:], ROWS[4:, 0])))[0]
     assert together[0, 1] == alone[0, 0]
-    with pytest.raises(ModelError, match="takes the statistics of a client's rows, and a client has one row alone"):
+    with raises(ModelError, "model.misfit"):
         try_out(model, data(), "cpu")
 
 

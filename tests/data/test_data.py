@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from tests.helpers.datasets import manifest
+from tests.helpers.errors import raises
 from umbel.data import offsets_of, open_dataset, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -35,7 +36,7 @@ def test_a_row_that_is_not_finite_is_named_with_its_file_and_client(folder: Path
     array = np.load(folder / f"{name}.npy")
     array[3] = np.nan  # the first row of client 2
     np.save(folder / f"{name}.npy", array)
-    with pytest.raises(DatasetError, match=f"{folder}: {name} of client 2, row 3, are not finite, or"):
+    with raises(DatasetError, "data.not-finite", folder, name, "client 2", "row 3"):
         open_dataset(folder)
 
 
@@ -43,7 +44,7 @@ def test_a_bad_row_is_found_behind_the_first_part_that_is_read(tmp_path: Path) -
     features = np.zeros((70_001, 1), np.float32)
     features[70_000] = np.inf
     two = manifest(1, 1)
-    with pytest.raises(DatasetError, match="features of client 1, row 70000, are not finite"):
+    with raises(DatasetError, "data.not-finite", "client 1", "row 70000"):
         write_dataset(tmp_path / "long", two, features, np.zeros(70_001), np.array([0, 70_000, 70_001]))
 
 
@@ -63,42 +64,44 @@ def test_a_number_that_a_model_would_get_as_infinite_is_found(
     arrays = {"features": np.zeros((3, 1), kind), "targets": np.zeros(3, kind)}
     arrays[name][2] = value
     own = manifest(1, 1, feature_scale=scale)
-    with pytest.raises(DatasetError, match=f"{name} of client 1, row 2, are not finite, or larger than a model"):
+    with raises(DatasetError, "data.not-finite", name, "client 1", "row 2"):
         write_dataset(tmp_path / "own", own, arrays["features"], arrays["targets"], np.array([0, 2, 3]))
 
 
 @pytest.mark.parametrize(
     ("offsets", "reason"),
     [
-        ([0, 2, 6], r"offsets must be 4 whole numbers \(clients \+ 1\), got int64 of shape \(3,\)"),
-        ([0.0, 2.0, 3.0, 6.0], r"offsets must be 4 whole numbers \(clients \+ 1\), got float64 of shape \(4,\)"),
-        ([1, 2, 3, 6], "offsets must run from 0 to 6 rows, got 1 to 6"),
-        ([0, 2, 3, 5], "offsets must run from 0 to 6 rows, got 0 to 5"),
-        ([0, 2, 2, 6], r"client 1 has no rows \(offsets 2 to 2\); leave it out"),
-        ([0, 4, 3, 6], r"client 1 has no rows \(offsets 4 to 3\); leave it out"),
+        ([0, 2, 6], ("data.offsets", "(clients + 1)", "int64", "(3,)")),
+        ([0.0, 2.0, 3.0, 6.0], ("data.offsets", "(clients + 1)", "float64", "(4,)")),
+        ([1, 2, 3, 6], ("data.offsets", "6 rows")),
+        ([0, 2, 3, 5], ("data.offsets", "6 rows")),
+        ([0, 2, 2, 6], ("data.empty-client", "client 1", "(offsets 2 to 2)")),
+        ([0, 4, 3, 6], ("data.empty-client", "client 1", "(offsets 4 to 3)")),
         # Where numbers have no sign, a difference below zero wraps to a huge one.
-        (np.array([0, 4, 3, 6], np.uint64), r"client 1 has no rows \(offsets 4 to 3\); leave it out"),
+        (np.array([0, 4, 3, 6], np.uint64), ("data.empty-client", "client 1", "(offsets 4 to 3)")),
     ],
 )
 def test_offsets_that_do_not_fit_are_refused(
-    folder: Path, offsets: list[float] | NDArray[np.uint64], reason: str
+    folder: Path, offsets: list[float] | NDArray[np.uint64], reason: tuple[str, ...]
 ) -> None:
     np.save(folder / "offsets.npy", np.array(offsets))
-    with pytest.raises(DatasetError, match=f"{folder}: {reason}"):
+    with raises(DatasetError, *reason, folder):
         open_dataset(folder)
 
 
 @pytest.mark.parametrize(
     ("name", "array", "reason"),
     [
-        ("targets", np.zeros(5), r"features \(6, 2\) and targets \(5,\) must have the same number of rows"),
-        ("targets", np.float32(1), r"features \(6, 2\) and targets \(\) must have the same number of rows"),
-        ("features", np.zeros((6, 2), complex), "features must be numbers or booleans, got complex128"),
-        ("targets", np.array(list("abcdef")), "targets must be numbers or booleans, got <U1"),
-        ("features", np.zeros((6, 0)), r"rows of features \(6, 0\) or targets \(6,\) are empty"),
+        ("targets", np.zeros(5), ("data.lengths", "(6, 2)", "(5,)")),
+        ("targets", np.float32(1), ("data.lengths", "(6, 2)")),
+        ("features", np.zeros((6, 2), complex), ("data.not-numbers", "complex128")),
+        ("targets", np.array(list("abcdef")), ("data.not-numbers", "<U1")),
+        ("features", np.zeros((6, 0)), ("data.empty-rows", "(6, 0)", "(6,)")),
     ],
 )
-def test_arrays_that_do_not_fit_are_refused(folder: Path, name: str, array: NDArray[Any], reason: str) -> None:
+def test_arrays_that_do_not_fit_are_refused(
+    folder: Path, name: str, array: NDArray[Any], reason: tuple[str, ...]
+) -> None:
     np.save(folder / f"{name}.npy", array)
-    with pytest.raises(DatasetError, match=f"{folder}: {reason}"):
+    with raises(DatasetError, *reason, folder):
         open_dataset(folder)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
+from tests.helpers.errors import raises
 from umbel.data import BUNDLED, find_dataset, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -36,24 +37,21 @@ def test_a_path_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_the_working_directory_plays_no_part(umbel_home: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder.parent)
-    with pytest.raises(DatasetError, match="no dataset 'small'"):
+    with raises(DatasetError, "data.unknown", "'small'"):
         find_dataset("small")
 
 
 def test_an_unknown_name_lists_where_it_was_looked_for(umbel_home: Path) -> None:
-    with pytest.raises(DatasetError) as error:
+    places = umbel_home / "data" / "lilies", BUNDLED / "lilies.json"
+    with raises(DatasetError, "data.unknown", *places, "umbel data import"):
         find_dataset("lilies")
-    assert f"no dataset 'lilies': looked for {umbel_home / 'data' / 'lilies'} and {BUNDLED / 'lilies.json'}" in str(
-        error.value
-    )
-    assert "umbel data import" in str(error.value)
 
 
 def test_a_path_to_nothing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=f"looked for {tmp_path}/lilies;"):
+    with raises(DatasetError, "data.unknown", f"{tmp_path}/lilies"):
         find_dataset(f"{tmp_path}/lilies")
 
 
 def test_no_name_says_how_to_give_one() -> None:
-    with pytest.raises(DatasetError, match='no dataset given; set dataset = "NAME"'):
+    with raises(DatasetError, "data.none", '"NAME"'):
         find_dataset("")

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, assert_same, datasets, manifest
+from tests.helpers.errors import raises
 from umbel.data import Dataset, check_out, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -48,7 +49,7 @@ def test_a_dataset_is_replaced(folder: Path) -> None:
 
 
 def test_a_dataset_that_fails_its_check_leaves_the_old_one(folder: Path) -> None:
-    with pytest.raises(DatasetError, match="features of client 0, row 1, are not finite"):
+    with raises(DatasetError, "data.not-finite", "client 0", "row 1"):
         write_dataset(folder, MANIFEST, np.where(FEATURES == 3, np.nan, FEATURES), TARGETS, OFFSETS)
     np.testing.assert_array_equal(open_dataset(folder).features, FEATURES)
     assert list(folder.parent.iterdir()) == [folder]
@@ -61,14 +62,14 @@ def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DatasetError, match=f"{tmp_path} exists and is not a dataset; give another folder"):
+    with raises(DatasetError, "data.exists", tmp_path):
         write_dataset(tmp_path, MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DatasetError, match=f"{tmp_path}/thesis.tex exists and is not a dataset"):
+    with raises(DatasetError, "data.exists", f"{tmp_path}/thesis.tex"):
         write_dataset(tmp_path / "thesis.tex", MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
@@ -76,14 +77,14 @@ def test_a_file_is_not_taken_for_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["features", "targets", "offsets"])
 def test_a_missing_array_is_named(folder: Path, name: str) -> None:
     (folder / f"{name}.npy").unlink()
-    with pytest.raises(DatasetError, match=f"{folder}/{name}.npy is missing; write the dataset again"):
+    with raises(DatasetError, "data.no-file", f"{folder}/{name}.npy"):
         open_dataset(folder)
 
 
 @pytest.mark.parametrize("content", ["1 2 3 4 5 6", "", "PK\x03\x04 is how an .npz begins"])
 def test_an_array_of_another_format_is_named(folder: Path, content: str) -> None:
     (folder / "targets.npy").write_text(content)
-    with pytest.raises(DatasetError, match=f"{folder}/targets.npy is not a plain .npy array"):
+    with raises(DatasetError, "data.unreadable", f"{folder}/targets.npy", ".npy"):
         open_dataset(folder)
 
 
@@ -104,25 +105,25 @@ def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[t
 def test_a_header_that_never_ends_is_named(folder: Path) -> None:
     file = folder / "features.npy"
     file.write_bytes(file.read_bytes().replace(b"}", b" ", 1))
-    with pytest.raises(DatasetError, match=f"{file} is not a plain .npy array"):
+    with raises(DatasetError, "data.unreadable", file, ".npy"):
         open_dataset(folder)
 
 
 def test_pickled_objects_are_never_loaded(folder: Path) -> None:
     np.save(folder / "targets.npy", np.array([None] * 6, dtype=object), allow_pickle=True)
-    with pytest.raises(DatasetError, match=f"{folder}/targets.npy is not a plain .npy array"):
+    with raises(DatasetError, "data.unreadable", f"{folder}/targets.npy", ".npy"):
         open_dataset(folder)
 
 
 def test_a_folder_without_manifest_is_no_dataset(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=f"{tmp_path}/manifest.json is missing; a dataset is"):
+    with raises(DatasetError, "data.no-file", f"{tmp_path}/manifest.json"):
         open_dataset(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff"])
 def test_a_manifest_that_is_not_json_is_named(folder: Path, content: bytes) -> None:
     (folder / "manifest.json").write_bytes(content)
-    with pytest.raises(DatasetError, match=f"{folder}/manifest.json cannot be read as JSON"):
+    with raises(DatasetError, "data.unreadable", f"{folder}/manifest.json"):
         open_dataset(folder)
 
 
@@ -138,8 +139,8 @@ def test_a_folder_that_can_be_written_passes(folder: Path, tmp_path: Path) -> No
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(DatasetError, match=f"{tmp_path} exists and is not a dataset; give another .* --out"):
+    with raises(DatasetError, "data.exists", tmp_path, "--out"):
         check_out(tmp_path)
     for path in (tmp_path / "thesis.tex", tmp_path / "thesis.tex" / "below"):
-        with pytest.raises(DatasetError, match=f"{path} cannot be written; give a folder that can with --out"):
+        with raises(DatasetError, "data.not-writable", path, "--out"):
             check_out(path)

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.helpers.datasets import LEAF, MANIFEST, assert_same, datasets, manifest, save_leaf
+from tests.helpers.errors import raises
 from umbel.data import Dataset, open_dataset, read_manifest, write_leaf
 from umbel.protocol.errors import DatasetError
 
@@ -60,20 +61,20 @@ def test_leaf_targets_are_numbers_if_any_clients_are(tmp_path: Path) -> None:
 def test_leaf_that_fails_its_check_leaves_the_old_file(tmp_path: Path) -> None:
     path = save_leaf(tmp_path / "small.json")
     own = manifest(1, 0, name="small")
-    with pytest.raises(DatasetError, match="targets of client 0, row 0, are not finite"):
+    with raises(DatasetError, "data.not-finite", "client 0", "row 0"):
         write_leaf(path, own, {"a": ([[1.0]], [np.inf])})
     assert json.loads(path.read_text()) == LEAF
     assert list(tmp_path.iterdir()) == [path], "no scratch file stays behind"
 
 
 def test_leaf_that_does_not_fit_its_manifest_is_named_by_its_own_path(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=f"{tmp_path}/small.json: 1 users but the manifest says 3 clients"):
+    with raises(DatasetError, "data.lengths", f"{tmp_path}/small.json", "1 users", "3 clients"):
         write_leaf(tmp_path / "small.json", MANIFEST, {"a": ([[1.0]], [1.0])})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=f"{tmp_path}/none.json is missing"):
+    with raises(DatasetError, "data.no-file", f"{tmp_path}/none.json"):
         open_dataset(tmp_path / "none.json")
 
 
@@ -144,7 +145,7 @@ def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, An
 def test_a_number_of_too_many_digits_is_no_json(tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text('{"users": ' + "9" * 5000 + "}")
-    with pytest.raises(DatasetError, match=f"{path} cannot be read as JSON"):
+    with raises(DatasetError, "data.unreadable", path):
         read_manifest(path)
 
 
@@ -152,5 +153,5 @@ def test_a_number_of_too_many_digits_is_no_json(tmp_path: Path) -> None:
 def test_json_that_is_not_leaf_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
-    with pytest.raises(DatasetError, match=f"{path}: LEAF JSON needs the keys users, num_samples and user_data"):
+    with raises(DatasetError, "data.leaf", path, "num_samples", "user_data"):
         read_manifest(path)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS, save_manifest
+from tests.helpers.errors import raises
 from umbel.data import Manifest, open_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -27,7 +28,7 @@ def test_groups_are_those_of_the_clients_or_unknown(folder: Path) -> None:
 
 def test_a_manifest_that_is_no_object_is_refused(folder: Path) -> None:
     (folder / "manifest.json").write_text("[]")
-    with pytest.raises(DatasetError, match=f"{folder}/manifest.json: the manifest must be a JSON object"):
+    with raises(DatasetError, "data.manifest", f"{folder}/manifest.json"):
         open_dataset(folder)
 
 

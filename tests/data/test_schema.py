@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
+from tests.helpers.errors import raises
 from umbel.data import Column, Manifest, Schema, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -141,5 +142,5 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, name: str, text: str, re
     (tmp_path / name).write_text(text)
     with pytest.raises(DatasetError, match=reason):
         Schema.read(tmp_path / name)
-    with pytest.raises(DatasetError, match="is missing; give the file of a schema"):
+    with raises(DatasetError, "data.no-file"):
         Schema.read(tmp_path / "nowhere.toml")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.datasets import save_manifest, save_plane
+from tests.helpers.errors import raises
 from umbel.data import Dataset, open_dataset, shard, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -69,24 +70,24 @@ def test_one_part_is_the_whole(whole: Dataset) -> None:
 
 @pytest.mark.parametrize("step", [6, 0])
 def test_there_are_no_more_parts_than_training_clients(whole: Dataset, step: int) -> None:
-    with pytest.raises(DatasetError, match=f"5 training clients make up to 5 parts, not {step}"):
+    with raises(DatasetError, "data.part", "5 parts", step):
         shard(whole, 0, step)
 
 
 @pytest.mark.parametrize("first", [3, -1])
 def test_parts_are_numbered_from_0(whole: Dataset, first: int) -> None:
-    with pytest.raises(DatasetError, match=f"there is no part {first} of 3: they are numbered 0 to 2"):
+    with raises(DatasetError, "data.part", f"part {first}"):
         shard(whole, first, 3)
 
 
 def test_a_part_is_not_sharded_again(whole: Dataset) -> None:
-    with pytest.raises(DatasetError, match="is part 0/2 of a dataset; shard the whole"):
+    with raises(DatasetError, "data.part", "part 0/2"):
         shard(shard(whole, 0, 2), 0, 2)
 
 
 def test_who_needs_the_whole_is_told(whole: Dataset, tmp_path: Path) -> None:
     path = written(shard(whole, 0, 2), tmp_path / "part")
-    with pytest.raises(DatasetError, match=r"part holds the rows of part 0/2 .* this needs the whole dataset"):
+    with raises(DatasetError, "data.part", "part 0/2"):
         open_dataset(path)
 
 
@@ -101,11 +102,11 @@ def test_a_manifest_names_a_part_that_there_is(part: str, whole: Dataset, tmp_pa
 def test_the_rows_are_those_of_the_part_that_is_named(whole: Dataset, tmp_path: Path) -> None:
     path = written(shard(whole, 0, 2), tmp_path / "part")
     save_manifest(path, part="1/2")
-    with pytest.raises(DatasetError, match="client 1 has no rows"):
+    with raises(DatasetError, "data.empty-client", "client 1"):
         open_dataset(path, part=True)
     path = written(whole, tmp_path / "all")
     save_manifest(path, part="0/2")
-    with pytest.raises(DatasetError, match="client 1 has rows, and is not of part 0/2; shard it again"):
+    with raises(DatasetError, "data.part", "client 1", "part 0/2"):
         open_dataset(path, part=True)
 
 

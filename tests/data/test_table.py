@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 
 from tests.data.test_schema import ENTRIES, SCHEMA, TOML
+from tests.helpers.errors import raises
 from umbel.data import Schema
 from umbel.data.table import encode, read, read_table
 from umbel.protocol.errors import DatasetError, SiteError
@@ -65,51 +66,50 @@ def test_separators_a_byte_order_mark_and_columns_without_a_name_play_no_part(tm
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (CSV.replace("70,A", "70,A,7"), "data row 1 has a value in a column without a name; name the column"),
-        (CSV.replace("ward", "age"), "two columns are called 'age'; rename one"),
-        ("", "cannot be read as CSV"),
+        (CSV.replace("70,A", "70,A,7"), ("data.missing-column", "row 1")),
+        (CSV.replace("ward", "age"), ("data.twice", "'age'")),
+        ("", ("data.unreadable",)),
     ],
 )
-def test_a_csv_that_is_none_is_refused(tmp_path: Path, text: str, reason: str) -> None:
-    with pytest.raises(DatasetError, match=reason):
+def test_a_csv_that_is_none_is_refused(tmp_path: Path, text: str, reason: tuple[str, ...]) -> None:
+    with raises(DatasetError, *reason):
         table(text, tmp_path)
 
 
 def test_a_parquet_file_that_is_none_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="cannot be read as parquet"):
+    with raises(DatasetError, "data.unreadable"):
         table("no", tmp_path, "stays.parquet")
-    with pytest.raises(DatasetError, match=r"nowhere\.csv is not a file; give a CSV or parquet file"):
+    with raises(DatasetError, "data.no-file", "nowhere.csv"):
         read_table(tmp_path / "nowhere.csv")
     (tmp_path / "stays.json").write_text('[{"age": 30}]')
-    with pytest.raises(DatasetError, match=r"stays\.json is neither CSV nor parquet; save it as one of these"):
+    with raises(DatasetError, "data.unreadable", "stays.json"):
         read_table(tmp_path / "stays.json")
 
 
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("ward", "room", "stays lacks the columns ['ward']; found ['hospital', 'age', 'room', 'smoker', 'cost']"),
-        ("30", "thirty", "age in data row 2 is 'thirty', not a number; repair or remove that row"),
-        ("30", "1,5", "age in data row 2 is '1,5', not a number"),
-        ("30", "130", "age in data row 2 is '130', not from 0 to 120; is it in another unit? Repair"),
-        ("30", "", 'age in data row 2 is missing; fill it in, or set missing = "drop", or a fill'),
-        ("30", " NA ", "age in data row 2 is missing"),
-        ("no", "maybe", "smoker in data row 2 is 'maybe', not true or false (and in 1 more rows); repair"),
-        ("south", "", "hospital in data row 2 is missing; name the client, or remove that row"),
-        ("5000", "1e999", "cost in data row 2 is '1e999', not a number"),
+        ("ward", "room", ("data.missing-column", "stays", "['ward']", "'age', 'room', 'smoker'")),
+        ("30", "thirty", ("data.bad-value", "age", "row 2", "'thirty'")),
+        ("30", "1,5", ("data.bad-value", "age", "row 2", "'1,5'")),
+        ("30", "130", ("data.bad-value", "age", "row 2", "'130'", "0 to 120")),
+        ("30", "", ("data.missing-value", "age", "row 2", 'missing = "drop"')),
+        ("30", " NA ", ("data.missing-value", "age", "row 2")),
+        ("no", "maybe", ("data.bad-value", "smoker", "row 2", "'maybe'", "1 more rows")),
+        ("south", "", ("data.missing-value", "hospital", "row 2")),
+        ("5000", "1e999", ("data.bad-value", "cost", "row 2", "'1e999'")),
     ],
 )  # fmt: skip
-def test_the_first_bad_row_is_named(tmp_path: Path, old: str, new: str, reason: str) -> None:
+def test_the_first_bad_row_is_named(tmp_path: Path, old: str, new: str, reason: tuple[str, ...]) -> None:
     changed = CSV.replace(old, f'"{new}"' if "," in new else new)
-    with pytest.raises(DatasetError) as raised:
+    with raises(DatasetError, *reason):
         encode(table(changed, tmp_path), SCHEMA, "stays")
-    assert reason in str(raised.value)
 
 
 def test_a_whole_number_is_one(tmp_path: Path) -> None:
     whole = with_feature(type="integer")
     assert encode(table(CSV.replace("30", "30.0"), tmp_path), whole, "stays").features[1] == 30
-    with pytest.raises(DatasetError, match=r"age in data row 2 is '30\.5', not a whole number"):
+    with raises(DatasetError, "data.bad-value", "age", "row 2", "'30.5'"):
         encode(table(CSV.replace("30", "30.5"), tmp_path), whole, "stays")
 
 
@@ -121,16 +121,14 @@ def test_numbers_as_people_write_them(tmp_path: Path, number: str) -> None:
 
 @pytest.mark.parametrize("text", ["12,34", "1,2345", "1.2.3", "12 %", "0x10", "$", ".", "--1", "1_000"])
 def test_what_may_be_another_number_is_none(tmp_path: Path, text: str) -> None:
-    with pytest.raises(DatasetError, match="not a number"):
+    with raises(DatasetError, "data.bad-value"):
         encode(table(CSV.replace("30", f'"{text}"'), tmp_path), with_feature(), "stays")
 
 
 def test_an_unknown_category_is_refused_counted_as_another_or_left_out(tmp_path: Path) -> None:
     frame = table(CSV, tmp_path)
     ward = {"name": "ward", "type": "category", "categories": ["A", "B"]}
-    with pytest.raises(
-        DatasetError, match="ward in data row 2 is 'Z', none of its categories A, B; repair that row, add"
-    ):
+    with raises(DatasetError, "data.bad-value", "ward", "row 2", "'Z'"):
         encode(frame, schema(features=[ward]), "stays")
     assert encode(frame, schema(features=[ward | {"other": "category"}]), "stays").features.argmax(1).tolist() == [
         0,
@@ -204,7 +202,7 @@ def test_a_client_keeps_its_number(site: dict[str, Path]) -> None:
     assert list(served(site).names) == ["north", "south", "mid"]
     assert json.loads(site["register"].read_text()) == ["north", "south", "mid"]
     site["path"].write_text(CSV)
-    with pytest.raises(DatasetError, match=r"clients \['mid'\] have taken part and are not there any more"):
+    with raises(DatasetError, "data.gone-clients", "'mid'"):
         served(site)
 
 
@@ -216,9 +214,9 @@ def test_a_table_without_a_client_column_is_one_client(site: dict[str, Path]) ->
 
 
 def test_a_site_says_which_schema(site: dict[str, Path]) -> None:
-    with pytest.raises(SiteError, match=r'set reader-options to "schema=/path/to/schema\.toml"'):
+    with raises(SiteError, "site.no-schema", '"schema=/path/to/schema.toml"'):
         read(site["path"], site["register"])
     site["path"].write_text(CSV.splitlines()[0] + "\n")
-    with pytest.raises(DatasetError, match="no row is left"):
+    with raises(DatasetError, "data.no-rows"):
         served(site)
     assert not site["register"].exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,11 @@ class Recipe:
         return open_dataset(home / "data" / self.name)
 
     def assert_refused(self, result: Result, out: Path, *texts: str) -> None:
-        """Check for status 3 (1 for a system error), the texts in the last line, no traceback, nothing written."""
+        """Check for status 3 and a code (1 for a system error), the texts in the last line, and nothing written."""
         message = result.stderr.splitlines()[-1]
-        assert result.exit_code == (1 if "[Errno" in message else 3), message
+        code = re.search(r" \[data\.[a-z-]+\]$", message)
+        assert result.exit_code == (3 if code else 1), message
+        assert code or "[Errno" in message, message
         assert isinstance(result.exception, SystemExit)
         assert message.startswith("Error: ")
         for text in texts:

@@ -13,6 +13,7 @@ import pgeocode
 import pytest
 
 from tests.datasets.conftest import Recipe
+from tests.helpers.errors import raises
 from umbel.data import Dataset, Manifest, open_dataset, write_dataset
 from umbel.protocol.errors import DatasetError
 
@@ -176,7 +177,7 @@ def test_rows_of_a_later_chunk_count_and_are_named_by_their_place_in_the_file(
     monkeypatch.setattr(hospital, "_CHUNK_ROWS", 2)
     assert hospital.read_charges(csv)["provider"].tolist() == [10001, 20002, 30003, 40004, 10001]
     csv.write_text(CSV.replace("6000.5", "none"))
-    with pytest.raises(DatasetError, match="in data row 6 is 'none'"):
+    with raises(DatasetError, "data.bad-value", "row 6", "'none'"):
         hospital.read_charges(csv)
 
 

@@ -11,7 +11,7 @@ from umbel.protocol.errors import UmbelError
 
 
 @contextmanager
-def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[None]:
+def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[pytest.ExceptionInfo[UmbelError]]:
     """Expect an error of exactly this class and code, whose text has each part: a key's name, a number, a file.
 
     Parameters
@@ -23,7 +23,7 @@ def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[None]:
         Looked for as ``str(part)``.
     """
     with pytest.raises(UmbelError) as caught:
-        yield
+        yield caught
     error = caught.value
     assert (type(error), error.code) == (kind, code), error
     missing = [part for part in parts if str(part) not in error.text]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from torch import nn
 
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.protocol.errors import ConfigError, ModelError
 
@@ -48,14 +49,14 @@ def test_a_factory_of_ones_own_has_options_too() -> None:
 
 @pytest.mark.parametrize("option", ["pretrained=True", "weights=DEFAULT"])
 def test_weights_come_from_a_file_alone(option: str, timm: list[dict[str, Any]]) -> None:
-    with pytest.raises(ModelError, match="would be downloaded; set pretrained to a file instead"):
+    with raises(ModelError, "model.download"):
         models.load(f"timm:rose {option}", "mse")
     assert not timm
 
 
 @pytest.mark.parametrize("name", ["timm:hf-hub:rose/garden", "timm:rose/garden", "timm:", "timm:../rose"])
 def test_a_name_leads_nowhere_else(name: str, timm: list[dict[str, Any]]) -> None:
-    with pytest.raises(ConfigError, match=f"model '{name}': '.*' is not the name of a model in timm"):
+    with raises(ConfigError, "config.model-name", f"'{name}'", "'"):
         models.load(name, "mse")
     assert not timm
 
@@ -63,7 +64,7 @@ def test_a_name_leads_nowhere_else(name: str, timm: list[dict[str, Any]]) -> Non
 def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
     models.load.cache_clear()
-    with pytest.raises(ConfigError, match=r"model 'timm:rose' needs timm: .*; pip install timm"):
+    with raises(ConfigError, "config.missing-library", "'timm:rose'"):
         models.load("timm:rose", "mse")
 
 
@@ -74,5 +75,5 @@ def test_options_that_are_none_are_told(words: str) -> None:
 
 
 def test_an_option_that_a_factory_does_not_have_is_told() -> None:
-    with pytest.raises(ModelError, match=r"cannot be made: TypeError: .*unexpected keyword argument 'width'"):
+    with raises(ModelError, "model.not-built", "TypeError", "'width'"):
         models.load("torch.nn:Linear in_features=1 out_features=1 width=3", "mse")

@@ -95,7 +95,7 @@ def test_what_the_manifest_says_of_parameters_is_of_its_own_model_alone() -> Non
 
 
 def test_without_any_name_the_models_are_listed() -> None:
-    with pytest.raises(ModelError, match="neither run config nor dataset name a model; set model to one of linear,"):
+    with raises(ModelError, "model.none"):
         models.load_for(RunConfig(loss="mse"), made_for("", "mse"))
 
 
@@ -108,7 +108,7 @@ def test_an_unknown_model_lists_those_there_are() -> None:
 
 
 def test_an_unknown_loss_lists_those_there_are() -> None:
-    with pytest.raises(ModelError, match="unknown loss 'regret'; choose from mse, rmse, cross-entropy"):
+    with raises(ModelError, "model.unknown-loss", "'regret'"):
         models.load("linear", "regret")
 
 
@@ -136,29 +136,31 @@ def test_a_factory_whose_module_lacks_a_package_is_told(write: Write) -> None:
         (
             "def factory():\n    net = nn.Linear(3, 2)\n"
             "    net.steps = nn.Parameter(torch.zeros(1, dtype=torch.int64), requires_grad=False)\n    return net",
-            r"has parameters that are not floating point: \['steps'\]",
+            ("model.not-float", "'steps'"),
         ),
-        ("factory = nn.ReLU", "has no parameters"),
-        ("def factory():\n    return 'a rose'", "gave a str; return a torch.nn.Module or a models.Model"),
-        ("def factory():\n    return nn.Linear", "gave a type; return a torch.nn.Module or a models.Model"),
-        ("def factory():\n    pass", "gave a NoneType; return"),
+        ("factory = nn.ReLU", ("model.no-parameters",)),
+        ("def factory():\n    return 'a rose'", ("model.not-a-module", "torch.nn.Module", "models.Model")),
+        ("def factory():\n    return nn.Linear", ("model.not-a-module", "torch.nn.Module", "models.Model")),
+        ("def factory():\n    pass", ("model.not-a-module", "NoneType")),
     ],
 )
-def test_a_network_that_cannot_be_trained_is_named_with_the_reason(write: Write, source: str, reason: str) -> None:
+def test_a_network_that_cannot_be_trained_is_named_with_the_reason(
+    write: Write, source: str, reason: tuple[str, ...]
+) -> None:
     name = write(source) + ":factory"
-    with pytest.raises(ModelError, match=f"model '{name}' {reason}"):
+    with raises(ModelError, *reason, f"'{name}'"):
         models.load(name, "mse")
 
 
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("def factory():\n    return nn.Linear(3, 2).double()", r"not float32: \['weight', 'bias'\]"),
+        ("def factory():\n    return nn.Linear(3, 2).double()", ("float32", "'weight'", "'bias'")),
     ],
 )
-def test_a_network_that_the_engines_cannot_compute_is_named(write: Write, source: str, reason: str) -> None:
+def test_a_network_that_the_engines_cannot_compute_is_named(write: Write, source: str, reason: tuple[str, ...]) -> None:
     name = write(source) + ":factory"
-    with pytest.raises(ModelError, match=f"model '{name}' .*{reason}"):
+    with raises(ModelError, "model.not-float", f"'{name}'", *reason):
         models.load(name, "mse")
 
 
@@ -169,13 +171,13 @@ def test_a_model_of_ones_own_is_checked_too(write: Write) -> None:
         "    return models.Model('inner', network, models.LOSSES['rmse'], models.METRICS['rmse'])"
     )
     name = write(source) + ":odd"
-    with pytest.raises(ModelError, match=f"model '{name}' has parameters that are not float32"):
+    with raises(ModelError, "model.not-float", f"'{name}'", "float32"):
         models.load(name)
 
 
 def test_a_network_without_a_loss_lists_the_losses(write: Write) -> None:
     name = write("def narrow():\n    return nn.Linear(3, 1)") + ":narrow"
-    with pytest.raises(ModelError, match=f"model '{name}' has no loss of its own; set loss to one of mse, rmse, cross"):
+    with raises(ModelError, "model.no-loss", f"'{name}'"):
         models.load(name)
 
 
@@ -208,7 +210,7 @@ def test_a_model_of_ones_own_may_have_patterns_and_the_run_more(write: Write) ->
     )
     name = write(source) + ":own"
     assert models.load(name).local_shapes == {"bias": (2,)}
-    with pytest.raises(ModelError, match="no shared parameters left"):
+    with raises(ModelError, "model.nothing-shared"):
         models.load(name, frozen="weight")
 
 
@@ -220,22 +222,22 @@ def test_a_run_asks_for_patterns_on_the_datasets_model() -> None:
 @pytest.mark.parametrize(
     ("patterns", "reason"),
     [
-        ({"frozen": "conv*"}, r"frozen = 'conv\*' matches no parameter of model 'mlp'; it has 0.weight, 0.bias, 2"),
-        ({"local": "head.*"}, r"local = 'head\.\*' matches no parameter of model 'mlp'; it has 0.weight, 0.bias, 2"),
-        ({"frozen": "0.*", "local": "*.bias"}, r"\['0.bias'\] of model 'mlp' are asked for as frozen and as local"),
+        ({"frozen": "conv*"}, ("model.no-match", "'conv*'", "'mlp'", "0.weight", "0.bias")),
+        ({"local": "head.*"}, ("model.no-match", "'head.*'", "'mlp'", "0.weight", "0.bias")),
+        ({"frozen": "0.*", "local": "*.bias"}, ("model.two-kinds", "'0.bias'", "'mlp'")),
         (
             {"frozen": "0.*", "local": "2.*"},
-            "no shared parameters left.*; let frozen and local match fewer of 0.weight",
+            ("model.nothing-shared", "0.weight"),
         ),
     ],
 )
-def test_patterns_that_cannot_be_used_are_refused(patterns: dict[str, str], reason: str) -> None:
-    with pytest.raises(ModelError, match=reason):
+def test_patterns_that_cannot_be_used_are_refused(patterns: dict[str, str], reason: tuple[str, ...]) -> None:
+    with raises(ModelError, *reason):
         models.load("mlp", **patterns)
 
 
 @pytest.mark.parametrize("source", ["def broken():\n    raise KeyError('weights')\n", "broken = 3\n"])
 def test_a_factory_that_fails_is_an_error_of_the_model(source: str, write: Callable[[str], str]) -> None:
     name = write(source) + ":broken"
-    with pytest.raises(ModelError, match=f"model '{name}' cannot be made: (KeyError|TypeError)"):
+    with raises(ModelError, "model.not-built", f"'{name}'"):
         models.load(name, "mse")

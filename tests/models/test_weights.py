@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
+from tests.helpers.errors import raises
 from tests.helpers.models import Headed
 from umbel import models
 from umbel.models import LOSSES, METRICS, Model
@@ -99,22 +100,18 @@ class Payload:
 
 def test_a_file_runs_no_code(tmp_path: Path) -> None:
     torch.save({"weight": Payload()}, tmp_path / "weights.pt")
-    with pytest.raises(ModelError, match="cannot be read as weights"):
+    with raises(ModelError, "model.pretrained"):
         read_weights(tmp_path / "weights.pt")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.safetensors", b"roses", "a.safetensors cannot be read as weights: "),
-        ("a.pt", b"roses", "a.pt cannot be read as weights: "),
-        ("a.pt", [torch.zeros(2)], "a.pt holds no state dict"),
-        (
-            "a.pt",
-            nn.Linear(1, 2).state_dict(),
-            "has none of the parameters of model 'own' in the right shape",
-        ),
-        ("b.pt", None, "there is no file .*b.pt; give an absolute path, or put it there"),
+        ("a.safetensors", b"roses", "a.safetensors"),
+        ("a.pt", b"roses", "a.pt"),
+        ("a.pt", [torch.zeros(2)], "state dict"),
+        ("a.pt", nn.Linear(1, 2).state_dict(), "'own'"),
+        ("b.pt", None, "b.pt"),
     ],
 )
 def test_what_is_not_the_models_weights_is_refused(name: str, content: Any, reason: str, tmp_path: Path) -> None:
@@ -122,14 +119,14 @@ def test_what_is_not_the_models_weights_is_refused(name: str, content: Any, reas
         (tmp_path / name).write_bytes(content)
     elif content is not None:
         torch.save(content, tmp_path / name)
-    with pytest.raises(ModelError, match=reason) as error:
+    with raises(ModelError, "model.pretrained", reason) as error:
         of(tmp_path / name)
-    assert "\n" not in str(error.value)
+    assert "\n" not in error.value.text
 
 
 def test_frozen_parameters_that_a_file_lacks_would_be_chance(tmp_path: Path) -> None:
     save(tmp_path / "weights.pt", body_bias=None)
-    with pytest.raises(ModelError, match=r"has none of the frozen parameters \['body.bias'\] of model 'own'"):
+    with raises(ModelError, "model.pretrained", "'body.bias'", "'own'"):
         of(tmp_path / "weights.pt", frozen=("body.*",))
 
 

@@ -99,7 +99,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         local = {name: value[some] for name, value in before.items()}
         chosen = np.where(assigned[some] == OWN, learner.choose(hypotheses, cohort, local), assigned[some])
         shuffles = streams(node.seed, "shuffle", task.round, clients[some])
-        shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local, policy.balanced_batches)
+        shared, own = learner.train(hypotheses, chosen, cohort, update, shuffles, local)
         return [chosen, *(shared[name] for name in names), *(own[name] for name in before)]
 
     def nothing() -> list[NDArray[Any]]:
@@ -119,9 +119,10 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
 
 
 def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
-    limit = node.site.policy.max_examples
-    most = None if math.isinf(limit) else int(limit)
-    return LocalUpdate(task.local_epochs, task.step_size, task.batch_size, task.local_steps, most, node.descent)
+    policy = node.site.policy
+    most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
+    steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
+    return LocalUpdate(*steps, most, node.descent, policy.balanced_batches)
 
 
 def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:

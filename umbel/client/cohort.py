@@ -92,6 +92,9 @@ class LocalUpdate:
     A client whose rows would be computed on more than `max_examples` times in all leaves out its last
     passes, but never the first. Nobody is told.
 
+    With `balanced`, every minibatch holds as many rows with a target above 0 as below; the rest of a client's rows
+    waits for another pass.
+
     `descent` is what a step makes of a gradient. What an optimizer remembers, it forgets after the round.
     """
 
@@ -101,6 +104,7 @@ class LocalUpdate:
     local_steps: int = 0
     max_examples: int | None = None
     descent: LocalOptimizer = PLAIN
+    balanced: bool = False
 
     @property
     def passes(self) -> int:
@@ -161,13 +165,9 @@ class Schedule:
         cohort: Cohort,
         update: LocalUpdate,
         generators: Sequence[np.random.Generator],
-        balanced: bool = False,
         seeded: bool = False,
     ) -> Schedule:
         """Have the order of each client's rows drawn from its generator; it can be gone through once.
-
-        With `balanced`, every minibatch holds as many liked items as others (targets above and
-        below 0); the rest of a client's rows waits for another pass.
 
         The order of a client that takes all its rows at once is of no consequence, and no draw is
         spent on it. With `seeded`, a seed is drawn first for what the network draws; without generators
@@ -176,8 +176,8 @@ class Schedule:
         if seeded:
             generators = list(generators)  # what is asked for again begins again
             seeds = [int(generator.integers(2**63)) for generator in generators] or [0] * len(cohort)
-            return replace(cls.draw(cohort, update, generators, balanced), seeds=tuple(seeds))
-        if balanced:
+            return replace(cls.draw(cohort, update, generators), seeds=tuple(seeds))
+        if update.balanced:
             return cls._balanced(cohort, update, generators)
         return cls.shuffled(cohort.lengths, update, generators)
 

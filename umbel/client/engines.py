@@ -37,7 +37,7 @@ def learner_for(model: Model, device: str = "auto", engine: str = "auto") -> Lea
         When there is no such device here.
     """
     if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"')
+        raise ConfigError('device = "cuda" but PyTorch sees no GPU here; set device = "auto"', code="config.no-device")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if engine == "auto":

@@ -103,7 +103,6 @@ class Learner(ABC):
         update: LocalUpdate,
         generators: Sequence[np.random.Generator],
         local: Arrays | None = None,
-        balanced: bool = False,
     ) -> tuple[Arrays, Arrays]:
         r"""Train each client from its chosen hypothesis (Algorithm 1, line 6).
 
@@ -118,14 +117,12 @@ class Learner(ABC):
             else is in the cohort. Those of `umbel.privacy.gate.randomness.streams` begin again where a chunk does.
         local : dict of ndarray, each (clients, \*shape)
             Local parameters, for a model that has some.
-        balanced : bool
-            See `Schedule.draw`.
 
         Returns
         -------
         shared, local : dict of ndarray, each (clients, \*shape), float32
         """
-        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, balanced, None)
+        trained = self._train_some(hypotheses, chosen, cohort, update, generators, local or {}, None)
         return {name: trained[name] for name in hypotheses}, {name: trained[name] for name in local or {}}
 
     def outputs(self, parameters: Arrays, features: Tensor) -> Tensor:
@@ -142,7 +139,6 @@ class Learner(ABC):
         update: LocalUpdate,
         generators: Sequence[np.random.Generator],
         local: Arrays,
-        balanced: bool,
         only: frozenset[str] | None,
     ) -> Arrays:
         """Train all parameters or `only` those named, a chunk of clients at a time."""
@@ -159,7 +155,7 @@ class Learner(ABC):
             start = {name: torch.index_select(value, 0, index, out=places.get(name)) for name, value in stacked.items()}
             start |= {name: value[part].clone() for name, value in own.items()}
             rows = cohort.part(part)
-            schedule = Schedule.draw(rows, update, generators[part], balanced, seeded)
+            schedule = Schedule.draw(rows, update, generators[part], seeded)
             names = frozenset(only or start) - self.model.buffers
             for name, value in self._descend(start, rows, schedule, names).items():
                 if value is not places.get(name):
@@ -179,18 +175,16 @@ class Learner(ABC):
             What they start from.
         step_size : float
         """
-        own = getattr(self.model.module, "fit_local", None)
-        if own is not None:
+        if self.model.hooks.fit_local is not None:
             one = {name: value[0] for name, value in hypothesis.items()}
             features, targets = cohort.features.cpu().numpy(), cohort.targets.cpu().numpy()
-            fitted: Arrays = own(one, features, targets, cohort.lengths, self.model.loss.name)
-            return fitted
+            return self.model.hooks.fit_local(one, features, targets, cohort.lengths, self.model.loss.name)
         if not len(cohort.features):
             return fresh
         update = LocalUpdate(_NEWCOMER_EPOCHS, step_size, 0)
         chosen = np.zeros(len(cohort), np.int64)
         # All rows at once: nobody's rows are shuffled, and no generator is asked.
-        trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, False, frozenset(fresh))
+        trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
         return {name: trained[name] for name in fresh}
 
     @abstractmethod
@@ -227,7 +221,8 @@ class Learner(ABC):
                 name = self.model.name
                 raise ModelError(
                     f"model {name!r} and one client of {cohort.lengths[begin]} rows do not fit in the memory of "
-                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"'
+                    f'{self.device}: {trouble}; free some of it, or set a smaller batch-size, or device = "cpu"',
+                    code="model.memory",
                 )
             self._room = int(sizes[part].sum()) // 2
 

@@ -53,11 +53,12 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
         When there is no such device here.
     """
     if reason := misfit(model, dataset):
-        raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data")
+        raise ModelError(f"model {model.name!r} {reason}; name another model or repair the data", code="model.misfit")
     if hypotheses > 1 and _same(model):
         raise ModelError(
             f"model {model.name!r} starts the same each time, and {hypotheses} hypotheses could never be told apart; "
-            "let it draw some of its parameters, or set hypotheses = 1"
+            "let it draw some of its parameters, or set hypotheses = 1",
+            code="model.same-start",
         )
     cohort = _made_up(dataset, look(model, dataset.features.shape[1:]), model)
     with torch.random.fork_rng(devices=[]):
@@ -71,10 +72,14 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
         try:
             expected = _step(loop, cohort)
         except Exception as error:
-            raise ModelError(f"model {model.name!r} fails in a trial step: {one_line(error)}") from error
+            raise ModelError(
+                f"model {model.name!r} fails in a trial step: {one_line(error)}", code="model.trial"
+            ) from error
         reason = "" if picked is loop else _against_batches(picked, cohort, expected)
     if reason and engine == "batched":
-        raise ModelError(f'model {model.name!r} {reason}; set engine = "auto", which leaves it to the loop')
+        raise ModelError(
+            f'model {model.name!r} {reason}; set engine = "auto", which leaves it to the loop', code="model.batches"
+        )
     return loop if reason else picked
 
 
@@ -86,19 +91,22 @@ def _check_network(model: Model, cohort: Cohort) -> None:
     if not _alike(first, second):
         raise ModelError(
             f"model {name!r} gives the same rows other outputs each time that they are scored; "
-            "drop out in training alone, as with nn.Dropout or F.dropout(..., training=self.training)"
+            "drop out in training alone, as with nn.Dropout or F.dropout(..., training=self.training)",
+            code="model.random-score",
         )
     for score in (model.loss, model.metric):
         try:
             values = score.of_rows(first, targets)
         except Exception as error:
             raise ModelError(
-                f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}"
+                f"{score.name} cannot be computed of what model {name!r} gives: {one_line(error)}",
+                code="model.score",
             ) from error
         if values.shape != targets.shape[:1]:
             raise ModelError(
                 f"{score.name} gives values of shape {tuple(values.shape)} for {len(targets)} rows of model {name!r}; "
-                "return one a row"
+                "return one a row",
+                code="model.score",
             )
     parameters = {key: value.detach().clone() for key, value in model.module.named_parameters()}
     trained = {key: value.requires_grad_() for key, value in parameters.items() if model.kinds[key] is not Kind.FROZEN}
@@ -109,7 +117,8 @@ def _check_network(model: Model, cohort: Cohort) -> None:
         outputs.append(model.apply(after, rows, training=True))
     if not _alike(outputs[0], outputs[1]):
         raise ModelError(
-            f"model {name!r} draws in training from a generator that is not PyTorch's own; use torch.rand and the like"
+            f"model {name!r} draws in training from a generator that is not PyTorch's own; use torch.rand and the like",
+            code="model.own-generator",
         )
     changed = [
         key for key, value in start.items() if model.kinds[key] is Kind.FROZEN and not torch.equal(after[key], value)
@@ -117,7 +126,8 @@ def _check_network(model: Model, cohort: Cohort) -> None:
     if changed:
         raise ModelError(
             f"buffers {sorted(changed)} of model {name!r} change in training, and would be lost; "
-            'name them in local = "...", or leave them as they are'
+            'name them in local = "...", or leave them as they are',
+            code="model.lost-buffers",
         )
     _check_gradients(model, trained, model.loss.objective(model.loss.of_rows(outputs[0], targets).mean()))
 
@@ -127,21 +137,27 @@ def _check_gradients(model: Model, trained: Parameters, loss: Tensor) -> None:
     if not torch.isfinite(loss):
         raise ModelError(
             f"loss {model.loss.name!r} of model {name!r} is {loss.item()} on made-up rows; "
-            "start from smaller weights, or take another loss"
+            "start from smaller weights, or take another loss",
+            code="model.not-finite",
         )
     if not loss.requires_grad:
-        raise ModelError(f"loss {model.loss.name!r} of model {name!r} has no gradient; take one that can be descended")
+        raise ModelError(
+            f"loss {model.loss.name!r} of model {name!r} has no gradient; take one that can be descended",
+            code="model.no-gradient",
+        )
     gradients = torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     found = dict(zip(trained, gradients, strict=True))
     if idle := [key for key, gradient in found.items() if gradient is None]:
         raise ModelError(
             f"parameters {idle} of model {name!r} get no gradient, since its outputs do not hang on them; "
-            f'set frozen = "{" ".join(idle)}"'
+            f'set frozen = "{" ".join(idle)}"',
+            code="model.no-gradient",
         )
     if odd := [key for key, gradient in found.items() if gradient is not None and not gradient.isfinite().all()]:
         raise ModelError(
             f"parameters {odd} of model {name!r} have a gradient that is not finite on made-up rows; "
-            "start from smaller weights"
+            "start from smaller weights",
+            code="model.not-finite",
         )
 
 
@@ -205,7 +221,7 @@ def _made_up(dataset: Dataset, seen: Look, model: Model) -> Cohort:
     features = torch.from_numpy(generator.uniform(size=shape).astype(np.float32))
     if seen.tokens:
         features = features.round().long()
-    if hasattr(model.module, "misfit"):
+    if model.hooks.misfit is not None:
         features = torch.zeros_like(features)  # the network takes no rows but those that it has looked at
     if model.loss.name in SLOPES:
         drawn = generator.choice([-1, 1], count)

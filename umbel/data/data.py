@@ -87,50 +87,65 @@ def check(dataset: Dataset, source: Path) -> None:
     if offsets.dtype.kind not in "iu" or offsets.shape != (manifest.clients + 1,):
         raise DatasetError(
             f"{source}: offsets must be {manifest.clients + 1} whole numbers (clients + 1), "
-            f"got {offsets.dtype} of shape {offsets.shape}"
+            f"got {offsets.dtype} of shape {offsets.shape}",
+            code="data.offsets",
         )
     if features.ndim < 1 or targets.ndim < 1 or len(features) != len(targets):
         raise DatasetError(
-            f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows"
+            f"{source}: features {features.shape} and targets {targets.shape} must have the same number of rows",
+            code="data.lengths",
         )
     if offsets[0] != 0 or offsets[-1] != len(features):
         raise DatasetError(
-            f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}"
+            f"{source}: offsets must run from 0 to {len(features)} rows, got {offsets[0]} to {offsets[-1]}",
+            code="data.offsets",
         )
     first, step = manifest.shard
     here = np.arange(manifest.clients) % step == first
     if len(bad := np.flatnonzero(here & (offsets[1:] <= offsets[:-1]))):
         raise DatasetError(
-            f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out"
+            f"{source}: client {bad[0]} has no rows (offsets {offsets[bad[0]]} to {offsets[bad[0] + 1]}); leave it out",
+            code="data.empty-client",
         )
     if len(bad := np.flatnonzero(~here & (offsets[1:] != offsets[:-1]))):
-        raise DatasetError(f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again")
+        raise DatasetError(
+            f"{source}: client {bad[0]} has rows, and is not of part {manifest.part}; shard it again", code="data.part"
+        )
     if 0 in (*features.shape[1:], *targets.shape[1:]):
-        raise DatasetError(f"{source}: rows of features {features.shape} or targets {targets.shape} are empty")
+        raise DatasetError(
+            f"{source}: rows of features {features.shape} or targets {targets.shape} are empty", code="data.empty-rows"
+        )
     if len(dataset.names) not in (0, manifest.clients):
-        raise DatasetError(f"{source}: {len(dataset.names)} names for {manifest.clients} clients; name each or none")
+        raise DatasetError(
+            f"{source}: {len(dataset.names)} names for {manifest.clients} clients; name each or none", code="data.names"
+        )
     for name, array, scale in (("features", features, manifest.feature_scale), ("targets", targets, 1.0)):
         if array.dtype.kind not in "iuf":
             raise DatasetError(
                 f"{source}: {name} must be numbers or booleans, got {array.dtype}; number the categories of a text, "
-                "as umbel.from_dataframe does"
+                "as umbel.from_dataframe does",
+                code="data.not-numbers",
             )
         if (row := _first_bad_row(array, scale)) is not None:
             client = int(np.searchsorted(offsets, row, side="right")) - 1
             raise DatasetError(
                 f"{source}: {name} of client {client}, row {row}, are not finite, or larger than a model can take; "
-                "remove or repair that row"
+                "remove or repair that row",
+                code="data.not-finite",
             )
     if manifest.tokens:
         if features.dtype.kind not in "iu":
-            raise DatasetError(f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0")
+            raise DatasetError(
+                f"{source}: tokens must be whole numbers, got {features.dtype}; set tokens to 0", code="data.tokens"
+            )
         for start in range(0, len(features), _SCAN_ROWS):
             part = features[start : start + _SCAN_ROWS]
             strange = ((part < 0) | (part >= manifest.tokens)).reshape(len(part), -1).any(axis=1)
             if strange.any():
                 raise DatasetError(
                     f"{source}: row {start + int(strange.argmax())} has a token that is not from 0 to "
-                    f"{manifest.tokens - 1}; set tokens to the size of the vocabulary"
+                    f"{manifest.tokens - 1}; set tokens to the size of the vocabulary",
+                    code="data.tokens",
                 )
 
 

@@ -26,7 +26,9 @@ def find_dataset(name: str) -> Path:
     directory plays no part: in a Flower process it is not the user's.
     """
     if not name:
-        raise DatasetError('no dataset given; set dataset = "NAME" or an absolute path in the run config')
+        raise DatasetError(
+            'no dataset given; set dataset = "NAME" or an absolute path in the run config', code="data.none"
+        )
     candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
     for candidate in candidates:
         if os.path.exists(candidate):
@@ -34,7 +36,8 @@ def find_dataset(name: str) -> Path:
     looked = " and ".join(str(candidate) for candidate in candidates)
     raise DatasetError(
         f"no dataset {name!r}: looked for {looked}; umbel data list shows those there are, and umbel data import "
-        "or a recipe in datasets/ makes one"
+        "or a recipe in datasets/ makes one",
+        code="data.unknown",
     )
 
 
@@ -92,7 +95,8 @@ def open_dataset(path: Path, part: bool = False) -> Dataset:
     if dataset.manifest.part and not part:
         raise DatasetError(
             f"{path} holds the rows of part {dataset.manifest.part} of its clients alone, for a Ray cluster whose "
-            "machines hold the others; this needs the whole dataset"
+            "machines hold the others; this needs the whole dataset",
+            code="data.part",
         )
     check(dataset, path)
     return dataset

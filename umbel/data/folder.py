@@ -27,9 +27,11 @@ def open_folder(folder: Path) -> Dataset:
             # As a plain array: numpy's subclass takes longer over each access than a small cohort's rows.
             arrays[name] = np.lib.format.open_memmap(file, mode="r").view(np.ndarray)
         except FileNotFoundError:
-            raise DatasetError(f"{file} is missing; write the dataset again with its recipe") from None
+            raise DatasetError(
+                f"{file} is missing; write the dataset again with its recipe", code="data.no-file"
+            ) from None
         except Exception as error:  # whatever numpy makes of a header that is none
-            raise DatasetError(f"{file} is not a plain .npy array: {error}") from None
+            raise DatasetError(f"{file} is not a plain .npy array: {error}", code="data.unreadable") from None
     return Dataset(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
 
 
@@ -39,18 +41,18 @@ def _read_names(folder: Path) -> list[str]:
         return []
     names = read_json(file)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise DatasetError(f"{file} is no list of clients' names; write the dataset again")
+        raise DatasetError(f"{file} is no list of clients' names; write the dataset again", code="data.names")
     return names
 
 
 def check_out(folder: Path) -> None:
     """Raise before the work where its result could not be written."""
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "manifest.json").exists():
-        raise DatasetError(f"{folder} exists and is not a dataset; give another folder with --out")
+        raise DatasetError(f"{folder} exists and is not a dataset; give another folder with --out", code="data.exists")
     # The folder is put in place by a rename, so it is the one above it that must be writable.
     above = next(parent for parent in folder.parents if parent.exists())
     if (folder.exists() and not folder.is_dir()) or not above.is_dir() or not os.access(above, os.W_OK):
-        raise DatasetError(f"{folder} cannot be written; give a folder that can with --out")
+        raise DatasetError(f"{folder} cannot be written; give a folder that can with --out", code="data.not-writable")
 
 
 def write_dataset(
@@ -88,7 +90,7 @@ def write_dataset(
     for part, dataset in parts.items():
         check(dataset, folder / part)
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / "manifest.json").exists())):
-        raise DatasetError(f"{folder} exists and is not a dataset; give another folder")
+        raise DatasetError(f"{folder} exists and is not a dataset; give another folder", code="data.exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as scratch:
         new, old = Path(scratch) / "new", Path(scratch) / "old"

@@ -21,10 +21,11 @@ def read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise DatasetError(
-            f"{file} is missing; a dataset is a LEAF JSON file or a folder with a manifest.json"
+            f"{file} is missing; a dataset is a LEAF JSON file or a folder with a manifest.json",
+            code="data.no-file",
         ) from None
     except (OSError, ValueError, RecursionError) as error:  # a number may have too many digits as well
-        raise DatasetError(f"{file} cannot be read as JSON: {error}") from None
+        raise DatasetError(f"{file} cannot be read as JSON: {error}", code="data.unreadable") from None
 
 
 def open_leaf(file: Path) -> Dataset:
@@ -58,45 +59,54 @@ def write_leaf(path: Path, manifest: Manifest, clients: Mapping[str, tuple[Any, 
 def _parse_leaf(raw: Any, file: Path) -> Dataset:
     """Return the dataset of a decoded LEAF document; `file` is named in errors."""
     if not isinstance(raw, dict) or not {"users", "num_samples", "user_data"} <= set(raw):
-        raise DatasetError(f"{file}: LEAF JSON needs the keys users, num_samples and user_data")
+        raise DatasetError(f"{file}: LEAF JSON needs the keys users, num_samples and user_data", code="data.leaf")
     users, counts, data = raw["users"], raw["num_samples"], raw["user_data"]
     lists = isinstance(users, list) and isinstance(counts, list) and isinstance(data, dict)
     if not lists or len(counts) != len(users):
-        raise DatasetError(f"{file}: users and num_samples must be lists of one length, user_data an object")
+        raise DatasetError(
+            f"{file}: users and num_samples must be lists of one length, user_data an object", code="data.leaf"
+        )
     if strange := [user for user in users if not isinstance(user, str)]:
-        raise DatasetError(f"{file}: the names in users must be text, got {strange[0]!r}")
+        raise DatasetError(f"{file}: the names in users must be text, got {strange[0]!r}", code="data.leaf")
     if len(set(users)) != len(users):
-        raise DatasetError(f"{file}: users names a client twice; give each client a name of its own")
+        raise DatasetError(f"{file}: users names a client twice; give each client a name of its own", code="data.twice")
     clients: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for user, count in zip(users, counts, strict=True):
         try:
             x, y = np.asarray(data[user]["x"]), np.asarray(data[user]["y"])
             lengths = len(x), len(y)
         except (KeyError, TypeError, ValueError):
-            raise DatasetError(f"{file}: client {user!r} needs rectangular lists x and y in user_data") from None
+            raise DatasetError(
+                f"{file}: client {user!r} needs rectangular lists x and y in user_data", code="data.leaf"
+            ) from None
         if lengths != (count, count):
             raise DatasetError(
-                f"{file}: client {user!r} has {lengths[0]} x, {lengths[1]} y and num_samples {count}; make them equal"
+                f"{file}: client {user!r} has {lengths[0]} x, {lengths[1]} y and num_samples {count}; make them equal",
+                code="data.lengths",
             )
         if count == 0:
-            raise DatasetError(f"{file}: client {user!r} has no rows; leave it out")
+            raise DatasetError(f"{file}: client {user!r} has no rows; leave it out", code="data.empty-client")
         if x.dtype.kind not in "biuf" or y.dtype.kind not in "biuf":
-            raise DatasetError(f"{file}: client {user!r} holds values that are not numbers")
+            raise DatasetError(f"{file}: client {user!r} holds values that are not numbers", code="data.not-numbers")
         with np.errstate(over="ignore"):  # what becomes infinite is found, and named, with the rest
             clients.append((x, y if y.dtype.kind in "biu" else y.astype(np.float32)))
     if "manifest" in raw:
         manifest = Manifest.read(raw["manifest"], file)
     else:
         if not users:
-            raise DatasetError(f"{file}: the dataset has no clients")
+            raise DatasetError(f"{file}: the dataset has no clients", code="data.no-rows")
         # LEAF itself keeps training and test users in files of their own: all of these train.
         manifest = Manifest(name=file.stem, clients=len(users), split={"train": len(users), "validation": 0})
     if len(clients) != manifest.clients:
-        raise DatasetError(f"{file}: {len(clients)} users but the manifest says {manifest.clients} clients")
+        raise DatasetError(
+            f"{file}: {len(clients)} users but the manifest says {manifest.clients} clients", code="data.lengths"
+        )
     for part in ("x", "y"):
         shapes = {rows[part == "y"].shape[1:] for rows in clients}
         if len(shapes) > 1:
-            raise DatasetError(f"{file}: clients differ in the shape of a row of {part}: {sorted(map(str, shapes))}")
+            raise DatasetError(
+                f"{file}: clients differ in the shape of a row of {part}: {sorted(map(str, shapes))}", code="data.shape"
+            )
     features, targets = (np.concatenate(part) for part in zip(*clients, strict=True))
     with np.errstate(over="ignore"):
         features = features if manifest.tokens else features.astype(np.float32)

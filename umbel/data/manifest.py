@@ -154,5 +154,5 @@ class Manifest(Settings):
     def read(cls, raw: Any, file: Path) -> Self:
         """Check what a file says and return it; the file is named in errors."""
         if not isinstance(raw, dict):
-            raise DatasetError(f"{file}: the manifest must be a JSON object")
+            raise DatasetError(f"{file}: the manifest must be a JSON object", code="data.manifest")
         return cls.parse(raw, str(file))

@@ -202,11 +202,14 @@ class Schema(Settings):
             text = path.read_text(encoding="utf-8")
             entries = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
         except FileNotFoundError:
-            raise DatasetError(f"{path} is missing; give the file of a schema") from None
+            raise DatasetError(f"{path} is missing; give the file of a schema", code="data.no-file") from None
         except (OSError, ValueError, RecursionError) as error:
-            raise DatasetError(f"{path} cannot be read as a schema: {error}") from None
+            raise DatasetError(f"{path} cannot be read as a schema: {error}", code="data.unreadable") from None
         if isinstance(entries, dict) and "clients" in entries:
             entries = entries.get("layout")
         if not isinstance(entries, dict):
-            raise DatasetError(f"{path} holds no schema: it needs target, features and, if there are several, client")
+            raise DatasetError(
+                f"{path} holds no schema: it needs target, features and, if there are several, client",
+                code="data.schema",
+            )
         return cls.parse(entries, str(path))

@@ -22,11 +22,13 @@ def shard(dataset: Dataset, first: int, step: int) -> Dataset:
     """
     manifest, offsets = dataset.manifest, dataset.offsets
     if manifest.part:
-        raise DatasetError(f"{manifest.name} is part {manifest.part} of a dataset; shard the whole")
+        raise DatasetError(f"{manifest.name} is part {manifest.part} of a dataset; shard the whole", code="data.part")
     if not 1 <= step <= max(1, manifest.train):
-        raise DatasetError(f"{manifest.train} training clients make up to {manifest.train} parts, not {step}")
+        raise DatasetError(
+            f"{manifest.train} training clients make up to {manifest.train} parts, not {step}", code="data.part"
+        )
     if not 0 <= first < step:
-        raise DatasetError(f"there is no part {first} of {step}: they are numbered 0 to {step - 1}")
+        raise DatasetError(f"there is no part {first} of {step}: they are numbered 0 to {step - 1}", code="data.part")
     here = np.arange(manifest.clients) % step == first
     lengths = np.diff(offsets)
     rows = np.repeat(here, lengths)

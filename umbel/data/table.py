@@ -91,18 +91,22 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
     if not Path(schema).is_absolute():
         raise SiteError(
             f"{path} is a table, and nothing says what its columns are: set reader-options to "
-            '"schema=/path/to/schema.toml" in the node\'s configuration'
+            '"schema=/path/to/schema.toml" in the node\'s configuration',
+            code="site.no-schema",
         )
     what = Schema.read(Path(schema))
     rows = encode(read_table(path), what, path, derive)
     if not rows.clients:
-        raise DatasetError(f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema")
+        raise DatasetError(
+            f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema", code="data.no-rows"
+        )
     known = _read_register(register)
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
         raise DatasetError(
             f"{path}: clients {gone} have taken part and are not there any more; put their rows back, since the "
-            f"ledger counts clients in the order of {register}"
+            f"ledger counts clients in the order of {register}",
+            code="data.gone-clients",
         )
     order = [*known, *sorted(present - set(known), key=lambda client: (str(type(client)), client))]
     number = {client: index for index, client in enumerate(order)}
@@ -134,9 +138,9 @@ def read_table(path: Path) -> pd.DataFrame:
         When the file is neither, or cannot be read.
     """
     if not path.is_file():
-        raise DatasetError(f"{path} is not a file; give a CSV or parquet file")
+        raise DatasetError(f"{path} is not a file; give a CSV or parquet file", code="data.no-file")
     if path.suffix.lower() in _OTHERS:
-        raise DatasetError(f"{path} is neither CSV nor parquet; save it as one of these")
+        raise DatasetError(f"{path} is neither CSV nor parquet; save it as one of these", code="data.unreadable")
     with _unreadable(path):
         if path.suffix.lower() in (".parquet", ".pq"):
             return pd.read_parquet(path)
@@ -145,7 +149,7 @@ def read_table(path: Path) -> pd.DataFrame:
         separator = max(heads, key=lambda sep: len(heads[sep]))
         head = heads[separator]
         if twice := sorted({name for name in head if name and head.count(name) > 1}):
-            raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one")
+            raise DatasetError(f"{path}: two columns are called {twice[0]!r}; rename one", code="data.twice")
         # Spreadsheets end lines with separators: columns without a name, which must then be empty.
         names = [name.strip() or f"\0{place}" for place, name in enumerate([*head, ""])]
         options |= {"sep": separator, "index_col": False, "header": 0}
@@ -158,7 +162,8 @@ def read_table(path: Path) -> pd.DataFrame:
         for name in (name for name in frame.columns if name.startswith("\0")):
             if len(full := np.flatnonzero(frame.pop(name).fillna("").str.strip() != "")):
                 raise DatasetError(
-                    f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column"
+                    f"{path}: data row {full[0] + 1} has a value in a column without a name; name the column",
+                    code="data.missing-column",
                 )
         return frame
 
@@ -196,7 +201,8 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
     if absent := _absent(frame, needed):
         raise DatasetError(
             f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
-            "rename the table's columns or the schema's"
+            "rename the table's columns or the schema's",
+            code="data.missing-column",
         )
     if schema.missing == "drop":
         for column in needed:
@@ -331,7 +337,10 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
     if len(bad):
         shown = "" if what == "missing" else f"{bad.iloc[0]!r}, "
         more = f" (and in {len(bad) - 1} more rows)" if len(bad) > 1 else ""
-        raise DatasetError(f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}")
+        raise DatasetError(
+            f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}",
+            code="data.missing-value" if what == "missing" else "data.bad-value",
+        )
 
 
 def _read_register(register: Path) -> list[Client]:
@@ -344,7 +353,9 @@ def _read_register(register: Path) -> list[Client]:
     except json.JSONDecodeError:
         known = None
     if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
-        raise DatasetError(f"{register} is no list of clients; restore it from the backup, with the ledger")
+        raise DatasetError(
+            f"{register} is no list of clients; restore it from the backup, with the ledger", code="data.register"
+        )
     return known
 
 
@@ -353,8 +364,12 @@ def _unreadable(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise DatasetError(f"{path} is a parquet file, which pyarrow reads: pip install pyarrow") from None
+        raise DatasetError(
+            f"{path} is a parquet file, which pyarrow reads: pip install pyarrow", code="data.needs-pyarrow"
+        ) from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")
-        raise DatasetError(f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}") from None
+        raise DatasetError(
+            f"{path} cannot be read as {kind}: {' '.join(str(error).split())}; {fix}", code="data.unreadable"
+        ) from None

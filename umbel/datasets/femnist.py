@@ -77,7 +77,8 @@ def read_leaf(folder: Path) -> Handwriting:
             if (first := part.setdefault(row[0], file)) != file:
                 raise DatasetError(
                     f"{file} and {first.name} both have user {row[0]!r}, whose rows would count twice; remove the "
-                    "copies, and keep files of train and of test in folders of these names"
+                    "copies, and keep files of train and of test in folders of these names",
+                    code="data.twice",
                 )
             rows.append(row)
     if lost := _without_train([set(part) for part in parts.values()]):
@@ -86,7 +87,9 @@ def read_leaf(folder: Path) -> Handwriting:
     if empty := {user for user, *_ in kept} - {user for user, _, labels in kept if len(labels)}:
         typer.echo(f"Writers left out, without images: {len(empty)}", err=True)
     if not kept:
-        raise DatasetError(f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes")
+        raise DatasetError(
+            f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes", code="data.no-rows"
+        )
     names, images, labels = zip(*kept, strict=True)
     writers = np.repeat(names, [len(y) for y in labels])
     return Handwriting(np.concatenate(images), np.concatenate(labels), writers)
@@ -128,7 +131,7 @@ def read_parquet(folder: Path) -> Handwriting:
             if classes:
                 labels.append(check_classes(np.concatenate(classes), CLASSES, file))
     if not labels:
-        raise DatasetError(f"{folder}: its Parquet files have no rows; give those of {REPOSITORY}")
+        raise DatasetError(f"{folder}: its Parquet files have no rows; give those of {REPOSITORY}", code="data.no-rows")
     return Handwriting(images, np.concatenate(labels), np.array(writers))
 
 
@@ -143,7 +146,8 @@ def download() -> Path:
         reason = " ".join(str(error).split()).rstrip(".")
         raise DatasetError(
             f"{REPOSITORY} cannot be downloaded from the Hugging Face hub: {reason}; download "
-            "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER"
+            "its Parquet files elsewhere and give --parquet FOLDER, or give LEAF's JSON files with --leaf FOLDER",
+            code="data.download",
         ) from None
 
 
@@ -172,7 +176,7 @@ def main(
     with errors_in_one_line():
         folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if leaf and parquet:
-            raise DatasetError("--leaf and --parquet are both given; give one of them")
+            raise DatasetError("--leaf and --parquet are both given; give one of them", code="data.options")
         check_out(folder)
         found = read_leaf(leaf) if leaf else read_parquet(parquet or download())
         source = "LEAF's JSON files" if leaf else f"{REPOSITORY} of the Hugging Face hub"
@@ -193,10 +197,13 @@ def _about(source: str, name: str) -> About:
 def _files(folder: Path, pattern: str, option: str) -> list[Path]:
     """Return the files to read, by name, so that their order on disk plays no part."""
     if not folder.is_dir():
-        raise DatasetError(f"{folder} is not a folder; give the folder of the files with {option}")
+        raise DatasetError(f"{folder} is not a folder; give the folder of the files with {option}", code="data.no-file")
     if files := sorted(folder.glob(pattern)):
         return files
-    raise DatasetError(f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}")
+    raise DatasetError(
+        f"{folder} has no {pattern.removeprefix('**/')}; give the folder of the files with {option}",
+        code="data.no-file",
+    )
 
 
 def _leaf_files(folder: Path) -> list[Path]:
@@ -212,10 +219,14 @@ def _leaf_files(folder: Path) -> list[Path]:
             if len(there) == 1:
                 raise DatasetError(
                     f"{place} has {there[0].name}, but LEAF's other half is missing; put train and test there, or "
-                    f"give --leaf {there[0]} for that part alone"
+                    f"give --leaf {there[0]} for that part alone",
+                    code="data.no-file",
                 )
             return [file for part in parts for file in _files(part, "*.json", "--leaf")]
-    raise DatasetError(f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf")
+    raise DatasetError(
+        f"{folder} has no *.json, and no folders train and test of these; give LEAF's data with --leaf",
+        code="data.no-file",
+    )
 
 
 def _without_train(parts: list[set[str]]) -> set[str]:
@@ -242,18 +253,21 @@ def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise DatasetError(
             f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
-            "write it again with LEAF's preprocess.sh, or move it elsewhere"
+            "write it again with LEAF's preprocess.sh, or move it elsewhere",
+            code="data.leaf",
         ) from None
     if len(rows) < len(users):
         twice, times = Counter(users).most_common(1)[0]
         raise DatasetError(
             f"{file}: users names {twice!r} {times} times; name each user once, or write the file again with LEAF's "
-            "preprocess.sh"
+            "preprocess.sh",
+            code="data.twice",
         )
     if unnamed := data.keys() - rows.keys():
         raise DatasetError(
             f"{file}: users does not name {min(unnamed)!r}, who is in user_data; name all or remove the others, or "
-            "write the file again with LEAF's preprocess.sh"
+            "write the file again with LEAF's preprocess.sh",
+            code="data.leaf",
         )
     return [(user, *_leaf_rows(own, f"{file}, user {user!r}")) for user, own in rows.items()]
 
@@ -268,11 +282,15 @@ def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.in
     except (KeyError, TypeError, ValueError, OverflowError):
         raise DatasetError(
             f"{source}: x must be lists of {SIDE * SIDE} numbers and y as many classes; write the file again with "
-            "LEAF's preprocess.sh"
+            "LEAF's preprocess.sh",
+            code="data.leaf",
         ) from None
     # The other way round, NaN would pass.
     if not ((x >= 0) & (x <= 1)).all():
-        raise DatasetError(f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh")
+        raise DatasetError(
+            f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh",
+            code="data.bad-value",
+        )
     labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
     return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), labels
 
@@ -283,9 +301,14 @@ def _count(file: Path) -> int:
         with pq.ParquetFile(file) as parquet:
             names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+        raise DatasetError(
+            f"{file} cannot be read as Parquet: {error}; download it again", code="data.unreadable"
+        ) from None
     if missing := [name for name in COLUMNS if name not in names]:
-        raise DatasetError(f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}")
+        raise DatasetError(
+            f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}",
+            code="data.missing-column",
+        )
     return rows
 
 
@@ -295,10 +318,14 @@ def _batches(file: Path) -> Any:
         with pq.ParquetFile(file) as parquet:
             for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
                 if empty := [name for name in COLUMNS if batch.column(name).null_count]:
-                    raise DatasetError(f"{file}: rows without {', '.join(empty)}; download it again")
+                    raise DatasetError(
+                        f"{file}: rows without {', '.join(empty)}; download it again", code="data.missing-value"
+                    )
                 yield batch
     except (OSError, pa.ArrowException) as error:
-        raise DatasetError(f"{file} cannot be read as Parquet: {error}; download it again") from None
+        raise DatasetError(
+            f"{file} cannot be read as Parquet: {error}; download it again", code="data.unreadable"
+        ) from None
 
 
 def _decode(image: Any, source: str) -> NDArray[np.uint8]:
@@ -308,9 +335,11 @@ def _decode(image: Any, source: str) -> NDArray[np.uint8]:
             pixels = np.asarray(picture.convert("L"))
     # For a PNG with a broken part, Pillow raises SyntaxError.
     except (OSError, SyntaxError, KeyError, TypeError, ValueError) as error:
-        raise DatasetError(f"{source} cannot be decoded: {error}; download the file again") from None
+        raise DatasetError(f"{source} cannot be decoded: {error}; download the file again", code="data.shape") from None
     if pixels.shape != (SIDE, SIDE):
-        raise DatasetError(f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}")
+        raise DatasetError(
+            f"{source} has the shape {pixels.shape}, not ({SIDE}, {SIDE}); give {REPOSITORY}", code="data.shape"
+        )
     return pixels
 
 

@@ -104,13 +104,16 @@ def read_charges(csv: Path) -> pd.DataFrame:
         parts.append(table.assign(service=code)[code.isin(SERVICES)])
     rows = pd.concat(parts)
     if rows.empty:
-        raise DatasetError(f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011")
+        raise DatasetError(
+            f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011", code="data.no-rows"
+        )
     numbers = {name: _numbers(rows[name], COLUMNS[name], csv, *allowed) for name, allowed in RANGES.items()}
     for name in ("provider", "zip"):
         if len(odd := np.flatnonzero(numbers[name] % 1)):
             raise DatasetError(
                 f"{csv}: {COLUMNS[name]} in data row {rows.index[odd[0]] + 1} is {rows[name].iloc[odd[0]]!r}, not a "
-                "whole number; repair or remove that row"
+                "whole number; repair or remove that row",
+                code="data.bad-value",
             )
     return pd.DataFrame({"service": np.searchsorted(SERVICES, rows["service"].to_numpy(np.int64)), **numbers}).astype(
         {"provider": np.int64, "zip": np.int64}
@@ -190,7 +193,8 @@ def build(
     providers, provider = np.unique(charges["provider"], return_inverse=True)
     if not len(providers):
         raise DatasetError(
-            f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}"
+            f"no provider has a ZIP code that GeoNames knows; check the GeoNames file, or use --zip {Zip.PADDED}",
+            code="data.no-rows",
         )
     if order is None:
         client = np.random.default_rng(seed).permutation(len(providers))[provider]
@@ -250,7 +254,8 @@ def main(
         if manifest.clients < 2:
             raise DatasetError(
                 "1 provider has a ZIP code that GeoNames knows, and at least 2 are needed to train and validate; "
-                f"check the GeoNames file, or use --zip {Zip.PADDED}"
+                f"check the GeoNames file, or use --zip {Zip.PADDED}",
+                code="data.too-few-clients",
             )
         write_dataset(folder, manifest, features, targets, offsets)
     lost = charges["provider"].nunique() - manifest.clients
@@ -264,9 +269,13 @@ def main(
 def _check_paths(csv: Path, geonames: Path | None, folder: Path) -> None:
     """Raise before the work where it could not begin or end."""
     if not csv.is_file():
-        raise DatasetError(f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv")
+        raise DatasetError(
+            f"{csv} is not a file; download the IPPS FY2011 CSV from data.cms.gov, then give --csv", code="data.no-file"
+        )
     if geonames is not None and not geonames.is_file():
-        raise DatasetError(f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt")
+        raise DatasetError(
+            f"{geonames} is not a file; unpack US.zip of geonames.org and give --geonames US.txt", code="data.no-file"
+        )
     check_out(folder)
 
 
@@ -287,7 +296,9 @@ def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
                 chunksize=_CHUNK_ROWS,
             )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise DatasetError(f"{csv} cannot be read as CSV: {error}; download it again from data.cms.gov") from None
+        raise DatasetError(
+            f"{csv} cannot be read as CSV: {error}; download it again from data.cms.gov", code="data.unreadable"
+        ) from None
 
 
 def _columns(chunk: pd.DataFrame, csv: Path) -> pd.DataFrame:
@@ -296,7 +307,8 @@ def _columns(chunk: pd.DataFrame, csv: Path) -> pd.DataFrame:
     if missing := [name for name in COLUMNS.values() if _plain(name) not in found]:
         raise DatasetError(
             f"{csv} lacks the columns {missing}; found {[name.strip() for name in chunk.columns]}; "
-            "give the IPPS provider summary of fiscal year 2011, or rename its columns"
+            "give the IPPS provider summary of fiscal year 2011, or rename its columns",
+            code="data.missing-column",
         )
     return pd.DataFrame({ours: chunk[found[_plain(name)]] for ours, name in COLUMNS.items()})
 
@@ -313,13 +325,15 @@ def _numbers(texts: pd.Series, column: str, source: Path, minimum: float, maximu
         row = bad[0]
         raise DatasetError(
             f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not a number; "
-            "repair or remove that row"
+            "repair or remove that row",
+            code="data.bad-value",
         )
     if len(bad := np.flatnonzero((values < minimum) | (values > maximum))):
         row = bad[0]
         raise DatasetError(
             f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {minimum:,.0f} to "
-            f"{maximum:,.0f}; is it in another unit? Repair or remove that row"
+            f"{maximum:,.0f}; is it in another unit? Repair or remove that row",
+            code="data.bad-value",
         )
     return values
 
@@ -333,7 +347,9 @@ def _read_places(geonames: Path) -> pd.DataFrame:
             geonames, sep="\t", header=None, usecols=list(names), dtype=str, quoting=csv_format.QUOTE_NONE
         )
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
-        raise DatasetError(f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip") from None
+        raise DatasetError(
+            f"{geonames} is not a GeoNames postal code file: {error}; give US.txt of US.zip", code="data.unreadable"
+        ) from None
     table = table.rename(columns=names)
     numbers = {
         "longitude": _numbers(table["longitude"], "longitude", geonames, -180, 180),
@@ -352,7 +368,8 @@ def _download(keys: list[str]) -> pd.DataFrame:
     except (ImportError, OSError, BadZipFile) as error:
         raise DatasetError(
             f"GeoNames cannot be downloaded by pgeocode: {error}; download US.zip from geonames.org elsewhere, unpack "
-            "it, and give --geonames US.txt"
+            "it, and give --geonames US.txt",
+            code="data.download",
         ) from None
     return table.set_index("postal_code")[["longitude", "latitude"]]
 

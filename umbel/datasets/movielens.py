@@ -87,12 +87,17 @@ def read_ratings(file: Path) -> pd.DataFrame:
         stream.seek(0)
         separator = next((separator for separator in SEPARATORS.values() if separator in first), None)
         if separator is None:
-            raise DatasetError(f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings")
+            raise DatasetError(
+                f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings",
+                code="data.unreadable",
+            )
         header = int(first.split(separator) == HEADER)
         short = BufferedReader(_ShortLines(stream, source), _BLOCK)
         parts = [_checked(lines, source) for lines in _chunks(short, source, separator, header)]
     if not parts:
-        raise DatasetError(f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings")
+        raise DatasetError(
+            f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings", code="data.no-rows"
+        )
     return pd.concat(parts, ignore_index=True)
 
 
@@ -112,7 +117,8 @@ def download() -> Path:
                 raise OSError("what came is not a whole ZIP archive")
         except (OSError, HTTPException) as error:
             raise DatasetError(
-                f"{URL} cannot be downloaded: {error}; download it elsewhere and give --ratings FILE"
+                f"{URL} cannot be downloaded: {error}; download it elsewhere and give --ratings FILE",
+                code="data.download",
             ) from None
         new.replace(file)
     return file
@@ -179,7 +185,8 @@ def build(
     if len(users) < 2:
         raise DatasetError(
             f"{len(users)} users rated at least {min_ratings} items, and at least 2 are needed to train and validate; "
-            "lower --min-ratings, or give a file with more ratings"
+            "lower --min-ratings, or give a file with more ratings",
+            code="data.too-few-clients",
         )
     client = np.random.default_rng(seed).permutation(len(users))[user]
     likes = kept["rating"].to_numpy() >= liked
@@ -236,7 +243,9 @@ def main(
     with errors_in_one_line():
         folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if ratings is not None and not ratings.is_file():
-            raise DatasetError(f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings")
+            raise DatasetError(
+                f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings", code="data.no-file"
+            )
         check_out(folder)
         file = ratings or download()
         table = read_ratings(file)
@@ -281,7 +290,8 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
                 if len(found) != 1:
                     raise DatasetError(
                         f"{file} holds {len(found)} files named {_any_file()}, not one; unpack it and give the file "
-                        "with --ratings"
+                        "with --ratings",
+                        code="data.unreadable",
                     )
                 source = f"{file}, {found[0].filename}"
                 with archive.open(found[0]) as plain, _progress(cast(BinaryIO, plain), found[0].file_size) as stream:
@@ -291,7 +301,9 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
                 yield stream, str(file)
     # zipfile raises RuntimeError for what it cannot unpack: a password, an unknown compression.
     except (OSError, EOFError, BadZipFile, RuntimeError, zlib.error) as error:
-        raise DatasetError(f"{file} cannot be read: {error}; remove it and download it again") from None
+        raise DatasetError(
+            f"{file} cannot be read: {error}; remove it and download it again", code="data.unreadable"
+        ) from None
 
 
 def _progress(stream: BinaryIO, size: int) -> Any:
@@ -315,7 +327,8 @@ class _ShortLines(RawIOBase):
             line = self._line + next(i for i, line in enumerate(lines) if len(line) > _LONGEST_LINE)
             raise DatasetError(
                 f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; give "
-                f"{_any_file()} of MovieLens with --ratings"
+                f"{_any_file()} of MovieLens with --ratings",
+                code="data.unreadable",
             )
         self._line, self._begun = self._line + len(lines) - 1, lines[-1]
         buffer[: len(block)] = block
@@ -346,7 +359,9 @@ def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) ->
         return
     except (UnicodeDecodeError, pd.errors.ParserError) as error:
         reason = " ".join(str(error).split())
-        raise DatasetError(f"{source} cannot be read: {reason}; repair or remove that line") from None
+        raise DatasetError(
+            f"{source} cannot be read: {reason}; repair or remove that line", code="data.unreadable"
+        ) from None
 
 
 def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -354,7 +369,8 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
     if len(lines.columns) != len(LARGEST):
         raise DatasetError(
             f"{source}, line {lines.index[0]} has {len(lines.columns)} columns, not {len(LARGEST)}: "
-            f"{', '.join(LARGEST)}; give {_any_file()} of MovieLens with --ratings"
+            f"{', '.join(LARGEST)}; give {_any_file()} of MovieLens with --ratings",
+            code="data.unreadable",
         )
     columns: dict[str, NDArray[Any]] = {}
     for column, (name, maximum) in enumerate(LARGEST.items()):
@@ -369,7 +385,8 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
             value = lines[column].iloc[bad[0]]
             shown = value if len(value) <= _LONGEST_VALUE else f"{value[:_LONGEST_VALUE]}…"
             raise DatasetError(
-                f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}; repair or remove that line"
+                f"{source}, line {lines.index[bad[0]]}: the {name} is {shown!r}, not {kind}; repair or remove it",
+                code="data.bad-value",
             )
         columns[name] = values.astype(np.float32 if name == "rating" else np.int64)
     return pd.DataFrame(columns)

@@ -95,16 +95,22 @@ def draw(
     """
     if min(clients, items, factors, rows) < 1:
         raise DatasetError(
-            f"clients, items, factors and rows must be at least 1, got {clients}, {items}, {factors} and {rows}"
+            f"clients, items, factors and rows must be at least 1, got {clients}, {items}, {factors} and {rows}",
+            code="data.options",
         )
     if rows > items:
-        raise DatasetError(f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items")
+        raise DatasetError(
+            f"{rows} rows a client exceed the {items} items; lower --rows, or raise --items", code="data.options"
+        )
     if not 0 < like_rate < 0.5:
         raise DatasetError(
-            f"--like-rate must be above 0 and below .5 (Assumption 1 of the paper), got {like_rate}; give .2, say"
+            f"--like-rate must be above 0 and below .5 (Assumption 1 of the paper), got {like_rate}; give .2, say",
+            code="data.options",
         )
     if not (0 <= skew <= STEEPEST and 0 <= spread <= STEEPEST):
-        raise DatasetError(f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}")
+        raise DatasetError(
+            f"--skew and --spread must be from 0 to {STEEPEST}, got {skew} and {spread}", code="data.options"
+        )
     item_vectors = np.random.default_rng(seed).standard_normal((items, factors))
     log_weights = -skew * np.log(np.arange(1, items + 1))
     users, features, targets = [], [], []
@@ -119,7 +125,8 @@ def draw(
         if not 0 < 2 * liked < count:
             raise DatasetError(
                 f"client {client} would like {liked} of its {count} items, and Assumption 1 of the paper asks for some "
-                "and fewer than half; give another --like-rate, or more --rows"
+                "and fewer than half; give another --like-rate, or more --rows",
+                code="data.options",
             )
         chosen = _choose(count, log_weights, generator)
         labels = np.full(count, -1, np.int8)

@@ -85,22 +85,25 @@ def read_idx(path: Path, dtype: str, shape: tuple[int, ...], url: str) -> NDArra
         When the file is missing, is not IDX, or holds something else. The text names the file and the fix.
     """
     if not path.is_file():
-        raise DatasetError(f"{path} is not a file; download {url}")
+        raise DatasetError(f"{path} is not a file; download {url}", code="data.no-file")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DatasetError(f"{path} cannot be read: {error}; download {url} again") from None
+        raise DatasetError(f"{path} cannot be read: {error}; download {url} again", code="data.unreadable") from None
     # Two zero bytes, the type, the number of axes, then the length of each axis, big-endian.
     magic = bytes([0, 0, {">u1": 0x08, ">i4": 0x0C}[dtype], 1 + len(shape)])
     start = 4 + 4 * (1 + len(shape))
     if raw[:4] != magic or len(raw) < start:
-        raise DatasetError(f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}; download {url}")
+        raise DatasetError(
+            f"{path} must begin with {magic.hex(' ')}, got {raw[:4].hex(' ')}; download {url}", code="data.unreadable"
+        )
     found = tuple(np.frombuffer(raw, ">u4", 1 + len(shape), offset=4).tolist())
     if found[1:] != shape:
-        raise DatasetError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}")
+        raise DatasetError(f"{path} holds rows of shape {found[1:]}, not {shape}; download {url}", code="data.shape")
     if (size := math.prod(found) * np.dtype(dtype).itemsize) != len(raw) - start:
         raise DatasetError(
-            f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}; download {url} again"
+            f"{path}: {len(raw) - start} bytes of data where {found[0]} rows need {size}; download {url} again",
+            code="data.lengths",
         )
     return np.frombuffer(raw, dtype, offset=start).reshape(found)
 
@@ -123,7 +126,8 @@ def read_digits(images: Path, labels: Path) -> Handwriting:
     pixels = read_idx(images, ">u1", (SIDE, SIDE), IMAGES_URL)
     if len(pixels) != len(table):
         raise DatasetError(
-            f"{images} has {len(pixels)} images and {labels} has {len(table)} labels; give the two training files"
+            f"{images} has {len(pixels)} images and {labels} has {len(table)} labels; give the two training files",
+            code="data.lengths",
         )
     return Handwriting(
         pixels.astype(np.uint8, copy=False), check_classes(table[:, CLASS], CLASSES, labels), table[:, WRITER]

@@ -141,7 +141,10 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     """
     least = max(features, COMPONENTS) + 1
     if len(public) < least:
-        raise DatasetError(f"{features} features need {least} public images, got {len(public)}; give all of them")
+        raise DatasetError(
+            f"{features} features need {least} public images, got {len(public)}; give all of them",
+            code="data.too-few-rows",
+        )
     if kind is not Kind.NEIGHBOURS:
         return _principal(public, {Kind.PIXELS: pixels, Kind.GRADIENTS: gradients}[kind], features)
     near = _principal(public, gradients, COMPONENTS)
@@ -180,7 +183,8 @@ def read_public(images: Path, labels: Path) -> tuple[Images, NDArray[np.int64]]:
     pictures = qmnist.read_idx(images, ">u1", (SIDE, SIDE), PUBLIC_IMAGES_URL)
     if len(pictures) > len(table):
         raise DatasetError(
-            f"{images} has {len(pictures)} images and {labels} has {len(table)} labels; give the two test files"
+            f"{images} has {len(pictures)} images and {labels} has {len(table)} labels; give the two test files",
+            code="data.lengths",
         )
     return pictures.astype(np.uint8, copy=False), table[: len(pictures), qmnist.WRITER].astype(np.int64)
 
@@ -208,7 +212,8 @@ def deal(
     train, clients = int(per_writer[: whole.train].sum()), int(per_writer.sum())
     if not 0 < train < clients:
         raise DatasetError(
-            f"{NAME}: {train} training and {clients - train} validation clients of {rows} images; lower --rows"
+            f"{NAME}: {train} training and {clients - train} validation clients of {rows} images; lower --rows",
+            code="data.too-few-clients",
         )
     turned = np.repeat(whole.groups, per_writer)
     # The rows of a writer lie together in random order: any run of them is a draw.
@@ -261,7 +266,8 @@ def main(
         if len(both := np.intersect1d(found.writers, others)):
             raise DatasetError(
                 f"{public_labels}: writer {both[0]} wrote images in {images} as well, which are not public; "
-                "give the test files"
+                "give the test files",
+                code="data.twice",
             )
         manifest, dealt, classes, offsets = deal(found, rows, turn, seed)
         most = int(np.unique(found.writers, return_counts=True)[1].max()) // rows

@@ -103,7 +103,8 @@ def build(
     clients = len(names)
     if clients < 2:
         raise DatasetError(
-            f"{about.name}: {clients} writers, and at least 2 are needed to train and validate; give all of the data"
+            f"{about.name}: {clients} writers, and at least 2 are needed to train and validate; give all of the data",
+            code="data.too-few-clients",
         )
     generator = np.random.default_rng(seed)
     order = generator.permutation(clients)
@@ -155,12 +156,15 @@ def write(folder: Path, found: Handwriting, about: About, rows: int | None, seed
 def check_classes(labels: NDArray[Any], classes: int, source: Path | str) -> NDArray[np.int64]:
     """Return labels as int64, or raise where one is no class from 0 to `classes` - 1; `source` is named in errors."""
     if labels.ndim != 1:
-        raise DatasetError(f"{source}: labels must be a list of classes, got shape {labels.shape}")
+        raise DatasetError(f"{source}: labels must be a list of classes, got shape {labels.shape}", code="data.classes")
     if labels.dtype.kind not in "iu":
-        raise DatasetError(f"{source}: labels must be whole numbers, got {labels.dtype}; give the original file")
+        raise DatasetError(
+            f"{source}: labels must be whole numbers, got {labels.dtype}; give the original file", code="data.classes"
+        )
     if len(bad := np.flatnonzero((labels < 0) | (labels >= classes))):
         raise DatasetError(
             f"{source}: the label of row {bad[0]} is {labels[bad[0]]}, not a class from 0 to {classes - 1}; "
-            "give the original file"
+            "give the original file",
+            code="data.classes",
         )
     return labels.astype(np.int64)

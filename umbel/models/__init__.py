@@ -21,7 +21,7 @@ from umbel.models.model import Model, check
 from umbel.models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp, smooth_cnn
 from umbel.models.sized import SIZED, sized
 from umbel.protocol import old_names
-from umbel.protocol.errors import ModelError
+from umbel.protocol.errors import ModelError, UmbelError
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
 
@@ -146,21 +146,33 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
     options = {key: _value(value) for key, value in parse_pairs(words, f"model {path!r}: options").items()}
     if library := library_of(path):
         if given := sorted({"weights", "pretrained"} & options.keys()):
-            raise ModelError(f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead")
+            raise ModelError(
+                f"model {path!r}: {given[0]} would be downloaded; set pretrained to a file instead",
+                code="model.download",
+            )
         factory = partial(library[0], library[1], **options)
     else:
         factory = import_by_name(path)
         factory = partial(factory, **options) if options else factory
     try:
         made = factory()
+    except UmbelError:
+        raise
     except Exception as error:
-        raise ModelError(f"model {name!r} cannot be made: {type(error).__name__}: {error}") from error
+        raise ModelError(
+            f"model {name!r} cannot be made: {type(error).__name__}: {error}", code="model.not-built"
+        ) from error
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
-        raise ModelError(f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model")
+        raise ModelError(
+            f"model {name!r} gave a {type(made).__name__}; return a torch.nn.Module or a models.Model",
+            code="model.not-a-module",
+        )
     if loss is None:
-        raise ModelError(f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}")
+        raise ModelError(
+            f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}", code="model.no-loss"
+        )
     metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
     return Model(name, factory, loss, metric)
 

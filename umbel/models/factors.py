@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from umbel.data import Dataset
+from umbel.models.baselines import baselines
 from umbel.models.losses import SLOPES
 
 INITIAL_SCALE = 0.1
@@ -112,6 +113,11 @@ class Factors(nn.Module):
     def _newcomer_decay(size: int, count: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the decay (clients, size) that goes with the mean loss over `count` rows (clients, 1)."""
         return np.full((len(count), size), _NEWCOMER_DECAY)
+
+    @staticmethod
+    def baselines(dataset: Dataset, metric: str) -> dict[str, float]:
+        """Return `umbel.models.baselines.baselines`, which say how often a sign is right."""
+        return baselines(dataset) if metric == "right-sign" else {}
 
     def misfit(self, dataset: Dataset) -> str:
         """Return what keeps the model from the data: items' numbers, and labels of -1 and 1; empty if nothing does."""

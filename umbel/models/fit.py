@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from umbel.data import Dataset
 from umbel.models.losses import SLOPES
 from umbel.models.model import Model
-from umbel.protocol.errors import ModelError
+from umbel.protocol.errors import ModelError, UmbelError
 
 MOST_TOKENS = 1 << 24  # 32-bit numbers, as which a cohort holds its rows, count no further
 
@@ -65,17 +65,24 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         try:
             outputs, rows = _apply(model, rows)
         except Exception as error:
-            raise ModelError(f"does not take features of shape {shape}: {one_line(error)}") from error
+            raise ModelError(
+                f"does not take features of shape {shape}: {one_line(error)}", code="model.misfit"
+            ) from error
         finally:
             for hook in hooks:
                 hook.remove()
         if not isinstance(outputs, Tensor):
-            raise ModelError(f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor")
+            raise ModelError(
+                f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor", code="model.misfit"
+            )
         if outputs.ndim < 2 or len(outputs) != 2:
             flat = "; let it return (rows, 1), without a squeeze" if tuple(outputs.shape) == (2,) else ""
-            raise ModelError(f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row){flat}")
+            raise ModelError(
+                f"gives two rows outputs of shape {tuple(outputs.shape)}, not (2, outputs of a row){flat}",
+                code="model.misfit",
+            )
         if outputs.dtype != torch.float32:
-            raise ModelError(f"gives outputs of type {outputs.dtype}, not float32")
+            raise ModelError(f"gives outputs of type {outputs.dtype}, not float32", code="model.misfit")
         alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))
         # Buffers change in training; those of the model itself shall not.
         buffers = {name: value.clone() for name, value in model.module.named_buffers()}
@@ -84,7 +91,8 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
             model.apply(buffers, rows, training=True)
         except Exception as error:
             raise ModelError(
-                f"takes features of shape {shape} in scoring alone, not in training: {one_line(error)}"
+                f"takes features of shape {shape} in scoring alone, not in training: {one_line(error)}",
+                code="model.misfit",
             ) from error
         draws = not torch.equal(before, torch.get_rng_state())
     return Look(rows.dtype == torch.int64, draws, alone, activations, tuple(outputs.shape[1:]))
@@ -108,7 +116,9 @@ def _scores_one(model: Model, row: Tensor, outputs: tuple[int, ...]) -> bool:
     except Exception:
         return False
     if found != (1, *outputs):
-        raise ModelError(f"gives one row outputs of shape {found}, not {(1, *outputs)}; keep the rows' axis")
+        raise ModelError(
+            f"gives one row outputs of shape {found}, not {(1, *outputs)}; keep the rows' axis", code="model.misfit"
+        )
     return True
 
 
@@ -116,16 +126,15 @@ def misfit(model: Model, dataset: Dataset) -> str:
     """Return what keeps the model from the data, for the end of a sentence; empty if nothing does.
 
     All clients' rows are looked at: training that failed at some clients and not at others would tell
-    about their data. A network may look for itself, by a method ``misfit(dataset)``.
+    about their data. A network may look for itself (`umbel.models.hooks.Hooks`).
     """
-    own = getattr(model.module, "misfit", None)
-    if own is not None:
-        return str(own(dataset))
+    if model.hooks.misfit is not None:
+        return model.hooks.misfit(dataset)
     targets, shape = dataset.targets, dataset.features.shape[1:]
     try:
         seen = look(model, shape)
     except ModelError as error:
-        return str(error)
+        return error.text
     if not seen.alone and dataset.lengths.min() < 2:
         return "takes the statistics of a client's rows, and a client has one row alone; let it keep running statistics"
     tokens = seen.tokens or dataset.manifest.tokens
@@ -188,5 +197,5 @@ def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
 
 def one_line(error: Exception) -> str:
     """Return the text of an error that came from elsewhere, in one line of no more than a few."""
-    text = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join((error.text if isinstance(error, UmbelError) else str(error)).split()) or type(error).__name__
     return text if len(text) <= 300 else f"{text[:300]} ..."

@@ -36,7 +36,7 @@ def from_transformers(name: str, config: str = "", **options: Any) -> nn.Module:
     if config:
         settings = library.AutoConfig.from_pretrained(config, local_files_only=True, **options)
     elif getattr(kind, "config_class", None) is None:
-        raise ConfigError(f"{name} is for models of all kinds: say which by config=FOLDER")
+        raise ConfigError(f"{name} is for models of all kinds: say which by config=FOLDER", code="config.model-options")
     else:
         settings = kind.config_class(**options)
     settings.use_cache = False  # for what is generated word by word
@@ -65,7 +65,11 @@ def library_of(name: str) -> tuple[Callable[..., nn.Module], str] | None:
     try:
         import_module(library)
     except Exception as error:
-        raise ConfigError(f"model {name!r} needs {library}: {error}; pip install {library}") from error
+        raise ConfigError(
+            f"model {name!r} needs {library}: {error}; pip install {library}", code="config.missing-library"
+        ) from error
     if not re.fullmatch(r"[\w.-]+", model):
-        raise ConfigError(f"model {name!r}: {model!r} is not the name of a model in {library}")
+        raise ConfigError(
+            f"model {name!r}: {model!r} is not the name of a model in {library}", code="config.model-name"
+        )
     return LIBRARIES[library], model

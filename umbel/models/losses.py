@@ -162,7 +162,10 @@ def load_loss(name: str) -> Loss:
     if ":" in name:
         return Loss(name, _function(name), _same, _same, by_row=True)
     if name not in LOSSES:
-        raise ModelError(f"unknown loss {name!r}; choose from {', '.join(LOSSES)} or give package.module:function")
+        raise ModelError(
+            f"unknown loss {name!r}; choose from {', '.join(LOSSES)} or give package.module:function",
+            code="model.unknown-loss",
+        )
     return LOSSES[name]
 
 
@@ -180,14 +183,17 @@ def load_metric(name: str) -> Score:
         own = _function(name)
         return Score(name, own, _same, higher_is_better=bool(getattr(own, "higher_is_better", False)), by_row=True)
     if name not in METRICS:
-        raise ModelError(f"unknown metric {name!r}; choose from {', '.join(METRICS)} or give package.module:function")
+        raise ModelError(
+            f"unknown metric {name!r}; choose from {', '.join(METRICS)} or give package.module:function",
+            code="model.unknown-metric",
+        )
     return METRICS[name]
 
 
 def _function(name: str) -> Callable[[Tensor, Tensor], Tensor]:
     found: Callable[[Tensor, Tensor], Tensor] = import_by_name(name)
     if not callable(found) or isinstance(found, type):
-        raise ModelError(f"{name!r} is no function of outputs and targets")
+        raise ModelError(f"{name!r} is no function of outputs and targets", code="model.not-a-function")
     return found
 
 

@@ -17,7 +17,6 @@ from enum import StrEnum
 from fnmatch import fnmatchcase
 from functools import cached_property
 from logging import INFO
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,13 +24,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from umbel.models.hooks import Arrays, Hooks
 from umbel.models.losses import Loss, Score
 from umbel.models.weights import find_weights, read_weights, sha256_of
 from umbel.protocol.errors import ModelError
 from umbel.protocol.flower import log
 
 Parameters = dict[str, Tensor]
-Arrays = dict[str, NDArray[Any]]
 
 _FROZEN_SEED = 0  # of parameters that nobody trains and nobody sends
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -68,13 +67,8 @@ class Model:
 
     A parameter that has several names, as tied weights do, counts once, by the first of them.
 
-    A network may say more of itself, in attributes of its class: ``local_parameters``, patterns on
-    the names of those that are each client's own; ``summed_parameters``, those whose step goes down
-    the sum over a minibatch instead of its mean (PAC paper, Protocol 1); ``decays``, by name the precisions of
-    parameters' Gaussian priors (`Model.decays`); ``draw_local(generator)``,
-    which returns a fresh client's own parameters by name; ``fit_local(...)``, see
-    `umbel.models.factors.Factors.fit_local`; ``misfit(dataset)``, see `umbel.models.fit.misfit`. A parameter
-    with ``requires_grad=False`` is frozen. A layer that the network puts in evaluation mode stays there.
+    A network may declare more (`umbel.models.hooks.Hooks`). A parameter with ``requires_grad=False`` is frozen. A
+    layer that the network puts in evaluation mode stays there.
 
     Attributes
     ----------
@@ -164,19 +158,19 @@ class Model:
         return read_weights(find_weights(self.pretrained)) if self.pretrained else {}
 
     @cached_property
+    def hooks(self) -> Hooks:
+        """What the network declares of itself."""
+        return Hooks.of(self.module)
+
+    @cached_property
     def summed(self) -> frozenset[str]:
-        """Parameters whose step goes down the sum over a minibatch instead of its mean."""
-        return frozenset(getattr(self.module, "summed_parameters", ()))
+        """Parameters whose step follows the gradient summed over a minibatch, instead of its mean."""
+        return frozenset(self.hooks.summed_parameters)
 
     @cached_property
     def decays(self) -> dict[str, NDArray[np.float32]]:
-        """Precisions of the Gaussian priors, of mean 0, of parameters that have one, (size of the last axis,).
-
-        That of a local parameter stands beside the loss summed over its client's rows, and that of a shared
-        one beside the loss summed over all clients' rows, which is for the strategy to see to.
-        """
-        own = getattr(self.module, "decays", {})
-        return {name: np.asarray(value, np.float32) for name, value in own.items()}
+        """Precisions of parameters' Gaussian priors, (size of the last axis,)."""
+        return {name: np.asarray(value, np.float32) for name, value in self.hooks.decays.items()}
 
     @cached_property
     def num_parameters(self) -> int:
@@ -213,7 +207,7 @@ class Model:
 
     def initial_local(self, generators: Sequence[np.random.Generator]) -> Arrays:
         """Draw fresh local parameters, each (clients, \\*shape), from a generator a client."""
-        draw = getattr(self.module, "draw_local", None) or self._draw_local
+        draw = self.hooks.draw_local or self._draw_local
         drawn = [draw(generators[i]) for i in range(len(generators))]
         return {
             name: np.stack([one[name] for one in drawn]).astype(np.float32)
@@ -258,19 +252,25 @@ def check(model: Model) -> None:
     module, name = model.module, model.name
     values = dict(module.named_parameters())
     if not values:
-        raise ModelError(f"model {name!r} has no parameters")
+        raise ModelError(f"model {name!r} has no parameters", code="model.no-parameters")
     if odd := [key for key, value in values.items() if not value.is_floating_point()]:
-        raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}")
+        raise ModelError(f"model {name!r} has parameters that are not floating point: {odd}", code="model.not-float")
     if odd := [key for key, value in values.items() if value.dtype != torch.float32]:
-        raise ModelError(f"model {name!r} has parameters that are not float32: {odd}")
+        raise ModelError(f"model {name!r} has parameters that are not float32: {odd}", code="model.not-float")
     every = [one for names in model.names.values() for one in names]
     for kind, patterns in (("frozen", model.frozen), ("local", model.local)):
         if idle := [pattern for pattern in patterns if not any(fnmatchcase(key, pattern) for key in every)]:
-            raise ModelError(f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}")
+            raise ModelError(
+                f"{kind} = {idle[0]!r} matches no parameter of model {name!r}; it has {', '.join(every)}",
+                code="model.no-match",
+            )
     if both := [
         key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
     ]:
-        raise ModelError(f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one")
+        raise ModelError(
+            f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one",
+            code="model.two-kinds",
+        )
     if model.pretrained:
         found = model._starts(module)
         missing = [key for key, names in model.names.items() if not found.keys() & {*names}]
@@ -278,13 +278,15 @@ def check(model: Model) -> None:
             what = f"frozen parameters {lost}" if found else "parameters"
             raise ModelError(
                 f"pretrained = {model.pretrained!r} has none of the {what} of model {name!r} in the right shape; "
-                f"it has {', '.join(model.names)}"
+                f"it has {', '.join(model.names)}",
+                code="model.pretrained",
             )
         log(INFO, "Model %s starts from %s, but for %s", name, model.pretrained, ", ".join(missing) or "nothing")
     if not model.shapes:
         raise ModelError(
             f"model {name!r} has no shared parameters left, and nothing would be learnt together; "
-            f"let frozen and local match fewer of {', '.join(every)}"
+            f"let frozen and local match fewer of {', '.join(every)}",
+            code="model.nothing-shared",
         )
 
 
@@ -306,7 +308,7 @@ def _names(network: nn.Module) -> dict[str, tuple[str, ...]]:
 
 def _kinds(network: nn.Module, frozen: Sequence[str], local: Sequence[str]) -> dict[str, Kind]:
     """Return the kind of each parameter and buffer, given patterns on the names of frozen and of local ones."""
-    own = tuple(getattr(network, "local_parameters", ()))
+    own = Hooks.of(network).local_parameters
     trained = {name for name, value in network.named_parameters() if value.requires_grad}
     buffers = {name for name, _ in network.named_buffers()}
     statistics = {

@@ -25,7 +25,10 @@ def find_weights(name: str) -> Path:
     """
     path = umbel_home() / "models" / Path(name).expanduser()
     if not path.is_file():
-        raise ModelError(f"pretrained = {name!r}: there is no file {path}; give an absolute path, or put it there")
+        raise ModelError(
+            f"pretrained = {name!r}: there is no file {path}; give an absolute path, or put it there",
+            code="model.pretrained",
+        )
     return path
 
 
@@ -43,11 +46,15 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever is in a file
-        raise ModelError(f"{path} cannot be read as weights: {' '.join(str(error).split())[:200]}") from error
+        raise ModelError(
+            f"{path} cannot be read as weights: {' '.join(str(error).split())[:200]}", code="model.pretrained"
+        ) from error
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError(f"{path} holds no state dict; write it by torch.save(model.state_dict(), ...)")
+        raise ModelError(
+            f"{path} holds no state dict; write it by torch.save(model.state_dict(), ...)", code="model.pretrained"
+        )
     return dict(found)
 
 

@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from umbel.protocol.flower import log, pull_soon
-from umbel.server.baselines import RulesOfThumb
+from umbel.server.baselines import Baselines
 from umbel.server.history import State
 from umbel.server.observer import Observer, Run
 from umbel.server.observers import Checkpoints, Log, Patience, Released, Resumed, named
@@ -77,7 +77,7 @@ def conduct(grid: Grid, run_config: Mapping[str, Any], run_id: int, watching: Se
             start = initial_hypotheses(setup, grid, folder.path.name)
             state = State(hypotheses=start, best=start)
             snapshots = Snapshots(state)
-        observers += [Log(summary), Checkpoints(snapshots), Released(), RulesOfThumb(), *watching]
+        observers += [Log(summary), Checkpoints(snapshots), Released(), Baselines(), *watching]
         if setup.config.resume:
             observers.append(Resumed())
         run = Run(setup, grid, state, observers, folder.path.name, folder)

@@ -1,19 +1,17 @@
-"""Beside what a recommender reaches: what baselines reach on the same rows."""
+"""A model's baselines, beside what its hypotheses reach on the same rows."""
 
 from __future__ import annotations
 
 from logging import INFO
 
-from umbel.models.baselines import baselines
-from umbel.models.factors import Factors
 from umbel.protocol.flower import log
 from umbel.server.observer import Observer, Run, Section
 
 
-class RulesOfThumb(Observer):
-    """Says at the end of a recommender's run, and in its report, what it is to be compared with.
+class Baselines(Observer):
+    """Says at the end of a run, and in its report, what the model's baselines reach (`umbel.models.hooks.Hooks`).
 
-    Only in simulation, where all clients' rows can be read; it says nothing of other models.
+    Only in simulation, where all clients' rows can be read, and only of models that declare baselines.
     """
 
     def __init__(self) -> None:
@@ -22,22 +20,22 @@ class RulesOfThumb(Observer):
 
     def at_end(self, run: Run) -> None:
         """Compare, where there is something to compare."""
-        manifest = run.setup.manifest
-        if not isinstance(run.setup.model.module, Factors) or manifest is None or manifest.part:
+        manifest, model = run.setup.manifest, run.setup.model
+        if model.hooks.baselines is None or manifest is None or manifest.part:
             return
         if not (run.state.best_round and run.fleet.roster(run.grid).simulated):
             return
-        metric = run.setup.model.metric
-        if metric.name != "right-sign":
+        dataset = run.setup.open_dataset()
+        assert dataset is not None, "it has a manifest"
+        found = model.hooks.baselines(dataset, model.metric.name)
+        if not found:
             return
         scored = {entry.number: entry.metric for entry in run.state.history if entry.metric is not None}
         best, last = scored[run.state.best_round], scored[max(scored)]
-        dataset = run.setup.open_dataset()
-        assert dataset is not None, "it has a manifest"
-        beside = ", ".join(f"{name} {value:.4f}" for name, value in baselines(dataset).items())
+        beside = ", ".join(f"{name} {value:.4f}" for name, value in found.items())
         self._text = (
-            f"Validation {metric.name} of the best items {best:.4f}, of the last {last:.4f}. Baselines on the "
-            f"same rows: {beside}."
+            f"Validation {model.metric.name} of the best hypotheses {best:.4f}, of the last {last:.4f}. Baselines on "
+            f"the same rows: {beside}."
         )
         log(INFO, self._text)
 

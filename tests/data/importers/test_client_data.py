@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.errors import raises
 from umbel.data import find_dataset, open_dataset
 from umbel.data.importers.client_data import folder_of, split_into_clients
 from umbel.protocol.errors import DatasetError
@@ -51,19 +52,19 @@ def test_a_share_that_is_not_0_is_one_client_at_least() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"validation": 1.0}, r"validation must be a share from 0 to below 1, or a list of clients, got 1\.0"),
-        ({"validation": 0.96}, "of 10 clients 10 validate and 0 test, and none is left to train"),
-        ({"validation": ["c11"]}, "validation names the client 'c11'; there is none, but 'c0', .* and 5 more"),
-        ({"validation": ["c1"], "test": ["c1"]}, "client 'c1' is asked to validate and to test; choose one"),
+        ({"validation": 1.0}, ("1.0",)),
+        ({"validation": 0.96}, ("10 clients",)),
+        ({"validation": ["c11"]}, ("'c11'", "'c0'")),
+        ({"validation": ["c1"], "test": ["c1"]}, ("'c1'",)),
     ],
 )
-def test_a_split_that_cannot_be_is_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(DatasetError, match=reason):
+def test_a_split_that_cannot_be_is_refused(options: dict[str, Any], reason: tuple[str, ...]) -> None:
+    with raises(DatasetError, "data.split", *reason):
         data(**options)
 
 
 def test_rows_and_clients_must_be_equally_many() -> None:
-    with pytest.raises(DatasetError, match="and 3 clients of rows must be equally many"):
+    with raises(DatasetError, "data.lengths", "3 rows"):
         split_into_clients(ROWS[:, None], ROWS, ["a", "b", "c"])
 
 
@@ -80,7 +81,7 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         folder = data(name="own").write(given)
         assert folder.parent == tmp_path
         assert open_dataset(folder).manifest.name == "own"
-    with pytest.raises(DatasetError, match="'' is no name of a dataset"):
+    with raises(DatasetError, "data.name", "''"):
         folder_of("")
 
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import umbel
+from tests.helpers.errors import raises
 from umbel.protocol.errors import DatasetError
 
 
@@ -140,5 +141,5 @@ def test_what_does_not_fit_is_refused(dataset: Any) -> None:
     ]:
         with pytest.raises(DatasetError, match=reason):
             umbel.from_datasets(dataset(columns), client="who", features="ids", **options)
-    with pytest.raises(DatasetError, match=r"give one of them, as dataset\['train'\]"):
+    with raises(DatasetError, "data.one-split"):
         umbel.from_datasets({"train": dataset(COLUMNS)}, client="who", target="label")

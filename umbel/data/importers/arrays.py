@@ -66,7 +66,9 @@ def from_arrays(
             notes.append(f"The vocabulary of {entries['tokens']} tokens was measured over all clients' rows.")
     if targets is None:
         if "tokens" not in entries or x.ndim != 2 or x.shape[1] < 2:
-            raise DatasetError("without targets, the features must be sequences of at least two tokens each")
+            raise DatasetError(
+                "without targets, the features must be sequences of at least two tokens each", code="data.tokens"
+            )
         x, y = x[:, :-1], x[:, 1:].astype(np.int64)
         notes.append("The target is the next token of each but the last.")
         own_loss = "cross-entropy"
@@ -74,7 +76,9 @@ def from_arrays(
         y, own_loss, classes = labels(np.asarray(targets), classes)
     owners = client.deal(len(x), y) if isinstance(client, Partitioner) else np.asarray(client)
     if owners.ndim != 1:
-        raise DatasetError(f"client must name the client of each row, got an array of shape {owners.shape}")
+        raise DatasetError(
+            f"client must name the client of each row, got an array of shape {owners.shape}", code="data.client-column"
+        )
     if isinstance(client, Partitioner):
         owners = numbered(owners)
     loss = loss or own_loss
@@ -94,7 +98,9 @@ def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[
         names = list(classes) or sorted(set(texts.ravel()))
         place = {name: index for index, name in enumerate(names)}
         if strange := sorted(set(texts.ravel()) - set(place)):
-            raise DatasetError(f"{strange[0]!r} is none of the classes {', '.join(names)}; add it, or repair it")
+            raise DatasetError(
+                f"{strange[0]!r} is none of the classes {', '.join(names)}; add it, or repair it", code="data.classes"
+            )
         return np.vectorize(place.__getitem__, otypes=[np.int64])(texts), "cross-entropy", names
     if targets.dtype.kind in "iu":
         targets = targets.astype(np.int64)
@@ -102,7 +108,8 @@ def labels(targets: NDArray[Any], classes: Sequence[str] = ()) -> tuple[NDArray[
             odd = targets.min() if targets.min() < 0 else targets.max()
             raise DatasetError(
                 f"{odd} is no class, which are whole numbers from 0 {f'to {len(classes) - 1}' if classes else 'on'}; "
-                "give numbers as floats, and labels of -1 and 1 as booleans"
+                "give numbers as floats, and labels of -1 and 1 as booleans",
+                code="data.classes",
             )
         return targets, "cross-entropy", list(classes)
     return targets.astype(np.float32), "mse", []
@@ -127,19 +134,25 @@ def numbered(owners: NDArray[np.int64]) -> NDArray[Any]:
 
 def _numbers(features: NDArray[Any], tokens: int | bool | None) -> tuple[NDArray[Any], list[str]]:
     if features.dtype.kind not in "biuf":
-        raise DatasetError(f"features must be numbers, got {features.dtype}; for texts see umbel.from_dataframe")
+        raise DatasetError(
+            f"features must be numbers, got {features.dtype}; for texts see umbel.from_dataframe",
+            code="data.not-numbers",
+        )
     if features.ndim < 2:
-        raise DatasetError(f"features must be rows of numbers, got an array of shape {features.shape}; reshape it")
+        raise DatasetError(
+            f"features must be rows of numbers, got an array of shape {features.shape}; reshape it", code="data.shape"
+        )
     if features.dtype.kind in "iu":
         if features.dtype == np.uint8 and features.ndim >= 3 and not tokens:
             return features, []
         if tokens is None:
             raise DatasetError(
                 "features are whole numbers: say tokens=SIZE OF THE VOCABULARY (or True) if they are tokens, "
-                "which stay integers, or tokens=False if they are numbers"
+                "which stay integers, or tokens=False if they are numbers",
+                code="data.tokens",
             )
         if tokens is not False:
             return features, []
     elif tokens:
-        raise DatasetError(f"tokens must be whole numbers, got features of {features.dtype}")
+        raise DatasetError(f"tokens must be whole numbers, got features of {features.dtype}", code="data.tokens")
     return features.astype(np.float32), []

@@ -82,7 +82,7 @@ def folder_of(name: str | Path) -> Path:
     """Return the folder of a dataset: a path's own, or a name's under ``$UMBEL_HOME/data``."""
     path = Path(name).expanduser()
     if str(name) in ("", ".", ".."):
-        raise DatasetError(f"{str(name)!r} is no name of a dataset; give one, or a path")
+        raise DatasetError(f"{str(name)!r} is no name of a dataset; give one, or a path", code="data.name")
     if isinstance(name, Path) or os.sep in str(name) or path.is_absolute():
         return Path(os.path.abspath(path))
     return umbel_home() / "data" / path
@@ -121,7 +121,8 @@ def split_into_clients(
     """
     if not len(features) == len(targets) == len(owners):
         raise DatasetError(
-            f"features {features.shape}, targets {targets.shape} and {len(owners)} clients of rows must be equally many"
+            f"features {features.shape}, targets {targets.shape} and {len(owners)} rows' clients must be equally many",
+            code="data.lengths",
         )
     owner, known = pd.factorize(np.array([str(one) for one in owners], dtype=object), sort=True)
     names = known.tolist()
@@ -133,10 +134,13 @@ def split_into_clients(
     if not trains:
         raise DatasetError(
             f"of {len(names)} clients {len(validates)} validate and {len(tests)} test, and none is left to train; "
-            "set validation and test to smaller shares, or to fewer names"
+            "set validation and test to smaller shares, or to fewer names",
+            code="data.split",
         )
     if clash := set(tests) & set(validates):
-        raise DatasetError(f"client {names[min(clash)]!r} is asked to validate and to test; choose one")
+        raise DatasetError(
+            f"client {names[min(clash)]!r} is asked to validate and to test; choose one", code="data.split"
+        )
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths
     by_client = np.argsort(owner, kind="stable")
@@ -156,14 +160,18 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     """Return the clients of a share or of a list of names."""
     if isinstance(share, (int, float)):
         if not 0 <= share < 1:
-            raise DatasetError(f"{what} must be a share from 0 to below 1, or a list of clients, got {share!r}")
+            raise DatasetError(
+                f"{what} must be a share from 0 to below 1, or a list of clients, got {share!r}", code="data.split"
+            )
         count = round(share * (of or len(names)))
         return among[: max(count, 1)] if share else []
     if isinstance(share, str):
         share = [share]
     place = {name: index for index, name in enumerate(names)}
     if strange := [name for name in map(str, share) if name not in place]:
-        raise DatasetError(f"{what} names the client {strange[0]!r}; there is none, but {_some(names)}")
+        raise DatasetError(
+            f"{what} names the client {strange[0]!r}; there is none, but {_some(names)}", code="data.split"
+        )
     return [place[str(name)] for name in share]
 
 

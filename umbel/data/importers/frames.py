@@ -82,12 +82,15 @@ def from_dataframe(
     split: dict[str, Any] = {"validation": validation, "test": test, "seed": seed}
     if schema is None:
         if target is None or client is None:
-            raise DatasetError("name the columns of the client and of the target, or give a schema")
+            raise DatasetError(
+                "name the columns of the client and of the target, or give a schema", code="data.no-target"
+            )
         column = None if isinstance(client, Partitioner) else client
         if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
             if columns or standardise or missing != "refuse":
                 raise DatasetError(
-                    f"{features[0]} holds sequences, of which columns, standardise and missing say nothing"
+                    f"{features[0]} holds sequences, of which columns, standardise and missing say nothing",
+                    code="data.schema-clash",
                 )
             return _sequences(frame, features[0], target, client, split | entries)
         what = infer(
@@ -101,12 +104,18 @@ def from_dataframe(
             **entries,
         )
     elif features or columns or target is not None or isinstance(client, str) or missing != "refuse":
-        raise DatasetError("a schema says all of client, target, features, columns and missing: give it, or those")
+        raise DatasetError(
+            "a schema says all of client, target, features, columns and missing: give it, or those",
+            code="data.schema-clash",
+        )
     else:
         what = schema if isinstance(schema, Schema) else Schema.read(Path(schema))
         what = suggest(Schema(**what.model_dump() | {key: value for key, value in entries.items() if value}))
         if what.client is None and not dealt:
-            raise DatasetError("the schema has no client, and the table would be one client's: give a partitioner")
+            raise DatasetError(
+                "the schema has no client, and the table would be one client's: give a partitioner",
+                code="data.client-column",
+            )
 
     found = _found(what, columns or {}) if schema is None else []
     notes = [f"The categories of {name} were found in the rows: real sites need a public list." for name in found]
@@ -114,7 +123,7 @@ def from_dataframe(
     def made(what: Schema) -> ClientData:
         rows = encode(frame, what, source)
         if not len(rows.targets):
-            raise DatasetError(f"{source}: no row is left; repair the table or the schema")
+            raise DatasetError(f"{source}: no row is left; repair the table or the schema", code="data.no-rows")
         owners: Any = rows.clients
         if isinstance(client, Partitioner):
             owners = numbered(client.deal(len(rows.targets), rows.targets))
@@ -166,7 +175,10 @@ def _sequences(
 ) -> ClientData:
     for column in (target, *([client] if isinstance(client, str) else [])):
         if column not in frame.columns:
-            raise DatasetError(f"the table has no column {column!r}; it has {', '.join(map(str, frame.columns))}")
+            raise DatasetError(
+                f"the table has no column {column!r}; it has {', '.join(map(str, frame.columns))}",
+                code="data.missing-column",
+            )
     targets = stacked(frame[target], target) if _is_sequence(frame, target) else frame[target].to_numpy()
     owners = frame[client].to_numpy() if isinstance(client, str) else client
     return from_arrays(stacked(frame[name], name), targets, client=owners, **options)
@@ -176,5 +188,8 @@ def stacked(rows: Any, name: str) -> np.ndarray[Any, Any]:
     """Return rows of one length as an array."""
     parts = [np.asarray(row) for row in rows]
     if len(shapes := sorted({part.shape for part in parts})) > 1:
-        raise DatasetError(f"rows of {name} differ in shape, as {shapes[0]} and {shapes[-1]}; pad or cut them to one")
+        raise DatasetError(
+            f"rows of {name} differ in shape, as {shapes[0]} and {shapes[-1]}; pad or cut them to one",
+            code="data.shape",
+        )
     return np.stack(parts)

@@ -45,7 +45,10 @@ def from_datasets(
         When the columns do not fit.
     """
     if isinstance(dataset, dict):
-        raise DatasetError(f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]")
+        raise DatasetError(
+            f"this is a dictionary of data sets: give one of them, as dataset[{next(iter(dataset))!r}]",
+            code="data.one-split",
+        )
     dealt = hasattr(client, "load_partition")
     column = client if isinstance(client, str) else None
     names = list(dataset.column_names)
@@ -53,9 +56,11 @@ def from_datasets(
     chosen = [name for name in names if name not in (column, target)] if chosen is None else list(chosen)
     asked = [*chosen, *([target] if target else []), *([column] if column else [])]
     if absent := [name for name in asked if name not in names]:
-        raise DatasetError(f"the data set has no column {absent[0]!r}; it has {', '.join(names)}")
+        raise DatasetError(
+            f"the data set has no column {absent[0]!r}; it has {', '.join(names)}", code="data.missing-column"
+        )
     if not len(dataset):
-        raise DatasetError("the data set has no rows")
+        raise DatasetError("the data set has no rows", code="data.no-rows")
     owners: Any = client
     if dealt:
         client.dataset = dataset
@@ -81,7 +86,7 @@ def from_datasets(
     if dealt:
         frame["client of the partitioner"], column = owners, "client of the partitioner"
     if target is None:
-        raise DatasetError("name the target, the column that is predicted")
+        raise DatasetError("name the target, the column that is predicted", code="data.no-target")
     who: str | Partitioner = column or client
     return from_dataframe(frame, client=who, target=target, features=chosen, **options)
 

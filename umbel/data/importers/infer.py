@@ -55,15 +55,22 @@ def infer(
     """
     given = {name: dict(column) for name, column in (columns or {}).items()}
     if not frame.columns.is_unique:
-        raise DatasetError(f"{source} has two columns called {frame.columns[frame.columns.duplicated()][0]!r}")
+        raise DatasetError(
+            f"{source} has two columns called {frame.columns[frame.columns.duplicated()][0]!r}", code="data.twice"
+        )
     chosen = [name for name in frame.columns if name not in (client, target)] if features is None else list(features)
     named = [*chosen, target, *([client] if client else []), *given]
     if absent := [name for name in named if name not in frame.columns]:
-        raise DatasetError(f"{source} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))}")
+        raise DatasetError(
+            f"{source} has no column {absent[0]!r}; it has {', '.join(map(str, frame.columns))}",
+            code="data.missing-column",
+        )
     if target in chosen:
-        raise DatasetError(f"{target!r} is the target, and cannot be a feature as well")
+        raise DatasetError(f"{target!r} is the target, and cannot be a feature as well", code="data.no-target")
     if not chosen:
-        raise DatasetError(f"{source} has no column left to predict {target!r} from; name features")
+        raise DatasetError(
+            f"{source} has no column left to predict {target!r} from; name features", code="data.missing-column"
+        )
     whole = Schema(
         client=Column(name=client, **({"type": "text"} | given.get(client, {}))) if client else None,
         target=_column(frame, target, given.get(target, {}), source),
@@ -126,7 +133,9 @@ def _guess(series: pd.Series, name: str, source: Any) -> str:
     if pd.api.types.is_bool_dtype(series):
         return "boolean"
     if pd.api.types.is_datetime64_any_dtype(series):
-        raise DatasetError(f"{source}: {name} holds dates; make a number of it, as days since one, or leave it out")
+        raise DatasetError(
+            f"{source}: {name} holds dates; make a number of it, as days since one, or leave it out", code="data.dates"
+        )
     there = series[~missing_in(series)]
     numbers = as_numbers(there)
     if set(np.unique(numbers)) == {0.0, 1.0}:
@@ -145,7 +154,8 @@ def _found(series: pd.Series, column: Column, source: Any) -> list[str]:
         raise DatasetError(
             f"{source}: {column.name} has {len(found)} different texts, as {found[0]!r}, too many for categories; "
             "leave the column out, list its categories, or, if it holds numbers, write them with a decimal point and "
-            "no unit"
+            "no unit",
+            code="data.categories",
         )
     return found or ["?"]
 

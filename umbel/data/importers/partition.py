@@ -66,7 +66,10 @@ class Dirichlet:
         """See `Partitioner.deal`."""
         _enough(self.clients, rows)
         if labels.ndim != 1 or labels.dtype.kind == "f":
-            raise DatasetError("Dirichlet deals classes: the target must be a category or a boolean; take Quantity")
+            raise DatasetError(
+                "Dirichlet deals classes: the target must be a category or a boolean; take Quantity",
+                code="data.classes",
+            )
         generator = np.random.default_rng(self.seed)
         own: NDArray[np.int64] = np.empty(rows, np.int64)
         for _ in range(_TRIES):
@@ -77,7 +80,8 @@ class Dirichlet:
                 return own
         raise DatasetError(
             f"{_TRIES} draws left a client without a row; ask for fewer than {self.clients} clients, "
-            f"or for an alpha above {self.alpha:g}"
+            f"or for an alpha above {self.alpha:g}",
+            code="data.partition",
         )
 
 
@@ -110,7 +114,7 @@ class Quantity:
 
 def _shares(generator: np.random.Generator, clients: int, alpha: float) -> NDArray[np.float64]:
     if not alpha > 0:
-        raise DatasetError(f"alpha must be above 0, got {alpha!r}")
+        raise DatasetError(f"alpha must be above 0, got {alpha!r}", code="data.partition")
     return generator.dirichlet(np.full(clients, alpha))
 
 
@@ -122,4 +126,4 @@ def _by_share(shares: NDArray[np.float64], rows: int) -> NDArray[np.int64]:
 
 def _enough(clients: int, rows: int) -> None:
     if not 1 <= clients <= rows:
-        raise DatasetError(f"{rows} rows make 1 to {rows} clients, not {clients}")
+        raise DatasetError(f"{rows} rows make 1 to {rows} clients, not {clients}", code="data.partition")

@@ -1,0 +1,76 @@
+"""The examples of docs/extend.md, as one module: each runs, and the page lists every hook."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.helpers.models import write_module
+from umbel import models
+from umbel.data import open_dataset
+from umbel.models.hooks import Hooks
+from umbel.protocol.plugins import import_by_name
+from umbel.simulation.in_process import play
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+SCHEMA = """
+client = { name = "hospital", type = "text" }
+target = { name = "cost", type = "number" }
+features = [{ name = "age", type = "number" }]
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a module with all examples."""
+    return write_module(tmp_path, monkeypatch, "\n".join(blocks("python")))
+
+
+def settings(module: str) -> dict[str, Any]:
+    return tomllib.loads("\n".join(blocks("toml")).replace("mine:", f"{module}:"))
+
+
+def test_a_run_takes_all_of_them_at_once(
+    mine: str, run_config: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = {key: value for key, value in settings(mine).items() if not key.startswith("reader")}
+    run = play(run_config | own | {"rounds": 2, "restarts": 1, "validate-every": 1})
+    assert type(run.strategy).__name__ == "Halfway"
+    assert run.setup.release.mechanism == f"{mine}:Closer"
+    assert run.state.history[-1].metric is not None
+    assert run.setup.observers[0].section().paragraphs == (
+        f"There were {sum(one.releases for one in run.state.history)} releases.",
+    )
+    assert f"{mine}:Halfway" in capsys.readouterr().out
+
+
+def test_a_head_stays_with_its_client(mine: str) -> None:
+    model = models.load(f"{mine}:Headed", "mse")
+    assert list(model.local_shapes) == ["head.weight", "head.bias"]
+
+
+def test_a_site_reads_its_table(mine: str, tmp_path: Path) -> None:
+    (tmp_path / "schema.toml").write_text(SCHEMA)
+    (tmp_path / "stays.csv").write_text("hospital,born,cost\nnorth,1996,7\n")
+    read = import_by_name(settings(mine)["reader"])
+    dataset = read(tmp_path / "stays.csv", tmp_path / "clients.json", schema=str(tmp_path / "schema.toml"))
+    assert dataset.features.tolist() == [[30]]
+
+
+def test_rows_are_dealt_in_turns(mine: str, tmp_path: Path) -> None:
+    data = import_by_name(f"{mine}:dealt")(np.zeros((20, 2)), np.zeros(20))
+    assert open_dataset(data.write(tmp_path / "own")).lengths.tolist() == [2] * 10
+
+
+def test_the_page_names_every_hook() -> None:
+    assert not [one.name for one in fields(Hooks) if f"`{one.name}`" not in PAGE]
