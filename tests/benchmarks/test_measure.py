@@ -38,9 +38,10 @@ def test_what_is_printed_goes_to_the_file_with_the_command(tmp_path: Path) -> No
     console.print("of another benchmark")
     with benchmark(tmp_path / "out.txt"):
         console.print("12 ms")
-    command, empty, line = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
+    command, empty, *where, line = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
     assert command.startswith("$ python ")
     assert (empty, line) == ("", "12 ms")
+    assert "1 threads of PyTorch" in " ".join(where)
 
 
 def test_what_goes_wrong_is_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
