@@ -37,7 +37,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
     What it prints goes to the file `out` as well. A signal to end leaves no process behind.
     """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    level, threads = FLOWER_LOGGER.level, torch.get_num_threads()
+    level, threads_before = FLOWER_LOGGER.level, torch.get_num_threads()
     FLOWER_LOGGER.setLevel(logging.ERROR)
     console.export_text(clear=True)
     try:
@@ -55,7 +55,7 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
     finally:
         signal.signal(signal.SIGTERM, before)
         FLOWER_LOGGER.setLevel(level)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_before)
 
 
 @dataclass(frozen=True)

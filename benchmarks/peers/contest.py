@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import in_process
-from benchmarks.measure import Ratio, console, interleave, show
+from benchmarks.measure import Ratio, Reading, console, interleave, show
 from benchmarks.peers.rivals import PEERS, Absent, Peer, Rival
 from benchmarks.peers.tasks import brief_of
 
