@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 from rich.table import Table
 
-from benchmarks import bare, plain_flower, scale
-from benchmarks.measure import Out, Ratio, benchmark, console, machine, table_of
+from benchmarks import bare, scale
+from benchmarks.measure import Out, Ratio, benchmark, console, table_of
+from benchmarks.peers import plain_flower
 from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
 
@@ -40,11 +40,9 @@ def main(
     out: Out = None,
 ) -> None:
     """Print each ratio, as it was and as it is; below 1, umbel is the faster."""
-    with benchmark(out):
-        torch.set_num_threads(1)
+    with benchmark(out, "ray"):
         before = read(SAVED)
         now = measured()
-        console.print(machine("ray"), highlight=False)
         console.print(compared(before, now))
         if save:
             document = {name: asdict(ratio) for name, ratio in now.items()}

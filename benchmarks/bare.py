@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-import torch
 import typer
 from numpy.typing import NDArray
 
 from benchmarks import bare_algorithm, bare_cnn, bare_hospital, in_process
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.tasks import TASKS, brief_of, named
 from umbel.client.cohort import LocalUpdate, Schedule
@@ -44,8 +43,6 @@ def main(
 ) -> None:
     """Print a table for each task."""
     with benchmark(out):
-        torch.set_num_threads(1)
-        console.print(machine(), highlight=False)
         for name in named(task):
             measure(name, times, rounds, by_client=name == "hospital")
 
@@ -102,7 +99,7 @@ def bare_loop(task: str, config: Mapping[str, Any]) -> Prepare:
     """Return what plays the task by the bare loop."""
     brief = brief_of(config)
     if task == "hospital":
-        data = bare_hospital.Data.pad(brief.features, brief.targets, brief.offsets, 0)
+        data = bare_hospital.Data.pad(brief.features, brief.targets, brief.offsets)
         return lambda nu: partial(bare_hospital.play, brief, data, nu)
     orders = orders_of(brief, int(config["seed"]))
     return lambda nu: partial(bare_cnn.play, brief, orders, nu)

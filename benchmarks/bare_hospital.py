@@ -8,7 +8,6 @@ which takes any network.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from torch.func import functional_call, grad, vmap
 from benchmarks.peers.brief import Brief
 
 TINY = 1e-12
+CLIP_NORM_FLOOR = 0.01
 NETWORK = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1))
 
 
@@ -31,25 +31,14 @@ class Data:
     features : Tensor, shape (clients, rows, 3)
     targets, share : Tensor, shape (clients, rows)
         `share` is 1 / rows of the client, 0 for padding.
-    train : int
-        The first so many clients train, the others validate.
     """
 
     features: Tensor
     targets: Tensor
     share: Tensor
-    train: int
 
     @classmethod
-    def read(cls, folder: Path, train: int) -> Data:
-        """Read a dataset's arrays."""
-        features, targets, offsets = (np.load(folder / f"{name}.npy") for name in ("features", "targets", "offsets"))
-        return cls.pad(features, targets, offsets, train)
-
-    @classmethod
-    def pad(
-        cls, features: NDArray[np.float32], targets: NDArray[np.float32], offsets: NDArray[np.int64], train: int
-    ) -> Data:
+    def pad(cls, features: NDArray[np.float32], targets: NDArray[np.float32], offsets: NDArray[np.int64]) -> Data:
         """Give all clients the same number of rows."""
         lengths = np.diff(offsets)
         longest = int(lengths.max())
@@ -58,7 +47,7 @@ class Data:
         for c, length in enumerate(lengths):
             rows = slice(offsets[c], offsets[c + 1])
             x[c, :length], y[c, :length], share[c, :length] = features[rows], targets[rows], 1 / length
-        return cls(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(share), train)
+        return cls(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(share))
 
     def part(self, clients: NDArray[np.int64]) -> tuple[Tensor, Tensor, Tensor]:
         """Return features, targets and shares of some clients."""
@@ -105,15 +94,6 @@ def kmeans(points: NDArray[np.float64], centroids: NDArray[np.float64]) -> NDArr
             centroids[j] = points[labels == j].mean(0)
 
 
-def initial(k: int) -> dict[str, Tensor]:
-    """Draw k sets of parameters: weights as PyTorch does, no biases."""
-    drawn = []
-    for _ in range(k):
-        network = nn.Sequential(nn.Linear(3, 2), nn.ReLU(), nn.Linear(2, 1)).state_dict()
-        drawn.append({name: value * (not name.endswith("bias")) for name, value in network.items()})
-    return {name: torch.stack([one[name] for one in drawn]) for name in drawn[0]}
-
-
 def train(
     data: Data,
     hypotheses: dict[str, Tensor],
@@ -121,7 +101,6 @@ def train(
     step: float,
     nu: float,
     rng: np.random.Generator,
-    clip_norm_floor: float = 0.01,
 ) -> dict[str, Tensor]:
     """Do a round of training; return the next hypotheses."""
     own = data.part(clients)
@@ -131,7 +110,7 @@ def train(
     update = -step * flatten(gradients(start, *own))
     n = update.shape[1]
     if nu:
-        radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), clip_norm_floor)
+        radius = np.maximum(np.linalg.norm(update, axis=1, keepdims=True), CLIP_NORM_FLOOR)
         mixing = np.sqrt(2 * rng.standard_gamma((n + 1) / 2, (len(clients), 1)))
         update += nu * radius / n * mixing * rng.standard_normal((len(clients), n))
     return unflatten(kmeans(flatten(start) + update, flatten(hypotheses)))
@@ -154,33 +133,3 @@ def play(brief: Brief, data: Data, nu: float) -> list[float]:
         history.append(validate(data, hypotheses, np.array(judges)))
         hypotheses = following
     return [*history, validate(data, hypotheses, np.array(settings.validate[-1]))]
-
-
-def run(
-    data: Data,
-    k: int,
-    nu: float,
-    seed: int,
-    step: float,
-    rounds: int,
-    patience: int,
-    users: int = 100,
-    validators: int = 200,
-    clip_norm_floor: float = 0.01,
-) -> tuple[float, NDArray[np.int64], int]:
-    """Run Algorithm 1; return the lowest validation RMSE, participations (clients,), and the rounds it took."""
-    rng = np.random.default_rng(seed)
-    torch.manual_seed(seed)
-    hypotheses = initial(k)
-    spent = np.zeros(data.train, np.int64)
-    best, stale, number = np.inf, 0, 0
-    while number < rounds and stale < patience:
-        number += 1
-        clients = rng.choice(data.train, users, replace=False)
-        spent[clients] += 1
-        following = train(data, hypotheses, clients, step, nu, rng, clip_norm_floor)
-        judges = data.train + rng.choice(len(data.targets) - data.train, validators, replace=False)
-        loss = validate(data, hypotheses, judges)
-        best, stale = (loss, 0) if loss < best else (best, stale + 1)
-        hypotheses = following
-    return best, spent, number

@@ -26,7 +26,7 @@ import typer
 from rich.table import Table
 from scipy.optimize import nnls
 
-from benchmarks.measure import Out, benchmark, console, machine, table_of
+from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.scale import apart
 from benchmarks.sizes import CNN, HOSPITAL, Network, Round, Size, play
 from umbel.client.learner import CPU_CHUNK_BYTES
@@ -207,7 +207,6 @@ def main(
         console.print(comparison(costs, {size: measured[size] for size in CHECKED}))
         if not parameters:
             console.print(matrices(costs))
-        console.print(machine(), highlight=False)
 
 
 def quickest(rounds: Sequence[Round]) -> Round:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,7 +22,7 @@ import typer
 from torch import nn
 
 from benchmarks import in_process
-from benchmarks.measure import Out, Reading, benchmark, console, interleave, machine, show
+from benchmarks.measure import Out, Reading, benchmark, console, interleave, show
 from benchmarks.peers.tasks import write_images
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
@@ -48,7 +49,8 @@ def main(
         console.print("not measured: PyTorch sees no GPU here")
         raise typer.Exit(1)
     with benchmark(out), tempfile.TemporaryDirectory() as scratch:
-        console.print(machine(), torch.cuda.get_device_name() if device == "cuda" else "", highlight=False)
+        if device == "cuda":
+            console.print(torch.cuda.get_device_name(), highlight=False)
         sizes = [int(size) for size in cohorts.split(",")]
         for size in sizes:
             cohort_of(size, times, torch.device(device), Path(scratch))
@@ -137,16 +139,8 @@ def rounds_like_cifar(times: int, device: str, scratch: Path, clients: int = 100
         device=device,
     )
 
-    def contestant(engine: str) -> Callable[[], Reading]:
-        def go() -> Reading:
-            play = in_process.prepare({**config, "engine": engine})
-            began = time.perf_counter()
-            loss = play()[-1]
-            return Reading((time.perf_counter() - began) / rounds, loss)
-
-        return go
-
-    readings = interleave({engine: contestant(engine) for engine in ("batched", "loop")}, times)
+    go = {engine: partial(in_process.go, {**config, "engine": engine}) for engine in ("batched", "loop")}
+    readings = interleave(go, times)
     show(f"{config['clients-per-round']} of {clients} clients a round, as pfl-research's CIFAR10", readings, "batched")
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 import umbel.client.app
+from benchmarks.measure import Reading
 from umbel.protocol.errors import FleetError
 from umbel.server.history import State
 from umbel.server.observer import Run
@@ -36,3 +38,11 @@ def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Cal
         return [np.nan if entry.loss is None else entry.loss for entry in history]
 
     return rounds
+
+
+def go(config: Mapping[str, Any]) -> Reading:
+    """Do the rounds of a run config, and return what one takes and the last loss."""
+    rounds = prepare(config)
+    began = time.perf_counter()
+    history = rounds()
+    return Reading((time.perf_counter() - began) / int(config["rounds"]), history[-1])

@@ -43,7 +43,7 @@ from flwr.supercore.primitives.asymmetric import public_key_to_bytes
 from rich.table import Table
 
 from benchmarks.light_nodes import FAILED, ONLINE
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.deploy import certs
 from umbel.privacy.gate.ledger import Ledger
@@ -126,8 +126,7 @@ def main(
         raise typer.BadParameter("no number of nodes is given", param_hint="nodes")
     failed = False
     table = Table(*HEADINGS, title=f"Many sites, {parameters:,} parameters, database {database}", title_justify="left")
-    with benchmark(out):
-        console.print(machine("httpx", "uvicorn", "sqlalchemy"), highlight=False)
+    with benchmark(out, "httpx", "uvicorn", "sqlalchemy"):
         try:
             for number, is_real in wanted:
                 reading = measure(number, rounds, parameters, database == "sqlite", is_real)

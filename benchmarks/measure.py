@@ -31,10 +31,13 @@ Out = Annotated[Path | None, typer.Option("--out", help="File for what is printe
 
 
 @contextmanager
-def benchmark(out: Path | None) -> Iterator[None]:
-    """Do a benchmark: what it prints goes to the file `out` as well, and a signal to end leaves no process behind."""
+def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[None]:
+    """Do a benchmark on so many threads, and print first where it runs, with versions of packages.
+
+    What it prints goes to the file `out` as well. A signal to end leaves no process behind.
+    """
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    level, threads = FLOWER_LOGGER.level, torch.get_num_threads()
+    level, threads_before = FLOWER_LOGGER.level, torch.get_num_threads()
     FLOWER_LOGGER.setLevel(logging.ERROR)
     console.export_text(clear=True)
     try:
@@ -43,6 +46,8 @@ def benchmark(out: Path | None) -> Iterator[None]:
                 raise ConfigError(f"{out} cannot be written: its folder is missing; make it first")
             if out is not None and out.is_dir():
                 raise ConfigError(f"{out} is a folder; name a file in it")
+            torch.set_num_threads(threads)
+            console.print(machine(*packages), highlight=False)
             yield
             if out is not None:
                 command = " ".join(["python", *sys.orig_argv[1:]])
@@ -50,7 +55,7 @@ def benchmark(out: Path | None) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGTERM, before)
         FLOWER_LOGGER.setLevel(level)
-        torch.set_num_threads(threads)
+        torch.set_num_threads(threads_before)
 
 
 @dataclass(frozen=True)

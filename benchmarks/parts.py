@@ -17,7 +17,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any
 
-import torch
 import typer
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.app.message.typeddict import TypedDict
@@ -33,7 +32,7 @@ import umbel.strategies.base
 import umbel.strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
-from benchmarks.measure import Out, benchmark, console, machine, table_of
+from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.peers.tasks import TASKS, named
 from umbel.client.cohort import Cohort
 from umbel.client.learner import Learner
@@ -131,8 +130,6 @@ def main(
 ) -> None:
     """Print a table for each task."""
     with benchmark(out):
-        torch.set_num_threads(1)
-        console.print(machine(), highlight=False)
         for name in named(task):
             with tempfile.TemporaryDirectory() as scratch:
                 config = TASKS[name](Path(scratch)) | {"rounds": rounds or ROUNDS[name]}

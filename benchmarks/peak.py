@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
-from benchmarks.measure import Out, benchmark, console, machine, table_of
+from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.parts import PARTS, Stopwatch
 from benchmarks.peers.tasks import TASKS
 
@@ -38,8 +38,6 @@ def main(
 ) -> None:
     """Print two tables."""
     with benchmark(out):
-        torch.set_num_threads(1)
-        console.print(machine(), highlight=False)
         peaks = {name: max(rate(step) for _ in range(times)) for name, step in steps().items()}
         rows = [(name, f"{peak / 1e9:.0f}") for name, peak in peaks.items()]
         console.print(table_of("One thing again and again", ("", "GFLOP/s"), rows))

@@ -18,12 +18,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from flwr.app import Message
 
 from benchmarks import in_process
-from benchmarks.measure import Out, benchmark, console, machine, table_of
+from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.peers.tasks import hospital
 from umbel.data import find_dataset
 from umbel.protocol.home import write_atomically
@@ -97,10 +96,9 @@ def main(
     rounds: Annotated[int, typer.Option(min=2, help="Of the run; the first is not counted.")] = 60, out: Out = None
 ) -> None:
     """Print the median of each part of a round."""
-    with benchmark(out), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
+    with benchmark(out, "ray"), tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home, data = Path(scratch), find_dataset("hospital")
         config = hospital(home) | {"rounds": rounds, "dataset": str(data)}
-        torch.set_num_threads(1)
         in_process.prepare(config)()  # to warm up
         go, began = in_process.prepare(config), time.perf_counter()
         go()
@@ -112,7 +110,6 @@ def main(
             submit(APP, config | {"observers": "benchmarks.ray_round:Clock"}, environment, relay=quiet)
         (folder,) = (home / "umbel" / "runs").iterdir()
         show(json.loads((folder / _FILE).read_text(encoding="utf-8"))[1:], alone)
-        console.print(machine("ray"))
 
 
 def show(rounds: list[list[float]], alone: float) -> None:
@@ -121,9 +118,7 @@ def show(rounds: list[list[float]], alone: float) -> None:
     table = table_of(f"A round of the hospital in Ray: {1e3 * whole:.0f} ms", ("", "ms", "lowest to highest"))
     for name, seconds in zip(PARTS, zip(*rounds, strict=True), strict=True):
         table.add_row(
-            name,
-            f"{1e3 * statistics.median(seconds):.1f}",
-            f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}",
+            name, f"{1e3 * statistics.median(seconds):.1f}", f"{1e3 * min(seconds):.1f} to {1e3 * max(seconds):.1f}"
         )
     console.print(table)
     console.print(f"All that umbel does in a round takes {1e3 * alone:.1f} ms in one process.")

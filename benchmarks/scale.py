@@ -38,7 +38,7 @@ from rich.table import Table
 
 import umbel.client.app
 import umbel.server.app
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, table_of
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, table_of
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
@@ -105,8 +105,6 @@ def main(
     """Print seconds and memory of each size."""
     with benchmark(out):
         measure([int(size) for size in sizes.split(",")], rounds, times)
-        torch.set_num_threads(1)
-        console.print(machine())
 
 
 def measure(counts: Sequence[int], rounds: int, times: int) -> tuple[Ratio, Ratio]:

@@ -12,7 +12,7 @@ import math
 import numpy as np
 import typer
 
-from benchmarks.measure import Out, benchmark, console, machine, table_of
+from benchmarks.measure import Out, benchmark, console, table_of
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.strategies.group_privacy import seeded_kmeans
 
@@ -26,7 +26,6 @@ def main(out: Out = None) -> None:
         headings = ("distance / radius", "% labels the same", "% right, all columns", "% right, a tenth")
         rows = [(f"{one:g}", *(f"{100 * share:.0f}" for share in sketch(one))) for one in DISTANCES]
         console.print(table_of(title, headings, rows))
-        console.print(machine(), highlight=False)
 
 
 def sketch(distance: float, n: int = 100_000, clients: int = 100, draws: int = 3) -> tuple[float, float, float]:

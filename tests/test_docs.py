@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.helpers import commands
 from tests.helpers.sources import ROOT, lines_of_code
@@ -21,6 +22,7 @@ from umbel.protocol.old_names import PACKAGES, SETTINGS
 from umbel.research.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
+PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
 PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
 FOLDERS = "benchmarks|configs|datasets|docs|examples|tests|umbel"
 
@@ -217,3 +219,10 @@ def test_the_readme_draws_every_room() -> None:
         assert (ROOT / folder).is_dir(), folder
     for link in re.findall(r"`(\w+)`", readme.partition("at the root are links")[0].rpartition("```")[2]):
         assert (ROOT / link).readlink() == Path("umbel", link)
+
+
+def test_git_runs_the_checks_of_make_before_a_commit() -> None:
+    hooks = [hook for repo in yaml.safe_load(PRE_COMMIT.read_text(encoding="utf-8"))["repos"] for hook in repo["hooks"]]
+    for hook in hooks:
+        commands.check(hook["entry"].split())
+    assert "make check" in [hook["entry"] for hook in hooks]

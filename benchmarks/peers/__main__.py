@@ -11,18 +11,16 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
 
-from benchmarks.measure import Out, benchmark, console, machine
+from benchmarks.measure import Out, benchmark, console
 from benchmarks.peers.contest import absent, compare
-from benchmarks.peers.rivals import PEERS, environment
-from benchmarks.peers.tasks import TASKS
-from umbel.protocol.errors import Absent, ConfigError
+from benchmarks.peers.rivals import PEERS, Absent, environment
+from benchmarks.peers.tasks import TASKS, named
+from umbel.protocol.errors import ConfigError
 
 
 def main(
@@ -34,34 +32,29 @@ def main(
     out: Out = None,
 ) -> None:
     """Print a table for each task, and what each peer leaves out."""
-    names = [name for name in only.split(",") if name != "umbel"]
-    if unknown := [*(set(names) - set(PEERS)), *(set(task.split(",")) - set(TASKS))]:
-        raise typer.BadParameter(f"unknown {', '.join(unknown)}; there are {', '.join([*PEERS, *TASKS])}")
-    with benchmark(out):
-        measure(names, task.split(","), rounds, times, cores)
-
-
-def measure(names: Sequence[str], tasks: Sequence[str], rounds: int, times: int, cores: int) -> None:
-    """Let umbel and the named peers do each task, and print what they took."""
+    peers = [PEERS[name] for name in only.split(",") if name in PEERS]
+    if unknown := set(only.split(",")) - PEERS.keys() - {"umbel"}:
+        raise typer.BadParameter(f"unknown {', '.join(unknown)}; there are {', '.join(PEERS)}")
     # Children inherit it, and libraries make no more threads than cores they see.
     os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-cores:])
-    torch.set_num_threads(cores)
-    console.print(machine(), *(PEERS[name].version for name in names), sep=", ", highlight=False)
-    pythons: dict[str, Path] = {}
-    for name in names:
-        try:
-            pythons[name] = environment(name, PEERS[name])
-        except Absent as reason:
-            absent(name, reason)
-    for one in tasks:
-        with tempfile.TemporaryDirectory() as scratch:
+    with benchmark(out, threads=cores):
+        tasks = named(task)
+        console.print(*(peer.version for peer in peers), sep=", ", highlight=False)
+        pythons: dict[str, Path] = {}
+        for peer in peers:
             try:
-                config = TASKS[one](Path(scratch))
-                compare(one, config | ({"rounds": rounds} if rounds else {}), pythons, Path(scratch), times, cores)
-            except ConfigError as error:
-                console.print(f"{one}: not measured: {error}", highlight=False)
-    for name in names:
-        console.print(f"{PEERS[name].version} leaves out: {PEERS[name].lacks}.", highlight=False)
+                pythons[peer.name] = environment(peer)
+            except Absent as reason:
+                absent(peer, reason)
+        for one in tasks:
+            with tempfile.TemporaryDirectory() as scratch:
+                try:
+                    config = TASKS[one](Path(scratch))
+                    compare(one, config | ({"rounds": rounds} if rounds else {}), pythons, Path(scratch), times, cores)
+                except ConfigError as error:
+                    console.print(f"{one}: not measured: {error}", highlight=False)
+        for peer in peers:
+            console.print(f"{peer.version} leaves out: {peer.lacks}.", highlight=False)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import in_process
 from benchmarks.measure import Ratio, Reading, console, interleave, show
-from benchmarks.peers.rivals import PEERS, Rival
+from benchmarks.peers.rivals import PEERS, Absent, Peer, Rival
 from benchmarks.peers.tasks import brief_of
-from umbel.protocol.errors import Absent
 
 # umbel as it is, and with as much left out as each peer leaves out.
 OURS: dict[str, dict[str, Any]] = {
@@ -30,7 +29,9 @@ def compare(
     """Let umbel and the peers do a task in turns, and print what they took."""
     brief = brief_of(config, cores)
     brief.write(folder)
-    contestants = {name: ours({**config, **changes}) for name, changes in OURS.items()}
+    contestants: dict[str, Callable[[], Reading]] = {
+        name: partial(in_process.go, {**config, **changes}) for name, changes in OURS.items()
+    }
     alike: dict[str, str] = {}
     with ExitStack() as processes:
         for name, python in pythons.items():
@@ -40,7 +41,7 @@ def compare(
                 try:
                     rival.go()  # whoever cannot do this is out, and the others go on
                 except Absent as reason:
-                    absent(name, reason)
+                    absent(PEERS[name], reason)
                 else:
                     contestants[title], alike[title] = rival.go, like
         readings = interleave(contestants, times)
@@ -55,18 +56,6 @@ def compare(
         console.print(f"{title}: {Ratio.of(readings[title], readings[like])} times {like}", highlight=False)
 
 
-def ours(config: Mapping[str, Any]) -> Callable[[], Reading]:
-    """Return what does one run of umbel in this process."""
-
-    def go() -> Reading:
-        rounds = in_process.prepare(config)
-        began = time.perf_counter()
-        history = rounds()
-        return Reading((time.perf_counter() - began) / int(config["rounds"]), history[-1])
-
-    return go
-
-
-def absent(name: str, reason: Absent) -> None:
+def absent(peer: Peer, reason: Absent) -> None:
     """Say why a peer is not in the table."""
-    console.print(f"{PEERS[name].version}: not measured: {reason}", highlight=False)
+    console.print(f"{peer.version}: not measured: {reason}", highlight=False)

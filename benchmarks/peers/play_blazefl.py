@@ -14,11 +14,7 @@ from typing import Any
 os.environ["TQDM_DISABLE"] = "1"
 
 import torch
-from blazefl.contrib.fedavg import (
-    FedAvgBaseServerHandler,
-    FedAvgThreadPoolClientTrainer,
-    FedAvgUplinkPackage,
-)
+from blazefl.contrib.fedavg import FedAvgBaseServerHandler, FedAvgThreadPoolClientTrainer, FedAvgUplinkPackage
 from blazefl.core import serialize_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset

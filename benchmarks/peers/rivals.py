@@ -9,24 +9,32 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 from benchmarks.measure import Reading
 from benchmarks.peers.brief import GO
-from umbel.protocol.errors import Absent
+from umbel.protocol.errors import UmbelError
 from umbel.protocol.home import umbel_home, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
+class Absent(UmbelError):
+    """A peer cannot take part in a comparison of speed; the text says why."""
+
+    kind = "peer"
+
+
 @dataclass(frozen=True)
 class Peer:
-    """Another simulator.
+    """Another simulator. What it needs is in ``requirements/NAME.txt``, itself first.
 
     Attributes
     ----------
-    requirements : tuple of str
-        What pip installs, itself first.
+    name : str
     pythons : tuple of str
         Versions of Python it can run on.
     contestants : dict from str to (str, str)
@@ -35,10 +43,21 @@ class Peer:
         What it leaves out of umbel's work; then what it does differently.
     """
 
-    requirements: tuple[str, ...]
+    name: str
     pythons: tuple[str, ...]
     contestants: dict[str, tuple[str, str]]
     lacks: str
+
+    @property
+    def file(self) -> Path:
+        """What pip reads."""
+        return Path(__file__).parent / "requirements" / f"{self.name}.txt"
+
+    @property
+    def requirements(self) -> list[str]:
+        """What it needs, without comments."""
+        lines = self.file.read_text(encoding="utf-8").splitlines()
+        return [line for line in lines if not line.startswith("#")]
 
     @property
     def version(self) -> str:
@@ -47,29 +66,30 @@ class Peer:
 
 
 PEERS = {
-    "fedjax": Peer(
-        # The last JAX that has what FedJAX calls.
-        ("fedjax==0.0.17", "jax==0.5.3", "jaxlib==0.5.3", "dm-haiku==0.0.17", "optax==0.2.8", "numpy==2.4.6"),
-        ("3.11", "3.12", "3.13"),
-        {"ifca": ("FedJAX, hyp_cluster", "umbel, IFCA, no noise")},
-        "noise, ledger and k-means: clients tell the server which hypothesis they chose. It weights clients by "
-        "their rows and fills each minibatch by repeating rows",
-    ),
-    "pfl": Peer(
-        ("pfl==0.6.0", "torch==2.13.0", "numpy==2.4.6", "scipy==1.17.1", "dp-accounting==0.5.1"),
-        ("3.11", "3.12"),
-        {"laplace": ("pfl, FedAvg, Laplace", "umbel, FedAvg"), "": ("pfl, FedAvg", "umbel, FedAvg, no noise")},
-        "hypotheses, choice and clusters, as it has one model, and the ledger. Its Laplace noise is for a bound set "
-        "beforehand, to which clients clip, not for each update's own norm; a client's rows keep their order",
-    ),
-    "blazefl": Peer(
-        # Version 3 wants Python 3.14, which umbel does not run on.
-        ("blazefl==2.0.3", "torch==2.13.0", "numpy==2.4.6", "tqdm==4.67.1"),
-        ("3.12", "3.13"),
-        {"": ("BlazeFL, FedAvg", "umbel, FedAvg, no noise")},
-        "hypotheses, choice and clusters, as it has one model, noise, ledger, and validation by clients: its server "
-        "has their rows. It weights clients by their rows",
-    ),
+    peer.name: peer
+    for peer in (
+        Peer(
+            "fedjax",
+            ("3.11", "3.12", "3.13"),
+            {"ifca": ("FedJAX, hyp_cluster", "umbel, IFCA, no noise")},
+            "noise, ledger and k-means: clients tell the server which hypothesis they chose. It weights clients by "
+            "their rows and fills each minibatch by repeating rows",
+        ),
+        Peer(
+            "pfl",
+            ("3.11", "3.12"),
+            {"laplace": ("pfl, FedAvg, Laplace", "umbel, FedAvg"), "": ("pfl, FedAvg", "umbel, FedAvg, no noise")},
+            "hypotheses, choice and clusters, as it has one model, and the ledger. Its Laplace noise is for a bound "
+            "set beforehand, to which clients clip, not for each update's own norm; a client's rows keep their order",
+        ),
+        Peer(
+            "blazefl",
+            ("3.12", "3.13"),
+            {"": ("BlazeFL, FedAvg", "umbel, FedAvg, no noise")},
+            "hypotheses, choice and clusters, as it has one model, noise, ledger, and validation by clients: its "
+            "server has their rows. It weights clients by their rows",
+        ),
+    )
 }
 
 
@@ -86,18 +106,30 @@ def find_python(versions: tuple[str, ...]) -> str:
     raise Absent(f"needs Python {' or '.join(versions)}, which is not on this machine")
 
 
-def environment(name: str, peer: Peer) -> Path:
-    """Return the interpreter of a peer's virtual environment under $UMBEL_HOME, made the first time."""
-    folder = umbel_home() / "peers" / name
-    python, ready = folder / "bin" / "python", folder / "umbel-ready"
-    wanted = "\n".join(peer.requirements)
-    if not ready.exists() or ready.read_text(encoding="utf-8") != wanted:
+def environment(peer: Peer) -> Path:
+    """Return the interpreter of a peer's virtual environment, made the first time under $UMBEL_HOME.
+
+    Where this process's own environment has all that the peer needs, it is that.
+    """
+    if all(map(_is_here, peer.requirements)):
+        return Path(sys.executable)
+    folder = umbel_home() / "peers" / peer.name
+    python, ready, wanted = folder / "bin" / "python", folder / "umbel-ready", peer.file.read_bytes()
+    if not ready.exists() or ready.read_bytes() != wanted:
         base = find_python(peer.pythons)
         print(f"installing {peer.version} in {folder}", flush=True)
         _call(base, "-m", "venv", "--clear", str(folder))
-        _call(str(python), "-m", "pip", "install", "--quiet", *peer.requirements)
-        write_atomically(ready, wanted.encode())
+        _call(str(python), "-m", "pip", "install", "--quiet", "--requirement", str(peer.file))
+        write_atomically(ready, wanted)
     return python
+
+
+def _is_here(requirement: str) -> bool:
+    wanted = Requirement(requirement)
+    try:
+        return wanted.specifier.contains(metadata.version(wanted.name))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 def _call(*command: str) -> None:

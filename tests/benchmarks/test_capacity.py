@@ -188,6 +188,6 @@ def test_the_command_predicts_what_is_asked_and_compares(monkeypatch: pytest.Mon
     assert "mlp, 4 clients, 2,000 parameters" in result.output
     assert "dollars" in result.output
     assert CliRunner().invoke(app, ["--network", "lstm"]).exit_code == 2
-    assert CliRunner().invoke(app, ["--machines", "3"]).exit_code == 1, "of how many parameters?"
+    assert CliRunner().invoke(app, ["--machines", "3"]).exit_code == 2, "of how many parameters?"
     for bandwidth in ("0", "-1", "nan"):
-        assert CliRunner().invoke(app, ["--parameters", "9", f"--bandwidth={bandwidth}"]).exit_code == 1
+        assert CliRunner().invoke(app, ["--parameters", "9", f"--bandwidth={bandwidth}"]).exit_code == 2

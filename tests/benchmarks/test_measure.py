@@ -36,11 +36,12 @@ def test_a_ratio_is_of_readings_in_the_same_turn() -> None:
 
 def test_what_is_printed_goes_to_the_file_with_the_command(tmp_path: Path) -> None:
     console.print("of another benchmark")
-    with benchmark(tmp_path / "out.txt"):
+    with benchmark(tmp_path / "out.txt", threads=3):
         console.print("12 ms")
-    command, empty, line = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
+    command, empty, *where, line = (tmp_path / "out.txt").read_text(encoding="utf-8").splitlines()
     assert command.startswith("$ python ")
     assert (empty, line) == ("", "12 ms")
+    assert "3 threads of PyTorch" in " ".join(where)
 
 
 def test_what_goes_wrong_is_one_line_and_no_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.peers import contest, rivals, tasks
+from benchmarks.peers import contest, plain_flower, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
 from umbel import models
@@ -84,4 +84,15 @@ def test_a_peer_that_does_not_run_gets_a_line_and_the_others_go_on(
 def test_a_peer_without_its_python_says_which() -> None:
     peer = replace(rivals.PEERS["blazefl"], pythons=("1.5",))
     with pytest.raises(rivals.Absent, match=r"needs Python 1\.5"):
-        rivals.environment("blazefl", peer)
+        rivals.environment(peer)
+
+
+def test_what_this_environment_has_needs_no_other() -> None:
+    assert rivals.environment(plain_flower.PEER) == Path(sys.executable)
+
+
+@pytest.mark.parametrize("peer", [*rivals.PEERS.values(), plain_flower.PEER], ids=lambda peer: peer.name)
+def test_each_peer_has_an_environment_of_exact_versions_and_a_program(peer: rivals.Peer) -> None:
+    assert all("==" in line for line in peer.requirements)
+    folder = Path(rivals.__file__).parent
+    assert (folder / f"play_{peer.name}.py").is_file() or (folder / peer.name / "pyproject.toml").is_file()

@@ -12,11 +12,11 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from benchmarks import plain_flower
-from benchmarks.plain.hospital import task
-from benchmarks.plain.hospital.client_app import app as client_app
-from benchmarks.plain.hospital.server_app import app as server_app
-from benchmarks.plain.hospital.server_app import kmeans
+from benchmarks.peers import plain_flower
+from benchmarks.peers.plain.hospital import task
+from benchmarks.peers.plain.hospital.client_app import app as client_app
+from benchmarks.peers.plain.hospital.server_app import app as server_app
+from benchmarks.peers.plain.hospital.server_app import kmeans
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.grid import InProcessGrid
 

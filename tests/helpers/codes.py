@@ -75,7 +75,9 @@ def made(root: Path = ROOT) -> Iterator[Made]:
         for node in [*calls, *bare]:
             call = node if isinstance(node, ast.Call) else None
             name = ast.unparse(call.func if call else node).rpartition(".")[2] if node else ""
-            codes = tuple(code for one in (call.keywords if call else ()) if one.arg == "code" for code in _texts(one))
+            codes = tuple(
+                code for one in (call.keywords if call else ()) if one.arg == "code" for code in _texts(one.value)
+            )
             if name not in KINDS:
                 # A function that makes one of a code that it is given.
                 codes = tuple(code for code in codes if code.partition(".")[0] in _BY_KIND and SHAPE.fullmatch(code))
@@ -85,11 +87,13 @@ def made(root: Path = ROOT) -> Iterator[Made]:
                 yield Made(f"{inside}:{node.lineno}", inside.parts[1].removesuffix(".py"), name, codes, text)
 
 
-def _texts(value: ast.AST) -> Iterator[str]:
+def _texts(value: ast.expr) -> Iterator[str]:
     """Yield the constants that a value may be."""
-    for node in ast.walk(value):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.value
+    match value:
+        case ast.Constant(value=str(text)):
+            yield text
+        case ast.IfExp(body=one, orelse=other):
+            yield from (*_texts(one), *_texts(other))
 
 
 def _sentence(value: ast.expr) -> str:

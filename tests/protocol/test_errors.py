@@ -101,7 +101,7 @@ def test_errors_are_found_in_the_source(tmp_path: Path) -> None:
     (folder / "module.py").write_text(
         """
 raise ConfigError(f"there is no {key}; did you mean {near}?", code="config.unknown-key")
-raise errors.LogError("a" + "b", code="log.a" if new else "log.b") from None
+raise errors.LogError("a" + "b", code="log.a" if new == "x" else "log.b") from None
 raise Refused
 DatasetError(told)
 self._refuse(f"no {what}", code="refused.task")

@@ -19,8 +19,7 @@
     ├── NotApplicableError  an attack does not fit the model
     ├── CertificateError    certificates or keys cannot be made or used
     ├── GuardError          the guard in front of the server cannot be set up
-    ├── DemoError           the demonstration cannot continue
-    └── Absent              a peer cannot take part in a comparison of speed
+    └── DemoError           the demonstration cannot continue
 
 The text names the thing (a key, a file, a client) and the fix. Every error has a short, stable code, such as
 ``config.unknown-key``, at the end of its line: docs/errors.md lists them all. Sentences may change; codes do not.
@@ -171,9 +170,3 @@ class DemoError(UmbelError):
     """The demonstration cannot continue."""
 
     kind = "demo"
-
-
-class Absent(UmbelError):
-    """A peer cannot take part in a comparison of speed; the text says why."""
-
-    kind = "peer"

@@ -1,8 +1,8 @@
 """Time umbel against plain Flower: one algorithm, one Ray engine, the hospital's 2947 clients.
 
-    python -m benchmarks.plain_flower [--rounds 5] [--times 2] [--out FILE]
+    python -m benchmarks.peers.plain_flower [--rounds 5] [--times 2] [--out FILE]
 
-The plain app (`benchmarks/plain`) is written as Flower's quickstarts are: a SuperNode a client, a
+The plain app (`benchmarks/peers/plain`) is written as Flower's quickstarts are: a SuperNode a client, a
 message a client. umbel runs as ``make run CONFIG=configs/hospital.toml`` runs it, with a few
 SuperNodes that host all clients. A round is 100 clients that train, aggregation, and 200 that
 validate, timed within each ServerApp; what umbel then writes to its folder is not in it. A plain
@@ -22,12 +22,14 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, machine, show
+from benchmarks.measure import Out, Ratio, Reading, benchmark, console, interleave, show
+from benchmarks.peers.rivals import Peer, environment
 from umbel.data import find_dataset, read_manifest
 from umbel.simulation.launch import APP, submit
 from umbel.simulation.superlink import superlink
 
 PLAIN = Path(__file__).parent / "plain"
+PEER = Peer("plain", ("3.11", "3.12", "3.13"), {}, "the gate, the policy and the ledger")
 # What both apps call by the same name.
 _SHARED = ("hypotheses", "noise-multiplier", "clients-per-round", "validation-clients-per-round", "step-size", "rounds")
 
@@ -38,9 +40,8 @@ def main(
     out: Out = None,
 ) -> None:
     """Print what a round takes, what was learnt, and how long each took to start."""
-    with benchmark(out):
+    with benchmark(out, "ray"):
         compare(find_dataset("hospital"), rounds, times)
-        console.print(machine("ray"))
 
 
 def compare(data: Path, rounds: int, times: int) -> Ratio:
@@ -48,17 +49,20 @@ def compare(data: Path, rounds: int, times: int) -> Ratio:
     config = tomllib.loads((APP / "configs" / "hospital.toml").read_text(encoding="utf-8"))
     config |= {"dataset": str(data), "rounds": rounds, "patience": 0}
     clients = read_manifest(data).clients
+    # What runs the app is found on the path, and with it the environment in which the app runs.
+    path = os.pathsep.join([str(environment(PEER).parent), os.environ["PATH"]])
     startups: dict[str, list[float]] = {"umbel": [], "plain Flower": []}
     with tempfile.TemporaryDirectory(prefix="umbel-benchmark-") as scratch:
         home = Path(scratch)
         os.environ["UMBEL_HOME"] = str(home / "umbel")
-        (home / "flower").mkdir()
-        with superlink(home / "flower") as environment:
+        for name in ("umbels", "plain"):
+            (home / name).mkdir()
+        with superlink(home / "umbels") as ours, superlink(home / "plain", {"PATH": path}) as theirs:
 
             def umbel() -> Reading:
                 seed = len(startups["umbel"])
                 began = time.time()
-                submit(APP, config | {"seed": seed}, environment)
+                submit(APP, config | {"seed": seed}, ours)
                 folder = max((home / "umbel" / "runs").iterdir(), key=lambda run: run.stat().st_mtime_ns)
                 # Written when all nodes are there, and the first round is next.
                 startups["umbel"].append((folder / "config.toml").stat().st_mtime - began)
@@ -68,7 +72,7 @@ def compare(data: Path, rounds: int, times: int) -> Ratio:
                 results = home / "plain.json"
                 seed = len(startups["plain Flower"])
                 began = time.time()
-                submit(PLAIN, plain_config(config, data, results) | {"seed": seed}, environment, clients, cpus=1)
+                submit(PLAIN, plain_config(config, data, results) | {"seed": seed}, theirs, clients, cpus=1)
                 found = json.loads(results.read_text(encoding="utf-8"))
                 startups["plain Flower"].append(found["began"] - began)
                 return reading(found["rounds"])
