@@ -67,7 +67,7 @@ TABLES = _LEDGER | _RUNS | _NAMES
 # umbel 0.1 kept the ledger alone in this file, and the rest in two files beside it.
 _ALONE, _RUNS_APPLICATION = 3, 0x554D4252
 _RUNS_FILE, _NAMES_FILE, _TAKEN_OVER = ".runs.sqlite", ".clients.json", ".taken-over"
-_FIELDS = {"radius_mode": "clipping"}
+_FIELDS = {"radius": "clip_norm", "radius_mode": "clipping"}
 
 
 class Store:
