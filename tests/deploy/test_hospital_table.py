@@ -108,12 +108,6 @@ def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None
         paid(site)
 
 
-def test_a_register_that_is_none_is_refused(site: dict[str, str]) -> None:
-    Path(f"{site['ledger-path']}.clients.json").write_text("[1, ")
-    with pytest.raises(DatasetError, match="is no list of clients; restore it from the backup"):
-        Node.of(site, RUN)
-
-
 def test_providers_in_no_place_are_left_out_and_the_site_reads_which(
     site: dict[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -34,7 +34,6 @@ from tests.helpers.runs import AppRun, run_app
 from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset, write_leaf
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.runs import beside
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import asks, keep_request, round_request
@@ -923,7 +922,7 @@ def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(pla
         # Whether a site keeps its models is its own affair.
         assert (early.has_error(), reply.has_error(), late.has_error()) == (True, False, True)
         assert not dict(reply.content)
-        beside(tmp_path / "ledger-0.sqlite").unlink()
+        (tmp_path / "ledger-0.sqlite").unlink()
         assert (tmp_path / "own").exists() == wanted
 
 

@@ -74,30 +74,39 @@ def plan(
     Raises
     ------
     ConfigError
-        When something is missing, or given twice.
-    ValueError
-        For a figure that cannot be.
+        When something is missing, given twice or impossible.
     """
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
-        raise ConfigError("give a target-epsilon and participations, or a noise-multiplier and rounds, not both")
+        raise ConfigError(
+            "give a target-epsilon and participations, or a noise-multiplier and rounds, not both",
+            code="config.both-ways",
+        )
     radius = None
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
-            raise ConfigError("a configuration gives n, k, the clients, U and the mechanism itself; leave them out")
+            raise ConfigError(
+                "a configuration gives n, k, the clients, U and the mechanism itself; leave them out",
+                code="config.given-twice",
+            )
         task, run, radius = _measured(config)
         if target_epsilon is None:
             noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
             choice_epsilon = run.choice_epsilon if choice_epsilon is None else choice_epsilon
             rounds = run.rounds if rounds is None else rounds
     elif parameters is None or hypotheses is None or clients is None or clients_per_round is None:
-        raise ConfigError("name a configuration, or give parameters, hypotheses, clients and clients-per-round")
+        raise ConfigError(
+            "name a configuration, or give parameters, hypotheses, clients and clients-per-round",
+            code="config.missing-figure",
+        )
     else:
         task = Task(parameters, hypotheses, clients, clients_per_round, mechanism or LAPLACE)
     if target_epsilon is not None:
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
         return Planned(plan_for(*wanted), delta, what_helps(*wanted), radius)
     if noise_multiplier is None or rounds is None:
-        raise ConfigError("give noise-multiplier and rounds, or target-epsilon and participations")
+        raise ConfigError(
+            "give noise-multiplier and rounds, or target-epsilon and participations", code="config.missing-figure"
+        )
     return Planned(plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta), delta, {}, radius)
 
 

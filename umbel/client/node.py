@@ -17,6 +17,7 @@ from umbel.models.model import Model
 from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.store import Names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
 from umbel.protocol.once import once
@@ -43,7 +44,7 @@ class _Source:
         options = parse_pairs(site.policy.reader_options, "reader-options")
         files = [path, *(Path(value) for value in options.values() if Path(value).is_absolute())]
         stats = [stat for file in files for stat in _stats(file)]
-        register = site.ledger_path and site.ledger_path.with_name(f"{site.ledger_path.name}.clients.json")
+        register = Names.of(site).path if site.policy.reader and not site.simulated else None
         version = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
         return cls(path, site.policy.reader, tuple(options.items()), register, version)
 
@@ -237,6 +238,6 @@ def _open(source: _Source) -> Dataset:
     if source.register is None:
         raise SiteError("only a site can serve a table: name it with data-path in the node's configuration")
     read = import_by_name(source.reader)
-    dataset: Dataset = read(source.path, source.register, **dict(source.options))
+    dataset: Dataset = read(source.path, Names(source.register), **dict(source.options))
     check(dataset, source.path)
     return dataset

@@ -5,15 +5,14 @@ A node serves a table with ``reader="umbel.data.table:read"`` and ``reader-optio
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from zipfile import BadZipFile
 
 import numpy as np
@@ -24,7 +23,6 @@ from umbel.data.data import Dataset, check, offsets_of
 from umbel.data.manifest import Manifest
 from umbel.data.schema import OTHER, Column, Schema
 from umbel.protocol.errors import DatasetError, SiteError
-from umbel.protocol.home import write_atomically
 
 MISSING = ("", "na", "n/a", "nan", "null")
 """What stands for a missing value in a text, whatever its case."""
@@ -65,7 +63,17 @@ class Rows:
     left_out: Mapping[str, int]
 
 
-def read(path: Path, register: Path, schema: str = "", derive: Derive | None = None) -> Dataset:
+class Register(Protocol):
+    """Where a site keeps which client has which number, from 0. A ledger knows clients by number."""
+
+    def read(self) -> list[Client]:
+        """Return the clients in the order of their numbers."""
+
+    def extend(self, known: Sequence[Client], new: Sequence[Client]) -> None:
+        """Give new clients the next numbers after those known."""
+
+
+def read(path: Path, register: Register, schema: str = "", derive: Derive | None = None) -> Dataset:
     """Check a site's table against its schema, and return it as a dataset in memory.
 
     The order of the table's rows plays no part.
@@ -74,9 +82,8 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
     ----------
     path : Path
         The table, a CSV (``.csv``, ``.csv.gz``, ``.csv.zip``) or a parquet file.
-    register : Path
-        Where the site keeps which client has which number, made if need be. A ledger knows clients by
-        number: a client that comes gets the next, and none may go.
+    register : Register
+        Which client has which number. A client that comes gets the next, and none may go.
     schema : str
         Path of the schema.
     derive : callable, optional
@@ -100,15 +107,16 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
         raise DatasetError(
             f"{path}: no row is left ({_told(rows.left_out)}); repair the table or its schema", code="data.no-rows"
         )
-    known = _read_register(register)
+    known = register.read()
     present = set(rows.clients)
     if gone := [client for client in known if client not in present]:
         raise DatasetError(
             f"{path}: clients {gone} have taken part and are not there any more; put their rows back, since the "
-            f"ledger counts clients in the order of {register}",
+            "ledger counts clients by number",
             code="data.gone-clients",
         )
-    order = [*known, *sorted(present - set(known), key=lambda client: (str(type(client)), client))]
+    new = sorted(present - set(known), key=lambda client: (str(type(client)), client))
+    order = [*known, *new]
     number = {client: index for index, client in enumerate(order)}
     owner = np.array([number[client] for client in rows.clients])
     # By what they hold: the same table in another order is the same dataset.
@@ -122,8 +130,8 @@ def read(path: Path, register: Path, schema: str = "", derive: Derive | None = N
     offsets = offsets_of(np.bincount(owner))
     dataset = Dataset(manifest, rows.features[sort], rows.targets[sort], offsets, [str(one) for one in order])
     check(dataset, path)
-    if order != known:
-        write_atomically(register, (json.dumps(order) + "\n").encode())
+    if new:
+        register.extend(known, new)
     return dataset
 
 
@@ -341,22 +349,6 @@ def _refuse(series: pd.Series, odd: Any, column: Column, source: Any, what: str,
             f"{source}: {column.name} in data row {bad.index[0] + 1} is {shown}{what}{more}; {fix}",
             code="data.missing-value" if what == "missing" else "data.bad-value",
         )
-
-
-def _read_register(register: Path) -> list[Client]:
-    try:
-        text = register.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
-    try:
-        known = json.loads(text)
-    except json.JSONDecodeError:
-        known = None
-    if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
-        raise DatasetError(
-            f"{register} is no list of clients; restore it from the backup, with the ledger", code="data.register"
-        )
-    return known
 
 
 @contextmanager

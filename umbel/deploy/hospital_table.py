@@ -13,8 +13,8 @@ import pandas as pd
 
 from umbel.data import Column, Dataset
 from umbel.data.recipes import load_recipe
+from umbel.data.table import Register, values_of
 from umbel.data.table import read as read_table
-from umbel.data.table import values_of
 from umbel.protocol.errors import DatasetError, SiteError
 from umbel.protocol.flower import log
 
@@ -22,7 +22,7 @@ SCHEMA = Path(__file__).resolve().with_name("hospital.toml")
 _ZIP = Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999)
 
 
-def read(csv: Path, register: Path, geonames: str = "") -> Dataset:
+def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
     """Turn hospital charges into a dataset in memory, one client a provider (see `umbel.data.table.read`).
 
     A provider lies where its ZIP code does, to which leading zeros are given back.
@@ -31,8 +31,8 @@ def read(csv: Path, register: Path, geonames: str = "") -> Dataset:
     ----------
     csv : Path
         Charges, in the columns of the IPPS provider summary.
-    register : Path
-        Where the site keeps which provider has which number.
+    register : Register
+        Which provider has which number.
     geonames : str
         Path of GeoNames' postal codes of the US.
 

@@ -373,7 +373,6 @@ def test_training_and_evaluation_travel_back_together() -> None:
         ({}, {"disclose_choice": True}),
         ({"clipping": "public"}, {}),
         ({"tripwire": True}, {}),
-        ({"paper-budget": 0.1}, {}),  # and no ledger
     ],
     ids=str,
 )

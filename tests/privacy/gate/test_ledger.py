@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from tests.helpers.errors import raises
 from tests.helpers.ledgers import spent
-from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.errors import LedgerError
@@ -43,7 +42,7 @@ def path(no_ledger: Path) -> Path:
 
 def test_one_that_is_not_there_is_not_made_by_opening_it(no_ledger: Path) -> None:
     """It may be one that was lost."""
-    with pytest.raises(LedgerError, match=r"there is no ledger .*: umbel ledger create PATH"):
+    with raises(LedgerError, "ledger.missing", no_ledger, "umbel ledger create PATH"):
         Ledger(no_ledger)
     assert not no_ledger.exists()
 
@@ -136,16 +135,16 @@ def test_what_has_no_guarantee_fits_no_budget(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"),
+    ("content", "code"),
     [
-        (b"", "is empty: charges may be lost"),
-        (b"client,spent\n0,3.7\n", "is not umbel's ledger"),
-        (b"SQLite format 3\0" + bytes(84), "is not umbel's ledger"),
+        (b"", "ledger.empty"),
+        (b"client,spent\n0,3.7\n", "ledger.another-file"),
+        (b"SQLite format 3\0" + bytes(84), "ledger.another-file"),
     ],
 )
-def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(no_ledger: Path, content: bytes, reason: str) -> None:
+def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(no_ledger: Path, content: bytes, code: str) -> None:
     no_ledger.write_bytes(content)
-    with pytest.raises(LedgerError, match=f"{no_ledger}.*{reason}|{reason}"):
+    with raises(LedgerError, code, no_ledger):
         Ledger(no_ledger)
     assert no_ledger.read_bytes() == content
 
@@ -155,7 +154,7 @@ def test_another_programs_database_is_refused_and_left_as_it_is(no_ledger: Path)
     connection.execute("CREATE TABLE patients (name TEXT)")
     connection.close()
     before = no_ledger.read_bytes()
-    with pytest.raises(LedgerError, match="is not umbel's ledger; set ledger-path to another file"):
+    with raises(LedgerError, "ledger.another-file", no_ledger, "ledger-path"):
         Ledger(no_ledger)
     assert no_ledger.read_bytes() == before
 
@@ -165,7 +164,7 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
     damaged = bytearray(path.read_bytes())
     damaged[8192:12288] = b"\xff" * 4096
     path.write_bytes(damaged)
-    with pytest.raises(LedgerError, match=r"is damaged.*restore it from a backup"):
+    with raises(LedgerError, "ledger.damaged", path, "backup"):
         Ledger(path)
     assert path.read_bytes() == bytes(damaged)
 
@@ -173,7 +172,7 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
 def test_a_ledger_cut_short_is_refused(path: Path) -> None:
     Ledger(path).charge(TRAIN, list(range(2000)))
     path.write_bytes(path.read_bytes()[:20_000])
-    with pytest.raises(LedgerError, match="is damaged"):
+    with raises(LedgerError, "ledger.damaged"):
         Ledger(path)
 
 
@@ -182,7 +181,7 @@ def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version = 9")
     connection.close()
-    with pytest.raises(LedgerError, match="is of version 9, this umbel reads 3; upgrade umbel"):
+    with raises(LedgerError, "ledger.version", 9, 4):
         Ledger(path)
 
 
@@ -201,22 +200,22 @@ def by_hand(path: Path) -> Iterator[sqlite3.Connection]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("UPDATE charges SET radius = 3.0000000000000004 WHERE id = 5", "charge 5 is not as it was written"),
+        ("UPDATE charges SET clip_norm = 3.0000000000000004 WHERE id = 5", "charge 5"),
         ("UPDATE charges SET release = 2 WHERE id = 5", ""),
-        ("UPDATE releases SET what = replace(what, '3.0', '9.0')", "the totals are not as they were written"),
-        ("UPDATE charges SET client = 7 WHERE id = 5", "charge 5 is not as it was written"),
-        ("UPDATE charges SET at = 'earlier' WHERE id = 1", "charge 1 is not as it was written"),
-        ("DELETE FROM charges WHERE id = 5", "charge 5 is not as it was written"),
-        ("UPDATE charges SET id = 100 WHERE id = 5", "charge 5 is not as it was written"),
-        ("DELETE FROM charges WHERE id > 8", "it has 8 of 12 charges"),
-        ("DELETE FROM charges", "it has 0 of 12 charges"),
-        ("INSERT INTO charges SELECT 13, at, run, round, 5, release, radius, hash FROM charges "
-         "WHERE id = 12", "charge 13 is not as it was written"),
-        ("UPDATE totals SET times = 1 WHERE client = 2", "the totals are not as they were written"),
-        ("DELETE FROM totals WHERE client = 2", "the totals are not as they were written"),
-        ("DELETE FROM totals", "the totals are not as they were written"),
+        ("UPDATE releases SET what = replace(what, '3.0', '9.0')", "totals"),
+        ("UPDATE charges SET client = 7 WHERE id = 5", "charge 5"),
+        ("UPDATE charges SET at = 'earlier' WHERE id = 1", "charge 1"),
+        ("DELETE FROM charges WHERE id = 5", "charge 5"),
+        ("UPDATE charges SET id = 100 WHERE id = 5", "charge 5"),
+        ("DELETE FROM charges WHERE id > 8", "8 of 12"),
+        ("DELETE FROM charges", "0 of 12"),
+        ("INSERT INTO charges SELECT 13, at, run, round, 5, release, clip_norm, hash FROM charges "
+         "WHERE id = 12", "charge 13"),
+        ("UPDATE totals SET times = 1 WHERE client = 2", "totals"),
+        ("DELETE FROM totals WHERE client = 2", "totals"),
+        ("DELETE FROM totals", "totals"),
         ("DELETE FROM head", "it does not say how many charges it has"),
-        ("UPDATE head SET charges = 11", "it has 12 of 11 charges"),
+        ("UPDATE head SET charges = 11", "12 of 11"),
         ("UPDATE head SET hash = zeroblob(32)", "its last charge is not the one that was written"),
         ("DROP TABLE totals", "its tables are not a ledger's"),
         ("CREATE TRIGGER late AFTER INSERT ON charges BEGIN DELETE FROM charges; END", "its tables are not a ledger's"),
@@ -227,7 +226,7 @@ def test_what_was_changed_or_has_gone_is_found(path: Path, change: str, reason: 
         Ledger(path).charge(TRAIN, range(4))
     with by_hand(path) as connection:
         connection.execute(change)
-    with pytest.raises(LedgerError, match=f"is damaged .*{reason}.*; restore it from a backup"):
+    with raises(LedgerError, "ledger.damaged", reason):
         Ledger(path)
 
 
@@ -249,7 +248,7 @@ def test_a_ledger_that_changed_behind_its_back_is_found_while_in_use(path: Path)
         ledger.accounts,
         lambda: [*ledger.rows()],
     ):
-        with pytest.raises(LedgerError, match="the totals are not as they were written"):
+        with raises(LedgerError, "ledger.damaged", "totals"):
             ask()
 
 
@@ -257,7 +256,7 @@ def test_an_older_copy_put_in_its_place_while_in_use_is_found(path: Path) -> Non
     ledger, older = Ledger(path), path.read_bytes()
     ledger.charge(TRAIN, range(4))
     path.write_bytes(older)
-    with pytest.raises(LedgerError, match="it had 4 charges, and has 0"):
+    with raises(LedgerError, "ledger.damaged", 4, 0):
         ledger.charge(TRAIN, [0])
 
 
@@ -286,7 +285,7 @@ class TestLong:
     def test_what_sums_are_made_of_is_checked(self, long: Path, change: str) -> None:
         with by_hand(long) as connection:
             connection.execute(change)
-        with pytest.raises(LedgerError, match="is damaged"):
+        with raises(LedgerError, "ledger.damaged"):
             Ledger(long)
 
     def test_an_old_charge_is_looked_at_when_all_are_and_no_sum_comes_from_it(self, long: Path) -> None:
@@ -294,7 +293,7 @@ class TestLong:
             connection.execute("DELETE FROM charges WHERE id = 3")
         assert spent(Ledger(long), 2) == 5 * Fraction(11, 3)
         assert Ledger(long).charge(TRAIN, [2], paper(5 * COST)) == [False]
-        with pytest.raises(LedgerError, match="charge 3 is not as it was written"):
+        with raises(LedgerError, "ledger.damaged", "charge 3"):
             Ledger(long, whole=True)
 
     def test_it_is_charged_like_any_other(self, long: Path) -> None:
@@ -304,172 +303,23 @@ class TestLong:
         assert spent(Ledger(long, whole=True), 0) == 22
 
 
-# --- a ledger of before the chain
-
-
-@pytest.fixture
-def old(no_ledger: Path) -> Path:
-    """A ledger as version 1 wrote it: clients 0 to 2 have paid twice, client 0 a report as well."""
-    with by_hand(no_ledger) as connection:
-        connection.executescript("""
-            PRAGMA application_id = 0x554D424C;
-            PRAGMA user_version = 1;
-            CREATE TABLE charges (
-                id INTEGER PRIMARY KEY,
-                at TEXT NOT NULL,
-                run TEXT NOT NULL,
-                round INTEGER NOT NULL,
-                client INTEGER NOT NULL,
-                kind TEXT NOT NULL CHECK (kind IN ('train', 'report')),
-                n INTEGER NOT NULL CHECK (n > 0),
-                noise_multiplier REAL NOT NULL CHECK (noise_multiplier >= 0),
-                clipping TEXT NOT NULL,
-                radius REAL
-            ) STRICT;
-            CREATE INDEX by_client ON charges (client, kind, n, noise_multiplier, clipping);
-        """)
-        rows = [(client, "train", 11, 3.0, "update") for client in (0, 1, 2, 0, 1, 2)] + [
-            (0, "report", 2, 4.0, "public")
-        ]
-        connection.executemany(
-            "INSERT INTO charges (at, run, round, client, kind, n, noise_multiplier, clipping) "
-            "VALUES ('2026-01-01', '7', 1, ?, ?, ?, ?, ?)",
-            rows,
-        )
-    return no_ledger
-
-
-def version(path: Path) -> int:
-    return int.from_bytes(path.read_bytes()[60:64], "big")
-
-
-def test_an_old_ledger_is_read_as_it_is_and_gets_its_chain_with_the_next_charge(old: Path) -> None:
-    before = old.read_bytes()
-    ledger = Ledger(old)
-    assert [spent(ledger, client) for client in range(4)] == [Fraction(47, 6), Fraction(22, 3), Fraction(22, 3), 0]
-    assert old.read_bytes() == before
-    rows = list(ledger.rows())
-    assert ledger.charge(TRAIN, [0, 3], paper(8)) == [False, True]
-    assert version(old) == 3
-    assert list(Ledger(old, whole=True).rows())[:-1] == rows
-    assert [spent(Ledger(old), client) for client in (0, 3)] == [Fraction(47, 6), COST]
-
-
-def test_a_charge_that_fails_leaves_an_old_ledger_old(old: Path) -> None:
-    before = Ledger(old).accounts()
-    with pytest.raises(LedgerError):
-        Ledger(old).charge(replace(TRAIN, round=2**70), [0])
-    assert version(old) == 1
-    assert Ledger(old).accounts() == before
-
-
-def test_what_nodes_charged_by_their_own_numbers_counts_for_each_client_it_may_have_been(old: Path) -> None:
-    """Nodes of `place` i/2 charged client 1 where it was client 2 or 3 of the dataset."""
-    ledger = Ledger(old, nodes=2)
-    for client, times in enumerate((3, 3, 2, 2, 2, 2, 0)):
-        assert sum(ledger.account(client).values()) == times
-    assert ledger.charge(TRAIN, [2, 6], Limits(participations=2)) == [False, True]
-    assert spent(Ledger(old, nodes=2), 2) == spent(Ledger(old), 3) == Fraction(22, 3), "once, and not once more"
-
-
-@pytest.fixture
-def chained(no_ledger: Path) -> Path:
-    """A ledger as version 2 wrote it: a price in every charge, in a chain; clients 0 and 1 have paid twice."""
-    rows = [
-        ("2026-01-01", "7", number, client, "train", 11, 3.0, "public", 0.5) for number in (1, 2) for client in (0, 1)
-    ]
-    hash, written = bytes(32), []
-    for number, row in enumerate(rows, 1):
-        hash = sha256(hash + repr(row).encode()).digest()
-        written.append((number, *row, hash))
-    totals = [(client, 2, "16/3") for client in (0, 1)]
-    with by_hand(no_ledger) as connection:
-        connection.executescript("""
-            PRAGMA application_id = 0x554D424C;
-            PRAGMA user_version = 2;
-            CREATE TABLE charges (id INTEGER PRIMARY KEY, at TEXT NOT NULL, run TEXT NOT NULL, round INTEGER NOT NULL,
-                client INTEGER NOT NULL, kind TEXT NOT NULL, n INTEGER NOT NULL, noise_multiplier REAL NOT NULL,
-                clipping TEXT NOT NULL, radius REAL, hash BLOB NOT NULL) STRICT;
-            CREATE TABLE totals (client INTEGER PRIMARY KEY, times INTEGER NOT NULL, spent TEXT NOT NULL) STRICT;
-            CREATE TABLE head (id INTEGER PRIMARY KEY, charges INTEGER NOT NULL, hash BLOB NOT NULL,
-                totals BLOB NOT NULL) STRICT;
-        """)
-        connection.executemany(f"INSERT INTO charges VALUES ({', '.join('?' * 11)})", written)
-        connection.executemany("INSERT INTO totals VALUES (?, ?, ?)", totals)
-        digest = sha256(repr(totals).encode()).digest()
-        connection.execute("INSERT INTO head VALUES (1, ?, ?, ?)", (len(rows), hash, digest))
-    return no_ledger
-
-
-def test_a_ledger_of_the_first_chain_is_migrated_with_the_next_charge(chained: Path) -> None:
-    """How many hypotheses there were is not on record, so that its releases have no guarantee, and count so."""
-    before = chained.read_bytes()
-    ledger = Ledger(chained, whole=True)
-    assert [spent(ledger, client) for client in range(3)] == [2 * COST, 2 * COST, 0]
-    assert guarantee(ledger.account(0)) is None
-    rows = list(ledger.rows())
-    assert [row["radius"] for row in rows] == [0.5] * 4
-    assert chained.read_bytes() == before
-    private = Charge("8", 1, Release(Kind.TRAIN, 11, 10.0, Clipping.PUBLIC, 0.5, hypotheses=2, choice_epsilon=1.0))
-    assert ledger.charge(private, [0, 2], Limits(Fraction(100))) == [False, True], "none is more than any budget"
-    assert version(chained) == 3
-    assert list(Ledger(chained, whole=True).rows())[:-1] == rows
-    assert spent(Ledger(chained), 0) == 2 * COST
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ("UPDATE charges SET noise_multiplier = 30 WHERE id = 2", "charge 2 is not as it was written"),
-        ("DELETE FROM charges WHERE id = 4", "its last charge is not the one that was written"),
-        ("DELETE FROM head", "it does not say how many charges it has"),
-        ("DROP TABLE totals", "its tables are not a ledger's"),
-    ],
-)
-def test_damage_to_a_ledger_of_the_first_chain_is_found(chained: Path, change: str, reason: str) -> None:
-    with by_hand(chained) as connection:
-        connection.execute(change)
-    with pytest.raises(LedgerError, match=reason):
-        Ledger(chained)
-
-
-@pytest.mark.parametrize(
-    "change", ["DROP INDEX by_client", "DROP TABLE charges", "CREATE TABLE totals (client INTEGER)"]
-)
-def test_an_old_ledger_of_other_tables_is_refused(old: Path, change: str) -> None:
-    with by_hand(old) as connection:
-        connection.execute(change)
-    with pytest.raises(LedgerError, match="its tables are not a ledger's"):
-        Ledger(old)
-
-
-def test_an_old_ledger_whose_index_has_lost_a_charge_is_refused(old: Path) -> None:
-    """SQLite would answer from the index, and ``quick_check`` does not look there."""
-    content = bytearray(old.read_bytes())
-    assert content[2 * 4096] == 0x0A, "a leaf of an index"
-    content[2 * 4096 + 4] -= 1  # the number of its entries
-    old.write_bytes(content)
-    with pytest.raises(LedgerError, match="is damaged"):
-        Ledger(old)
-
-
 # --- where it lies
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
 def test_a_ledger_that_may_not_be_read_is_named(path: Path) -> None:
     path.chmod(0)
-    with pytest.raises(LedgerError, match="cannot be opened"):
+    with raises(LedgerError, "ledger.unusable"):
         Ledger(path)
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="make it, or set ledger-path"):
+    with raises(LedgerError, "ledger.no-folder", "ledger-path"):
         Ledger.create(tmp_path / "nowhere" / "ledger.sqlite")
 
 
 def test_a_folder_in_place_of_the_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LedgerError, match="is not a file"):
+    with raises(LedgerError, "ledger.no-file"):
         Ledger(tmp_path)
 
 
@@ -477,7 +327,7 @@ def test_a_ledger_that_is_removed_while_in_use_is_not_made_anew(path: Path) -> N
     """An empty ledger in its place would forget what was spent."""
     ledger = Ledger(path)
     path.unlink()
-    with pytest.raises(LedgerError, match="cannot be opened"):
+    with raises(LedgerError, "ledger.unusable"):
         ledger.charge(TRAIN, [0])
     assert not path.exists()
 

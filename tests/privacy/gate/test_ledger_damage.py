@@ -9,6 +9,7 @@ import os
 import shutil
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +20,9 @@ import pytest
 from tests.helpers.ledgers import spent
 from umbel.privacy.gate.charges import Charge, Limits
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.errors import LedgerError
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.store import Names
+from umbel.protocol.errors import LedgerError, Refused
 from umbel.protocol.release import Clipping, Kind, Release
 
 DAMAGED = int(os.environ.get("DAMAGED_LEDGERS", "400"))
@@ -29,7 +32,7 @@ REPORT = Charge("7", 1, Release(Kind.REPORT, 2, 4.0, Clipping.PUBLIC, 0.5))
 NO_BUDGET = Limits(paper_budget=Fraction(0))
 
 
-COLUMNS = "at, run, round, client, release, radius, hash"
+COLUMNS = "at, run, round, client, release, clip_norm, hash"
 
 
 @dataclass(frozen=True)
@@ -44,12 +47,29 @@ class Sound:
     spent: tuple[Fraction | float, ...]
 
 
+def fill_other_tables(path: Path, number: int, clients: int) -> None:
+    """Write to the other tables of the store, so that pages of all tables lie between each other."""
+    names, runs = Names(path), Runs(path)
+    names.extend(names.read(), [f"client-{number}-{client}" for client in range(clients // 4 + 1)])
+    for hypothesis in range(clients // 4 + 1):
+        runs.note_sent(str(number), "", {"weight": np.full(2, hypothesis, np.float32)})
+    with suppress(Refused):
+        runs.check_approved(str(number), {"rounds": number, "text": "x" * 10 * clients})
+    connection = sqlite3.connect(path)
+    connection.execute("DELETE FROM sent WHERE id % 3 = 0")  # which frees pages
+    connection.commit()
+    connection.close()
+
+
 def sound(folder: Path, clients: int, rounds: int) -> Sound:
     ledger = Ledger.create(folder / f"{clients}.sqlite")
     for number in range(rounds):
         if number == rounds // 2:
             before = ledger.path.read_bytes()
         ledger.charge(REPORT if number % 3 else CHARGE, range(number % 2, clients))
+        if number < rounds // 2:
+            # No later: with a later page of another table, the ledger of earlier would be whole.
+            fill_other_tables(ledger.path, number, clients)
     now = ledger.path.read_bytes()
     connection = sqlite3.connect(ledger.path, isolation_level=None)
     connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end

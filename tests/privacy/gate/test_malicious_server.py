@@ -28,7 +28,6 @@ from umbel.client.cohort import Cohort
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.runs import beside
 from umbel.protocol.records import pack
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
@@ -585,9 +584,9 @@ def test_a_count_that_cannot_be_read_closes_the_site(
 ) -> None:
     site = Site(tmp_path, run_config, role="validation")
     assert not refused(site.evaluate((0,)))
-    beside(site.ledger_path).write_bytes(content)
+    site.ledger_path.write_bytes(content)
     assert refused(site.evaluate((0,)))
-    assert beside(site.ledger_path).read_bytes() == content
+    assert site.ledger_path.read_bytes() == content
 
 
 def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config: dict[str, Any]) -> None:

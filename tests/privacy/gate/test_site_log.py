@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
+from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, task_of, through_gate, to_node
 from umbel.privacy.gate.gate import guard, local_report, local_result
 from umbel.privacy.gate.ledger import Ledger
@@ -243,7 +244,7 @@ def test_lines_follow_each_other(log: SiteLog) -> None:
 def test_what_was_changed_moved_or_taken_out_is_found(log: SiteLog, change: Any) -> None:
     for _ in range(4):
         add(log)
-    with pytest.raises(LogError, match=r"is damaged .*umbel log set-aside PATH"):
+    with raises(LogError, "log.broken-chain", log.path, "umbel log set-aside PATH"):
         list(damaged(log, change).lines())
 
 
@@ -274,7 +275,7 @@ def test_nothing_is_added_to_a_log_whose_end_is_damaged(log: SiteLog) -> None:
     add(log)
     before = damaged(log, torn).path.read_bytes()
     for ask in (log.check_end, lambda: add(log)):
-        with pytest.raises(LogError, match="a line is not as it was written"):
+        with raises(LogError, "log.broken-chain", log.path):
             ask()
     assert log.path.read_bytes() == before
 
@@ -290,7 +291,7 @@ def test_a_damaged_log_is_set_aside_and_the_new_one_names_it(log: SiteLog) -> No
 
 
 def test_there_is_nothing_to_set_aside_where_there_is_no_log(log: SiteLog) -> None:
-    with pytest.raises(LogError, match="there is no log"):
+    with raises(LogError, "log.missing", log.path):
         log.set_aside()
     assert not log.path.exists()
 
@@ -363,7 +364,7 @@ def test_a_line_that_cannot_be_finished_leaves_no_half_of_itself_and_no_answer(
 
 
 def test_a_log_in_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LogError, match=r"there is no log .*, or no folder for it"):
+    with raises(LogError, "log.missing"):
         add(SiteLog(tmp_path / "nowhere" / "ledger.sqlite.log.jsonl"))
 
 

@@ -12,10 +12,9 @@ from rich.text import Text
 from umbel.cli.commands.terminal import console
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words, site_release
 from umbel.privacy.gate.charges import paper_spent
-from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status, beside
+from umbel.privacy.gate.runs import SHOWN, Request, Runs, Status
 from umbel.privacy.mechanisms import MECHANISMS
 from umbel.protocol.cli import errors_in_one_line, printable
-from umbel.protocol.errors import LedgerError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.run_config import RunConfig
@@ -51,7 +50,7 @@ def list_requests(
 ) -> None:
     """Print what waits, oldest first."""
     with errors_in_one_line():
-        found = [one for one in _requests(ledger) if decided or one.status is Status.WAITING]
+        found = [one for one in _runs(ledger).requests() if decided or one.status is Status.WAITING]
         terminal = console()
         for request in found:
             terminal.print(_table(request, whole))
@@ -78,14 +77,7 @@ def _decide(digest: str, status: Status, ledger: Path | None) -> None:
 
 
 def _runs(ledger: Path | None) -> Runs:
-    path = beside(ledger or umbel_home() / "ledger.sqlite")
-    if not path.exists():
-        raise LedgerError(f"there is no {path}: no run has asked this site for anything, or its ledger is another")
-    return Runs(path)
-
-
-def _requests(ledger: Path | None) -> list[Request]:
-    return _runs(ledger).requests()
+    return Runs(ledger or umbel_home() / "ledger.sqlite")
 
 
 def _table(request: Request, whole: bool) -> Table:

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from umbel.protocol.cli import fail
+from umbel.protocol.cli import errors_in_one_line
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.rules import Settings
 from umbel.protocol.run_config import RunConfig
 
@@ -34,7 +35,11 @@ def command(
     found = [row for row in rows if not words or any(word.lower() in f"{row[0]} {row[3]}".lower() for word in words)]
     if not found:
         near = difflib.get_close_matches((words or [""])[0], kind.names(), 1)
-        fail(f"no key has {' or '.join(map(repr, words or []))} in it" + (f"; did you mean {near[0]}?" if near else ""))
+        hint = f"; did you mean {near[0]}?" if near else ""
+        with errors_in_one_line():
+            raise ConfigError(
+                f"no key has {' or '.join(map(repr, words or []))} in it{hint}", code="config.unknown-key"
+            )
     table = Table("key", "default", "meaning", show_lines=len(found) < len(rows))
     for name, default, rule, meaning in found:
         text = Text(meaning)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from umbel.cli.commands.terminal import console
 from umbel.privacy.accounting.guarantee import DELTA, amount, guarantee, in_words
 from umbel.privacy.gate.charges import paper_spent
 from umbel.privacy.gate.ledger import Ledger
-from umbel.protocol.cli import fail
+from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import LedgerError
 
 app = typer.Typer(add_completion=False, suggest_commands=False, help="Read a site's ledger.", no_args_is_help=True)
@@ -42,11 +43,20 @@ def show(path: _LedgerPath, delta: _Delta = DELTA) -> None:
     )
 
 
+Kept = StrEnum("Kept", ["charges", "clients", "evaluations", "sent", "ended", "requests"])
+"""Tables that can be exported."""
+
+
 @app.command()
-def export(path: _LedgerPath) -> None:
-    """Write every charge to standard output as CSV, oldest first."""
-    writer = None
-    for row in opened(path).rows():
+def export(
+    path: _LedgerPath,
+    table: Annotated[
+        Kept, typer.Option(help="Charges, a table's clients by number, or what the site remembers of runs.")
+    ] = Kept.charges,
+) -> None:
+    """Write every charge, or another table of the ledger's file, to standard output as CSV, oldest first."""
+    ledger, writer = opened(path), None
+    for row in ledger.rows() if table is Kept.charges else ledger.table(table):
         if writer is None:
             writer = csv.DictWriter(sys.stdout, list(row))
             writer.writeheader()
@@ -56,21 +66,17 @@ def export(path: _LedgerPath) -> None:
 @app.command()
 def create(path: _LedgerPath) -> None:
     """Make a new, empty ledger; a node makes none itself where its policy sets a limit."""
-    if path.exists():
-        fail(f"{path} is there already")
-    try:
+    with errors_in_one_line():
+        if path.exists():
+            raise LedgerError(f"{path} is there already", code="ledger.exists")
         Ledger.create(path)
-    except LedgerError as error:
-        fail(str(error))
     typer.echo(f"{path} is a new, empty ledger")
 
 
 @app.command()
 def check(path: _LedgerPath) -> None:
     """Say whether the file is a whole ledger; exit with an error if it is not."""
-    ledger = opened(path)
-    charges = charges_in(ledger)
-    typer.echo(f"{path} is a whole ledger with {charges} charges")
+    typer.echo(f"{path} is a whole ledger with {charges_in(opened(path))} charges")
 
 
 def charges_in(ledger: Ledger) -> int:
@@ -80,7 +86,5 @@ def charges_in(ledger: Ledger) -> int:
 
 def opened(path: Path) -> Ledger:
     """Return a whole ledger, or end the command."""
-    try:
+    with errors_in_one_line():
         return Ledger(path, whole=True)
-    except LedgerError as error:
-        fail(str(error))

@@ -68,7 +68,8 @@ def check_log(path: _LogPath = None) -> None:
         charges = charges_in(opened(ledger)) if ledger.exists() else 0
         if charges < paid:
             raise LogError(
-                f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy"
+                f"{log.path} tells of {paid} charges, and the ledger {ledger} has {charges}: it may be an older copy",
+                code="log.ledger-behind",
             )
     typer.echo(f"{log.path} is a whole log of {lines} lines; the last hash is {last}")
     typer.echo(f"{paid} charges are on record, of {charges} in the ledger")

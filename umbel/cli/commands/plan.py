@@ -45,7 +45,7 @@ def command(
     delta: Annotated[float, typer.Option(min=0, max=0.999, help="Delta of the (epsilon, delta) guarantee.")] = DELTA,
 ) -> None:
     """Print what a run would cost its clients, or what noise a wanted guarantee takes, before anything is run."""
-    with errors_in_one_line(ValueError):
+    with errors_in_one_line():
         planned = plan(
             config,
             parameters=parameters,

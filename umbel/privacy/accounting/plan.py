@@ -12,6 +12,7 @@ import numpy as np
 from umbel.privacy.accounting.guarantee import DELTA, MEANINGFUL, Guarantee, guarantee
 from umbel.privacy.mechanisms import load
 from umbel.privacy.mechanisms.gaussian import calibrate
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import LAPLACE, Clipping, Kind, Release
 
 _CHOICE_SHARE, _LARGEST_CHOICE = 0.25, 2.0
@@ -43,11 +44,9 @@ class Task:
     def __post_init__(self) -> None:
         for name in ("parameters", "hypotheses", "clients"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+                raise _impossible(name, "at least 1", getattr(self, name))
         if not 1 <= self.clients_per_round <= self.clients:
-            raise ValueError(
-                f"clients-per-round must be between 1 and the {self.clients} clients, got {self.clients_per_round}"
-            )
+            raise _impossible("clients-per-round", f"between 1 and the {self.clients} clients", self.clients_per_round)
         load(self.mechanism)
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
@@ -124,11 +123,11 @@ def plan(task: Task, noise_multiplier: float, choice_epsilon: float, rounds: int
 
     Raises
     ------
-    ValueError
+    ConfigError
         When a figure cannot be; the text names it.
     """
     if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
+        raise _impossible("rounds", "at least 1", rounds)
     from scipy import stats  # it takes half a second
 
     count = stats.binom(rounds, task.clients_per_round / task.clients)
@@ -154,13 +153,13 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
 
     Raises
     ------
-    ValueError
+    ConfigError
         When a figure cannot be, or no noise reaches the target; the text names it.
     """
     if not _LEAST <= target < math.inf:
-        raise ValueError(f"target-epsilon must be a finite number of at least {_LEAST}, got {target}")
+        raise _impossible("target-epsilon", f"a finite number of at least {_LEAST}", target)
     if participations < 1:
-        raise ValueError(f"participations must be at least 1, got {participations}")
+        raise _impossible("participations", "at least 1", participations)
     if choice_epsilon is None:
         choice_epsilon = min(_CHOICE_SHARE * target / participations, _LARGEST_CHOICE)
     _check_numbers(1.0, choice_epsilon, delta)
@@ -206,11 +205,15 @@ def _figures(task: Task, nu: float, choice_epsilon: float, median: int, most: in
 
 def _check_numbers(nu: float, choice_epsilon: float, delta: float) -> None:
     if not 0 < nu < math.inf:
-        raise ValueError(f"noise-multiplier must be a finite number above 0, got {nu}")
+        raise _impossible("noise-multiplier", "a finite number above 0", nu)
     if not 0 <= choice_epsilon < math.inf:
-        raise ValueError(f"choice-epsilon must be a finite number of at least 0, got {choice_epsilon}")
+        raise _impossible("choice-epsilon", "a finite number of at least 0", choice_epsilon)
     if not 0 <= delta < 1:
-        raise ValueError(f"delta must be at least 0 and below 1, got {delta}")
+        raise _impossible("delta", "at least 0 and below 1", delta)
+
+
+def _impossible(name: str, rule: str, value: float) -> ConfigError:
+    return ConfigError(f"{name} must be {rule}, got {value}", code="config.impossible-figure")
 
 
 def _noise_for(task: Task, target: float, delta: float, participations: int, choice_epsilon: float) -> float:
@@ -219,7 +222,9 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     def epsilon(nu: float) -> float:
         found = guarantee({task.release(nu, choice_epsilon): participations}, delta)
         if found is None:
-            raise ValueError("choice-epsilon must be above 0: an open choice has no guarantee")
+            raise ConfigError(
+                "choice-epsilon must be above 0: an open choice has no guarantee", code="config.open-choice"
+            )
         return found.epsilon
 
     def excess(log_nu: float) -> float:
@@ -233,9 +238,10 @@ def _noise_for(task: Task, target: float, delta: float, participations: int, cho
     while excess(high) > 0:
         low, high = high, high + 1
         if high > guess + 60:
-            raise ValueError(
+            raise ConfigError(
                 f"no noise reaches epsilon {target:g} at delta {delta:g} over {participations} participations with "
-                f"choice-epsilon {choice_epsilon:g}; lower choice-epsilon, or give another delta or mechanism"
+                f"choice-epsilon {choice_epsilon:g}; lower choice-epsilon, or give another delta or mechanism",
+                code="config.unreachable-epsilon",
             )
     while excess(low) < 0:
         low, high = low - 1, low

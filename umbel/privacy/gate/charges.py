@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -77,6 +77,22 @@ class Limits:
             return False
         return self.budget is None or self._covers(after, self.budget)
 
+    def paying(
+        self, clients: Sequence[int], account: Callable[[int], Account], release: Release, at_least: int = 1
+    ) -> list[bool]:
+        """Return for each client whether it may release once more; no client may where fewer than `at_least` may."""
+        allowed: dict[tuple[tuple[Release, int], ...], bool] = {}  # many clients have released the same
+
+        def allow(client: int) -> bool:
+            spent = account(client)
+            key = tuple(spent.items())
+            if key not in allowed:
+                allowed[key] = self.allow(spent, release)
+            return allowed[key]
+
+        paying = [allow(client) for client in clients] if self.any else [True] * len(clients)
+        return paying if sum(paying) >= at_least else [False] * len(paying)
+
     def bounds(self, release: Release) -> bool:
         """Return whether any budget at all could cover a release."""
         return self._covers({priced(release): 1}, _ANY)
@@ -124,7 +140,11 @@ def written(release: Release) -> str:
 
 @lru_cache(maxsize=1024)
 def read(text: str) -> Release:
-    """Return the release that `written` made a text of; raise `ValueError` or `TypeError` for another text."""
+    """Return the release that `written` made a text of; raise `ValueError` or `TypeError` for another text.
+
+    A release that umbel 0.1 wrote names its clipping otherwise.
+    """
+    text = text.replace('"radius_mode":', '"clipping":')
     entries = json.loads(text)
     release = Release(**entries | {"kind": Kind(entries["kind"]), "clipping": Clipping(entries["clipping"])})
     if written(release) != text:

@@ -44,7 +44,6 @@ from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.arrays import Arrays, all_finite
 from umbel.protocol.errors import Refused, UmbelError
 from umbel.protocol.flower import ErrorCode, log
-from umbel.protocol.home import make_home_of
 from umbel.protocol.messages import (
     evaluation_in,
     evaluation_only,
@@ -401,14 +400,7 @@ def _remember(site: Site, msg: Message, context: Context, hypotheses: Arrays) ->
 
 
 def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
-    if site.ledger_path is None:
-        return MemoryLedger(context.state)
-    if not site.ledger_path.exists() and not site.limits.any:
-        # Where there is a limit, a ledger that is not there may be one that was lost.
-        make_home_of(site.ledger_path)
-        log(WARNING, "umbel made a new, empty ledger: %s", site.ledger_path)
-        return Ledger.create(site.ledger_path)
-    return Ledger(site.ledger_path, nodes=site.step)
+    return MemoryLedger(context.state) if site.ledger_path is None else Ledger.of(site)
 
 
 def _size(hypotheses: Arrays) -> int:

@@ -34,12 +34,7 @@ class MemoryLedger:
         self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
         """Charge each client that can afford it, and return which those are; nobody where fewer than `at_least` can."""
-        if limits.any:
-            affords = [limits.allow(self.account(client), charge.release) for client in clients]
-        else:
-            affords = [True] * len(clients)
-        if sum(affords) < at_least:
-            affords = [False] * len(affords)
+        affords = limits.paying(clients, self.account, charge.release, at_least)
         paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
         key = written(charge.release)
         self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()

@@ -1,54 +1,33 @@
-"""What a site remembers of the runs that ask it, in a file beside the ledger.
+"""What a site remembers of the runs that ask it, in its store, so that a restart does not forget it.
 
 How often a run had clients report, what hypotheses it sent, whether it has told its end, and what runs
-the site's people have approved. It is on disk, so that a restart does not forget it. A file that cannot
-be read or written closes the site.
+the site's people have approved.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from hashlib import sha256
-from logging import WARNING
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from umbel.privacy.gate import database
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.store import Store, request_digest, request_text
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import LedgerError, Refused
-from umbel.protocol.flower import log
-from umbel.protocol.home import make_home_of
 
-_SUFFIX = ".runs.sqlite"
-_APPLICATION = 0x554D4252  # "UMBR"
 # A server decides how many runs there are, and how much each sends; these are the newest of each kind.
 _KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
 _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
 """Hex digits by which a request is known: so many that nobody finds another request with the same ones."""
 _ALL = ""  # the run that stands for all together
-_SCHEMA = (
-    """CREATE TABLE evaluations (
-    id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, messages INTEGER NOT NULL, UNIQUE (node, run)
-) STRICT""",
-    """CREATE TABLE sent (
-    id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL,
-    UNIQUE (node, run, name, digest)
-) STRICT""",
-    "CREATE TABLE ended (id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, UNIQUE (node, run)) STRICT",
-    """CREATE TABLE requests (
-    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, at TEXT NOT NULL, run TEXT NOT NULL, status TEXT NOT NULL,
-    asks TEXT NOT NULL
-) STRICT""",
-)
 
 
 class Status(StrEnum):
@@ -83,35 +62,33 @@ class Request:
     asks: dict[str, Any]
 
 
-class Runs:
+class Runs(Store):
     """What a node of a site remembers.
 
     Parameters
     ----------
     path : Path
-        Beside the ledger; made if it is not there.
+        The site's store.
     node : str
-        Which of the nodes that share the ledger this is.
+        Which of the nodes that share the store this is.
     """
 
     def __init__(self, path: Path, node: str = "") -> None:
-        self.path, self._node = path, node
-        if not path.exists() and database.make(path, str(path), _APPLICATION, _fill):
-            log(WARNING, "umbel made a new %s: what runs have asked so far is not in it", path)
-        _check(path)
+        super().__init__(path)
+        self._node = node
 
     @classmethod
-    def of(cls, site: Site) -> Runs:
-        """Return what a site with data of its own remembers."""
-        assert site.ledger_path is not None, "a site of its own has a ledger"
-        make_home_of(site.ledger_path)
-        return cls(beside(site.ledger_path), _digest(site.identity))
+    def of(cls, site: Site) -> Self:
+        """Return what a node of a site with data of its own remembers."""
+        runs = super().of(site)
+        runs._node = sha256(site.identity.encode("utf-8", "surrogatepass")).hexdigest()
+        return runs
 
     # --- what clients report
 
     def count_evaluation(self, run: str, policy: Policy) -> None:
         """Count a message that has clients report, before they do; raise `Refused` when there were enough."""
-        with self._transaction() as connection:
+        with self._transaction(write=True) as connection:
             for name, key, most in (
                 (run, "max-evaluations", policy.max_evaluations),
                 (_ALL, "max-evaluations-in-all", policy.max_evaluations_in_all),
@@ -122,14 +99,17 @@ class Runs:
                     (self._node, name),
                 ).fetchone()
                 if messages > most:
-                    raise Refused(f"the server has asked for evaluation {messages - 1} times; {key} is {most:g}")
+                    raise Refused(
+                        f"the server has asked for evaluation {messages - 1} times; {key} is {most:g}",
+                        code="refused.evaluations",
+                    )
             _forget(connection, "evaluations", _KEPT_RUNS, f"AND run != '{_ALL}'")
 
     # --- what a run has found
 
     def note_sent(self, run: str, name: str, hypotheses: Arrays) -> None:
         """Remember hypotheses that a run sent."""
-        with self._transaction() as connection:
+        with self._transaction(write=True) as connection:
             connection.execute(
                 "INSERT OR IGNORE INTO sent (node, run, name, digest) VALUES (?, ?, ?, ?)",
                 (self._node, run, name, digest_of(hypotheses)),
@@ -152,7 +132,7 @@ class Runs:
         evaluates : bool
             Whether the node's clients report.
         """
-        with self._transaction() as connection:
+        with self._transaction(write=True) as connection:
             known = {
                 digest
                 for (digest,) in connection.execute(
@@ -161,11 +141,16 @@ class Runs:
                 )
             }
             if not known:
-                raise Refused("the run tells what it found, and has asked nothing of this site")
+                raise Refused(
+                    "the run tells what it found, and has asked nothing of this site", code="refused.unknown-run"
+                )
             if evaluates and digest_of(hypotheses) not in known:
-                raise Refused("what the run says it found is none of the hypotheses that it sent to this site")
+                raise Refused(
+                    "the run says that it found hypotheses which it never sent to this site",
+                    code="refused.unknown-result",
+                )
             if connection.execute("SELECT 1 FROM ended WHERE node = ? AND run = ?", (self._node, run)).fetchone():
-                raise Refused("the run has told what it found before")
+                raise Refused("the run has told what it found before", code="refused.told-before")
             connection.execute("INSERT INTO ended (node, run) VALUES (?, ?)", (self._node, run))
             _forget(connection, "ended", _KEPT_RUNS)
 
@@ -173,20 +158,25 @@ class Runs:
 
     def check_approved(self, run: str, asks: Mapping[str, Any]) -> None:
         """Raise `Refused` unless this was approved; what is asked for the first time then waits."""
-        text = json.dumps(asks, sort_keys=True, default=str)
+        text = request_text(asks)
         if len(text) > _LONGEST_REQUEST:
-            raise Refused(f"the request is {len(text)} characters long, more than {_LONGEST_REQUEST}, and is not kept")
-        digest = _digest(text)
-        ledger = self.path.with_name(self.path.name.removesuffix(_SUFFIX))
-        look = f"umbel approvals list --ledger {ledger}"
-        with self._transaction() as connection:
+            raise Refused(
+                f"the request is {len(text)} characters long, more than {_LONGEST_REQUEST}, and is not kept",
+                code="refused.long-request",
+            )
+        digest = request_digest(text)
+        look = f"umbel approvals list --ledger {self.path}"
+        with self._transaction(write=True) as connection:
             known = connection.execute("SELECT status FROM requests WHERE digest = ?", (digest,)).fetchone()
             if known is None:
                 count = "SELECT count(*) FROM requests WHERE status = ?"
                 (waiting,) = connection.execute(count, (Status.WAITING,)).fetchone()
                 # One that waits is never forgotten for another, which a server could send for that.
                 if waiting >= _MOST_WAITING:
-                    raise Refused(f"{_MOST_WAITING} requests wait for approval, and no more are taken: {look}")
+                    raise Refused(
+                        f"{_MOST_WAITING} requests wait for approval, and no more are taken: {look}",
+                        code="refused.too-many-wait",
+                    )
                 connection.execute(
                     "INSERT INTO requests (digest, at, run, status, asks) VALUES (?, ?, ?, ?, ?)",
                     (digest, datetime.now(UTC).isoformat(timespec="seconds"), run, Status.WAITING, text),
@@ -194,40 +184,33 @@ class Runs:
         status = Status.WAITING if known is None else Status(known[0])
         name = digest[:SHOWN]
         if status is Status.REFUSED:
-            raise Refused(f"request {name} of run {run} was refused by this site's people")
+            raise Refused(f"request {name} of run {run} was refused by this site's people", code="refused.by-people")
         if status is Status.WAITING:
-            raise Refused(f"request {name} of run {run} waits for approval: {look}, then say approve {name}, or refuse")
+            raise Refused(
+                f"request {name} of run {run} waits for approval: {look}, then say approve {name}, or refuse",
+                code="refused.waits",
+            )
 
     def requests(self) -> list[Request]:
         """Return all requests, oldest first."""
-        with self._transaction() as connection:
-            rows = connection.execute("SELECT digest, at, run, status, asks FROM requests ORDER BY id").fetchall()
-        return [Request(digest, at, run, Status(status), json.loads(asks)) for digest, at, run, status, asks in rows]
+        return [
+            Request(row["digest"], row["at"], row["run"], Status(row["status"]), json.loads(row["asks"]))
+            for row in self.table("requests")
+        ]
 
     def decide(self, beginning: str, status: Status) -> Request:
         """Approve or refuse the request whose digest begins so, with as many digits as are shown, or more."""
         if len(beginning) < SHOWN:
-            raise LedgerError(f"{beginning!r} is short; give a request's {SHOWN} digits, as the list shows them")
-        with self._transaction() as connection:
+            raise LedgerError(
+                f"{beginning!r} is short; give a request's {SHOWN} digits, as the list shows them",
+                code="ledger.short-name",
+            )
+        with self._transaction(write=True) as connection:
             found = [row for row in connection.execute("SELECT digest FROM requests") if row[0].startswith(beginning)]
             if len(found) != 1:
-                raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one")
+                raise LedgerError(f"{len(found)} requests begin with {beginning!r}; name one", code="ledger.no-request")
             connection.execute("UPDATE requests SET status = ? WHERE digest = ?", (status, *found[0]))
         return next(request for request in self.requests() if request.digest == found[0][0])
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Hold the file alone; what was written is on disk afterwards, or none of it is."""
-        try:
-            with database.transaction(database.connect(self.path), write=True) as connection:
-                yield connection
-        except (sqlite3.Error, ValueError) as error:
-            raise LedgerError(f"{self.path} cannot be read or written: {error}") from error
-
-
-def beside(ledger: Path) -> Path:
-    """Return where that is which a site with this ledger remembers."""
-    return ledger.with_name(ledger.name + _SUFFIX)
 
 
 def digest_of(hypotheses: Arrays) -> str:
@@ -239,28 +222,9 @@ def digest_of(hypotheses: Arrays) -> str:
     return digest.hexdigest()
 
 
-def _digest(text: str) -> str:
-    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _forget(connection: sqlite3.Connection, table: str, kept: int, only: str = "") -> None:
     """Keep the newest rows of a table."""
     connection.execute(
         f"DELETE FROM {table} WHERE id <= (SELECT max(id) FROM {table}) - ? {only}",
         (kept,),
     )
-
-
-def _fill(connection: sqlite3.Connection) -> None:
-    for table in _SCHEMA:
-        connection.execute(table)
-
-
-def _check(path: Path) -> None:
-    """Raise unless the file is one of these; never write to it."""
-    try:
-        found = database.header(path)
-    except OSError as error:
-        raise LedgerError(f"{path} cannot be read: {error}") from error
-    if found is None or found[0] != _APPLICATION:
-        raise LedgerError(f"{path} is damaged, or not umbel's; bring it back from a backup")

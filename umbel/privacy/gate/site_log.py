@@ -258,13 +258,14 @@ class SiteLog:
         try:
             yield
         except FileNotFoundError as error:
-            raise LogError(f"there is no log {self.path}, or no folder for it") from error
+            raise LogError(f"there is no log {self.path}, or no folder for it", code="log.missing") from error
         except (OSError, ValueError) as error:
-            raise LogError(f"the log {self.path} cannot be read or written: {error}") from error
+            raise LogError(f"the log {self.path} cannot be read or written: {error}", code="log.unusable") from error
 
     def _damaged(self, fault: str) -> LogError:
         return LogError(
-            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH"
+            f"the log {self.path} is damaged ({fault}); look into it, then set it aside: umbel log set-aside PATH",
+            code="log.broken-chain",
         )
 
 

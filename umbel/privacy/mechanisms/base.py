@@ -147,7 +147,8 @@ class Mechanism(ABC):
         """
         raise Refused(
             f"mechanism {type(self).__name__!r} does not say how it hides which hypothesis each client of a site "
-            "chose; ask for 1 hypothesis, or give it a method count_radius"
+            "chose; ask for 1 hypothesis, or give it a method count_radius",
+            code="refused.open-choice",
         )
 
     @abstractmethod

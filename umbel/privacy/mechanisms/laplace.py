@@ -84,7 +84,8 @@ class Laplace(Mechanism):
         if not choice_epsilon > 0:
             raise Refused(
                 "with more than one hypothesis a site's Laplace release hides how many clients chose each at a price "
-                "of its own: ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian"
+                "of its own: ask for a choice-epsilon above 0, for 1 hypothesis, or for mechanism gaussian",
+                code="refused.open-choice",
             )
         return 2.0 / (self.noise_multiplier * choice_epsilon)
 

@@ -1,0 +1,292 @@
+"""A site's store: made and migrated in one step, with nothing lost that umbel 0.1 kept in three files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import shutil
+import sqlite3
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.helpers.errors import raises
+from umbel.cli.main import app
+from umbel.privacy.accounting.guarantee import guarantee, pure_spent
+from umbel.privacy.gate.charges import Charge, paper_spent
+from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.runs import Runs, Status
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.privacy.gate.store import TABLES, Names, Store
+from umbel.protocol.errors import LedgerError, Refused
+from umbel.protocol.release import Clipping, Kind, Release
+from umbel.protocol.run_config import RunConfig
+
+SAVED = Path(__file__).parents[2] / "saved_state"
+EXPECTED: dict[str, Any] = json.loads((SAVED / "expected.json").read_text(encoding="utf-8"))
+SITES = sorted(EXPECTED["sites"])
+
+
+@pytest.fixture(scope="session")
+def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved-state")
+    with tarfile.open(SAVED / "state.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(params=SITES)
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def expected(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = EXPECTED["sites"][name]
+    return found
+
+
+@pytest.fixture
+def path(unpacked: Path, tmp_path: Path, name: str) -> Path:
+    """A ledger as umbel 0.1 left it, with what lay beside it."""
+    return shutil.copytree(unpacked / "sites" / name, tmp_path / name) / "ledger.sqlite"
+
+
+def release_of(entry: dict[str, Any]) -> Release:
+    """Return a release that umbel 0.1 told of."""
+    entry = {"clipping" if key == "radius_mode" else key: value for key, value in entry.items()}
+    return Release(**entry | {"kind": Kind(entry["kind"]), "clipping": Clipping(entry["clipping"])})
+
+
+def words_of(value: Any) -> str:
+    return "none" if value == float("inf") else str(value)
+
+
+def test_what_every_client_spent_is_as_it_was(path: Path, expected: dict[str, Any]) -> None:
+    accounts = Ledger(path, whole=True).accounts()
+    assert {str(client) for client in accounts} == set(expected["clients"])
+    for client, account in accounts.items():
+        told = expected["clients"][str(client)]
+        assert list(account.items()) == [(release_of(entry), times) for entry, times in told["releases"]]
+        assert words_of(paper_spent(account)) == told["paper"]
+        for delta, epsilon in told["epsilon"].items():
+            found = guarantee(account, float(delta))
+            assert (found and found.epsilon) == (epsilon if epsilon is None else pytest.approx(epsilon, rel=1e-12))
+        assert (words_of(pure_spent(account)) if guarantee(account) else "none") == told["pure"]
+    with sqlite3.connect(path) as connection:
+        [(charges, head)] = connection.execute("SELECT charges, hash FROM head").fetchall()
+    assert (charges, head.hex()) == (expected["charges"], expected["head"]), "the chain is the one that was written"
+
+
+def test_who_can_pay_for_one_more_release_is_as_it_was(path: Path, name: str, expected: dict[str, Any]) -> None:
+    limits = Site.of(next(iter(expected["nodes"].values()))).limits
+    Ledger(path)
+    for probe in expected["next"].values():
+        copy = shutil.copy(path, path.with_name("probe.sqlite"))
+        paid = Ledger(copy).charge(Charge("probe", 1, release_of(probe["release"])), probe["clients"], limits)
+        assert list(map(int, paid)) == probe["paid"]
+
+
+def test_the_charges_are_exported_as_they_were(path: Path, name: str, unpacked: Path) -> None:
+    before = list(csv.reader((unpacked / "exports" / f"{name}.csv").read_text().splitlines()))
+    done = CliRunner().invoke(app, ["ledger", "export", str(path)])
+    assert list(csv.reader(io.StringIO(done.output)))[1:] == before[1:]
+
+
+def test_the_log_is_as_it_was_and_agrees_with_the_ledger(path: Path, expected: dict[str, Any]) -> None:
+    lines = list(SiteLog(beside(path)).lines())
+    assert (len(lines), lines[-1]["hash"]) == (expected["log"]["lines"], expected["log"]["head"])
+    assert Counter(line["decision"] for line in lines) == expected["log"]["decisions"]
+    assert sum(line["paid"] for line in lines) == expected["log"]["paid"]
+    done = CliRunner().invoke(app, ["log", "check", str(path)])
+    assert done.exit_code == 0
+    assert done.output.splitlines()[1:] == expected["log check"][1:]
+    assert CliRunner().invoke(app, ["log", "show", str(path)]).exit_code == 0
+
+
+def test_what_runs_asked_and_people_decided_is_as_it_was(path: Path, expected: dict[str, Any]) -> None:
+    requests = Runs(path).requests()
+    told = [(one.run, one.status, one.asks["n"]) for one in requests]
+    assert told == [(one["run"], one["status"], one["n"]) for one in expected["requests"]]
+    store = Store(path)
+    evaluations = [[row["node"], row["run"], row["messages"]] for row in store.table("evaluations")]
+    assert evaluations == expected["evaluations"]
+    sent = Counter((row["run"], row["name"]) for row in store.table("sent"))
+    assert sent == {(run, of): many for run, of, many in expected["sent"]}
+    assert [row["run"] for row in store.table("ended")] == expected["ended"]
+    listed = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["approvals", "list", "--all", "--ledger", str(path)])
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in listed.output.splitlines()]
+    assert [row for row in rows if row and row[0].startswith(("asked", "price"))] == expected["prices"]
+
+
+def test_a_request_is_known_by_todays_words(unpacked: Path, tmp_path: Path) -> None:
+    """What was approved stays approved, where the run config is the same but for the names of settings."""
+    path = shutil.copytree(unpacked / "sites" / "north", tmp_path / "north") / "ledger.sqlite"
+    runs = Runs(path)
+    approved = [request for request in runs.requests() if request.status is Status.APPROVED]
+    assert approved
+    for request in approved:
+        runs.check_approved("a new run", request.asks)
+    said = {"dataset": "", "model": "linear", "restarts": 1, "node-wait": 0.2, "device": "cpu", "engine": "loop"}
+    asks = {"config": RunConfig.parse(RunConfig().entries() | said | {"rounds": 9}).entries(), "n": 2, "differs": {}}
+    runs.check_approved("another", asks)
+    asks["config"] |= {"noise-multiplier": 7.0, "rounds": 100}
+    with raises(Refused, "refused.by-people", "another"):
+        runs.check_approved("another", asks)
+
+
+def test_clients_keep_their_numbers(unpacked: Path, tmp_path: Path) -> None:
+    path = shutil.copytree(unpacked / "sites" / "west", tmp_path / "west") / "ledger.sqlite"
+    assert Names(path).read() == ["anna", "bert", "carl", "aaron"]
+
+
+def test_the_files_beside_the_ledger_are_taken_over_once(path: Path) -> None:
+    Store(path)
+    assert not path.with_name("ledger.sqlite.runs.sqlite").exists()
+    kept = path.with_name("ledger.sqlite.runs.sqlite.taken-over")
+    assert kept.exists()
+    path.unlink()
+    assert Runs.create(path).requests() == [], "what was decided since may be otherwise"
+
+
+# --- faults while a ledger is migrated
+
+
+@pytest.fixture
+def north(unpacked: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(unpacked / "sites" / "north", tmp_path / "old") / "ledger.sqlite"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.glob("ledger.sqlite*") if file.is_file()}
+
+
+def by_hand(path: Path, change: str) -> None:
+    connection = sqlite3.connect(path)
+    connection.executescript(change)
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        ("UPDATE charges SET radius = 30 WHERE id = 2", "charge 2"),
+        ("UPDATE releases SET what = replace(what, '5.0', '9.0')", "totals"),
+        ("DELETE FROM charges WHERE id = 69", "68 of 69"),
+        ("DELETE FROM head", ""),
+        ("DROP TABLE totals", ""),
+    ],
+)
+def test_a_damaged_ledger_of_umbel_0_1_is_refused(north: Path, change: str, part: str) -> None:
+    by_hand(north, change)
+    with raises(LedgerError, "ledger.damaged", part):
+        Ledger(north)
+
+
+def zeros(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + bytes(4096) + content[8192:])
+
+
+def runs_of_another_program(path: Path) -> None:
+    path.with_name("ledger.sqlite.runs.sqlite").write_bytes(b"text")
+
+
+def runs_damaged(path: Path) -> None:
+    zeros(path.with_name("ledger.sqlite.runs.sqlite"))
+
+
+def names_cut_off(path: Path) -> None:
+    path.with_name("ledger.sqlite.clients.json").write_text('["anna", ')
+
+
+@pytest.mark.parametrize("fault", [zeros, runs_of_another_program, runs_damaged, names_cut_off])
+def test_what_cannot_be_migrated_is_left_as_it_is(north: Path, fault: Any) -> None:
+    fault(north)
+    before = files(north.parent)
+    for kind in (Ledger, Runs, Names):
+        with raises(LedgerError, "ledger.damaged"):
+            kind(north)
+    assert files(north.parent) == before
+
+
+def test_a_migration_that_is_cut_off_leaves_the_ledger_of_before(north: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = files(north.parent)
+
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("umbel.privacy.gate.store._add_names", full)
+        north.with_name("ledger.sqlite.clients.json").write_text('["anna"]')
+        with pytest.raises(LedgerError):
+            Ledger(north)
+        north.with_name("ledger.sqlite.clients.json").unlink()
+    assert files(north.parent) == before
+    assert sum(sum(account.values()) for account in Ledger(north, whole=True).accounts().values()) == 69
+
+
+def test_what_umbel_0_1_kept_without_a_ledger_goes_into_a_new_one(unpacked: Path, tmp_path: Path) -> None:
+    """A site may have been asked, and have numbered its clients, before its first charge."""
+    path = shutil.copytree(unpacked / "sites" / "west", tmp_path / "west") / "ledger.sqlite"
+    path.unlink()
+    Ledger.create(path)
+    assert Names(path).read() == ["anna", "bert", "carl", "aaron"]
+    assert {row["run"] for row in Store(path).table("sent")}
+
+
+# --- making one
+
+
+@pytest.fixture
+def no_store(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+def test_a_site_without_limits_gets_one_and_a_site_with_limits_does_not(no_store: Path) -> None:
+    site = {"data-path": "/data/own", "ledger-path": str(no_store)}
+    with raises(LedgerError, "ledger.missing", no_store):
+        Runs.of(Site.of(site | {"budget": 8.0}))
+    assert not no_store.exists()
+    Runs.of(Site.of(site))
+    assert no_store.stat().st_mode & 0o077 == 0, "it is the site's alone"
+    Names.of(Site.of(site | {"budget": 8.0}))
+
+
+def test_the_chain_of_an_empty_store_is_whole(no_store: Path) -> None:
+    assert Ledger.create(no_store).accounts() == {}
+    assert Ledger(no_store, whole=True).accounts() == {}
+    assert {name: list(Store(no_store).table(name)) for name in TABLES if name != "head"} == {
+        name: [] for name in TABLES if name != "head"
+    }
+
+
+# --- clients' names
+
+
+def test_names_keep_their_type_and_their_order(no_store: Path) -> None:
+    names = Names.create(no_store)
+    names.extend([], [7, "7"])
+    names.extend([7, "7"], ["a\u0000b"])
+    assert Names(no_store).read() == [7, "7", "a\u0000b"]
+
+
+def test_processes_that_number_clients_at_once_do_not_give_a_number_twice(no_store: Path) -> None:
+    names = Names.create(no_store)
+    names.extend([], ["anna"])
+    with raises(LedgerError, "ledger.clients-changed", no_store):
+        names.extend([], ["bert"])
+    assert names.read() == ["anna"]
+
+
+def test_rows_come_with_the_names_of_their_columns(no_store: Path) -> None:
+    Names.create(no_store).extend([], ["anna"])
+    rows: Iterator[dict[str, Any]] = Store(no_store).table("clients")
+    assert list(rows) == [{"number": 0, "name": '"anna"'}]

@@ -1,0 +1,360 @@
+"""A site's store: one SQLite file with its ledger, what it remembers of runs, and its clients' names.
+
+The store is made, changed and migrated in one step each. After a crash it is as it was before the step, or after.
+`umbel.privacy.gate.ledger` says what the tables of charges hold, and checks them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from hashlib import sha256
+from logging import WARNING
+from pathlib import Path
+from typing import Any, Self
+
+from umbel.privacy.gate.site import Site
+from umbel.protocol.errors import LedgerError, UmbelError
+from umbel.protocol.flower import log
+from umbel.protocol.home import make_home_of
+from umbel.protocol.old_names import SETTINGS
+from umbel.protocol.run_config import RunConfig
+
+_APPLICATION, _VERSION = 0x554D424C, 4  # "UMBL"
+_BUSY_S = 60.0
+# What Python makes of odd values in a damaged file.
+_FAULTS = (ArithmeticError, LookupError, MemoryError, TypeError, ValueError)
+
+_LEDGER = {
+    "releases": "CREATE TABLE releases (id INTEGER PRIMARY KEY, what TEXT NOT NULL) STRICT",
+    "charges": """CREATE TABLE charges (
+    id INTEGER PRIMARY KEY,
+    at TEXT NOT NULL,
+    run TEXT NOT NULL,
+    round INTEGER NOT NULL,
+    client INTEGER NOT NULL,
+    release INTEGER NOT NULL,
+    clip_norm REAL,
+    hash BLOB NOT NULL
+) STRICT""",
+    "totals": "CREATE TABLE totals (client INTEGER NOT NULL, first INTEGER NOT NULL, release INTEGER NOT NULL, "
+    "times INTEGER NOT NULL, PRIMARY KEY (client, first)) STRICT, WITHOUT ROWID",
+    "head": "CREATE TABLE head (id INTEGER PRIMARY KEY, charges INTEGER NOT NULL, hash BLOB NOT NULL, "
+    "totals BLOB NOT NULL) STRICT",
+}
+_RUNS = {
+    "evaluations": """CREATE TABLE evaluations (
+    id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, messages INTEGER NOT NULL, UNIQUE (node, run)
+) STRICT""",
+    "sent": """CREATE TABLE sent (
+    id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, name TEXT NOT NULL, digest TEXT NOT NULL,
+    UNIQUE (node, run, name, digest)
+) STRICT""",
+    "ended": "CREATE TABLE ended (id INTEGER PRIMARY KEY, node TEXT NOT NULL, run TEXT NOT NULL, UNIQUE (node, run)) "
+    "STRICT",
+    "requests": """CREATE TABLE requests (
+    id INTEGER PRIMARY KEY, digest TEXT NOT NULL UNIQUE, at TEXT NOT NULL, run TEXT NOT NULL, status TEXT NOT NULL,
+    asks TEXT NOT NULL
+) STRICT""",
+}
+_NAMES = {"clients": "CREATE TABLE clients (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE) STRICT"}
+TABLES = _LEDGER | _RUNS | _NAMES
+
+# umbel 0.1 kept the ledger alone in this file, and the rest in two files beside it.
+_ALONE, _RUNS_APPLICATION = 3, 0x554D4252
+_RUNS_FILE, _NAMES_FILE, _TAKEN_OVER = ".runs.sqlite", ".clients.json", ".taken-over"
+_FIELDS = {"radius": "clip_norm", "radius_mode": "clipping"}
+
+
+class Store:
+    """An open store.
+
+    Parameters
+    ----------
+    path : Path
+        A store that is there; see `create` and `of`. One of umbel 0.1 is migrated.
+
+    Raises
+    ------
+    LedgerError
+        When the file is not a store, or damaged. It is left as it is: a site that lost its ledger must decide
+        itself what its clients have spent.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        if self._version_in_header() == _ALONE:
+            self._migrate()
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Make an empty store, in a folder that is there. A store that is there already is opened."""
+        _make(path)
+        return cls(path)
+
+    @classmethod
+    def of(cls, site: Site) -> Self:
+        """Open the store of a site with data of its own. Where there is none, and no limit, make it.
+
+        Where there is a limit, a store that is not there may be one that was lost.
+        """
+        path = site.ledger_path
+        assert path is not None, "a site of its own has a ledger"
+        if not path.exists() and not site.limits.any:
+            make_home_of(path)
+            log(WARNING, "umbel made a new, empty ledger: %s", path)
+            _make(path)
+        return cls(path)
+
+    def table(self, table: str) -> Iterator[dict[str, Any]]:
+        """Yield the rows of one of `TABLES`, oldest first, as they are kept."""
+        assert table in TABLES
+        with self._transaction() as connection:
+            found = connection.execute(f"SELECT * FROM {table} ORDER BY 1")
+            names = [column[0] for column in found.description]
+            for row in found:
+                yield dict(zip(names, row, strict=True))
+
+    @contextmanager
+    def _transaction(self, write: bool = False) -> Iterator[sqlite3.Connection]:
+        """Have the store stand still; what was written is on disk afterwards, or none of it is."""
+        try:
+            with _connected(self.path, write) as connection:
+                yield connection
+        except (sqlite3.OperationalError, UnicodeEncodeError) as error:
+            raise LedgerError(
+                f"the ledger {self.path} cannot be read or written: {error}", code="ledger.unusable"
+            ) from error
+        except (sqlite3.Error, *_FAULTS) as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, fault: object) -> LedgerError:
+        return LedgerError(
+            f"the ledger {self.path} is damaged ({fault}); restore it from a backup", code="ledger.damaged"
+        )
+
+    def _check_schema(self, connection: sqlite3.Connection) -> None:
+        """Raise unless the tables are a store's."""
+        [[version]] = connection.execute("PRAGMA user_version")
+        alone = [sql.replace("clip_norm", "radius") for sql in _LEDGER.values()]
+        expected = TABLES.values() if version == _VERSION else alone
+        schema = connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL")
+        if sorted(sql for (sql,) in schema) != sorted(expected):
+            raise self._damaged("its tables are not a ledger's")
+
+    def _check_integrity(self, connection: sqlite3.Connection, *tables: str) -> None:
+        """Raise unless SQLite finds nothing wrong with some tables, by default with the whole file."""
+        for part in [f"({table})" for table in tables] or [""]:
+            faults = [fault for (fault,) in connection.execute(f"PRAGMA integrity_check{part}")]
+            if faults != ["ok"]:
+                raise self._damaged(str(faults[0]).splitlines()[-1])
+
+    def _version_in_header(self) -> int:
+        """Return the file's version; raise unless the file is a store of a version that is read here.
+
+        Nothing is written: SQLite would roll back what was cut off, and a file that is not umbel's is left alone.
+        """
+        path = self.path
+        try:
+            if not path.exists():
+                raise LedgerError(
+                    f"there is no ledger {path}; a new one is made by: umbel ledger create PATH", code="ledger.missing"
+                )
+            if not path.is_file():
+                raise LedgerError(f"the ledger {path} is not a file", code="ledger.no-file")
+            found = _header(path)
+        except OSError as error:
+            raise LedgerError(f"the ledger {path} cannot be opened: {error}", code="ledger.unusable") from error
+        if found is None and path.stat().st_size == 0:
+            raise LedgerError(
+                f"the ledger {path} is empty: charges may be lost; restore it from a backup", code="ledger.empty"
+            )
+        if found is None or found[0] != _APPLICATION:
+            raise LedgerError(
+                f"{path} is not umbel's ledger; set ledger-path to another file", code="ledger.another-file"
+            )
+        if found[1] not in (_ALONE, _VERSION):
+            raise LedgerError(
+                f"the ledger {path} is of version {found[1]}, this umbel reads {_VERSION}; upgrade umbel",
+                code="ledger.version",
+            )
+        return found[1]
+
+    def _migrate(self) -> None:
+        """Give a ledger of umbel 0.1 the other tables, and take over what lies beside it, in one transaction.
+
+        Charges, releases, totals and hashes stay as they are.
+        """
+        with self._transaction(write=True) as connection:
+            [[version]] = connection.execute("PRAGMA user_version")
+            if version == _VERSION:
+                return  # another process was first
+            self._check_schema(connection)
+            self._check_integrity(connection)
+            connection.execute("ALTER TABLE charges RENAME COLUMN radius TO clip_norm")
+            _add_tables(connection, _RUNS | _NAMES)
+            _take_over(connection, self.path)
+        _set_aside(self.path)
+
+
+class Names(Store):
+    """Which client of a site's table has which number: the ledger knows clients by number."""
+
+    def read(self) -> list[int | str]:
+        """Return the clients in the order of their numbers."""
+        return [json.loads(row["name"]) for row in self.table("clients")]
+
+    def extend(self, known: Sequence[int | str], new: Sequence[int | str]) -> None:
+        """Give new clients the next numbers; raise `LedgerError` where the clients until now are not those known."""
+        with self._transaction(write=True) as connection:
+            names = [json.loads(name) for (name,) in connection.execute("SELECT name FROM clients ORDER BY number")]
+            if names != list(known):
+                raise LedgerError(
+                    f"another process has numbered clients in {self.path} meanwhile; start this one again",
+                    code="ledger.clients-changed",
+                )
+            _add_names(connection, new, len(known))
+
+
+def digest_of_totals(releases: Sequence[Any], totals: Sequence[Any]) -> bytes:
+    """Return the hash of all releases (number, what) and totals (client, first, release, times), in order."""
+    return sha256(repr((releases, totals)).encode()).digest()
+
+
+def request_digest(text: str) -> str:
+    """Return by what a request is known."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def request_text(asks: Mapping[str, Any]) -> str:
+    """Return what a request asks, as it is kept."""
+    return json.dumps(asks, sort_keys=True, default=str)
+
+
+def _make(path: Path) -> None:
+    """Make an empty store in one step, so that no process ever opens half of one."""
+    if not path.parent.is_dir():
+        raise LedgerError(
+            f"the folder of the ledger {path} is not there; make it, or set ledger-path", code="ledger.no-folder"
+        )
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        os.close(handle)
+        scratch = Path(name)
+        try:
+            with _connected(scratch, write=True) as connection:
+                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+                _add_tables(connection, TABLES)
+                connection.execute("INSERT INTO head VALUES (1, 0, ?, ?)", (bytes(32), digest_of_totals([], [])))
+                if not path.exists():
+                    _take_over(connection, path)
+            with suppress(FileExistsError):
+                os.link(scratch, path)  # unlike a rename, this never replaces another process's file
+                _set_aside(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(f"the ledger {path} cannot be made: {error}", code="ledger.unusable") from error
+
+
+def _add_tables(connection: sqlite3.Connection, tables: dict[str, str]) -> None:
+    for table in tables.values():
+        connection.execute(table)
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+
+
+def _add_names(connection: sqlite3.Connection, names: Sequence[int | str], first: int) -> None:
+    rows = [(number, json.dumps(name)) for number, name in enumerate(names, first)]
+    connection.executemany("INSERT INTO clients VALUES (?, ?)", rows)
+
+
+@contextmanager
+def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
+    """Open a file that is there for one transaction."""
+    connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_BUSY_S, isolation_level=None)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cell_size_check = ON")
+        # EXTRA also syncs the folder, without which a power cut could bring a journal back.
+        connection.execute("PRAGMA synchronous = EXTRA")
+        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
+        yield connection
+        connection.execute("COMMIT")
+    finally:
+        connection.close()  # rolls back what was not committed
+
+
+def _header(path: Path) -> tuple[int, int] | None:
+    """Return application and version of a file; None where it is not SQLite's."""
+    with path.open("rb") as file:
+        first = file.read(100)
+    if not first.startswith(b"SQLite format 3\0"):
+        return None
+    return int.from_bytes(first[68:72], "big"), int.from_bytes(first[60:64], "big")
+
+
+# --- what umbel 0.1 kept in files beside the ledger
+
+
+def _beside(path: Path) -> tuple[Path, Path]:
+    return path.with_name(path.name + _RUNS_FILE), path.with_name(path.name + _NAMES_FILE)
+
+
+def _take_over(connection: sqlite3.Connection, path: Path) -> None:
+    """Copy what umbel 0.1 kept beside a ledger into the store; raise where that is damaged."""
+    runs, names = _beside(path)
+    try:
+        if runs.exists():
+            found = _header(runs)
+            if found is None or found[0] != _RUNS_APPLICATION:
+                raise ValueError("it is not umbel's")
+            with _connected(runs, write=False) as old:
+                for table in _RUNS:
+                    rows = old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
+                    if table == "requests":
+                        rows = [_renamed(row) for row in rows]
+                    if rows:
+                        marks = ", ".join("?" * len(rows[0]))
+                        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
+    except (OSError, sqlite3.Error, *_FAULTS) as error:
+        raise LedgerError(
+            f"{runs} is damaged ({error}), and the ledger {path} is not without it; restore it from a backup",
+            code="ledger.damaged",
+        ) from error
+    try:
+        if names.exists():
+            known = json.loads(names.read_text(encoding="utf-8"))
+            if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
+                raise ValueError("it is no list of clients")
+            _add_names(connection, known, 0)
+    except (OSError, sqlite3.Error, ValueError) as error:
+        raise LedgerError(
+            f"{names} is damaged ({error}); restore it from a backup, with the ledger", code="ledger.damaged"
+        ) from error
+
+
+def _renamed(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a request in today's words, so that what was approved or refused stays so.
+
+    Settings that umbel 0.1 did not have are as they were then: at their defaults.
+    """
+    id, digest, at, run, status, text = row
+    asks = json.loads(text)
+    with suppress(UmbelError):  # a run config that cannot be run now is never asked for again
+        config = {SETTINGS.get(name, name): value for name, value in asks["config"].items()}
+        asks["config"] = RunConfig.parse(config).entries()
+        asks["differs"] = {_FIELDS.get(name, name): value for name, value in asks["differs"].items()}
+        text = request_text(asks)
+        digest = request_digest(text)
+    return id, digest, at, run, status, text
+
+
+def _set_aside(path: Path) -> None:
+    """Rename the files that were taken over, so that a later store does not take them for its own."""
+    for file in _beside(path):
+        with suppress(FileNotFoundError):
+            os.rename(file, file.with_name(file.name + _TAKEN_OVER))
