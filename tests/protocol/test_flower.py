@@ -158,7 +158,7 @@ def test_all_of_it_is_handed_on() -> None:
     made = {name for name in door.__all__ if name not in handed}
     assert handed <= {*door.__all__}
     assert made == {
-        "Answer", "CLIENT_TASK", "build_bundle", "identify", "keep_beating", "keep_secret", "pull_soon",
+        "Answer", "CLIENT_TASK", "build_bundle", "identify", "in_memory", "keep_beating", "keep_secret", "pull_soon",
         "run_superexec", "run_superlink", "run_supernode", "run_task",
     }  # fmt: skip
 
