@@ -19,7 +19,9 @@ from flwr.supercore.inflatable.inflatable_utils import (
 
 from tests.helpers import flower_parts
 from tests.helpers.apps import IGNORED, KEPT, LEFT, write_app
+from tests.helpers.grids import PaperGrid
 from tests.helpers.sources import APP, ROOT, files, imported
+from umbel.protocol.flower import in_memory
 
 DOOR = ROOT / "umbel" / "protocol" / "flower.py"
 PRIVATE = ("flwr.common", "flwr.proto", "flwr.supercore", "flwr.superlink", "flwr.supernode")
@@ -156,7 +158,7 @@ def test_all_of_it_is_handed_on() -> None:
     made = {name for name in door.__all__ if name not in handed}
     assert handed <= {*door.__all__}
     assert made == {
-        "Answer", "CLIENT_TASK", "build_bundle", "identify", "keep_beating", "keep_secret", "pull_soon",
+        "Answer", "CLIENT_TASK", "build_bundle", "identify", "in_memory", "keep_beating", "keep_secret", "pull_soon",
         "run_superexec", "run_superlink", "run_supernode", "run_task",
     }  # fmt: skip
 
@@ -197,6 +199,12 @@ def test_parts_of_flower_are_replaced_only_where_it_uses_them() -> None:
         door._replace(module, module.work, another=lambda: 1)
     door._replace(module, module.work, part=lambda: 7)
     assert module.work() == 7
+
+
+def test_the_grid_of_flowers_simulation_is_known() -> None:
+    kind = importlib.import_module("flwr.superlink.grid.inmemory_grid").InMemoryGrid
+    assert in_memory(kind.__new__(kind))
+    assert not in_memory(PaperGrid({}))
 
 
 def test_parts_of_a_message_that_are_missing_are_looked_for_soon(monkeypatch: pytest.MonkeyPatch) -> None:

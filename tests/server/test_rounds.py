@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Message, MetricRecord
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from tests.helpers.scripted import LINEAR, After, Scripted, SpyGrid, run_of, setup, theta, value_of
 from umbel.protocol.arrays import flatten
 from umbel.protocol.messages import evaluation_in, evaluation_reply, hosting_reply, hypotheses_in
-from umbel.protocol.records import to_array_record
+from umbel.protocol.releases import Scores
 from umbel.protocol.tasks import Hosting
 from umbel.server.history import Round, State
 from umbel.server.nodes.fleet import Fleet
@@ -23,6 +23,7 @@ from umbel.server.observer import Observer, Run
 from umbel.server.rounds import _median, distances, draw_hypotheses, initial_hypotheses, ratios, run_rounds
 from umbel.simulation import in_process
 from umbel.strategies import GroupPrivacy
+from umbel.strategies.base import Outcome
 
 
 def play(strategy: Scripted, *observers: Observer, **changes: Any) -> tuple[State, SpyGrid]:
@@ -164,38 +165,23 @@ def test_a_run_that_is_stopped_after_its_last_round_tells_that() -> None:
     assert state.stopped == "just in time"
 
 
-# --- a strategy that overrides one of Flower's hooks
+# --- a strategy that does all by itself
 
 
-def test_flowers_own_hooks_are_heard() -> None:
-    class Hooked(Scripted):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            _, counts = super().aggregate_train(server_round, replies)
-            return to_array_record(theta(10 * server_round)), counts
+def test_what_a_strategy_makes_of_replies_is_heard() -> None:
+    class Own(Scripted):
+        def train(self, round: int, replies: Any) -> Outcome:
+            return replace(super().train(round, replies), following=theta(10 * round))
 
-        def aggregate_evaluate(self, server_round: int, replies: Any) -> MetricRecord | None:
-            return MetricRecord({"loss": 100.0 - server_round, "metric": 0.5, "clients": 3})
+        def validate(self, round: int, replies: Any) -> Scores | None:
+            return Scores(100.0 - round, 0.5, 3)
 
-    state, _ = play(Hooked([1] * 50), rounds=3)
+    state, _ = play(Own([1] * 50), rounds=3)
     assert [entry.loss for entry in state.history] == [99, 98, 97, 96]
     assert [entry.metric for entry in state.history] == [0.5] * 4
     assert value_of(state.hypotheses) == 30
     assert value_of(state.best) == 30
     assert all(entry.moved for entry in state.history[:3])
-
-
-def test_a_hook_that_gives_nothing_leaves_the_hypotheses() -> None:
-    class Idle(Scripted):
-        def aggregate_train(self, server_round: int, replies: Any) -> Any:
-            return None, super().aggregate_train(server_round, replies)[1]
-
-        def aggregate_evaluate(self, server_round: int, replies: Any) -> None:
-            return None
-
-    state, _ = play(Idle([1] * 50), rounds=3)
-    assert [entry.loss for entry in state.history] == [None] * 3
-    assert [entry.moved for entry in state.history] == [False] * 3
-    assert value_of(state.hypotheses) == 0
 
 
 # --- too few releases

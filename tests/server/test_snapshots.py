@@ -34,7 +34,7 @@ def play(best_rounds: list[int], last: int | None = None) -> Snapshots:
         state.best_round = best
         if last is None or number <= last:
             state.hypotheses = theta(number + 1)
-        snapshots.add(state, outcome(min(number, last or number)))
+        snapshots.add(state, outcome(number) if last is None or number <= last else None)
     return snapshots
 
 

@@ -139,9 +139,7 @@ def test_a_group_without_releases_keeps_its_hypothesis() -> None:
 def test_who_released_and_where_it_went_is_kept() -> None:
     rehearsal = Rehearsal()
     replies = rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (30, 30, 30)})
-    rehearsal.end(replies)
-    outcome = rehearsal.strategy.outcome
-    assert outcome is not None
+    outcome = rehearsal.strategy.train(1, replies)
     assert outcome.round == 1
     releasing = np.flatnonzero(rehearsal.strategy.fleet.participations)
     np.testing.assert_array_equal(outcome.clients, releasing)
@@ -151,9 +149,8 @@ def test_who_released_and_where_it_went_is_kept() -> None:
 
 def test_the_furthest_release_of_each_hypothesis_is_kept() -> None:
     rehearsal = Rehearsal()
-    rehearsal.end(rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (3, 3, 3)}))
-    outcome = rehearsal.strategy.outcome
-    assert outcome is not None
+    replies = rehearsal.answer(rehearsal.ask(), release={1: (1, 1, 1), 3: (3, 3, 3)})
+    outcome = rehearsal.strategy.train(1, replies)
     assert outcome.longest is not None
     np.testing.assert_allclose(outcome.longest, [math.sqrt(27), 0], err_msg="(3, 3, 3) from the origin; no release")
 
@@ -162,9 +159,7 @@ def test_releases_that_are_too_few_go_nowhere() -> None:
     rehearsal = Rehearsal()
     replies = rehearsal.answer(rehearsal.ask())
     rehearsal.strategy.min_releases = 9
-    rehearsal.end(replies)
-    outcome = rehearsal.strategy.outcome
-    assert outcome is not None
+    outcome = rehearsal.strategy.train(1, replies)
     assert len(outcome.clients) == 4
     assert outcome.groups.tolist() == [-1] * 4
 
@@ -182,6 +177,13 @@ def test_combine_sees_each_group_by_itself() -> None:
     following, _ = rehearsal.end(rehearsal.answer(rehearsal.ask()))
     assert following == [[3, 0, 4], [9, 9, 13]]
     assert seen == [(0, 2, [0, 0, 0]), (1, 2, [10, 10, 10])]
+
+
+def test_a_strategy_that_a_run_would_not_hear_is_an_error() -> None:
+    with pytest.raises(TypeError, match="override train and validate"):
+
+        class Hooked(Halves):
+            def aggregate_train(self, server_round: int, replies: Any) -> Any: ...
 
 
 def test_combine_is_told_which_hypothesis_it_is_and_asked_of_none_without_releases() -> None:

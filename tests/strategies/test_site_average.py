@@ -182,9 +182,7 @@ def test_too_few_clients_leave_the_hypotheses() -> None:
 
 def test_nobody_knows_who_trained_what() -> None:
     one = Rehearsal()
-    one.end(one.answer(1, [(0, 0, 0)] * 2, [2.0, 1.0]))
-    outcome = one.strategy.outcome
-    assert outcome is not None
+    outcome = one.strategy.train(1, [one.answer(1, [(0, 0, 0)] * 2, [2.0, 1.0])])
     assert outcome.clients.tolist() == [1, 3, 5]
     assert outcome.groups.tolist() == [-1] * 3
     assert outcome.releases is None

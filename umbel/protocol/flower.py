@@ -38,6 +38,7 @@ __all__ = [
     "TaskIdentity",
     "build_bundle",
     "identify",
+    "in_memory",
     "keep_beating",
     "keep_secret",
     "log",
@@ -198,6 +199,12 @@ def _steady(sender: Callable[..., Any], beat: Callable[[], bool]) -> Any:
             return False
 
     return sender(beat_again)
+
+
+def in_memory(grid: object) -> bool:
+    """Return whether a grid is that of Flower's own simulation, which imports it before the app runs."""
+    module = sys.modules.get("flwr.superlink.grid.inmemory_grid")
+    return module is not None and isinstance(grid, module.InMemoryGrid)
 
 
 def pull_soon() -> None:

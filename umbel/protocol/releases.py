@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from flwr.app import MetricRecord
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Vectors
-from umbel.protocol.errors import ProtocolError
 
 SPREAD = (0.1, 0.25, 0.5, 0.75, 0.9)
 """What is told of how clients differ: these quantiles, each a value that a client reported."""
@@ -91,14 +89,3 @@ class Scores:
     clients: int
     loss_spread: list[float] = field(default_factory=list, compare=False)
     metric_spread: list[float] = field(default_factory=list, compare=False)
-
-    @classmethod
-    def of(cls, record: MetricRecord | None) -> Scores | None:
-        """Return what a strategy's ``aggregate_evaluate`` gives Flower."""
-        if record is None:
-            return None
-        loss, metric, clients = (record.get(name, 0.0) for name in ("loss", "metric", "clients"))
-        if isinstance(loss, list) or isinstance(metric, list) or isinstance(clients, list):
-            raise ProtocolError("aggregate_evaluate must return loss, metric and clients, a number each")
-        spreads = (record.get(name, []) for name in ("loss_spread", "metric_spread"))
-        return cls(float(loss), float(metric), int(clients), *(list(map(float, np.ravel(one))) for one in spreads))

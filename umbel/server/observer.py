@@ -19,6 +19,7 @@ from umbel.server.nodes.fleet import Fleet
 from umbel.server.run_folder import RunFolder, Section
 from umbel.server.setup import Setup
 from umbel.strategies import HypothesisStrategy
+from umbel.strategies.base import Outcome
 
 __all__ = ["Observer", "Run", "Section", "load_observers"]
 
@@ -38,6 +39,8 @@ class Run:
         The same when the run goes on after an interruption.
     folder : RunFolder or None
         What it leaves behind.
+    outcome : Outcome or None
+        What the last round gave; None where it only validated.
     """
 
     setup: Setup
@@ -46,6 +49,7 @@ class Run:
     observers: Sequence[Observer] = ()
     name: str = ""
     folder: RunFolder | None = None
+    outcome: Outcome | None = None
 
     @property
     def fleet(self) -> Fleet:

@@ -188,7 +188,7 @@ class Checkpoints(Observer):
             return
         run.folder.write_nodes(run.fleet.roster(run.grid).nodes)
         self._save(run, run.folder)
-        if self._snapshots.add(run.state, run.strategy.outcome):
+        if self._snapshots.add(run.state, run.outcome):
             run.folder.write_releases(self._snapshots.to_bytes())
 
     def at_end(self, run: Run) -> None:

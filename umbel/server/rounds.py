@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from umbel.models.model import Model
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.records import from_array_record, to_array_record
-from umbel.protocol.releases import Scores
+from umbel.protocol.records import to_array_record
 from umbel.server.history import Round, State
 from umbel.server.nodes.exchange import Exchange
+from umbel.server.nodes.transport import transport_of
 from umbel.server.observer import Run
 from umbel.server.setup import Setup
 
@@ -55,7 +55,7 @@ def initial_hypotheses(setup: Setup, grid: Grid, name: str = "") -> Arrays:
         )
     # A node that keeps silent must not hold up the start where a round would not wait for it.
     needed = run.quorum * len(messages) if run.quorum < 1 else math.inf
-    answers = Exchange().run(grid, messages, run.round_timeout, lambda there: len(there) >= needed)
+    answers = Exchange(transport_of(grid)).run(messages, run.round_timeout, lambda there: len(there) >= needed)
     replies = [answer.reply for answer in answers]
     losses = []
     for r in range(len(sets)):
@@ -110,15 +110,14 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
         messages = [*messages, *strategy.configure_evaluate(number, arrays, task, grid)]
     replies = fleet.exchange(number, grid, messages, setup.config.round_timeout)
 
-    # Through Flower's hooks, so that a strategy that overrides one of them is heard.
-    scores = Scores.of(strategy.aggregate_evaluate(number, replies)) if validates else None
+    scores = strategy.validate(number, replies) if validates else None
     if scores is not None:
         _keep_best(state, scores.loss, number)
-    following = strategy.aggregate_train(number, replies)[0] if train else None
-    outcome = strategy.outcome if train else None
+    run.outcome = outcome = strategy.train(number, replies) if train else None
+    following = outcome.following if outcome else None
     if following is not None:
-        before, state.hypotheses, arrays = state.hypotheses, from_array_record(following), following
-        if len(next(iter(state.hypotheses.values()))) != len(next(iter(before.values()))):
+        before, state.hypotheses, arrays = state.hypotheses, following, to_array_record(following)
+        if len(next(iter(following.values()))) != len(next(iter(before.values()))):
             # More hypotheses fit better what they are scored on: the best of one number is not that of another.
             state.best_loss, state.stale = math.inf, 0
     if not state.best_round:

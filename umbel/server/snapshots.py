@@ -70,11 +70,11 @@ class Snapshots:
         state : State
             After the round.
         outcome : Outcome or None
-            Of the last round of training.
+            Of the round; None where it only validated.
         """
         number = state.history[-1].number
         start, self._start = self._start, state.hypotheses
-        if outcome is not None and outcome.round == number and outcome.releases is not None:
+        if outcome is not None and outcome.releases is not None:
             self._newest = Snapshot.of(outcome, flatten(start))
         if self._newest is None or state.best_round not in (0, number):
             return False

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from logging import INFO, WARNING
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, final
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -124,8 +124,16 @@ class HypothesisStrategy(Strategy):
     """The only number of hypotheses the strategy can train, if there is one."""
     discloses_choice: ClassVar[bool] = False
     """Whether clients are asked for the hypothesis they chose."""
+    averages: ClassVar[bool] = True
+    """Whether `combine` is the plain mean, which needs no copy of the releases; false where a subclass overrides it."""
     release_by: ClassVar[ReleaseBy] = ReleaseBy.CLIENT
     """Who adds the noise: each client, or a site to its clients' sums (`umbel.strategies.site_average` reads those)."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.averages = cls.combine is HypothesisStrategy.combine
+        if {"aggregate_train", "aggregate_evaluate"} & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}: override train and validate; Flower's own loop alone calls aggregate_*")
 
     def __init__(
         self,
@@ -143,8 +151,6 @@ class HypothesisStrategy(Strategy):
         self.options = options if options is not None else self.Options()
         self.state: dict[str, NDArray[Any]] = {}
         """Arrays that the strategy keeps from round to round, by name; a run's folder keeps them too."""
-        self.outcome: Outcome | None = None
-        """Of the last round."""
         self.how_many: HowMany | None = None
         """Chooses k, where the run leaves that to it."""
 
@@ -208,10 +214,11 @@ class HypothesisStrategy(Strategy):
             moved, longest = hypotheses.copy(), np.zeros(k)
             for j in np.flatnonzero(counts).tolist():
                 rows = np.flatnonzero(labels == j)
-                if type(self).combine is HypothesisStrategy.combine:
-                    moved[j] = mean_of(vectors, rows)  # as `combine` does, without a copy of the group
-                else:
-                    moved[j] = self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
+                moved[j] = (
+                    mean_of(vectors, rows)
+                    if self.averages
+                    else self.combine(vectors[rows].astype(np.float64), hypotheses[j], j)
+                )
                 longest[j] = distances(vectors, hypotheses[j], rows).max()
             moved = self.reshape(round, moved, hypotheses, vectors, labels)
             following = moved_to(moved, sent, round)
@@ -255,11 +262,14 @@ class HypothesisStrategy(Strategy):
         return moved if self.how_many is None else self.how_many.look(self.state, round, moved, hypotheses, labels)
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Learn from the replies of a round."""
-        self.outcome = self.learn(round, self.fleet.releases(replies))
-        return self.outcome
+        """Return what the replies to a round's training messages give."""
+        return self.learn(round, self.fleet.releases(replies))
 
-    # --- Flower's four hooks: the same with records
+    def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
+        """Return what the validation clients report of the hypotheses; None when nobody answered."""
+        return self.fleet.scores(replies)
+
+    # --- Flower's hooks; its own loop, and not a run of umbel's, calls the last two
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -281,6 +291,7 @@ class HypothesisStrategy(Strategy):
             release_by=self.release_by,
         )
 
+    @final
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
@@ -305,6 +316,7 @@ class HypothesisStrategy(Strategy):
         """Ask a sample of the validation clients to score the hypotheses."""
         return self.fleet.ask_evaluation(server_round, arrays, EvaluationSpec.of_config(config), grid)
 
+    @final
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Average loss and metric over the validation clients that answered, each counting once.
 
@@ -314,7 +326,7 @@ class HypothesisStrategy(Strategy):
             ``loss``, ``metric``, ``clients``, and how these differ (`Scores`); None when nobody
             answered.
         """
-        scores = self.fleet.scores(replies)
+        scores = self.validate(server_round, replies)
         return None if scores is None else MetricRecord(asdict(scores))
 
     def summary(self) -> None:

@@ -73,9 +73,8 @@ class SiteAverage(HypothesisStrategy):
                 raise ConfigError(str(error)) from error
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
-        """Learn from the replies of a round."""
-        self.outcome = self.learn_sums(round, self.fleet.sums(replies))
-        return self.outcome
+        """Return what the replies to a round's training messages give."""
+        return self.learn_sums(round, self.fleet.sums(replies))
 
     def learn_sums(self, round: int, found: Sums) -> Outcome:
         """Move each hypothesis by the mean of its clients' updates; one with (nearly) no clients stays as it was."""

@@ -254,7 +254,8 @@ def _with_state(strategy: Strategy, kept: Arrays) -> Strategy:
     """Return a new strategy with what `_to_state` kept of another."""
     if kept:
         form = json.loads(kept["form"].tobytes())
-        vars(strategy).update({name: _found(value, kept) for name, value in form.items()})
+        for name, value in form.items():
+            setattr(strategy, name, _found(value, kept))
     return strategy
 
 

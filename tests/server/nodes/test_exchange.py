@@ -6,8 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import count
-from queue import SimpleQueue
-from threading import Event, current_thread
+from threading import Event
 from types import SimpleNamespace
 
 import httpx
@@ -15,9 +14,10 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-import umbel.server.nodes.exchange
+import umbel.server.nodes.transport
 from umbel.protocol.flower import ErrorCode
-from umbel.server.nodes.exchange import Answer, Exchange, _Line, _Pulled
+from umbel.server.nodes.exchange import Answer, Exchange
+from umbel.server.nodes.transport import SuperLink, transport_of
 
 
 class Post(Grid):
@@ -84,12 +84,16 @@ class Answering(Post):
         return ids
 
 
+def exchange_on(grid: Post) -> Exchange:
+    return Exchange(transport_of(grid))
+
+
 def nodes(answers: Sequence[Answer]) -> list[int]:
     return sorted(answer.node for answer in answers)
 
 
 def test_each_message_comes_back_with_its_answer() -> None:
-    answers = Exchange().run(Answering(), [to(1), to(2, "evaluate")], timeout=1)
+    answers = exchange_on(Answering()).run([to(1), to(2, "evaluate")], timeout=1)
     assert sorted((answer.node, answer.kind) for answer in answers) == [(1, "train"), (2, "evaluate")]
 
 
@@ -99,7 +103,7 @@ def test_many_messages_are_sent_some_at_a_time() -> None:
     pushes: list[int] = []
     push = grid.push_messages
     grid.push_messages = lambda messages: pushes.append(len(list(messages))) or push(messages)  # type: ignore
-    assert nodes(Exchange().run(grid, [to(node) for node in range(1, 41)], timeout=600)) == list(range(1, 41))
+    assert nodes(exchange_on(grid).run([to(node) for node in range(1, 41)], timeout=600)) == list(range(1, 41))
     assert pushes == [16, 16, 8]
 
 
@@ -107,7 +111,7 @@ def test_replies_are_pulled_in_threads_from_a_grid_that_may_wait() -> None:
     class Afar(Answering):
         in_process = False
 
-    assert nodes(Exchange().run(Afar(), [to(node) for node in range(1, 51)], timeout=600)) == list(range(1, 51))
+    assert nodes(exchange_on(Afar()).run([to(node) for node in range(1, 51)], timeout=600)) == list(range(1, 51))
 
 
 class CutOff(Answering):
@@ -127,26 +131,26 @@ class CutOff(Answering):
 
 
 def test_a_reply_that_does_not_end_holds_up_neither_the_others_nor_the_next_round() -> None:
-    grid, exchange = CutOff(), Exchange()
-    answers = exchange.run(grid, [to(1), to(2), to(3)], timeout=600, enough=lambda got: len(got) == 2)
+    exchange = exchange_on(grid := CutOff())
+    answers = exchange.run([to(1), to(2), to(3)], timeout=600, enough=lambda got: len(got) == 2)
     assert nodes(answers) == [1, 3]
     assert exchange.silent == {2}
-    assert nodes(exchange.run(grid, [to(1), to(3)], timeout=600)) == [1, 3]
+    assert nodes(exchange.run([to(1), to(3)], timeout=600)) == [1, 3]
     grid.rest.set()
     assert wait_until_dropped(exchange, grid) == 1, "when it does end it is late"
 
 
 def test_a_round_closes_in_time_though_a_reply_does_not_end() -> None:
-    grid, exchange = CutOff(), Exchange()
-    assert exchange.run(grid, [to(2)], timeout=0.05) == []
+    exchange = exchange_on(grid := CutOff())
+    assert exchange.run([to(2)], timeout=0.05) == []
     assert exchange.silent == {2}
     grid.rest.set()
 
 
 def test_of_many_replies_one_that_does_not_end_holds_up_no_other() -> None:
-    grid, exchange = CutOff(), Exchange()
+    exchange = exchange_on(grid := CutOff())
     messages = [to(node) for node in range(1, 101)]
-    answers = exchange.run(grid, messages, timeout=600, enough=lambda got: len(got) == 99)
+    answers = exchange.run(messages, timeout=600, enough=lambda got: len(got) == 99)
     assert nodes(answers) == [1, *range(3, 101)]
     grid.rest.set()
 
@@ -165,7 +169,7 @@ def test_many_replies_that_do_not_end_hold_up_no_other() -> None:
             return due
 
     messages = [to(node) for node in range(1, 51)]
-    answers = Exchange().run(Dripping(), messages, timeout=600, enough=lambda got: len(got) == 10)
+    answers = exchange_on(Dripping()).run(messages, timeout=600, enough=lambda got: len(got) == 10)
     assert nodes(answers) == list(range(41, 51))
     Dripping.rest.set()
 
@@ -187,54 +191,60 @@ class Silent(Post):
 def test_a_look_asks_for_few_of_many_replies_while_none_is_there() -> None:
     """Each costs a server a request: of two hundred nodes that compute, every look would keep it busy for seconds."""
     grid = Silent()
-    Exchange().run(grid, [to(node) for node in range(200)], timeout=600, enough=lambda _: True)
+    exchange_on(grid).run([to(node) for node in range(200)], timeout=600, enough=lambda _: True)
     assert 1 <= grid.asked.total() <= 16
 
 
 def test_the_next_look_asks_for_those_that_the_last_one_left_out() -> None:
     grid = Silent()
-    Exchange().run(grid, [to(node) for node in range(100)], timeout=600, enough=lambda _: len(grid.asked) == 100)
+    exchange_on(grid).run([to(node) for node in range(100)], timeout=600, enough=lambda _: len(grid.asked) == 100)
     assert max(grid.asked.values()) <= 2
 
 
 def test_replies_that_are_overdue_are_in_nobodys_way() -> None:
     """Hundreds of nodes are gone; those that are there are asked for in the first look."""
-    grid, exchange = Silent(), Exchange()
-    exchange.run(grid, [to(node) for node in range(500)], timeout=600, enough=lambda _: True)
+    exchange = exchange_on(grid := Silent())
+    exchange.run([to(node) for node in range(500)], timeout=600, enough=lambda _: True)
     grid.asked.clear()
-    exchange.run(grid, [to(node) for node in range(10)], timeout=600, enough=lambda _: True)
+    exchange.run([to(node) for node in range(10)], timeout=600, enough=lambda _: True)
     assert {str(500 + node) for node in range(10)} <= set(grid.asked)
 
 
-def test_other_threads_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
+def look(transport: SuperLink, number: int) -> int:
+    """Look for so many replies, and return how many pulls are under way."""
+    transport.collect(([str(i) for i in range(number)], (), ()), 0.0)
+    return len(transport._pulls)
+
+
+def test_other_pulls_take_over_from_those_that_are_stuck_and_not_from_slow_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now, rest = [0.0], Event()
     grid = Silent()
     grid.pull_messages = lambda _: [rest.wait()]  # type: ignore
-    monkeypatch.setattr(umbel.server.nodes.exchange, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    line, messages = _Line(3, SimpleQueue(), set()), [str(number) for number in range(20)]
+    monkeypatch.setattr(umbel.server.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    transport = SuperLink(grid)
 
-    def begun(second: float) -> int:
+    def under_way(second: float) -> int:
         now[0] = second
-        return len(line.look(grid, messages))
+        return look(transport, 200)
 
-    assert [begun(second) for second in (0, 0.9, 1.1, 1.5)] == [3, 0, 3, 0]
-    line.usual = 2  # where the server is slow to hand out any
-    assert [begun(second) for second in (5, 8.5, 9.2)] == [0, 0, 3]
-    line.usual = 1000  # but whatever others take, a thread that is stuck is not waited for long
-    assert [begun(second) for second in (19.1, 19.3)] == [0, 3]
+    assert [under_way(second) for second in (0, 0.9, 1.1, 1.5)] == [16, 16, 32, 32]
+    transport.usual = 2  # where the server is slow to hand out any
+    assert [under_way(second) for second in (5, 8.5, 9.2)] == [32, 32, 48]
+    transport.usual = 1000  # but whatever others take, a pull that is stuck is not waited for long
+    assert [under_way(second) for second in (19.1, 19.3)] == [48, 64]
     rest.set()
 
 
 def test_what_a_reply_takes_is_learnt_and_a_fifth_of_nodes_that_take_their_time_hardly_change_it() -> None:
-    line = _Line(3, SimpleQueue(), set())
+    transport = SuperLink(Silent())
     for _ in range(100):
-        line.learn(5.0)
-    assert line.usual == pytest.approx(5.0, rel=1e-3), "a server may be as slow as that"
+        transport.learn(5.0)
+    assert transport.usual == pytest.approx(5.0, rel=1e-3), "a server may be as slow as that"
     for number in range(1000):
-        line.learn(60.0 if number % 5 == 0 else 0.5)
-    assert line.usual < 1
+        transport.learn(60.0 if number % 5 == 0 else 0.5)
+    assert transport.usual < 1
 
 
 def failure(code: int) -> httpx.HTTPStatusError:
@@ -259,19 +269,19 @@ class Failing(Answering):
 
 
 def test_a_superlink_that_fails_for_want_of_time_is_asked_again() -> None:
-    assert nodes(Exchange().run(Failing(times=3), [to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
+    assert nodes(exchange_on(Failing(times=3)).run([to(1), to(2), to(3)], timeout=600)) == [1, 2, 3]
 
 
 def test_a_superlink_that_fails_with_each_look_at_one_reply_costs_that_one() -> None:
     """A site can make an answer that the SuperLink cannot handle; it is no reason to end the run."""
-    exchange = Exchange()
-    assert nodes(exchange.run(Failing(times=-1), [to(1), to(2), to(3)], timeout=600)) == [1, 3]
+    exchange = exchange_on(Failing(times=-1))
+    assert nodes(exchange.run([to(1), to(2), to(3)], timeout=600)) == [1, 3]
     assert exchange.silent == {2}
 
 
 def test_a_superlink_that_says_no_ends_the_round() -> None:
     with pytest.raises(httpx.HTTPStatusError):
-        Exchange().run(Failing(times=-1, code=403), [to(1), to(2)], timeout=600)
+        exchange_on(Failing(times=-1, code=403)).run([to(1), to(2)], timeout=600)
 
 
 def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> None:
@@ -286,34 +296,32 @@ def test_a_reply_that_names_anothers_message_is_not_taken_for_the_others() -> No
                     reply.metadata.__dict__["_reply_to_message_id"] = own.metadata.message_id
             return replies
 
-    exchange = Exchange()
-    assert nodes(exchange.run(Forging(), [to(1), to(2)], timeout=600)) == [2]
+    exchange = exchange_on(Forging())
+    assert nodes(exchange.run([to(1), to(2)], timeout=600)) == [2]
     assert exchange.silent == {1}
 
 
 def test_answers_that_are_not_there_teach_how_slow_a_server_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No node can make them slow; a reply is ten requests."""
     now = [0.0]
-    monkeypatch.setattr(umbel.server.nodes.exchange, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(umbel.server.nodes.transport, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     class Slow(Silent):
         def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
             now[0] += 0.2
             return super().pull_messages(message_ids)
 
-    line = _Line(1, SimpleQueue(), set())
+    transport = SuperLink(Slow())
     for _ in range(100):
-        for thread in line.look(Slow(), ["0"]):
-            thread.join()
-        line.note(_Pulled(current_thread(), "0"))
-    assert line.usual == pytest.approx(2.0, rel=0.01)
+        transport.collect((["0"], (), ()), seconds=600)
+    assert transport.usual == pytest.approx(2.0, rel=0.01)
 
 
 def wait_until_dropped(exchange: Exchange, grid: Post) -> int:
     """Do rounds until one drops a reply; return how many it drops."""
     deadline = time.monotonic() + 600
     while not exchange.dropped and time.monotonic() < deadline:
-        exchange.run(grid, [to(1)], timeout=600)
+        exchange.run([to(1)], timeout=600)
     return exchange.dropped
 
 
@@ -327,8 +335,8 @@ def test_a_reply_that_flower_cannot_read_is_lost_and_no_other() -> None:
                 raise ValueError("no array")
             return due
 
-    exchange = Exchange()
-    assert nodes(exchange.run(Unreadable(), [to(1), to(2), to(3)], timeout=60)) == [1, 3]
+    exchange = exchange_on(Unreadable())
+    assert nodes(exchange.run([to(1), to(2), to(3)], timeout=60)) == [1, 3]
     assert exchange.silent == {2}
 
 
@@ -340,39 +348,39 @@ def test_a_pull_that_fails_fails_the_round() -> None:
             raise ConnectionError("no SuperLink")
 
     with pytest.raises(ConnectionError, match="no SuperLink"):
-        Exchange().run(Broken(), [to(1)], timeout=600)
+        exchange_on(Broken()).run([to(1)], timeout=600)
 
 
 def test_when_time_is_up_the_round_closes_and_tells_who_is_silent() -> None:
-    exchange = Exchange()
-    assert nodes(exchange.run(Answering(silent=[2]), [to(1), to(2)], timeout=0.05)) == [1]
+    exchange = exchange_on(Answering(silent=[2]))
+    assert nodes(exchange.run([to(1), to(2)], timeout=0.05)) == [1]
     assert exchange.silent == {2}
 
 
 def test_the_round_closes_as_soon_as_there_is_enough() -> None:
-    exchange = Exchange()
-    answers = exchange.run(Answering(silent=[3]), [to(1), to(2), to(3)], timeout=60, enough=lambda got: len(got) == 2)
+    exchange = exchange_on(Answering(silent=[3]))
+    answers = exchange.run([to(1), to(2), to(3)], timeout=60, enough=lambda got: len(got) == 2)
     assert nodes(answers) == [1, 2]
 
 
 def test_a_reply_that_comes_late_is_dropped_and_counted() -> None:
-    grid, exchange = Answering(silent=[2]), Exchange()
-    exchange.run(grid, [to(1), to(2)], timeout=0.02)
+    exchange = exchange_on(grid := Answering(silent=[2]))
+    exchange.run([to(1), to(2)], timeout=0.02)
     grid.arrived.append(answers_of(grid.sent[1]))
-    assert nodes(exchange.run(grid, [to(1)], timeout=0.02)) == [1]
+    assert nodes(exchange.run([to(1)], timeout=0.02)) == [1]
     assert exchange.dropped == 1
 
 
 def test_a_reply_that_comes_late_may_be_wanted_all_the_same_and_nobody_waits_for_it() -> None:
-    grid, exchange = Answering(silent=[2]), Exchange()
-    assert nodes(exchange.run(grid, [to(1), to(2, "query")], timeout=60, keep_late=["query"])) == [1]
+    exchange = exchange_on(grid := Answering(silent=[2]))
+    assert nodes(exchange.run([to(1), to(2, "query")], timeout=60, keep_late=["query"])) == [1]
     grid.arrived.append(answers_of(grid.sent[1]))
-    assert nodes(exchange.run(grid, [to(1)], timeout=60, keep_late=["query"])) == [1, 2]
+    assert nodes(exchange.run([to(1)], timeout=60, keep_late=["query"])) == [1, 2]
     assert exchange.dropped == 0
 
 
 def test_a_second_reply_to_one_message_is_dropped() -> None:
-    grid, exchange = Answering(), Exchange()
+    exchange = exchange_on(grid := Answering())
     grid.silent = [1]
     message = to(1)
     push = grid.push_messages
@@ -383,12 +391,12 @@ def test_a_second_reply_to_one_message_is_dropped() -> None:
         return ids
 
     grid.push_messages = twice  # type: ignore[method-assign]
-    assert nodes(exchange.run(grid, [message], timeout=1)) == [1]
+    assert nodes(exchange.run([message], timeout=1)) == [1]
     assert exchange.dropped == 1
 
 
 def test_an_answer_in_another_nodes_name_is_dropped() -> None:
-    grid, exchange = Post(), Exchange()
+    exchange = exchange_on(grid := Post())
     message = to(1)
     push = grid.push_messages
 
@@ -398,13 +406,13 @@ def test_an_answer_in_another_nodes_name_is_dropped() -> None:
         return ids
 
     grid.push_messages = posing  # type: ignore[method-assign]
-    assert exchange.run(grid, [message], timeout=0.02) == []
+    assert exchange.run([message], timeout=0.02) == []
     assert exchange.dropped == 1
 
 
 def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
     # Flower's SuperLink, node 1, answers for a node that is gone.
-    grid, exchange = Post(), Exchange()
+    exchange = exchange_on(grid := Post())
     message = to(5)
     push = grid.push_messages
 
@@ -416,20 +424,20 @@ def test_a_lost_node_is_named_by_the_message_that_it_was_sent() -> None:
         return ids
 
     grid.push_messages = for_the_lost  # type: ignore[method-assign]
-    (answer,) = exchange.run(grid, [message], timeout=1)
+    (answer,) = exchange.run([message], timeout=1)
     assert (answer.node, answer.reply.has_error()) == (5, True)
 
 
 def test_a_message_dies_with_its_round_but_for_those_whose_replies_are_of_use_however_late() -> None:
     grid = Answering()
-    Exchange().run(grid, [to(1), to(1, "query")], timeout=7, keep_late=["query"])
+    exchange_on(grid).run([to(1), to(1, "query")], timeout=7, keep_late=["query"])
     round_message, invitation = grid.sent
     assert round_message.metadata.ttl == 7
     assert invitation.metadata.ttl > 3600
 
 
 def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None:
-    grid, exchange = Post(), Exchange()
+    exchange = exchange_on(grid := Post())
     message = to(1)
     push = grid.push_messages
 
@@ -439,5 +447,5 @@ def test_an_answer_in_another_nodes_name_does_not_stand_in_for_its_own() -> None
         return ids
 
     grid.push_messages = posing  # type: ignore[method-assign]
-    assert nodes(exchange.run(grid, [message], timeout=60)) == [1]
+    assert nodes(exchange.run([message], timeout=60)) == [1]
     assert exchange.dropped == 1

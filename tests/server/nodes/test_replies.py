@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from tests.helpers.grids import SUPERLINK, PaperGrid, error_reply, stack
 from tests.helpers.messages import instead
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import evaluation_reply, training_reply
 from umbel.protocol.records import in_steps, pack, to_array_record, unpack
 from umbel.protocol.releases import Releases, Scores
@@ -459,13 +458,6 @@ def test_no_bit_of_the_average_depends_on_nodes_or_order(seed: int, nodes: int, 
     assert results[0] == results[1]
 
 
-def test_scores_come_from_what_a_strategy_gives_flower_too() -> None:
-    assert Scores.of(MetricRecord({"loss": 1.5, "metric": 2, "clients": 3})) == Scores(1.5, 2.0, 3)
-    assert Scores.of(None) is None
-    with pytest.raises(ProtocolError, match="aggregate_evaluate must return loss, metric and clients, a number each"):
-        Scores.of(MetricRecord({"loss": [1.0, 2.0], "metric": 2.0, "clients": 3}))
-
-
 # --- one reply for both
 
 
@@ -478,7 +470,6 @@ def test_how_clients_differ_is_told_by_what_they_reported() -> None:
     assert found is not None
     assert found.loss_spread == [1, 2, 5, 8, 9]
     assert found.metric_spread == [10, 20, 50, 80, 90]
-    assert Scores.of(MetricRecord(asdict(found))).loss_spread == found.loss_spread
 
 
 def test_a_reply_may_hold_releases_and_scores() -> None:

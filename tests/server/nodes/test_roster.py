@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Error, MetricRecord
+from flwr.serverapp import Grid
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -28,10 +29,15 @@ from umbel.server.nodes.roster import (
     admitted,
     check_enough,
     fellows,
-    gather,
     largest_share,
     sample,
 )
+from umbel.server.nodes.transport import transport_of
+
+
+def gather(grid: Grid, min_nodes: int, wait_s: float, **options: Any) -> Roster:
+    return umbel.server.nodes.roster.gather(Exchange(transport_of(grid)), min_nodes, wait_s, **options)
+
 
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
 UNAVAILABLE = Error(ErrorCode.NODE_UNAVAILABLE, "gone")  # by Flower itself, in the name of no node
@@ -268,10 +274,11 @@ def test_of_a_thousand_slow_nodes_none_is_forgotten() -> None:
 
 
 def test_who_is_not_waited_for_is_not_asked_again_and_answers_all_the_same() -> None:
-    grid, exchange = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1}), Exchange()
-    assert gather(grid, min_nodes=1, wait_s=60, exchange=exchange).train == 2
+    grid = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1})
+    exchange = Exchange(transport_of(grid))
+    assert umbel.server.nodes.roster.gather(exchange, min_nodes=1, wait_s=60).train == 2
     assert exchange.awaited("query") == {6}
-    (late,) = exchange.run(grid, [], timeout=1, keep_late=("query",))
+    (late,) = exchange.run([], timeout=1, keep_late=("query",))
     assert (late.node, exchange.awaited("query")) == (6, set())
 
 

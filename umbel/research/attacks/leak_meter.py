@@ -34,6 +34,7 @@ from umbel.research.attacks.pac_attack import Estimate, direction_error, error_r
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.replies import Asked, read_releases
 from umbel.server.nodes.roster import TRAIN, sample
+from umbel.server.nodes.transport import transport_of
 from umbel.server.observer import Observer, Run, Section
 from umbel.server.report import figures
 from umbel.server.summary import Summary
@@ -201,7 +202,7 @@ class LeakMeter(Observer):
         positions = {node: np.array(positions) for node, (positions, _) in placed.items()}
         answers = {
             answer.node: answer.reply
-            for answer in Exchange().run(run.grid, messages, run.setup.config.round_timeout)
+            for answer in Exchange(transport_of(run.grid)).run(messages, run.setup.config.round_timeout)
             if not answer.reply.has_error() and answers_training(answer.reply.content)
         }
         releases = read_releases(answers, Asked(clients, positions, task.disclose_choice), hypotheses)

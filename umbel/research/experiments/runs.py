@@ -87,9 +87,8 @@ class Trace(Observer):
 
     def after_round(self, run: Run) -> None:
         """Keep what the round released, if it trained."""
-        outcome = run.strategy.outcome
-        if run.state.history[-1].asked and outcome is not None and outcome.releases is not None:
-            self.outcomes.append(outcome)
+        if run.outcome is not None and run.outcome.releases is not None:
+            self.outcomes.append(run.outcome)
 
 
 def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:

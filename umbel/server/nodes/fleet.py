@@ -42,8 +42,8 @@ from umbel.server.nodes.roster import (
     admitted,
     check_enough,
     gather,
-    in_one_process,
 )
+from umbel.server.nodes.transport import transport_of
 from umbel.server.nodes.words import told
 
 # Keys that keep the server's draws for different purposes apart.
@@ -117,7 +117,7 @@ class Fleet:
         """How often each training client has released."""
         self._turns: NDArray[np.int64] = np.zeros(0, np.int64)  # how often each was asked
         self._roster: Roster | None = None
-        self._exchange = Exchange()
+        self._exchange: Exchange | None = None
         self._invited: dict[int, Absence] = {}
         self._training: Asked | None = None
         self._evaluation: Asked | None = None
@@ -148,10 +148,9 @@ class Fleet:
         """Return the nodes and their clients, asking them the first time."""
         if self._roster is None:
             roster = gather(
-                grid,
+                self.exchange_on(grid),
                 self.min_nodes,
                 self.node_wait,
-                self._exchange,
                 clients=(self.clients_per_round, self.validation_clients_per_round),
                 max_clients=self.max_clients_per_node,
                 max_share=self.max_node_share,
@@ -161,6 +160,12 @@ class Fleet:
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
             self._roster = roster
         return self._roster
+
+    def exchange_on(self, grid: Grid) -> Exchange:
+        """Return the exchange with the nodes of a grid."""
+        if self._exchange is None or self._exchange.transport.grid is not grid:
+            self._exchange = Exchange(transport_of(grid))
+        return self._exchange
 
     def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[int, int]) -> None:
         """Go on with a run.
@@ -259,8 +264,8 @@ class Fleet:
     def _present(self, grid: Grid) -> Roster:
         """Return the roster, which knows which nodes of a simulation that may lose some are away."""
         roster = self.roster(grid)
-        if getattr(grid, "in_process", False):
-            roster.see(grid.get_node_ids())
+        if (transport := self.exchange_on(grid).transport).together:
+            roster.see(transport.nodes())
         return roster
 
     def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
@@ -292,18 +297,17 @@ class Fleet:
             In seconds.
         """
         self._outside = 0
-        together = merged(messages)
-        answers = self._exchange.run(
-            grid,
-            [*together, *self._invitations(round, grid)],
+        exchange, messages = self.exchange_on(grid), merged(messages)
+        answers = exchange.run(
+            [*messages, *self._invitations(round, exchange)],
             timeout,
-            lambda answers: self._enough(answers, together),
+            lambda answers: self._enough(answers, messages),
             keep_late=("query",),
         )
-        silent = set(self._exchange.silent)
+        silent = set(exchange.silent)
         for answer in answers:
             if answer.kind == "query":
-                self._welcome(answer, grid)
+                self._welcome(answer, exchange.transport.together)
             elif answer.reply.has_error():
                 reason = told(answer.reply.error.reason)
                 log(WARNING, "node %s did not answer the message of round %d: %s", answer.node, round, reason)
@@ -318,12 +322,12 @@ class Fleet:
         """Send all nodes what the run has found, for them to keep; what they make of it they do not say."""
         content = keep_request(pack(hypotheses), run)
         messages = [Message(content, node, "query.keep", group_id="keep") for node, _ in self.roster(grid).nodes]
-        self._exchange.run(grid, messages, min(timeout, _KEEP_S))
+        self.exchange_on(grid).run(messages, min(timeout, _KEEP_S))
 
     @property
     def dropped(self) -> int:
         """Replies in the last round that came late, twice or unasked, and releases too far from what was sent."""
-        return self._exchange.dropped + self._outside
+        return (self._exchange.dropped if self._exchange else 0) + self._outside
 
     # --- reading
 
@@ -394,24 +398,24 @@ class Fleet:
                 return False
         return True
 
-    def _invitations(self, round: int, grid: Grid) -> list[Message]:
+    def _invitations(self, round: int, exchange: Exchange) -> list[Message]:
         """Ask nodes that do not take part what they host: new ones at once, those that refused some rounds later."""
         if self._roster is None or self._roster.simulated:
             return []
         asked = {node for node, absence in self._invited.items() if round <= absence.until}
-        asked |= self._exchange.awaited("query")
-        new = [node for node in grid.get_node_ids() if node not in self._roster and node not in asked]
+        asked |= exchange.awaited("query")
+        new = [node for node in exchange.transport.nodes() if node not in self._roster and node not in asked]
         self._invited |= {node: Absence.following(self._invited.get(node), round) for node in new}
         return [Message(query(), node, "query", group_id="query") for node in new]
 
-    def _welcome(self, answer: Answer, grid: Grid) -> None:
+    def _welcome(self, answer: Answer, together: bool) -> None:
         assert self._roster is not None
         if answer.gone:
             self._invited.pop(answer.node, None)  # to be asked again
         try:
             if answer.reply.has_error():
                 raise ProtocolError(f"says {answer.reply.error.reason}")
-            hosting = admitted(answer.reply.content, self.max_clients_per_node, in_one_process(grid))
+            hosting = admitted(answer.reply.content, self.max_clients_per_node, together)
             if answer.node in self._roster:
                 raise ProtocolError("takes part already")
             if hosting.simulated:

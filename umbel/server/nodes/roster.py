@@ -11,7 +11,6 @@ from logging import INFO, WARNING
 
 import numpy as np
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.protocol.clients import ClientOnNode
@@ -245,10 +244,9 @@ class Roster:
 
 
 def gather(
-    grid: Grid,
+    exchange: Exchange,
     min_nodes: int,
     wait_s: float,
-    exchange: Exchange | None = None,
     *,
     clients: tuple[int, int] = (0, 0),
     max_clients: int = MAX_CLIENTS,
@@ -266,12 +264,11 @@ def gather(
 
     Parameters
     ----------
-    grid : Grid
+    exchange : Exchange
+        The one that the rounds are sent with: it brings the answers that are not waited for.
     min_nodes : int
     wait_s : float
         Seconds after which nodes that are missing are not waited for any more.
-    exchange : Exchange, optional
-        What the rounds will be sent with: it brings the answers that are not waited for.
     clients : (int, int)
         Training and validation clients that a round asks; the roster may have fewer.
     max_clients : int
@@ -284,17 +281,16 @@ def gather(
     FleetError
         When the nodes are not there after `wait_s` seconds.
     """
-    began = time.monotonic()
-    exchange, together = exchange or Exchange(), in_one_process(grid)
+    began, together = time.monotonic(), exchange.transport.together
     nodes: dict[int, Hosting] = {}
     refused: set[int] = set()
     waiting = False
     while True:
         left = max(_POLL_S, began + wait_s - time.monotonic())
         asked = {*nodes, *refused, *exchange.awaited("query")}
-        new = [node for node in grid.get_node_ids() if node not in asked]
+        new = [node for node in exchange.transport.nodes() if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
-        for answer in exchange.run(grid, queries, _POLL_S, keep_late=("query",)):
+        for answer in exchange.run(queries, _POLL_S, keep_late=("query",)):
             hosting = hosting_of(answer, max_clients, together)
             if hosting is not None:
                 nodes[answer.node] = hosting
@@ -325,11 +321,6 @@ def gather(
         time.sleep(pause(waited))
 
 
-def in_one_process(grid: Grid) -> bool:
-    """Return whether all nodes live beside the server, as they do in simulation and nowhere else."""
-    return getattr(grid, "in_process", False) or type(grid).__name__ == "InMemoryGrid"
-
-
 def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | None:
     """Return what a node hosts; None, and a line in the log, where it cannot take part, whatever it sent."""
     try:
@@ -352,7 +343,7 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     content : RecordDict
     max_clients : int
     together : bool
-        Whether the nodes live `in_one_process`.
+        Whether all nodes belong to the server's own simulation (`umbel.server.nodes.transport.Transport`).
 
     Raises
     ------
