@@ -233,6 +233,22 @@ def test_a_migration_that_is_cut_off_leaves_the_ledger_of_before(north: Path, mo
     assert sum(sum(account.values()) for account in Ledger(north, whole=True).accounts().values()) == 69
 
 
+@pytest.mark.parametrize("kind", [Ledger, Runs])
+def test_a_migration_that_was_killed_while_it_was_committed_is_done_again(north: Path, kind: type[Store]) -> None:
+    """The file's header is of today, and SQLite's journal has that of before."""
+    connection = sqlite3.connect(north, isolation_level=None)
+    connection.execute("PRAGMA cache_size = 1")  # so that pages are written before the end
+    connection.executescript("BEGIN IMMEDIATE; PRAGMA user_version = 4; UPDATE charges SET at = 'late';")
+    half, journal = bytearray(north.read_bytes()), Path(f"{north}-journal").read_bytes()
+    connection.close()
+    half[60:64] = (4).to_bytes(4, "big")
+    north.write_bytes(half)
+    Path(f"{north}-journal").write_bytes(journal)
+    kind(north)
+    assert sum(sum(account.values()) for account in Ledger(north, whole=True).accounts().values()) == 69
+    assert Runs(north).requests()
+
+
 def test_what_umbel_0_1_kept_without_a_ledger_goes_into_a_new_one(unpacked: Path, tmp_path: Path) -> None:
     """A site may have been asked, and have numbered its clients, before its first charge."""
     path = shutil.copytree(unpacked / "sites" / "west", tmp_path / "west") / "ledger.sqlite"
