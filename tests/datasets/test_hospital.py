@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from pathlib import Path
 from typing import Any
 
@@ -301,19 +300,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(csv: Path, g
     csv.write_text("would be refused, if it were read")
     for out in (csv, csv / "below" / "a" / "file"):
         assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_refused(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir(mode=0o500)
-    out = tmp_path / "theirs" / "out"
-    assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
-
-
-def test_a_folder_of_something_else_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    csv.write_text("would be refused, if it were read")
-    assert_refused(run(csv, geonames, tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["US.txt", "charges.csv"]
 
 
 def test_a_refusal_leaves_the_dataset_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:
