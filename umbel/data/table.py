@@ -206,12 +206,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
     if derive is not None:
         frame = derive(frame)
     needed = [*schema.features, schema.target, *([schema.client] if schema.client else [])]
-    if absent := _absent(frame, needed):
-        raise DatasetError(
-            f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
-            "rename the table's columns or the schema's",
-            code="data.missing-column",
-        )
+    check_columns(frame, needed, source)
     if schema.missing == "drop":
         for column in needed:
             there = ~missing_in(column_in(frame, column)) | (column.fill != "")
@@ -314,6 +309,16 @@ def missing_in(series: pd.Series) -> pd.Series:
     return absent
 
 
+def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -> None:
+    """Raise `DatasetError` unless a table has all of the columns."""
+    if absent := _absent(frame, columns):
+        raise DatasetError(
+            f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
+            "rename the table's columns or the schema's",
+            code="data.missing-column",
+        )
+
+
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
     """Return the column of a table that goes by a name."""
     if column.name in frame.columns:
@@ -321,7 +326,7 @@ def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
     return frame[next(name for name in frame.columns if _plain(name) == _plain(column.name))]
 
 
-def _absent(frame: pd.DataFrame, columns: list[Column]) -> list[str]:
+def _absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:
     there = {_plain(name) for name in frame.columns}
     return [column.name for column in columns if _plain(column.name) not in there]
 
