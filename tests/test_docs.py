@@ -18,6 +18,7 @@ from tests.helpers import commands
 from tests.helpers.sources import ROOT, lines_of_code
 from umbel import strategies
 from umbel.privacy.gate.policy import Policy
+from umbel.protocol import old_names
 from umbel.protocol.old_names import PACKAGES, SETTINGS
 from umbel.research.experiments.__main__ import app
 
@@ -161,6 +162,12 @@ def test_every_key_of_a_sites_policy_stands_in_the_docs_with_its_default() -> No
 @pytest.mark.parametrize(("after", "names"), [("## Settings", SETTINGS), ("## Import paths", PACKAGES)])
 def test_every_old_name_that_is_understood_stands_beside_the_new_one(after: str, names: dict[str, str]) -> None:
     assert table("names.md", "| old | new |", after) == [[f"`{old}`", f"`{new}`"] for old, new in names.items()]
+
+
+def test_every_old_kind_of_model_stands_in_the_docs_with_its_new_name() -> None:
+    rows = [[cell.strip("`") for cell in row] for row in table("names.md", "| old | new |", "## Models")]
+    assert [old_names.model(old) for old, _ in rows] == [new for _, new in rows]
+    assert all(any(re.fullmatch(pattern, old) for old, _ in rows) for pattern in old_names.MODELS)
 
 
 def test_old_commands_are_gone() -> None:
