@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.helpers import commands
-from tests.helpers.sources import ROOT, lines_of_code
+from tests.helpers.sources import ROOT, files, lines_of_code
 from umbel import strategies
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol import old_names
@@ -42,6 +42,13 @@ def test_every_command_would_be_understood(page: Path) -> None:
         except AssertionError as error:
             wrong.append(f"{' '.join(words)}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_in_a_docstring_would_be_understood() -> None:
+    found = [words for file in files(("umbel", "benchmarks", "examples")) for words in commands.documented(file)]
+    assert len(found) > 20
+    for words in found:
+        commands.check(words)
 
 
 @pytest.mark.parametrize(

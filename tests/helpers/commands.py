@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import itertools
 import re
@@ -50,6 +51,16 @@ def blocks(text: str, *languages: str) -> Iterator[str]:
             yield re.sub(rf"^{indent}", "", block, flags=re.MULTILINE)
 
 
+def documented(file: Path) -> Iterator[list[str]]:
+    """Yield the commands in a module's docstring: the indented blocks that begin with one."""
+    told = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    for block in re.findall(r"(?:^ {4}.*\n?)+", told, re.MULTILINE):
+        # Each line is a command, or goes on with the one before.
+        for line in re.split(rf"\n +(?={_INLINE.pattern})", block.strip()):
+            if _INLINE.match(line):
+                yield from _simple(" ".join(line.replace("\\\n", " ").split()))
+
+
 def inline(text: str) -> Iterator[str]:
     """Yield what stands between backticks outside of blocks, each on one line."""
     for words in re.findall(r"`([^`]+)`", _FENCE.sub("", text)):
@@ -94,7 +105,7 @@ def _simple(line: str) -> Iterator[list[str]]:
                 if words:
                     yield words
                 words = []
-            elif word != "…":
+            elif word not in ("…", "..."):
                 words.append(word)
 
 
@@ -203,7 +214,9 @@ def _python(words: Sequence[str]) -> None:
         with pytest.MonkeyPatch.context() as patch:
             # A script finds modules next to itself.
             patch.setattr(sys, "path", [str((ROOT / first).parent), *sys.path])
-            _parse(typer.main.get_command(runpy.run_path(str(ROOT / first), run_name="recipe")["app"]), rest)
+            app = runpy.run_path(str(ROOT / first), run_name="recipe").get("app")
+            if app is not None:
+                _parse(typer.main.get_command(app), rest)
 
 
 def _is_package(name: str) -> bool:
