@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import subprocess
 import tarfile
@@ -166,14 +165,11 @@ def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_scri
 def test_it_is_a_sites_own_app_beside_such_a_project(project: Path, python: Path, tmp_path: Path) -> None:
     """From the wheel, as is the server; the site's app is in a module of the project's that is called ``client``."""
     data = write_site(tmp_path / "data", 2.0)
-    manifest = tmp_path / "data" / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"model": ""}))  # the run names its own
     own = {"app": "client:app", "bundle": hashlib.sha256(build_bundle(project)).hexdigest(), "data-path": data}
     with Deployment(tmp_path / "deployment", python=python) as deployment:
         node = deployment.start_node("site", within=["env", f"--chdir={project}"], **own, role="split")
         deployment.wait_until_online()
-        config = {key: value for key, value in SHORT.items() if key not in ("min_nodes", "model")}
-        run = deployment.submit(app=project, **config, rounds=1, clients_per_round=3)
+        run = deployment.submit(app=project, **SHORT | {"min_nodes": 1}, rounds=1, clients_per_round=3)
         assert deployment.wait(run) == "finished:completed"
         assert node.rounds_paid(run) == [1]
 
