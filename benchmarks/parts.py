@@ -22,7 +22,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from flwr.app.message.typeddict import TypedDict
 
 import umbel.client.app
-import umbel.privacy.gate.gate
+import umbel.privacy.gate.own_app
 import umbel.privacy.gate.releases
 import umbel.protocol.messages
 import umbel.server.nodes.fleet
@@ -44,7 +44,7 @@ from umbel.server.nodes.roster import Roster
 Place = tuple[ModuleType | type, str]
 
 PARTS: dict[str, list[Place]] = {
-    "the node and its policy": [(Node, "of"), (Site, "of")],
+    "the node and its policy": [(Node, "at"), (Site, "of")],
     "reading rows": [(Cohort, "gather")],
     "scoring, to choose and to evaluate": [(Learner, "score")],
     "training": [(Learner, "train")],
@@ -55,7 +55,7 @@ PARTS: dict[str, list[Place]] = {
         (module, name)
         for module in (
             umbel.client.app,
-            umbel.privacy.gate.gate,
+            umbel.privacy.gate.own_app,
             umbel.privacy.gate.releases,
             umbel.protocol.messages,
             umbel.server.nodes.fleet,

@@ -18,7 +18,7 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 import umbel.client.app
-import umbel.privacy.gate.gate
+import umbel.privacy.gate.own_app
 import umbel.server.nodes.fleet
 import umbel.strategies.group_privacy
 from benchmarks import in_process
@@ -41,7 +41,7 @@ PLACES: dict[str, list[Place]] = {
     "scoring": [(Learner, "score")],
     "training": [(Learner, "train")],
     "noise": [(Sanitiser, "of"), (Sanitiser, "sanitised")],
-    "packing": [(umbel.privacy.gate.gate, "training_reply")],
+    "packing": [(umbel.privacy.gate.own_app, "training_reply")],
     "reading": [(umbel.server.nodes.fleet, "read_releases")],
     "k-means": [(umbel.strategies.group_privacy, "seeded_kmeans")],
     "averages": [(HypothesisStrategy, "learn")],

@@ -36,7 +36,7 @@ from flwr.clientapp import ClientApp
 
 from umbel.client.app import app
 from umbel.client.bundle import Bundle, reviewed
-from umbel.privacy.gate.gate import refuse
+from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol.errors import Refused, SiteError
