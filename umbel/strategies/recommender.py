@@ -26,7 +26,8 @@ class Recommender(FedAvg):
         if not model.local_shapes:
             raise ConfigError(
                 f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
-                "name a dataset of preferences (python datasets/preferences.py)"
+                "name a dataset of preferences (python datasets/preferences.py)",
+                code="config.strategy-model",
             )
         if decays := model.decays.keys() & model.shapes.keys():
             precisions = {
