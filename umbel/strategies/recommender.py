@@ -27,7 +27,7 @@ class Recommender(FedAvg):
             raise ConfigError(
                 f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
                 "name a dataset of preferences (python datasets/preferences.py)",
-                code="config.not-a-recommender",
+                code="config.strategy-model",
             )
         if decays := model.decays.keys() & model.shapes.keys():
             precisions = {
