@@ -344,7 +344,7 @@ def test_a_line_with_more_columns_is_named(form: str, tmp_path: Path) -> None:
     (file := tmp_path / form).write_text(FORMS[form] + text(movielens.SEPARATORS[form], [(3, 8, 2, 70, 5)]))
     line = len(FORMS[form].splitlines()) + 1
     refused = run(tmp_path / "out", "--ratings", file)
-    assert_refused(refused, tmp_path / "out", f"{file} cannot be read: ", f"line {line}", "repair or remove that line")
+    assert_refused(refused, tmp_path / "out", f"{file} cannot be read: ", f"line {line}", "repair that line")
 
 
 @pytest.mark.parametrize(("header", "line"), [("", 1), ("userId,movieId,rating,timestamp\n", 2)])

@@ -72,14 +72,10 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
         try:
             expected = _step(loop, cohort)
         except Exception as error:
-            raise ModelError(
-                f"model {model.name!r} fails in a trial step: {one_line(error)}", code="model.trial"
-            ) from error
+            raise ModelError(f"model {model.name!r} fails when tried: {one_line(error)}", code="model.trial") from error
         reason = "" if picked is loop else _against_batches(picked, cohort, expected)
     if reason and engine == "batched":
-        raise ModelError(
-            f'model {model.name!r} {reason}; set engine = "auto", which leaves it to the loop', code="model.batches"
-        )
+        raise ModelError(f'model {model.name!r} {reason}; set engine = "auto"', code="model.batches")
     return loop if reason else picked
 
 

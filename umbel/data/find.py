@@ -26,9 +26,7 @@ def find_dataset(name: str) -> Path:
     directory plays no part: in a Flower process it is not the user's.
     """
     if not name:
-        raise DatasetError(
-            'no dataset given; set dataset = "NAME" or an absolute path in the run config', code="data.none"
-        )
+        raise DatasetError('no dataset given; set dataset = "NAME", or an absolute path', code="data.none")
     candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
     for candidate in candidates:
         if os.path.exists(candidate):

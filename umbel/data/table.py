@@ -361,9 +361,7 @@ def _unreadable(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise DatasetError(
-            f"{path} is a parquet file, which pyarrow reads: pip install pyarrow", code="data.needs-pyarrow"
-        ) from None
+        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")

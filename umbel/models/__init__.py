@@ -125,9 +125,7 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """
     default = manifest.model if manifest else ""
     if not (run.model or default):
-        raise ModelError(
-            f"neither run config nor dataset name a model; set model to one of {', '.join(MODELS)}", code="model.none"
-        )
+        raise ModelError(f"no model is named; set model to one of {', '.join(MODELS)}", code="model.none")
     name = run.model or default
     if name in SIZED and name not in MODELS:
         kind, _, words = default.partition(" ")
@@ -163,9 +161,7 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
     except UmbelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"model {name!r} cannot be made: {type(error).__name__}: {error}", code="model.not-built"
-        ) from error
+        raise ModelError(f"model {name!r} cannot be made: {error!r}", code="model.not-built") from error
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
@@ -174,9 +170,7 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
             code="model.not-a-module",
         )
     if loss is None:
-        raise ModelError(
-            f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}", code="model.no-loss"
-        )
+        raise ModelError(f"model {name!r} needs a loss; set it to one of {', '.join(LOSSES)}", code="model.no-loss")
     metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
     return Model(name, factory, loss, metric)
 

@@ -72,9 +72,7 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
             for hook in hooks:
                 hook.remove()
         if not isinstance(outputs, Tensor):
-            raise ModelError(
-                f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor", code="model.misfit"
-            )
+            raise ModelError(f"gives a {type(outputs).__name__}; return one tensor of outputs", code="model.misfit")
         if outputs.ndim < 2 or len(outputs) != 2:
             flat = "; let it return (rows, 1), without a squeeze" if tuple(outputs.shape) == (2,) else ""
             raise ModelError(

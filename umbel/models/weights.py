@@ -52,9 +52,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError(
-            f"{path} holds no state dict; write it by torch.save(model.state_dict(), ...)", code="model.pretrained"
-        )
+        raise ModelError(f"{path} holds no state dict; save model.state_dict()", code="model.pretrained")
     return dict(found)
 
 

@@ -136,7 +136,7 @@ def test_our_own_partitioner(dataset: Any) -> None:
 def test_what_does_not_fit_is_refused(dataset: Any) -> None:
     ragged = COLUMNS | {"ids": [[1], [2, 3], [1], [2]]}
     for columns, options, reason in [
-        (COLUMNS, {"target": "y"}, "the data set has no column 'y'; it has ids, label, who, x"),
+        (COLUMNS, {"target": "y"}, "no column 'y'; there are ids, label, who, x"),
         (ragged, {"target": "label", "tokens": 5}, "rows of ids differ in shape, .* pad or cut them to one"),
     ]:
         with pytest.raises(DatasetError, match=reason):

@@ -66,9 +66,7 @@ def from_arrays(
             notes.append(f"The vocabulary of {entries['tokens']} tokens was measured over all clients' rows.")
     if targets is None:
         if "tokens" not in entries or x.ndim != 2 or x.shape[1] < 2:
-            raise DatasetError(
-                "without targets, the features must be sequences of at least two tokens each", code="data.tokens"
-            )
+            raise DatasetError("without targets, features must be sequences of two tokens or more", code="data.tokens")
         x, y = x[:, :-1], x[:, 1:].astype(np.int64)
         notes.append("The target is the next token of each but the last.")
         own_loss = "cross-entropy"

@@ -82,9 +82,7 @@ def from_dataframe(
     split: dict[str, Any] = {"validation": validation, "test": test, "seed": seed}
     if schema is None:
         if target is None or client is None:
-            raise DatasetError(
-                "name the columns of the client and of the target, or give a schema", code="data.no-target"
-            )
+            raise DatasetError("name the client's and the target's column, or give a schema", code="data.no-target")
         column = None if isinstance(client, Partitioner) else client
         if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
             if columns or standardise or missing != "refuse":
