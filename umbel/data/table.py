@@ -25,7 +25,7 @@ from umbel.data.schema import OTHER, Column, Schema
 from umbel.protocol.errors import DatasetError, SiteError
 
 MISSING = ("", "na", "n/a", "nan", "null")
-"""What stands for a missing value in a text, whatever its case."""
+"""Texts that stand for a missing value, in upper or lower case."""
 
 _OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
 """Tables that are often at hand, which a reader of CSV would take for one of a strange column."""
@@ -49,7 +49,7 @@ class Rows:
     targets : ndarray, shape (rows,)
         float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean.
     clients : list of int or str
-        Whose each row is.
+        The client of each row.
     places : ndarray of int64, shape (rows,)
         Which row of the table each is, from 0 on.
     left_out : mapping from str to int
@@ -87,7 +87,7 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     schema : str
         Path of the schema.
     derive : callable, optional
-        For a reader of one's own: gets the rows and returns them with more columns, or with fewer rows.
+        For your own reader: gets the rows and returns them with more columns, or with fewer rows.
 
     Raises
     ------

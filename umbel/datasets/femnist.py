@@ -238,8 +238,8 @@ def _without_train(parts: list[set[str]]) -> set[str]:
 def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
     """Return name, images and labels of each user in a LEAF file.
 
-    A function of its own, so that one file's numbers are gone before the next one's come: decoded, they take some
-    forty times the room of the bytes that are kept.
+    One file's numbers are freed before the next file is read: decoded, they take about forty times the room of the
+    bytes that are kept.
     """
     try:
         document = json.loads(file.read_bytes())

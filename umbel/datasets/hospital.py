@@ -63,7 +63,7 @@ TARGET: dict[str, Any] = {"name": "Average Total Payments", "unit": "dollars", "
 """Units of the columns: a stored number times ``scale``, plus ``offset``, is in ``unit``.
 
 100 degrees west, 40 degrees north is the middle of the contiguous states. Places that all lie to one side of 0 are
-nearly the same number to a network, whose hypotheses then start as constants: one of them suits everybody best, and
+nearly the same number to a network, whose hypotheses then start as constants: one of them suits all clients best, and
 the others are never trained.
 """
 

@@ -70,7 +70,7 @@ def load(
     pretrained : str
         File of weights to start from (`umbel.models.weights.find_weights`); empty to draw them.
     usual_loss : str
-        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has none of its own.
+        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has no loss.
 
     Raises
     ------

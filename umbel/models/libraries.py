@@ -30,7 +30,7 @@ def from_timm(name: str, **options: Any) -> nn.Module:
 
 
 def from_transformers(name: str, config: str = "", **options: Any) -> nn.Module:
-    """Build a model of ``transformers``, of a class with a config of its own or of one for all configs."""
+    """Build a model of ``transformers``, of a class with its own config, or of one for all configs."""
     library = import_module("transformers")
     kind = getattr(library, name)
     if config:

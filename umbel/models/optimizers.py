@@ -72,7 +72,7 @@ class AdamW(Adam):
 
 
 OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
-"""Local optimizers by name, each with its options. A client's begins anew in each round."""
+"""Local optimizers by name, each with its options. A client's optimizer starts from nothing in each round."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found: Any = safetensors.torch.load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is in a file
+    except Exception as error:  # a file may hold anything
         raise ModelError(
             f"{path} cannot be read as weights: {' '.join(str(error).split())[:200]}", code="model.pretrained"
         ) from error

@@ -15,7 +15,7 @@ class Recommender(FedAvg):
     """Add up what clients changed (PAC identifiability in federated personalization, Protocol 1).
 
     A sum, not a mean: each item is moved by the few clients that labelled it, and the mean over all
-    would hardly move it. Items of a model with priors, as biased factors, decay besides: by as much as they
+    would hardly move it. Items of a model with priors, as biased factors, also decay: by as much as they
     would if each client in turn stepped down its share of their priors.
     """
 

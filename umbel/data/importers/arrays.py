@@ -35,7 +35,7 @@ def from_arrays(
         Numbers; or classes, as whole numbers from 0 on or as texts; or booleans, which become labels of
         -1 and 1. None for sequences of tokens: the target is then the next token, for each but the last.
     client : array, shape (rows,), or Partitioner
-        Whose each row is, or who deals rows to clients.
+        The client of each row, or a partitioner that assigns rows to clients.
     tokens : int or bool, optional
         For features that are whole numbers: the size of the vocabulary, or True to take the largest
         token that there is, if they are tokens, which stay integers; False if they are numbers.

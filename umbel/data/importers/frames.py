@@ -44,7 +44,7 @@ def from_dataframe(
     ----------
     frame : DataFrame
     client : str or Partitioner
-        The column that says whose each row is, or who deals rows to clients.
+        The column of each row's client, or a partitioner that assigns rows to clients.
     target : str
         The column that is predicted.
     features : sequence of str, optional
@@ -141,7 +141,7 @@ def from_dataframe(
 
 
 def _found(schema: Schema, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the columns whose categories nobody listed."""
+    """Return the columns whose categories were not listed."""
     listed = [name for name, column in given.items() if isinstance(column.get("categories"), list)]
     columns = [*schema.features, schema.target]
     return [column.name for column in columns if column.type == "category" and column.name not in listed]

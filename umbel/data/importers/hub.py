@@ -25,7 +25,7 @@ def from_datasets(
     dataset : datasets.Dataset
         One split, as ``load_dataset(...)["train"]``.
     client : str or Partitioner
-        The column that says whose each row is; or who deals rows to clients, ours or one of
+        The column of each row's client; or a partitioner that assigns rows to clients, ours or one of
         ``flwr_datasets.partitioner``.
     target : str, optional
         The column that is predicted; None for sequences of tokens, to predict the next one.
