@@ -95,12 +95,6 @@ def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) 
     assert list(ledger.account(1)) == [report, TRAIN.release], "in the order in which they came first"
 
 
-def test_it_survives_being_closed_and_opened(path: Path) -> None:
-    Ledger(path).charge(TRAIN, [0, 1])
-    Ledger(path).charge(TRAIN, [1])
-    assert (spent(Ledger(path), 0), spent(Ledger(path), 1)) == (Fraction(11, 3), Fraction(22, 3))
-
-
 def test_a_client_pays_as_long_as_the_budget_lasts_and_to_the_last_penny(ledger: Ledger | MemoryLedger) -> None:
     """The budget of 11 is exactly three participations of 11/3."""
     limits = paper(11)
@@ -155,16 +149,6 @@ def test_a_file_that_is_no_ledger_is_refused_and_left_as_it_is(no_ledger: Path, 
     assert no_ledger.read_bytes() == content
 
 
-def test_another_programs_database_is_refused_and_left_as_it_is(no_ledger: Path) -> None:
-    connection = sqlite3.connect(no_ledger)
-    connection.execute("CREATE TABLE patients (name TEXT)")
-    connection.close()
-    before = no_ledger.read_bytes()
-    with raises(LedgerError, "ledger.another-file", no_ledger, "ledger-path"):
-        Ledger(no_ledger)
-    assert no_ledger.read_bytes() == before
-
-
 def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
     Ledger(path).charge(TRAIN, list(range(2000)))
     damaged = bytearray(path.read_bytes())
@@ -173,13 +157,6 @@ def test_a_damaged_ledger_is_refused_and_left_as_it_is(path: Path) -> None:
     with raises(LedgerError, "ledger.damaged", path, "backup"):
         Ledger(path)
     assert path.read_bytes() == bytes(damaged)
-
-
-def test_a_ledger_cut_short_is_refused(path: Path) -> None:
-    Ledger(path).charge(TRAIN, list(range(2000)))
-    path.write_bytes(path.read_bytes()[:20_000])
-    with raises(LedgerError, "ledger.damaged"):
-        Ledger(path)
 
 
 def test_a_ledger_of_a_later_version_is_refused(path: Path) -> None:
