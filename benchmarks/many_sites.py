@@ -217,7 +217,9 @@ def start_superlink(home: Path, sqlite: bool) -> psutil.Process:
                     return process
             if not _lives(process):
                 break
-    raise LaunchError(f"the SuperLink did not start; its log ends:\n{_log(home, 'superlink')[-2000:]}")
+    raise LaunchError(
+        f"the SuperLink did not start; its log ends:\n{_log(home, 'superlink')[-2000:]}", code="launch.no-superlink"
+    )
 
 
 @contextmanager
