@@ -24,10 +24,10 @@ from umbel.research.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
 PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FOLDERS = "benchmarks|configs|datasets|docs|examples|tests|umbel"
 
-of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @of_each_page
