@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -112,9 +111,8 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
 
 def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
     policy = node.site.policy
-    most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
     steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
-    return LocalUpdate(*steps, most, node.descent, policy.balanced_batches)
+    return LocalUpdate(*steps, policy.max_examples, node.descent, policy.balanced_batches)
 
 
 def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:

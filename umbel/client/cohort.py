@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -102,7 +103,7 @@ class LocalUpdate:
     step_size: float
     batch_size: int
     local_steps: int = 0
-    max_examples: int | None = None
+    max_examples: float = math.inf
     descent: LocalOptimizer = PLAIN
     balanced: bool = False
 
@@ -113,10 +114,10 @@ class LocalUpdate:
 
     def passes_over(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many passes clients of so many rows make."""
-        if self.max_examples is None:
+        if math.isinf(self.max_examples):
             return np.full_like(rows, self.passes)
         a_pass = np.minimum(self.batch_size or rows, rows) if self.local_steps else rows
-        most: NDArray[np.int64] = np.maximum(min(self.max_examples, _MANY) // np.maximum(a_pass, 1), 1)
+        most: NDArray[np.int64] = np.maximum(int(min(self.max_examples, _MANY)) // np.maximum(a_pass, 1), 1)
         return np.minimum(self.passes, most)
 
     def batches(self, rows: int) -> range:

@@ -168,7 +168,7 @@ class Site:
             _limit(policy.budget),
             policy.delta,
             _limit(policy.paper_budget),
-            None if math.isinf(policy.max_participations) else int(policy.max_participations),
+            policy.max_participations,
             policy.min_noise_multiplier,
             policy.max_choice_epsilon,
             policy.report_noise_multiplier > 0,
@@ -177,7 +177,7 @@ class Site:
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` where there is a budget, and nothing that it could count bounds a release."""
         limits = self.limits
-        if limits.budget is None or limits.bounds(release):
+        if limits.budget == math.inf or limits.bounds(release):
             return
         fix = (
             'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
@@ -223,8 +223,9 @@ class Site:
         return run.seed if self.simulated or self.insecure_seed else None
 
 
-def _limit(entry: float) -> Fraction | None:
-    return None if math.isinf(entry) else exact(entry)
+def _limit(entry: float) -> Fraction | float:
+    """Return a budget as people wrote it, exactly, or infinity."""
+    return entry if math.isinf(entry) else exact(entry)
 
 
 def _environment() -> dict[str, Any]:

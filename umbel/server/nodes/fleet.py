@@ -28,13 +28,12 @@ from umbel.protocol.messages import (
 from umbel.protocol.records import from_array_record, pack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.replies import Asked, Average, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import (
-    MAX_CLIENTS,
     TRAIN,
     VALIDATION,
     Absence,
