@@ -112,7 +112,8 @@ class LeakMeter(Observer):
         dataset = run.setup.open_dataset()
         if dataset is None or not run.fleet.roster(run.grid).simulated:
             raise ConfigError(
-                "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+                "observers: the leak meter is for simulation; leave it out where sites have data of their own",
+                code="config.simulation-only",
             )
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
@@ -219,13 +220,13 @@ class LeakMeter(Observer):
         return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
 
 
-def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, radius: float) -> float:
+def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, clip_norm: float) -> float:
     """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
     n = len(change)
     spread = 0.0 if noise is None else n * noise.deviation(n) ** 2
     square = float(change @ change)
     if mode is Clipping.PUBLIC:
-        return float(np.sqrt(max(0.0, square - spread * radius**2)))
+        return float(np.sqrt(max(0.0, square - spread * clip_norm**2)))
     return float(np.sqrt(square / (1 + spread)))
 
 
