@@ -171,7 +171,7 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
         ({"model": "rose"}, "'rose'"),
         ({"model": "linear"}, "does not take (28, 28) images"),
         ({"images": 5}, "there are 4 training clients"),
-        ({"images": 0}, "clients"),
+        ({"images": 0}, "images must be at least 1"),
         ({"restarts": 0}, "restarts must be at least 1"),
         ({"releases": 0}, "releases must be at least 1"),
         ({"noise_multipliers": (1.0, float("nan"))}, "got nan"),

@@ -525,7 +525,10 @@ def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int
 
 
 def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run: str = "") -> dict[int, Arrays]:
-    r"""Return the local parameters that training clients have now.
+    r"""Return the local parameters that training clients have now: the truth by which attacks are judged.
+
+    No server can read it. Here the nodes live in the attacker's own process, so that the audit looks into their state;
+    nothing travels, and the app has no message for it.
 
     Parameters
     ----------

@@ -177,7 +177,7 @@ def _check_numbers(setting: Setting) -> None:
     """Raise where a number cannot be."""
     for nu in setting.noise_multipliers:
         TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
-    for name in ("restarts", "releases"):
+    for name in ("images", "restarts", "releases"):
         if getattr(setting, name) < 1:
             raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}", code="config.out-of-range")
 

@@ -285,7 +285,11 @@ def _difference(hypothesis: Arrays, releases: Arrays, i: int) -> Parameters:
 
 
 def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[Parameters], int]:
-    """Return the means of what is answered, and how often it is.
+    """Ask clients again and again; return the mean of what each answers, and how often they answer.
+
+    Noise is drawn afresh each time and the update is the same, so T releases turn nu into nu / sqrt(T), for T n / nu
+    of the paper's budget. Only a limit on what a client spends stops it. With a guarantee, T releases within one
+    budget show no more than one release that spends it all, since each has sqrt(T) times the noise.
 
     Parameters
     ----------

@@ -57,7 +57,7 @@ def digest(name: str) -> str:
     """Return a digest of an experiment's settings and recipes, and of the numbers that training gives.
 
     Settings are the entries of run configs and the constants on top of modules; of a recipe all code counts but its
-    command and its imports. Comments and docstrings count nowhere.
+    command, its imports and the words of its errors. Comments and docstrings count nowhere.
     """
     pinned = source(_PINNED)  # which an installed umbel has not
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
@@ -71,15 +71,23 @@ def digest(name: str) -> str:
 
 
 def _settings(text: str, recipe: bool) -> list[str]:
-    """Return the constants of a module, and of a recipe its functions as well, without docstrings."""
+    """Return the constants of a module, and of a recipe its functions as well, without docstrings and errors."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             node.body = [one for one in node.body if not _is_text(one)] or [ast.Pass()]
-    kinds: tuple[type[ast.stmt], ...] = (ast.Assign, ast.AnnAssign)
-    if recipe:
-        kinds += (ast.FunctionDef, ast.ClassDef)
-    return [ast.unparse(one) for one in tree.body if isinstance(one, kinds) and getattr(one, "name", "") != "main"]
+        elif isinstance(node, ast.Raise):
+            node.exc = node.cause = None
+    return [ast.unparse(one) for one in tree.body if _is_constant(one) or (recipe and _is_code(one))]
+
+
+def _is_constant(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+    return any(isinstance(name, ast.Name) and name.id.isupper() for one in targets for name in ast.walk(one))
+
+
+def _is_code(node: ast.stmt) -> bool:
+    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main"
 
 
 def _is_text(node: ast.stmt) -> bool:
