@@ -27,6 +27,7 @@ from umbel.protocol.home import write_atomically
 
 Value = str | int | float | None
 Row = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Row], str]]
 
 
 @dataclass(frozen=True)
@@ -39,12 +40,16 @@ class Section:
     rows: Sequence[Sequence[str]] = ()
 
     @classmethod
-    def of(
-        cls, title: str, text: str, columns: Mapping[str, str | Callable[[Any], str]], rows: Iterable[Row]
-    ) -> Section:
-        """Show rows: each column is a row's key, as `cell` says it, or makes its text of the row."""
-        shown = [[cell(row.get(how)) if isinstance(how, str) else how(row) for how in columns.values()] for row in rows]
-        return cls(title, text, tuple(columns), shown)
+    def of(cls, title: str, text: str, columns: Columns, rows: Iterable[Row]) -> Section:
+        """Show rows. A column is a key, a key with a format ("rmse:.3f"; None is empty), or a function of the row."""
+        return cls(title, text, tuple(columns), [[_shown(row, how) for how in columns.values()] for row in rows])
+
+
+def _shown(row: Row, how: str | Callable[[Row], str]) -> str:
+    if not isinstance(how, str):
+        return how(row)
+    key, _, layout = how.partition(":")
+    return format(row[key], layout) if layout and row[key] is not None else cell(row[key])
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from umbel.research.attacks.rows import audit as table_audit
 from umbel.research.attacks.rows.audit import (
     Design,
     Finding,
-    Setting,
     Victims,
     attack,
     audit,
@@ -331,7 +330,7 @@ def test_data_that_cannot_be_audited_are_told(
 
 def test_too_few_victims_are_refused() -> None:
     with raises(ConfigError, "config.too-few-clients", 10, 9):
-        audit(Setting(clients=9))
+        audit(clients=9)
 
 
 # --- the command
@@ -377,7 +376,7 @@ def test_the_command_says_how_to_make_the_data() -> None:
 
 def test_a_table_has_a_row_for_each_mode(data: Data) -> None:
     found = [*guesses(data, data.victims[1], 1), *attack(data, plain("no noise"), 1, made(10, 1, 1), 0)]
-    section, _ = page(Setting(), found).sections
+    section, _ = page("clinics", 0, found).sections
     rows = section.rows
     assert section.title == "Clients of 1 row (300 attacked)"
     assert [row[0] for row in rows] == ["the mean", "public model, given service and place", "no noise"]

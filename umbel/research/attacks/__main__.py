@@ -129,9 +129,8 @@ def rows_command(
     out: Out = None,
 ) -> None:
     """Reconstruct hospitals' rows from what they release, in each mode of release, behind the app's own gate."""
-    setting = rows.Setting(dataset, clients, seed)
-
-    _leave(out, f"rows-{Path(dataset).name}", lambda: rows.page(setting, rows.audit(setting)))
+    name = f"rows-{Path(dataset).name}"
+    _leave(out, name, lambda: rows.page(dataset, seed, rows.audit(dataset, clients, seed)))
 
 
 _COMMANDLINE = ParameterSource.COMMANDLINE

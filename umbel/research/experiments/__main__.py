@@ -54,7 +54,10 @@ Out = Annotated[
 _PLAIN: dict[str, tuple[ModuleType, str]] = {
     "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, and how often they look like that."),
     "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
-    "drift": (drift, "Clients that change: data drift, clients come and go; what become old hypotheses and ledgers?"),
+    "drift": (
+        drift,
+        "Clients that change: their data drift, they come and go; old hypotheses, old ledgers.",
+    ),
     "attacks": (attacks, "What releases show: the headlines of umbel attack, images and local vectors."),
 }
 _HANDWRITING = {

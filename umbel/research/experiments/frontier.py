@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from umbel.protocol.errors import ConfigError
 from umbel.research.experiments.runs import Finished, Spec, finish, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import by_arm, page
-from umbel.research.output import Row, Section, figure, numbers, series, spread
+from umbel.research.output import Columns, Section, figure, numbers, series, spread
 from umbel.simulation.in_process import run_config
 
 SEEDS = 10
@@ -117,13 +117,13 @@ def tables(results: Sequence[Result], folder: Path) -> None:
         f"whole training, its choice included. Where there is no guarantee it says none, and the paper's budget stands "
         f"alone. Sites: the clients are dealt out among {SITES}, which their clients trust."
     )
-    columns: dict[str, str | Callable[[Row], str]] = {
+    columns: Columns = {
         "who protects what": "arm",
         "setting": "label",
         "epsilon": "epsilon_text",
         "paper's budget": "paper_text",
         task.metric: lambda row: spread(row, "mean", task.digits),
-        "worst seed": lambda row: f"{row['worst']:,.{task.digits}f}",
+        "worst seed": f"worst:,.{task.digits}f",
         "last round": lambda row: spread(row, "last", task.digits),
     }
     section = Section.of("Accuracy against epsilon", text, columns, rows)

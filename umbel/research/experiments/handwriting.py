@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from umbel.research.experiments.runs import LOCAL_ONLY, Spec
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import by_arm, page, what_a_client_gets
-from umbel.research.output import Row, Section, figure, mean, numbers, plus_minus, series, spread
+from umbel.research.output import Columns, Row, Section, figure, mean, numbers, plus_minus, series, spread
 from umbel.simulation.in_process import run_config
 
 SEEDS = 3
@@ -122,6 +122,10 @@ def _row(loss: str, k: int, nu: float, runs: Sequence[Result]) -> dict[str, Any]
     }
 
 
+def _printed(row: Row) -> str:
+    return "" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"
+
+
 def _accuracy(rows: Sequence[Row], name: str) -> Section:
     text = (
         "Accuracy of every validation client under its best hypothesis, of the round of lowest validation loss: mean "
@@ -130,17 +134,16 @@ def _accuracy(rows: Sequence[Row], name: str) -> Section:
         "upright ones: 1 if they do, 0 if one hypothesis serves both."
     )
 
-    def printed(how: Callable[[Row], str]) -> Callable[[Row], str]:
-        return lambda row: "" if row["printed"] is None else how(row)
-
-    columns: dict[str, str | Callable[[Row], str]] = {
+    columns: Columns = {
         "loss": "loss",
         "k": "k",
-        "ν": lambda row: f"{row['nu']:g}",
+        "ν": "nu:g",
         name: lambda row: spread(row, "accuracy", 3),
-        "printed, FEMNIST": printed(lambda row: f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"),
-        "difference": printed(lambda row: f"{row['difference']:+.3f}"),
-        "rounds": lambda row: f"{row['rounds']:.0f}",
+        "printed, FEMNIST": lambda row: (
+            "" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"
+        ),
+        "difference": "difference:+.3f",
+        "rounds": "rounds:.0f",
         "Rand index": lambda row: spread(row, "rand_index", 2) if row["k"] > 1 else "",
     }
     return Section.of("Accuracy", text, columns, rows)

@@ -30,7 +30,7 @@ from umbel.privacy.mechanisms import Laplace
 from umbel.protocol.release import Clipping
 from umbel.research.attacks.pac_attack import Estimate, checkpoint, theorem_1
 from umbel.research.experiments.sweep import PACKAGES
-from umbel.research.output import COLOURS, MARKERS, Page, Section, Value, figure
+from umbel.research.output import Columns, Page, Section, Value, cell, figure, series
 from umbel.server.run_folder import versions
 
 ITEMS, FACTORS, LABELLED = 500, 8, 40
@@ -209,9 +209,14 @@ def _theorem_1(trials: int, seed: int) -> Part:
         f"{ITEMS} predictions comes out wrong. Rows are like rates p. Enough is the least T from which on failures "
         "stay below delta."
     )
-    columns = ("p", "bound T", "trials", "failure rate at T", "T that is enough")
-    cells = [[f"{r['p']:g}", str(r["bound"]), str(trials), f"{r['failures']:.4f}", str(r["suffices"])] for r in rows]
-    return Section("Theorem 1", text, columns, cells), rows
+    columns = {
+        "p": "p:g",
+        "bound T": "bound:d",
+        "trials": "trials:d",
+        "failure rate at T": "failures:.4f",
+        "T that is enough": "suffices:d",
+    }
+    return Section.of("Theorem 1", text, columns, rows), rows
 
 
 def _noisy(trials: int, seed: int, theorem: int) -> Part:
@@ -222,11 +227,11 @@ def _noisy(trials: int, seed: int, theorem: int) -> Part:
         for sigma in SIGMAS:
             clients = Trials.draw(trials, p, seed)
             bounds = (_theorem_2 if theorem == 2 else _theorem_3)(clients, p, sigma)
-            errors = _noisy_errors(clients, update, sigma, bounds, seed)
+            at_bound, enough = _noisy_errors(clients, update, sigma, bounds, seed)
             rows.append(
                 {"table": f"theorem {theorem}", "p": p, "sigma": sigma, "bound": float(np.median(bounds)),
-                 "trials": trials, "failures": float((errors.at_bound > EPSILON).mean()),
-                 "suffices": errors.enough, "ratio": float(np.median(bounds)) / errors.enough}
+                 "trials": trials, "failures": float((at_bound > EPSILON).mean()),
+                 "suffices": enough, "ratio": float(np.median(bounds)) / enough}
             )  # fmt: skip
     text = (
         f"Messages with Gaussian noise sigma a component on items that changed, epsilon = {EPSILON:g}, delta = "
@@ -236,25 +241,22 @@ def _noisy(trials: int, seed: int, theorem: int) -> Part:
         "client with more than a share epsilon of predictions wrong. Enough is the least T from which on failures stay "
         "below delta."
     )
-    columns = ("p", "sigma", "bound T (median)", "trials", "failure rate at T", "T that is enough", "bound / enough")
-    cells = [
-        [f"{r['p']:g}", f"{r['sigma']:g}", f"{r['bound']:,.0f}", str(trials), f"{r['failures']:.4f}",
-         str(r["suffices"]), f"{r['ratio']:.0f}"]
-        for r in rows
-    ]  # fmt: skip
-    return Section(f"Theorem {theorem}", text, columns, cells), rows
-
-
-@dataclass(frozen=True)
-class _NoisyErrors:
-    at_bound: Matrix
-    enough: int
+    columns = {
+        "p": "p:g",
+        "sigma": "sigma:g",
+        "bound T (median)": "bound:,.0f",
+        "trials": "trials:d",
+        "failure rate at T": "failures:.4f",
+        "T that is enough": "suffices:d",
+        "bound / enough": "ratio:.0f",
+    }
+    return Section.of(f"Theorem {theorem}", text, columns, rows), rows
 
 
 def _noisy_errors(
     clients: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
-) -> _NoisyErrors:
-    """Attack each client until its own bound, and see how it stood on the way."""
+) -> tuple[Matrix, int]:
+    """Attack each client until its own bound; return its error then, and the T that is enough for all."""
     noised = partial(_messages, sigma=sigma, noise=np.random.default_rng([seed, NOISE]))
     at_bound = np.full(len(bounds), np.nan)
     times: list[int] = []
@@ -269,7 +271,7 @@ def _noisy_errors(
                 failures.append(float((errors > EPSILON).mean()))
         if t == bounds.max():
             break
-    return _NoisyErrors(at_bound, times[_suffices(failures) - 1])
+    return at_bound, times[_suffices(failures) - 1]
 
 
 def _messages(updates: NDArray[np.float32], sigma: float, noise: np.random.Generator) -> NDArray[np.float32]:
@@ -326,21 +328,17 @@ def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
         "clients go on learning: their vectors move on while it averages, so that more than some dozens of "
         "interactions make it worse."
     )
-    columns = ("attack", "noise per", "ν", "T, half", "T, 9 of 10", "T/ν², half", "lowest median error")
-    lines = [
-        [
-            str(r["attack"]), str(r["noise_per"]), f"{r['nu']:g}", _or_never(r["half"]), _or_never(r["most"]),
-            f"{r['half'] / r['nu'] ** 2:.1f}" if isinstance(r["half"], int) and isinstance(r["nu"], float) else "",
-            f"{r['lowest']:.3f} at T = {r['lowest_at']}",
-        ]
-        for r in rows
-    ]  # fmt: skip
+    columns: Columns = {
+        "attack": "attack",
+        "noise per": "noise_per",
+        "ν": "nu:g",
+        "T, half": lambda row: cell(row["half"]) or "never",
+        "T, 9 of 10": lambda row: cell(row["most"]) or "never",
+        "T/ν², half": lambda row: f"{row['half'] / row['nu'] ** 2:.1f}" if row["half"] else "",
+        "lowest median error": lambda row: f"{row['lowest']:.3f} at T = {row['lowest_at']}",
+    }
     _figure(rows, folder)
-    return Section("The Laplace release", text, columns, lines), rows
-
-
-def _or_never(value: Value) -> str:
-    return f"{value:,}" if isinstance(value, int) else "never"
+    return Section.of("The Laplace release", text, columns, rows), rows
 
 
 def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
@@ -418,12 +416,14 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
         "the share on which the stolen one differs from it, error the share of labels that the server gets wrong; "
         f"means over clients. Guessing that everything is disliked errs on {_RATE:g}."
     )
-    columns = ("ν", "eta", "epsilon", "error", "error ≤ epsilon + eta")
-    cells = [
-        [f"{r['nu']:g}", f"{r['eta']:.3f}", f"{r['epsilon']:.3f}", f"{r['error']:.3f}", f"{r['holds']:.0%}"]
-        for r in rows
-    ]
-    return Section("Proposition 1", text, columns, cells), rows
+    columns = {
+        "ν": "nu:g",
+        "eta": "eta:.3f",
+        "epsilon": "epsilon:.3f",
+        "error": "error:.3f",
+        "error ≤ epsilon + eta": "holds:.0%",
+    }
+    return Section.of("Proposition 1", text, columns, rows), rows
 
 
 def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
@@ -432,8 +432,7 @@ def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
         ax = axes[0, 0]
         for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
             own = [r for r in rows if (r["attack"], r["noise_per"]) == (name, unit) and r["half"]]
-            style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "linewidth": 1}
-            ax.plot([r["nu"] for r in own], [r["half"] for r in own], **style, label=f"{name}, noise per {unit}")
+            ax.plot([r["nu"] for r in own], [r["half"] for r in own], **series(i), label=f"{name}, noise per {unit}")
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set(xlabel="noise multiplier ν", ylabel="interactions until half are stolen")

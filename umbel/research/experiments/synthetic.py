@@ -15,7 +15,7 @@ from umbel.research.experiments.fairness import Grouping, group_fairness
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import alone, by_arm, good, page, what_a_client_gets
-from umbel.research.output import COLOURS, MARKERS, Row, Section, figure, mean, numbers, rate, spread
+from umbel.research.output import COLOURS, MARKERS, Columns, Row, Section, figure, mean, numbers, rate, spread
 from umbel.simulation.in_process import run_config
 
 SEEDS = 100
@@ -147,12 +147,12 @@ def _outcomes(rows: Sequence[Row]) -> Section:
         "highest privacy leakage of a client. Without noise nothing bounds the leakage. The irreducible RMSE is "
         "√(1/3) = .577."
     )
-    columns: dict[str, str | Callable[[Row], str]] = {
+    columns: Columns = {
         "who": "who",
         "setting": "setting",
         "RMSE": lambda row: spread(row, "rmse", 3),
-        "median": lambda row: f"{row['rmse_median']:.3f}",
-        "rounds": lambda row: f"{row['rounds']:.0f}",
+        "median": "rmse_median:.3f",
+        "rounds": "rounds:.0f",
         "optima found": often("optima_found"),
         "not told apart": often("collapsed"),
         "leakage": lambda row: "no bound" if row["leakage"] is None else spread(row, "leakage", 2),

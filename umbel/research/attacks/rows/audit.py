@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -154,25 +155,6 @@ _GATE, _ATTACK = 1, 2  # streams of the seed
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What is audited.
-
-    Attributes
-    ----------
-    dataset : str
-        Name or path.
-    clients : int
-        Victims of each kind, at most.
-    seed : int
-        Of every draw.
-    """
-
-    dataset: str = "hospital"
-    clients: int = CLIENTS
-    seed: int = 0
-
-
-@dataclass(frozen=True)
 class Finding:
     """How well one quantity of clients of one kind is found in one mode.
 
@@ -213,15 +195,8 @@ class Finding:
     clients: int
 
 
-@dataclass(frozen=True)
-class Design:
-    """What the server asks, once.
-
-    Attributes
-    ----------
-    probe : Probe
-    clip_norm : float
-    """
+class Design(NamedTuple):
+    """What the server asks, once."""
 
     probe: Probe
     clip_norm: float
@@ -236,10 +211,19 @@ class _Guess:
     claimed: str
 
 
-def audit(setting: Setting) -> list[Finding]:
+def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
     """Attack hospitals in all modes.
 
     One thread computes, so that the digits do not depend on the number of cores.
+
+    Parameters
+    ----------
+    dataset : str
+        Name or path.
+    clients : int
+        Victims of each kind, at most.
+    seed : int
+        Of every draw.
 
     Raises
     ------
@@ -248,29 +232,29 @@ def audit(setting: Setting) -> list[Finding]:
     FleetError
         When the gate refuses, as it does where the environment holds a stricter policy.
     """
-    if setting.clients < SITE:
+    if clients < SITE:
         raise ConfigError(
-            f"the audit takes at least {SITE} clients, which a site's sums are of; got {setting.clients}",
+            f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}",
             code="config.too-few-clients",
         )
     try:
-        path = find_typed(setting.dataset)
+        path = find_typed(dataset)
     except DatasetError as error:
         raise DatasetError(f"{error.text}. For the audit {HOW}", code=error.code) from None
-    data = Data.of(open_dataset(path), setting.seed)
+    data = Data.of(open_dataset(path), seed)
     torch.set_num_threads(1)
     found: list[Finding] = []
     kinds = [(mode, rows) for mode in modes() for rows in data.victims]
     for rows in data.victims:
-        found += guesses(data, _asked(data, rows, setting), rows)
+        found += guesses(data, _asked(data, rows, clients), rows)
     for mode, rows in track(kinds, "modes", console=Console(stderr=True), transient=True):
-        found += attack(data, mode, rows, _asked(data, rows, setting), setting.seed)
+        found += attack(data, mode, rows, _asked(data, rows, clients), seed)
     return found
 
 
-def _asked(data: Data, rows: int, setting: Setting) -> Hospitals:
+def _asked(data: Data, rows: int, clients: int) -> Hospitals:
     """Return the victims of so many rows: as many whole sites as there are."""
-    there = min(setting.clients, len(data.victims[rows]))
+    there = min(clients, len(data.victims[rows]))
     return data.victims[rows].some(slice(0, max(SITE, there // SITE * SITE)))
 
 
@@ -646,7 +630,7 @@ def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantit
     )
 
 
-def page(setting: Setting, findings: Sequence[Finding]) -> Page:
+def page(dataset: str, seed: int, findings: Sequence[Finding]) -> Page:
     """Return a table for each kind of client, and the words under it."""
     sections = []
     for rows in dict.fromkeys(one.rows for one in findings):
@@ -659,7 +643,7 @@ def page(setting: Setting, findings: Sequence[Finding]) -> Page:
         columns = ("mode", "ν", "releases", "pure ε", *QUANTITIES)
         sections.append(Section(heading, "", columns, [_cells(some) for some in own.values()]))
     sections.append(Section("", "\n\n".join(NOTES)))
-    title = f"What releases show of a hospital's rows ({Path(setting.dataset).name}, seed {setting.seed})"
+    title = f"What releases show of a hospital's rows ({Path(dataset).name}, seed {seed})"
     return Page(title, sections, [asdict(one) for one in findings])
 
 
