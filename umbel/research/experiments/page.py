@@ -54,10 +54,10 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
 
 
 def digest(name: str) -> str:
-    """Return a digest of an experiment's settings and recipes, and of the numbers that training gives.
+    """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers that training gives.
 
-    Settings are the entries of run configs and the constants on top of modules; of a recipe all code counts but its
-    command, its imports and the words of its errors. Comments and docstrings count nowhere.
+    Settings are the entries of run configs, and the constants on top of modules that are no text. What recipes make
+    with theirs, their tests pin.
     """
     pinned = source(_PINNED)  # which an installed umbel has not
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
@@ -65,33 +65,27 @@ def digest(name: str) -> str:
         files = source(pattern)
         for file in sorted(files.parent.glob(files.name)):
             text = file.read_text(encoding="utf-8")
-            said = sorted(tomllib.loads(text).items()) if file.suffix == ".toml" else _settings(text, _DATA in pattern)
+            said = sorted(tomllib.loads(text).items()) if file.suffix == ".toml" else _constants(text)
             content.update(repr((file.stem, said)).encode())
     return content.hexdigest()[:16]
 
 
-def _settings(text: str, recipe: bool) -> list[str]:
-    """Return the constants of a module, and of a recipe its functions as well, without docstrings and errors."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            node.body = [one for one in node.body if not _is_text(one)] or [ast.Pass()]
-        elif isinstance(node, ast.Raise):
-            node.exc = node.cause = None
-    return [ast.unparse(one) for one in tree.body if _is_constant(one) or (recipe and _is_code(one))]
+def _constants(text: str) -> list[str]:
+    """Return the constants of a module's source that are no text, as code."""
+    found = []
+    for node in ast.parse(text).body:
+        names = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if names and all(isinstance(one, ast.Name) and one.id.isupper() for name in names for one in _parts(name)):
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if not isinstance(value, ast.JoinedStr) and not isinstance(getattr(value, "value", None), str):
+                found.append(ast.unparse(node))
+    return found
 
 
-def _is_constant(node: ast.stmt) -> bool:
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
-    return any(isinstance(name, ast.Name) and name.id.isupper() for one in targets for name in ast.walk(one))
-
-
-def _is_code(node: ast.stmt) -> bool:
-    return isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != "main"
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+def _parts(name: ast.expr) -> list[ast.expr]:
+    return name.elts if isinstance(name, ast.Tuple) else [name]
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
