@@ -83,7 +83,7 @@ def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, mon
     assert edited(recipe, "DECIMALS = 6", "DECIMALS = 5")
     assert edited(config, "rounds = 100", "rounds = 101")
     assert not edited(module, "def tables(", "# A comment.\ndef tables_of(")
-    assert not edited(recipe, "def main(", "TEXT = 'An error.'\ndef main(")
+    assert not edited(recipe, "OPTIMA = ", "TEXT = 'An error.'\nOPTIMA = ")
     assert not edited(config, "rounds = 100", "# A comment.\nrounds = 100")
     (tmp_path / page._PINNED).write_bytes(b"other numbers")
     assert page.digest("synthetic") != before

@@ -70,7 +70,7 @@ class Setting:
     seed : int
         Of every draw.
     attacks : tuple of str
-        Keys of `ATTACKS`. Each finds the same whatever the others are.
+        Keys of `ATTACKS`. The choice does not change what each finds.
     """
 
     dataset: str
@@ -370,7 +370,7 @@ def matched(images: Sequence[Images], originals: Images, otherwise: Images) -> l
 
 
 def _sums(scene: Scene) -> Iterator[Finding]:
-    """The images of ten clients of one image each, taken apart from their site's sum by a server that knows nobody."""
+    """The images of ten clients of one image each, from their site's sum; the server knows none of them."""
     folder, rows = scene.singles()
     count = max(1, scene.setting.images // BATCH)
     rows, start = rows[: count * SITE], scene.poised()

@@ -98,8 +98,8 @@ class LeakMeterOptions:
 class LeakMeter(Observer):
     """Attacks one training client, drawn by the seed, in rounds 1, 1 + every, ...
 
-    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a run that is resumed goes on with it. What
-    a client's local parameters are estimated from starts anew then, as they do themselves in simulation.
+    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a resumed run appends to it. The
+    estimate of a client's local parameters starts again then, as these do themselves in simulation.
 
     Where a model has local parameters, the client trains them each time that it is asked.
     """
@@ -248,7 +248,7 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
     if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
         scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
         beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
-    # The paper's budget of a client that took part in every round so far, which nobody spends more than.
+    # The paper's budget of a client that took part in every round so far, the most that any can spend.
     spent = [] if setup.release.paper_cost is None else [setup.release.paper_spend(number) for number in rounds]
     often = "round" if every == 1 else f"{every} rounds"
     text = (

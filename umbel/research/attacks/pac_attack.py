@@ -256,12 +256,12 @@ class PacAttack(Recommender, Observer):
     """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
 
     In process, clients' own local parameters tell how far the attack is (`local_parameters`), and it is
-    content when they are known but for their sign; elsewhere nobody knows what was stolen, and it asks as often as
+    content when they are known but for their sign; elsewhere what was stolen is unknown, and it asks as often as
     it may. `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
     ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
     estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the population's rate
     tells of each victim by itself (Assumption 1, both ways), and of all victims together (`signs_by_items`);
-    nothing where nobody knows or no sign is settled; ``spent`` by the client on these interactions by the paper's
+    None where they are unknown or no sign is settled; ``spent`` by the client on these interactions by the paper's
     budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
     the victims get the honest items back (R = 0).
     """
@@ -321,7 +321,7 @@ class PacAttack(Recommender, Observer):
 
     @property
     def _phase(self) -> _Phase:
-        """The phase that goes on, or the last."""
+        """The current phase, or the last."""
         return self._phases[min(self._done, len(self._phases) - 1)]
 
     @property
@@ -392,7 +392,7 @@ class PacAttack(Recommender, Observer):
         )
 
     def after_round(self, run: Run) -> None:
-        """See how far the attack is, and go on to the next phase when this one is done.
+        """See how far the attack is, and start the next phase when this one is done.
 
         It is done too when no victim releases anything any more.
         """
@@ -421,7 +421,7 @@ class PacAttack(Recommender, Observer):
         return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
 
     def _errors(self, run: Run) -> dict[int, _Errors]:
-        """Return the errors of each victim's estimate; of none where nobody knows."""
+        """Return the errors of each victim's estimate; empty where the truth is unknown."""
         factors, phase = factors_of(self._model), self._phase
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
         truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
@@ -481,8 +481,8 @@ class PacAttack(Recommender, Observer):
             remark += "no client released anything, so nothing was stolen."
         elif all(row["error"] is None for row in own):
             remark += (
-                f"clients released {max(row['interactions'] for row in own)} times at most. Nobody can read their own "
-                "local parameters here, so nobody knows what was stolen."
+                f"clients released {max(row['interactions'] for row in own)} times at most. Their own local parameters "
+                "cannot be read here, so what was stolen is unknown."
             )
         else:
             first = needed(own, self.options.error)

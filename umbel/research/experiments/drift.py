@@ -1,7 +1,7 @@
 """Clients that change (the group privacy paper's future work): rows that drift, clients that change sides, come and go.
 
-Seven phases on linear models in the plane, each a run of its own on the same nodes, whose ledgers go on. A run starts
-from what the one before has found, or from hypotheses drawn anew.
+Seven phases on linear models in the plane, each a run on the same nodes, which keep their ledgers. A run starts
+from what the run before found, or from newly drawn hypotheses.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NEAR = 1.1
 """Errors up to so many times that of the true parameters count as found again."""
 _IN_A_ROW = 3  # rounds
 FRESH, BEFORE = "", "the run before"
-"""What a phase starts from: hypotheses drawn anew, or those of the phase before."""
+"""What a phase starts from: newly drawn hypotheses, or those of the phase before."""
 SPARE = "a spare from"
 """No key of the run config: the phase from which on there is one hypothesis more, 0 for none."""
 

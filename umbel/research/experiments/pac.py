@@ -1,7 +1,7 @@
 """PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does.
 
 A trial is a client with N labelled items of I, whose local parameters u and whose item vectors are drawn
-from N(0, I), as in nobody's data: the theorems hold for any. All trials of a table train together, as the
+from N(0, I), as in no real data: the theorems hold for any. All trials of a table train together, as the
 clients of a cohort do, and the server's estimate is that of `umbel.research.attacks.pac_attack`.
 """
 
@@ -342,8 +342,8 @@ def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
 
 
 def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
-    """Attack until 9 of 10 are stolen, or it makes no sense to go on."""
-    # With noise on an item's own change alone, items that nobody changed come back as they were.
+    """Attack until 9 of 10 are stolen, or the limit of interactions is reached."""
+    # With noise on an item's own change alone, unchanged items come back as they were.
     narrow = clients.narrowed() if zero and unit == "row" else clients
     noised = partial(_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
     found: dict[str, Value] = {"half": None, "most": None, "lowest": math.inf, "lowest_at": 0}

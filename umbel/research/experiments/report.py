@@ -29,7 +29,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     """Write the report of a run from what it left behind, and return its path.
 
     Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the
-    validation clients, and how the run serves them on rows held out; of sites' own data nobody can tell.
+    validation clients, and how the run serves them on rows held out. Of sites' own data the server knows neither.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
         try:
             alone = _held_out(local_only(setup.model, dataset, setup.config))
         except DatasetError as error:
-            raise ConfigError(f"{LOCAL_ONLY}: {error.text}; leave it out", code=error.code) from error
+            raise DatasetError.of(error, f"leave out {LOCAL_ONLY}: ") from error
     page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
     folder.write_report(page)
     return folder.path / "report.html"

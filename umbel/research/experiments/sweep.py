@@ -1,4 +1,4 @@
-"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep goes on."""
+"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep can be resumed."""
 
 from __future__ import annotations
 

@@ -172,7 +172,7 @@ def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechani
 
 
 def standard() -> list[Setting]:
-    """Return the settings that are audited where nobody names one: of small models, with meaningful claims."""
+    """Return the settings that are audited by default: of small models, with meaningful claims."""
     joint, often = training(2, 4, 2, 1.0), training(2, 16, 2, 0.25)
     return [
         *(Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE),

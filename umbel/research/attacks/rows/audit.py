@@ -240,7 +240,7 @@ def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> l
     try:
         path = find_typed(dataset)
     except DatasetError as error:
-        raise DatasetError(f"{error.text}. For the audit {HOW}", code=error.code) from None
+        raise DatasetError.of(error, f"{HOW}: ") from None
     data = Data.of(open_dataset(path), seed)
     torch.set_num_threads(1)
     found: list[Finding] = []
@@ -526,7 +526,7 @@ def _without_noise(
 def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
     """Return constants all over the range of payments, which end next to the payment of a client's only row.
 
-    With an odd number of epochs no client ends where it began, whatever it did in between.
+    With an odd number of epochs no client ends where it began.
     """
     edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), _OPEN + 1)
     centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
