@@ -28,6 +28,7 @@ Programming errors stay Python's own.
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Self
 
 
@@ -60,6 +61,15 @@ class UmbelError(Exception):
         """Return an error of this class with the text and the code of another, after a prefix that says where."""
         text = error.text if isinstance(error, UmbelError) else str(error)
         return cls(f"{prefix}{text}", code=error.code if isinstance(error, UmbelError) else "")
+
+
+def told(line: str, prefix: str = "") -> UmbelError | None:
+    """Return the error that another process told in a line, after a prefix; None where the line ends with no code."""
+    found = re.fullmatch(r"(?P<text>.*) \[(?P<code>(?P<kind>[a-z]+)\.[a-z0-9-]+)\]", line, re.DOTALL)
+    kinds = {kind.kind: kind for kind in UmbelError.__subclasses__()}
+    if found is None or found["kind"] not in kinds:
+        return None
+    return kinds[found["kind"]](prefix + found["text"], code=found["code"])
 
 
 class ConfigError(UmbelError):

@@ -13,7 +13,7 @@ def umbel_home() -> Path:
     home = Path(os.environ.get("UMBEL_HOME") or Path.home() / "umbel").expanduser()
     if not home.is_absolute():
         # It would mean another folder in every process.
-        raise ConfigError(f"UMBEL_HOME must be an absolute path, got {str(home)!r}")
+        raise ConfigError(f"UMBEL_HOME must be an absolute path, got {str(home)!r}", code="config.home")
     return home
 
 

@@ -38,17 +38,19 @@ def import_by_name(name: str) -> Any:
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or module_name.startswith("."):
-        raise ConfigError(f"cannot import {module_name!r} of {name!r}: give the module's full name")
+        raise ConfigError(
+            f"cannot import {module_name!r} of {name!r}: give the module's full name", code="config.import"
+        )
     with _own_first():
         module_name = _current(module_name)
         try:
             module = importlib.import_module(module_name)
         except Exception as error:  # a user's code may raise anything
-            raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}") from error
+            raise ConfigError(f"cannot import {module_name!r} of {name!r}: {error}", code="config.import") from error
     try:
         return getattr(module, attribute)
     except AttributeError:
-        raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})") from None
+        raise ConfigError(f"{module_name!r} has no {attribute!r} (asked for {name!r})", code="config.import") from None
 
 
 def own_path() -> str:
@@ -114,10 +116,15 @@ def load_class(what: str, name: str, built_in: Mapping[str, type[T]], base: type
     if name in built_in:
         return built_in[name]
     if ":" not in name:
-        raise ConfigError(f"unknown {what} {name!r}; choose from {', '.join(built_in)} or give package.module:Class")
+        raise ConfigError(
+            f"unknown {what} {name!r}; choose from {', '.join(built_in)} or give package.module:Class",
+            code="config.unknown-name",
+        )
     found = import_by_name(name)
     if not (isinstance(found, type) and issubclass(found, base)):
-        raise ConfigError(f"{what} {name!r} is no class built on {base.__module__}.{base.__name__}")
+        raise ConfigError(
+            f"{what} {name!r} is no class built on {base.__module__}.{base.__name__}", code="config.not-built-on"
+        )
     return found
 
 
@@ -127,7 +134,9 @@ def parse_pairs(text: str, key: str) -> dict[str, str]:
     for word in text.split():
         name, equals, value = word.partition("=")
         if not (name and equals) or name in pairs:
-            raise ConfigError(f'{key} must be "name=value name=value", each name once, got {text!r}')
+            raise ConfigError(
+                f'{key} must be "name=value name=value", each name once, got {text!r}', code="config.option-pairs"
+            )
         pairs[name] = value
     return pairs
 
@@ -153,7 +162,7 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
     given = parse_pairs(text, key)
     pairs = {name.replace("-", "_"): value for name, value in given.items()}
     if len(pairs) < len(given):
-        raise ConfigError(f"{key} must give each option once, got {text!r}")
+        raise ConfigError(f"{key} must give each option once, got {text!r}", code="config.option-pairs")
     dataclass: Any = kind
     known = {field.name: field for field in dataclasses.fields(dataclass)}
     for name in pairs:
@@ -161,12 +170,14 @@ def parse_options(kind: type[T], text: str, key: str) -> T:
             near = difflib.get_close_matches(name, known, 1)
             options = f"the options are {', '.join(known)}" if known else "there are none"
             there = f"did you mean {near[0]}?" if near else options
-            raise ConfigError(f"{key}: there is no option {name}; {there}")
+            raise ConfigError(f"{key}: there is no option {name}; {there}", code="config.unknown-option")
     try:
         return TypeAdapter(kind).validate_strings(pairs)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0]) if first["loc"] else ""
         if first["type"] == "missing":
-            raise ConfigError(f"{key} lacks {name}") from None
-        raise ConfigError(f"{key}: {name} {fault_text(first)}, got {pairs.get(name)!r}") from None
+            raise ConfigError(f"{key} lacks {name}", code="config.missing-option") from None
+        raise ConfigError(
+            f"{key}: {name} {fault_text(first)}, got {pairs.get(name)!r}", code="config.option-value"
+        ) from None

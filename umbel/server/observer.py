@@ -111,6 +111,8 @@ def load_observers(text: str) -> tuple[Observer, ...]:
         name, _, options = entry.partition(" ")
         kind = import_by_name(name)
         if not (isinstance(kind, type) and issubclass(kind, Observer)):
-            raise ConfigError(f"observers: {name!r} is no class built on umbel.server.observer.Observer")
+            raise ConfigError(
+                f"observers: {name!r} is no class built on umbel.server.observer.Observer", code="config.not-built-on"
+            )
         observers.append(kind(parse_options(kind.Options, options, f"observers, {name}")))
     return tuple(observers)

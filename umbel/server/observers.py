@@ -62,11 +62,12 @@ class Released(Observer):
         roster = run.fleet.roster(run.grid)
         # Those that died are left out of the next round; others will refuse again.
         if roster.simulated and trained[-1].lost_nodes > roster.left_out(trained[-1].number + 1):
-            raise FleetError("the simulated nodes refuse to train, so that nothing can be learnt")
+            raise FleetError("the simulated nodes refuse to train, so that nothing can be learnt", code="nodes.refused")
         if len(trained) >= _FIRST:
             raise FleetError(
                 f"no client released anything in the first {_FIRST} rounds: {trained[-1].lost_nodes} nodes refused or "
-                "kept silent in the last of them; each site's own log says why"
+                "kept silent in the last of them; each site's own log says why",
+                code="nodes.no-releases",
             )
 
 

@@ -136,7 +136,9 @@ class RunFolder:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(f"another process does the run in {self.path}; wait for it, or stop it") from None
+                raise ConfigError(
+                    f"another process does the run in {self.path}; wait for it, or stop it", code="config.run-held"
+                ) from None
             yield
 
     def write_config(self, run_config: Mapping[str, Any], **digests: str) -> None:

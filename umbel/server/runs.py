@@ -43,12 +43,17 @@ def find_run(name: str) -> Path:
     if len(found) == 1:
         return runs[found[0]]
     if path.is_dir():
-        raise ConfigError(f"{path} holds no run: config.toml is missing; give the folder of one run")
+        raise ConfigError(
+            f"{path} holds no run: config.toml is missing; give the folder of one run", code="config.no-run"
+        )
     if found:
-        raise ConfigError(f"{len(found)} runs begin with {name!r}: {', '.join(found[:3])}, ...; give more of the name")
+        raise ConfigError(
+            f"{len(found)} runs begin with {name!r}: {', '.join(found[:3])}, ...; give more of the name",
+            code="config.ambiguous-run",
+        )
     near = difflib.get_close_matches(name, runs, 1, 0.8)
     hint = f"did you mean {near[0]}?" if near else "list them with: umbel runs list"
-    raise ConfigError(f"there is no run {name!r} in {home_of_runs()}; {hint}")
+    raise ConfigError(f"there is no run {name!r} in {home_of_runs()}; {hint}", code="config.no-run")
 
 
 def run_named(key: str, name: str) -> Path:
@@ -56,4 +61,4 @@ def run_named(key: str, name: str) -> Path:
     try:
         return find_run(name)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+        raise ConfigError.of(error, f"{key}: ") from None

@@ -82,7 +82,10 @@ class Saved:
         while state.history and not state.history[-1].asked:
             state.history.pop()
         if len(state.history) > setup.config.rounds or (over and len(state.history) == setup.config.rounds):
-            raise ConfigError(f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on")
+            raise ConfigError(
+                f"resume: the run has done its {len(state.history)} rounds; raise rounds to go on",
+                code="config.resume-done",
+            )
         state.stopped = ""
         return cls(folder, state, spent, kept, nodes, snapshots)
 
@@ -93,11 +96,15 @@ def _told(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise ConfigError(f"resume: {path} holds no run that finished a round: {error}") from error
-    except (OSError, LookupError, TypeError, ValueError, ProtocolError, safetensors.SafetensorError) as error:
-        what = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ConfigError(
-            f"resume: {path} is damaged: {' '.join(what.split())}; put back a copy that is whole, or start a new run"
+            f"resume: {path} holds no run that finished a round: {error}", code="config.no-run"
+        ) from error
+    except (OSError, LookupError, TypeError, ValueError, ProtocolError, safetensors.SafetensorError) as error:
+        text = error.text if isinstance(error, ProtocolError) else str(error)
+        what = f"{text} is missing" if isinstance(error, KeyError) else text
+        raise ConfigError(
+            f"resume: {path} is damaged: {' '.join(what.split())}; put back a copy that is whole, or start a new run",
+            code="config.run-damaged",
         ) from error
 
 
@@ -106,11 +113,15 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
     config = setup.config.entries()
     for key, value in RunConfig.current(was).items():
         if key not in _FREE and config.get(key) != value:
-            raise ConfigError(f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was")
+            raise ConfigError(
+                f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was",
+                code="config.resume-changed",
+            )
     if data and (now := setup.digests["data"]) and data != now:
         raise ConfigError(
             f"resume: the rows of dataset {setup.config.dataset!r} are others than those that the run began "
-            f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}"
+            f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}",
+            code="config.resume-data",
         )
 
 

@@ -18,7 +18,7 @@ from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy import mechanisms
 from umbel.privacy.accounting.guarantee import site_release
 from umbel.protocol.arrays import Arrays, all_finite, flatten
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.errors import ConfigError
 from umbel.protocol.release import Release, ReleaseBy
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 from umbel.protocol.tasks import TrainingSpec
@@ -55,26 +55,29 @@ class Setup:
 
         Raises
         ------
-        ConfigError
-            For the first entry that cannot be used.
+        ConfigError, DatasetError, ModelError
+            For the first entry that cannot be used, or what it names.
         """
         run = RunConfig.parse(run_config)
-        try:
-            fleet = Fleet.of(run)
-            strategy = strategies.make(run, fleet)
-            # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
-            dataset = _open(run, part=True)
-            manifest = dataset.manifest if dataset else None
-            model = models.load_for(run, manifest)
-        except (DatasetError, ModelError) as error:
-            raise ConfigError(str(error)) from error
+        fleet = Fleet.of(run)
+        strategy = strategies.make(run, fleet)
+        # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
+        dataset = _open(run, part=True)
+        manifest = dataset.manifest if dataset else None
+        model = models.load_for(run, manifest)
         strategy.check(run, model)
         fleet.metric_is_share = model.metric.share
         if dataset and (reason := misfit(model, dataset)):
             name = f"dataset {dataset.manifest.name!r}"
-            raise ConfigError(f"model {model.name!r} {reason} ({name}); name another model, or repair the data")
+            raise ConfigError(
+                f"model {model.name!r} {reason} ({name}); name another model, or repair the data",
+                code="config.model-misfit",
+            )
         if run.message_noise and not model.local_shapes:
-            raise ConfigError(f"message-noise is for models with local parameters, not {model.name!r}; set it to 0")
+            raise ConfigError(
+                f"message-noise is for models with local parameters, not {model.name!r}; set it to 0",
+                code="config.message-noise",
+            )
         mechanisms.load(run.mechanism)
         LocalOptimizer.of(run)
         return cls(run, strategy, fleet, model, manifest)
@@ -105,11 +108,16 @@ class Setup:
         try:
             saved, found = folder.read_config(), folder.read_best()
         except (OSError, ValueError, safetensors.SafetensorError) as error:
-            raise ConfigError(f"start-from: {path} holds no run that finished a round: {error}") from error
+            raise ConfigError(
+                f"start-from: {path} holds no run that finished a round: {error}", code="config.no-run"
+            ) from error
         shapes = {name: value.shape[1:] for name, value in found.items()}
         was = saved.get("config")
         if not isinstance(was, dict) or type(was.get("seed")) is not int:
-            raise ConfigError(f"start-from: {path}/config.toml does not say which seed the run had; name another run")
+            raise ConfigError(
+                f"start-from: {path}/config.toml does not say which seed the run had; name another run",
+                code="config.run-damaged",
+            )
         if shapes != self.model.shapes:
             data = was.get("dataset")
             fix = "set model, frozen and local as they were"
@@ -117,27 +125,34 @@ class Setup:
                 fix = f"that run was of dataset {data!r}; set dataset={data}, or {fix}"
             raise ConfigError(
                 f"start-from: the hypotheses of {path.name} are of {shapes}, and model {self.model.name!r} is of "
-                f"{self.model.shapes}; {fix}"
+                f"{self.model.shapes}; {fix}",
+                code="config.start-from-misfit",
             )
         try:
             check_hypotheses(found, self.model.shapes, MAX_HYPOTHESES)
             _check_length(found)
         except ValueError as error:
             raise ConfigError(
-                f"start-from: no run can begin with what {path} holds: {error}; name another run"
+                f"start-from: no run can begin with what {path} holds: {error}; name another run",
+                code="config.run-damaged",
             ) from None
         if saved.get("frozen", self.model.frozen_digest) != self.model.frozen_digest:
             raise ConfigError(
                 f"start-from: the hypotheses of {path.name} go with other frozen parameters than those of model "
-                f"{self.model.name!r}; set pretrained and frozen as they were"
+                f"{self.model.name!r}; set pretrained and frozen as they were",
+                code="config.start-from-misfit",
             )
         if (there := len(next(iter(found.values())))) > k:
             fix = f"set hypotheses={there}" if k == run.most_hypotheses else "name a strategy that begins with as many"
-            raise ConfigError(f"start-from: {path.name} has {there} hypotheses, and this run begins with {k}; {fix}")
+            raise ConfigError(
+                f"start-from: {path.name} has {there} hypotheses, and this run begins with {k}; {fix}",
+                code="config.start-from-misfit",
+            )
         if was["seed"] == run.seed:
             raise ConfigError(
                 f"start-from: {path.name} had seed {run.seed} too, and this run would draw the same clients, and in "
-                f"simulation the same noise, again; set seed={run.seed + 1}"
+                f"simulation the same noise, again; set seed={run.seed + 1}",
+                code="config.start-from-seed",
             )
         return {name: found[name] for name in self.model.shapes}
 

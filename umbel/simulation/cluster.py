@@ -75,11 +75,14 @@ def probe() -> None:
             line.sendall(_HELLO)
             answer = line.recv(4)
     except (OSError, OverflowError) as error:
-        raise ClusterError(f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS") from None
+        raise ClusterError(
+            f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS", code="cluster.unreachable"
+        ) from None
     if answer[3:] != b"\x04":  # the settings with which whoever speaks gRPC begins
         raise ClusterError(
             f"RAY_ADDRESS={named}: what listens there is not Ray; give the port of ray start --head --port=PORT, or "
-            "unset RAY_ADDRESS"
+            "unset RAY_ADDRESS",
+            code="cluster.not-ray",
         )
 
 
@@ -111,7 +114,7 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
         try:
             ray.init(runtime_env=shared, logging_level=logging.ERROR, log_to_driver=False)
         except Exception as error:  # ConnectionError, RuntimeError, ValueError: Ray raises what it likes
-            raise ClusterError(_told(named, error)) from None
+            raise ClusterError(_told(named, error), code="cluster.not-joined") from None
     try:
         check_versions({machine.name: found for machine, found in on_each(machines(), versions)})
         yield
@@ -164,7 +167,8 @@ def on_each(
             if not may_die:
                 raise ClusterError(
                     f"machine {machine.name} of the Ray cluster cannot be used: {last_line(error)}; install there what "
-                    "is installed here, or take it out of the cluster"
+                    "is installed here, or take it out of the cluster",
+                    code="cluster.machine",
                 ) from None
     return found
 
@@ -204,7 +208,8 @@ def check_versions(there: Mapping[str, Mapping[str, str]]) -> None:
                 fix = "install the umbel that is here"
             raise ClusterError(
                 f"machine {name} of the Ray cluster has {f'{package} {theirs}' if theirs else f'no {package}'}, and "
-                f"this one {package} {ours}; there: {fix}, and start its Ray again"
+                f"this one {package} {ours}; there: {fix}, and start its Ray again",
+                code="cluster.versions",
             )
 
 

@@ -27,7 +27,9 @@ class _NoNodeLost(Observer):
     def after_round(self, run: Run) -> None:
         entry = run.state.history[-1]
         if entry.lost_nodes:
-            raise FleetError(f"the simulated node refused in round {entry.number}; the log says why")
+            raise FleetError(
+                f"the simulated node refused in round {entry.number}; the log says why", code="nodes.refused"
+            )
 
 
 def run_config(name: str, **changes: Any) -> dict[str, Any]:
@@ -38,7 +40,7 @@ def run_config(name: str, **changes: Any) -> dict[str, Any]:
     config = RunConfig().entries() | tomllib.loads((CONFIGS / f"{name}.toml").read_text(encoding="utf-8"))
     config |= {key.replace("_", "-"): value for key, value in changes.items()}
     if unknown := sorted(set(config) - set(RunConfig.names())):
-        raise ConfigError(f"{', '.join(unknown)}: no keys of the run config")
+        raise ConfigError(f"{', '.join(unknown)}: no keys of the run config", code="config.unknown-key")
     return config
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import tomli_w
 
-from umbel.protocol.errors import LaunchError
+from umbel.protocol.errors import LaunchError, told
 from umbel.protocol.flower import build_bundle
 from umbel.protocol.project import APP as APP
 from umbel.simulation.relay import Relay
@@ -57,6 +57,8 @@ def run(
     ------
     LaunchError
         When the SuperLink does not start, the run cannot be submitted, or it fails.
+    UmbelError
+        The one that ended the run, where its server's side told it.
     """
     with tempfile.TemporaryDirectory(prefix="umbel-simulation-") as scratch:
         home = Path(scratch)
@@ -115,12 +117,15 @@ def submit(
         if process.poll() is None:
             process.terminate()
     if process.wait():
-        raise LaunchError("the run could not be submitted; flwr's message is above")
+        raise LaunchError("the run could not be submitted; flwr's message is above", code="launch.not-submitted")
     status, details = _outcome(environment, home)
     if status != "finished:completed":
         reason = f"; the nodes say: {relay.reasons[0]}" if relay.reasons else ""
         why = details.removeprefix("Simulation failed with exception: ")
-        raise LaunchError(f"the run ended as {status}: {why or 'see the log above'}{reason}")
+        # An error that the server's side told keeps its class, and with that the command's exit code.
+        raise told(why, f"the run ended as {status}: ") or LaunchError(
+            f"the run ended as {status}: {why or 'see the log above'}{reason}", code="launch.failed"
+        )
 
 
 def _up_to_the_last(lines: Iterable[str], relay: Relay) -> Iterator[str]:
@@ -168,7 +173,9 @@ def _outcome(environment: Mapping[str, str], home: Path) -> tuple[str, str]:
         try:
             newest = json.loads(listed.stdout)["runs"][0]
         except (json.JSONDecodeError, KeyError, IndexError):
-            raise LaunchError(f"cannot tell how the run ended: {listed.stdout}{listed.stderr}") from None
+            raise LaunchError(
+                f"cannot tell how the run ended: {listed.stdout}{listed.stderr}", code="launch.unknown-outcome"
+            ) from None
         if str(newest["status"]).startswith("finished"):
             return newest["status"], str(newest.get("status-details", ""))
         time.sleep(0.2)  # the log may end a moment before the status does

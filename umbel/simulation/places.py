@@ -114,13 +114,15 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str)
             who, at = (name, other.path) if same else ("this machine", own.path)
             raise ClusterError(
                 f"machine {machine.name} has another dataset {dataset!r}, in {holding.path}, than {who}, in "
-                f"{at}; copy the one that you mean to all machines, or its parts (umbel data shard)"
+                f"{at}; copy the one that you mean to all machines, or its parts (umbel data shard)",
+                code="cluster.other-data",
             )
         there += [Place(machine, index, holding) for index in range(max(1, machine.gpus))]
     if not there:
         raise ClusterError(
             f"no machine of the Ray cluster has dataset {dataset!r}; copy it, or parts of it (umbel data shard), "
-            "to data/ in each one's UMBEL_HOME, or name it by a path on a file system that all share"
+            "to data/ in each one's UMBEL_HOME, or name it by a path on a file system that all share",
+            code="cluster.no-data",
         )
     return there
 
@@ -145,7 +147,8 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
     if len(splits) > 1:
         raise ClusterError(
             f"the machines of the Ray cluster have parts of {splits[0]} and of {splits[1]}; shard the dataset once, "
-            "into as many parts as there are machines (umbel data shard)"
+            "into as many parts as there are machines (umbel data shard)",
+            code="cluster.parts",
         )
     parts = splits[0] if splits else 1
     by_part: list[list[Place]] = [[] for _ in range(parts)]
@@ -160,10 +163,14 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
         )
         raise ClusterError(
             f"no machine of the Ray cluster is left for part {', '.join(empty)} of the dataset's {parts} ({held}); "
-            "copy it to one's UMBEL_HOME, and see that its Ray is started with that"
+            "copy it to one's UMBEL_HOME, and see that its Ray is started with that",
+            code="cluster.parts",
         )
     if nodes % parts:
-        raise ClusterError(f"{nodes} nodes cannot share {parts} parts evenly; set --nodes to a multiple of {parts}")
+        raise ClusterError(
+            f"{nodes} nodes cannot share {parts} parts evenly; set --nodes to a multiple of {parts}",
+            code="cluster.parts",
+        )
     chosen = [[place for place in own if place.machine.gpus] or own for own in by_part]
     count = nodes or parts * max(len(own) for own in chosen)
     return [chosen[i % parts][i // parts % len(chosen[i % parts])] for i in range(count)]

@@ -111,7 +111,9 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
         except httpx.HTTPError:
             time.sleep(0.2)
     tail = log_file.read_text(errors="replace")[-2000:]
-    raise LaunchError(f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}")
+    raise LaunchError(
+        f"the SuperLink did not start within {_START_S:.0f} s; its log ends:\n{tail}", code="launch.no-superlink"
+    )
 
 
 def free_port() -> int:

@@ -62,7 +62,7 @@ def load(name: str) -> type[HypothesisStrategy]:
         When there is none, or it is no `HypothesisStrategy`; the text lists what there is.
     """
     if name == "fedprox":
-        raise ConfigError('strategy "fedprox" is strategy = "fedavg" with proximal above 0')
+        raise ConfigError('strategy "fedprox" is strategy = "fedavg" with proximal above 0', code="config.unknown-name")
     if name.startswith(PREFIX):
         return adapted(name.removeprefix(PREFIX))
     return load_class("strategy", name, STRATEGIES, HypothesisStrategy)

@@ -64,11 +64,13 @@ class ClusteredFL(HypothesisStrategy):
         """Refuse a run that could split nothing."""
         if run.hypotheses == AUTO:
             raise ConfigError(
-                f"strategy {run.strategy!r} splits by itself; set hypotheses to the most that there may be"
+                f"strategy {run.strategy!r} splits by itself; set hypotheses to the most that there may be",
+                code="config.hypotheses",
             )
         if self.hypotheses == 1:
             raise ConfigError(
-                f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set the most that there may be"
+                f"strategy {run.strategy!r} with hypotheses = 1 is fedavg; set the most that there may be",
+                code="config.hypotheses",
             )
 
     def assign(

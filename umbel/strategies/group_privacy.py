@@ -94,7 +94,10 @@ class GroupPrivacy(HypothesisStrategy):
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse to have hypotheses dropped and reborn at once."""
         if self._respawn and run.hypotheses == AUTO:
-            raise ConfigError('hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out')
+            raise ConfigError(
+                'hypotheses = "auto" drops hypotheses that respawn brings back; leave one of them out',
+                code="config.hypotheses",
+            )
 
     def reshape(
         self,

@@ -52,7 +52,8 @@ class HowMany:
             raise ConfigError(
                 f'hypotheses = "auto" cannot see groups where choice-epsilon = {run.choice_epsilon:g} has fewer than '
                 f"half of the clients train what fits them; set hypotheses, or choice-epsilon to 0 or at least "
-                f"{math.ceil(100 * least) / 100:g}"
+                f"{math.ceil(100 * least) / 100:g}",
+                code="config.choice-epsilon",
             )
         return cls(max(1, run.rounds // 3))
 

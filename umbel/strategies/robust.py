@@ -54,7 +54,8 @@ class Robust(GroupPrivacy):
         share, k = self.options.hostile, self.hypotheses
         if share * k >= 1:
             raise ConfigError(
-                f"strategy-options: hostile = {share:g} is as much as each of {k} groups; set it below {1 / k:.3g}"
+                f"strategy-options: hostile = {share:g} is as much as each of {k} groups; set it below {1 / k:.3g}",
+                code="config.option-value",
             )
 
     def assign(

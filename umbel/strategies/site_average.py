@@ -41,7 +41,7 @@ class Explore:
 
     def __post_init__(self) -> None:
         if not 0 <= self.explore <= 1:
-            raise ConfigError(f"explore must be between 0 and 1, got {self.explore}")
+            raise ConfigError(f"explore must be between 0 and 1, got {self.explore}", code="config.option-value")
 
 
 class SiteAverage(HypothesisStrategy):
@@ -63,14 +63,20 @@ class SiteAverage(HypothesisStrategy):
     def check(self, run: RunConfig, model: Model) -> None:
         """Refuse what no site can make one release of."""
         if self.how_many is not None:
-            raise ConfigError(f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses")
+            raise ConfigError(
+                f"strategy {run.strategy!r} cannot choose how many hypotheses there are; set hypotheses",
+                code="config.hypotheses",
+            )
         if run.clipping is not Clipping.PUBLIC:
-            raise ConfigError(f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"')
+            raise ConfigError(
+                f'strategy {run.strategy!r} works only with clipping = "public", not "{run.clipping}"',
+                code="config.clipping",
+            )
         if run.noise_multiplier > 0 and self.hypotheses > 1:
             try:
                 mechanisms.load(run.mechanism)(run.noise_multiplier).count_radius(run.choice_epsilon)
             except Refused as error:
-                raise ConfigError(str(error)) from error
+                raise ConfigError(error.text, code="config.choice-epsilon") from error
 
     def train(self, round: int, replies: Iterable[Message]) -> Outcome:
         """Return what the replies to a round's training messages give."""

@@ -70,11 +70,16 @@ class Stock(GroupPrivacy):
             aggregated = _aggregate(strategy, 1, made_up, np.zeros(model.num_parameters), like)
             _to_state(strategy, self._new())
         except ConfigError as error:
-            raise ConfigError(f"strategy {run.strategy!r} {error}") from error
+            raise ConfigError.of(error, f"strategy {run.strategy!r} ") from error
         except Exception as error:
-            raise ConfigError(f"strategy {run.strategy!r} cannot aggregate releases: {error}") from error
+            raise ConfigError(
+                f"strategy {run.strategy!r} cannot aggregate releases: {error}", code="config.flower-strategy"
+            ) from error
         if aggregated is None:
-            raise ConfigError(f"strategy {run.strategy!r} makes nothing of {_TRIAL} releases; change strategy-options")
+            raise ConfigError(
+                f"strategy {run.strategy!r} makes nothing of {_TRIAL} releases; change strategy-options",
+                code="config.flower-strategy",
+            )
 
     def learn(self, round: int, releases: Releases) -> Outcome:
         """Learn as group privacy does; a strategy is told the round."""
@@ -116,9 +121,13 @@ def adapted(name: str) -> type[Stock]:
     found = import_by_name(name) if ":" in name else getattr(flower, name, None)
     if not (isinstance(found, type) and issubclass(found, Strategy)) or inspect.isabstract(found):
         fit = ", ".join(one for one in _stock_names() if one not in _UNFIT)
-        raise ConfigError(f"strategy {PREFIX + name!r} is no strategy of Flower's; choose from {fit}")
+        raise ConfigError(
+            f"strategy {PREFIX + name!r} is no strategy of Flower's; choose from {fit}", code="config.unknown-name"
+        )
     if name in _UNFIT:
-        raise ConfigError(f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}")
+        raise ConfigError(
+            f"strategy {PREFIX + name!r} does not work here: {_UNFIT[name]}", code="config.flower-strategy"
+        )
     fields = []
     hints = typing.get_type_hints(found.__init__)
     for parameter in _parameters(found).values():
@@ -126,7 +135,10 @@ def adapted(name: str) -> type[Stock]:
             continue
         simple, required = hints.get(parameter.name) in (int, float, bool, str), parameter.default is parameter.empty
         if not simple and required:
-            raise ConfigError(f"strategy {PREFIX + name!r} needs {parameter.name}, which no run config can say")
+            raise ConfigError(
+                f"strategy {PREFIX + name!r} needs {parameter.name}, which no run config can say",
+                code="config.flower-strategy",
+            )
         if simple:
             default = dataclasses.MISSING if required else parameter.default
             fields.append((parameter.name, hints[parameter.name], dataclasses.field(default=default)))
@@ -156,9 +168,11 @@ def _aggregate(
     with _quiet():
         messages = list(strategy.configure_train(round, sent, config, _TwoNodes()))
     if asked := sorted(set(config) - {"server-round"}):
-        raise ConfigError(f"asks clients for {', '.join(asked)}, which umbel's do not know")
+        raise ConfigError(
+            f"asks clients for {', '.join(asked)}, which umbel's do not know", code="config.flower-strategy"
+        )
     if not messages:
-        raise ConfigError("asks nobody to train")
+        raise ConfigError("asks nobody to train", code="config.flower-strategy")
     replies = [
         Message(RecordDict({"arrays": record, "metrics": MetricRecord({_WEIGHT: 1})}), reply_to=messages[0])
         for record in _records(group, like)
@@ -168,7 +182,7 @@ def _aggregate(
     if following is None:
         return None
     if {name: array.shape for name, array in following.items()} != {name: v.shape[1:] for name, v in like.items()}:
-        raise ConfigError("returns other arrays than it was given")
+        raise ConfigError("returns other arrays than it was given", code="config.flower-strategy")
     vector: NDArray[np.float64] = flatten({name: following[name].numpy()[None] for name in like})[0]
     return vector
 
@@ -206,17 +220,20 @@ class _TwoNodes(Grid):
     @property
     def run(self) -> Run:
         """The run, which is not shown."""
-        raise ConfigError("looks at the run, which it is not shown")
+        raise ConfigError("looks at the run, which it is not shown", code="config.flower-strategy")
 
     def create_message(self, *_: Any, **__: Any) -> Message:
         """Refuse."""
-        raise ConfigError("makes messages of its own")
+        raise ConfigError("makes messages of its own", code="config.flower-strategy")
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes' ids."""
         self._looks += 1
         if self._looks > self._LOOKS:
-            raise ConfigError("waits for more than two nodes; a release is a reply here, and min-releases bounds them")
+            raise ConfigError(
+                "waits for more than two nodes; a release is a reply here, and min-releases bounds them",
+                code="config.flower-strategy",
+            )
         return [1, 2]
 
     def get_nodes(self) -> Iterable[Any]:
@@ -225,7 +242,7 @@ class _TwoNodes(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Refuse."""
-        raise ConfigError("sends messages of its own")
+        raise ConfigError("sends messages of its own", code="config.flower-strategy")
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """Return none."""
@@ -233,7 +250,7 @@ class _TwoNodes(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Refuse."""
-        raise ConfigError("sends messages of its own")
+        raise ConfigError("sends messages of its own", code="config.flower-strategy")
 
 
 # --- what a strategy of Flower's remembers, as arrays
@@ -278,7 +295,9 @@ def _leave(value: Any, name: str, arrays: Arrays) -> Any:
         return {"dict": {key: _leave(one, f"{name}/{key}", arrays) for key, one in value.items()}}
     if isinstance(value, (list, tuple)):
         return {"list": [_leave(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]}
-    raise ConfigError(f"keeps a {type(value).__name__} as {name}, which a run cannot save")
+    raise ConfigError(
+        f"keeps a {type(value).__name__} as {name}, which a run cannot save", code="config.flower-strategy"
+    )
 
 
 def _found(form: Any, arrays: Arrays) -> Any:

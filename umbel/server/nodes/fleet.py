@@ -414,12 +414,12 @@ class Fleet:
             self._invited.pop(answer.node, None)  # to be asked again
         try:
             if answer.reply.has_error():
-                raise ProtocolError(f"says {answer.reply.error.reason}")
+                raise ProtocolError(f"says {answer.reply.error.reason}", code="protocol.node-error")
             hosting = admitted(answer.reply.content, self.max_clients_per_node, together)
             if answer.node in self._roster:
-                raise ProtocolError("takes part already")
+                raise ProtocolError("takes part already", code="protocol.hosting")
             if hosting.simulated:
-                raise ProtocolError("says that it is simulated")
+                raise ProtocolError("says that it is simulated", code="protocol.hosting")
         except Exception as error:  # whatever one node sends, the run goes on
             log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
             return

@@ -172,7 +172,7 @@ def _read(
         return matrix, released, np.zeros(0, np.int64)
     k = len(next(iter(hypotheses.values())))
     if choices is None or choices.shape != (m,) or not np.isin(choices, range(k)).all():
-        raise ProtocolError("it does not say what its clients chose")
+        raise ProtocolError("it does not say what its clients chose", code="protocol.choices")
     return matrix, released, choices
 
 
@@ -180,10 +180,10 @@ def checked_rows(arrays: Arrays, rows: int, hypotheses: Arrays) -> Vectors:
     """Return arrays from a node as a matrix (rows, n) if they have so many and are shaped as the hypotheses."""
     expected = {name: ((rows, *value.shape[1:]), value.dtype) for name, value in hypotheses.items()}
     if {name: (value.shape, value.dtype) for name, value in arrays.items()} != expected:
-        raise ProtocolError("its arrays do not fit the hypotheses")
+        raise ProtocolError("its arrays do not fit the hypotheses", code="protocol.arrays")
     matrix = as_matrix(arrays if list(arrays) == list(hypotheses) else {name: arrays[name] for name in hypotheses})
     if not all_finite(matrix):
-        raise ProtocolError("its arrays are not finite")
+        raise ProtocolError("its arrays are not finite", code="protocol.not-finite")
     return matrix
 
 
@@ -249,5 +249,5 @@ def _read_sums(
     arrays, counts, part = site_sums_in(reply.content, asked)
     matrix = checked_rows(arrays, len(next(iter(hypotheses.values()))), hypotheses)
     if not part.any():
-        raise ProtocolError("it says that nobody took part")
+        raise ProtocolError("it says that nobody took part", code="protocol.nobody")
     return matrix.astype(np.float64), counts, part

@@ -101,14 +101,16 @@ class Roster:
     def _arrange(self) -> None:
         self._steps = {hosting.step for hosting in self._hosting}
         if len(self._steps) > 1:
-            raise FleetError("some nodes are simulated and some are not, or they split the dataset differently")
+            raise FleetError(
+                "some nodes are simulated and some are not, or they split the dataset differently", code="nodes.mixed"
+            )
         if self.simulated:
             # By partition, because node ids are drawn anew in each run.
             order = np.argsort([hosting.first for hosting in self._hosting])
             self._nodes = [self._nodes[i] for i in order]
             self._hosting = [self._hosting[i] for i in order]
             if [hosting.first for hosting in self._hosting] != list(range(self._hosting[0].step)):
-                raise FleetError("the simulated nodes do not split the dataset among themselves")
+                raise FleetError("the simulated nodes do not split the dataset among themselves", code="nodes.mixed")
         self._counts = {
             TRAIN: np.array([hosting.train for hosting in self._hosting]),
             VALIDATION: np.array([hosting.validation for hosting in self._hosting]),
@@ -309,11 +311,15 @@ def gather(
                 log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)
                 return Roster(fitting, max_share)
         if together and refused and parts > 1:
-            raise FleetError(f"{len(refused)} of the simulated nodes refused to take part; the log above says why")
+            raise FleetError(
+                f"{len(refused)} of the simulated nodes refused to take part; the log above says why",
+                code="nodes.refused",
+            )
         if waited >= wait_s:
             raise FleetError(
                 f"after {wait_s:.0f} s {len(fitting)} nodes host clients, {len(refused)} refused, and the run needs "
-                f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait"
+                f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait",
+                code="nodes.missing",
             )
         if not waiting:
             log(INFO, "waiting for nodes to say what they host, for %.0f s at most", wait_s)
@@ -325,7 +331,7 @@ def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | No
     """Return what a node hosts; None, and a line in the log, where it cannot take part, whatever it sent."""
     try:
         if answer.reply.has_error():
-            raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)")
+            raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)", code="protocol.node-error")
         return admitted(answer.reply.content, max_clients, together)
     except Exception as error:  # the run goes on
         log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
@@ -352,16 +358,17 @@ def admitted(content: RecordDict, max_clients: int, together: bool) -> Hosting:
     """
     hosting = hosting_in(content)
     if hosting.step == 1 and not together:
-        raise ProtocolError("says that it is the only node of a simulation")
+        raise ProtocolError("says that it is the only node of a simulation", code="protocol.hosting")
     if not together:
         hosting = replace(hosting, first=-1, step=-1)
     if hosting.train + hosting.validation > max_clients and not hosting.simulated:
         raise ProtocolError(
             f"says that it hosts {hosting.train} training and {hosting.validation} validation clients, more than "
-            f"max-clients-per-node = {max_clients}"
+            f"max-clients-per-node = {max_clients}",
+            code="protocol.too-many-clients",
         )
     if not (hosting.train or hosting.validation or hosting.simulated):
-        raise ProtocolError("hosts no clients")
+        raise ProtocolError("hosts no clients", code="protocol.hosting")
     return hosting
 
 
@@ -404,7 +411,9 @@ def largest_share(counts: Sequence[int], size: int, share: float) -> int:
 def check_enough(what: str, asked: int, there: int) -> None:
     """Raise `ConfigError` when more clients are asked for than there are."""
     if asked > there:
-        raise ConfigError(f"{what} = {asked}, but the nodes host only {there} such clients; lower it")
+        raise ConfigError(
+            f"{what} = {asked}, but the nodes host only {there} such clients; lower it", code="config.too-few-clients"
+        )
 
 
 def sample(seed: Sequence[int], population: int, size: int) -> NDArray[np.int64]:

@@ -66,7 +66,10 @@ def check(view: View, other: View) -> None:
 
     if what(view) != what(other):
         mine, theirs = (f"{data}, measured by {loss} and {metric}" for data, loss, metric in map(what, (view, other)))
-        raise ConfigError(f"{other.name} is of {theirs}, and {view.name} of {mine}: compare runs of the same data")
+        raise ConfigError(
+            f"{other.name} is of {theirs}, and {view.name} of {mine}: compare runs of the same data",
+            code="config.compare",
+        )
 
 
 def runs_of(view: View, others: Sequence[View]) -> list[Runs]:

@@ -29,14 +29,20 @@ def load_tracker(name: str, options: str) -> tuple[Tracker, ...]:
     """
     if not name:
         if options:
-            raise ConfigError(f"track-options = {options!r} are of no use without track; set it, or leave them out")
+            raise ConfigError(
+                f"track-options = {options!r} are of no use without track; set it, or leave them out",
+                code="config.track-options",
+            )
         return ()
     if name not in TRACKERS:
         near = difflib.get_close_matches(name, TRACKERS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
-        raise ConfigError(f"track must be one of {', '.join(TRACKERS)}, got {name!r}{hint}")
+        raise ConfigError(f"track must be one of {', '.join(TRACKERS)}, got {name!r}{hint}", code="config.unknown-name")
     spec = find_spec(name)
     if spec is None or spec.origin is None:  # a folder of that name, which wandb leaves behind, is no library
-        raise ConfigError(f"track = {name!r} needs a library that is not installed: pip install 'umbel[{name}]'")
+        raise ConfigError(
+            f"track = {name!r} needs a library that is not installed: pip install 'umbel[{name}]'",
+            code="config.missing-library",
+        )
     kind: type[Tracker] = import_by_name(TRACKERS[name])
     return (kind(parse_options(kind.Options, options, "track-options")),)

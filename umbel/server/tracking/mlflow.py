@@ -47,12 +47,14 @@ class MLflow(Tracker):
         if not uri:
             # Its own default is a file in the working directory, which of a Flower App is not the user's.
             raise ConfigError(
-                'track = "mlflow": where? Set track-options = "uri=http://HOST:5000", or MLFLOW_TRACKING_URI'
+                'track = "mlflow": where? Set track-options = "uri=http://HOST:5000", or MLFLOW_TRACKING_URI',
+                code="config.track-options",
             )
         if urlsplit(self.options.uri).password:
             raise ConfigError(
                 "track-options: reports show the run config, so keep the password out of the uri; "
-                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+                "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+                code="config.track-password",
             )
         # It tells its makers of its use otherwise. And a server that is gone should hold nobody up for minutes.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

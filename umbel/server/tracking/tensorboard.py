@@ -39,12 +39,18 @@ class TensorBoard(Tracker):
         if self.options.folder:
             given = Path(self.options.folder).expanduser()
             if not given.is_absolute():
-                raise ConfigError(f"track-options: folder must be an absolute path, got {self.options.folder!r}")
+                raise ConfigError(
+                    f"track-options: folder must be an absolute path, got {self.options.folder!r}",
+                    code="config.track-options",
+                )
             folder = given / run.name
         elif run.folder is not None:
             folder = run.folder.path / "tensorboard"
         else:
-            raise ConfigError('track = "tensorboard": this run leaves no folder; set track-options = "folder=/PATH"')
+            raise ConfigError(
+                'track = "tensorboard": this run leaves no folder; set track-options = "folder=/PATH"',
+                code="config.track-options",
+            )
         self._writer = SummaryWriter(str(folder), purge_step=len(run.state.history) + 1)
         rows = "\n".join(f"| {name} | {value} |" for name, value in told.items())
         self._writer.add_text("run config", f"| key | value |\n|---|---|\n{rows}")

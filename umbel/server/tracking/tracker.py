@@ -65,7 +65,8 @@ class Tracker(Observer):
             raise
         except Exception as error:
             raise ConfigError(
-                f"track: {self.tool} does not work: {_first_line(error)}; see to it, or leave track out"
+                f"track: {self.tool} does not work: {_first_line(error)}; see to it, or leave track out",
+                code="config.track-failed",
             ) from error
         self._waiting: list[tuple[int, Values]] = []
         self._failed, self._sent = False, self.clock()
