@@ -15,9 +15,7 @@ from tests.helpers.sources import ROOT, files
 from umbel.protocol import errors
 
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
-WITHOUT = {
-    "cli", "client", "data", "datasets", "deploy", "models", "privacy", "protocol", "research",
-}  # fmt: skip
+WITHOUT = {"cli", "client", "deploy", "privacy", "protocol", "research"}
 """Rooms that still make errors without a code."""
 
 
