@@ -33,6 +33,7 @@ IMPORTED = [
 ]
 
 LOOK = {
+    "in_memory": "whether the grid of Flower's simulation still has this class, of which the app gets one",
     "build_bundle": "whether `_files` still finds what Flower would, and what it returns first is the bundle",
     "_files": "whether Flower looks at other files: test_a_bundle_is_what_flower_makes_whatever_is_ignored",
     "run_superexec": (
@@ -86,6 +87,7 @@ PINNED = {
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
     "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
+    "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",

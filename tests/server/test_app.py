@@ -26,6 +26,7 @@ import umbel.client.app
 import umbel.server.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.drawing import leave_blank
+from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, failing
 from tests.helpers.ledgers import participations, spent
 from tests.helpers.messages import scores
@@ -35,7 +36,7 @@ from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_datase
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import flatten
-from umbel.protocol.errors import ConfigError, FleetError
+from umbel.protocol.errors import ConfigError, DatasetError, FleetError
 from umbel.protocol.messages import asks, keep_request, round_request
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import RunConfig
@@ -312,7 +313,7 @@ def test_a_seed_gives_the_same_again_and_another_seed_does_not(play: Play, whole
 def test_a_simulation_whose_nodes_refuse_to_train_ends_at_once_where_its_seed_began(
     play: Play, run_config: dict[str, Any], umbel_home: Path
 ) -> None:
-    with pytest.raises(FleetError, match="the simulated nodes refuse to train"):
+    with raises(FleetError, "nodes.refused"):
         play(app=failing({0, 1}, parts=["training"]), nodes=2, restarts=1, seed=9)
     (folder,) = (umbel_home / "runs").iterdir()
     drawn = draw_hypotheses(Setup.parse(run_config).model, 2, seed=9, restart=0)
@@ -391,7 +392,7 @@ def test_when_no_site_releases_anything_the_run_ends_after_three_rounds(
     play: Play, umbel_home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until then the hypotheses stay as they were, and are validated all the same."""
-    with pytest.raises(FleetError, match=r"no client released anything in the first 3 rounds: 3 nodes refused"):
+    with raises(FleetError, "nodes.no-releases", "rounds", "3"):
         play(sites=[site | {"place": "0/1"} for site in sites(tmp_path, 3, min_noise_multiplier=100)])
     (folder,) = (umbel_home / "runs").iterdir()
     entries = [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
@@ -515,7 +516,7 @@ def test_data_that_are_not_finite_are_an_error_before_any_node_is_asked(play: Pl
     write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
     path.write_text(path.read_text().replace("1.5", "NaN"))
     reason = "features of client 0, row 0, are not finite"
-    refused(play, umbel_home, ConfigError, reason, dataset=str(path))
+    refused(play, umbel_home, DatasetError, reason, dataset=str(path))
 
 
 # --- other data
@@ -559,7 +560,7 @@ def test_sites_serve_their_own_data_and_are_numbered_by_node_id(play: Play, tmp_
 def test_the_servers_own_data_are_not_what_a_site_serves(play: Play, tmp_path: Path) -> None:
     # The run config names the bundled dataset; the site has other data, and fewer clients.
     site = {"data-path": str(plane(tmp_path / "one", (3, -2), train=3, validation=2)), "role": "split"}
-    with pytest.raises(ConfigError, match="clients-per-round = 7, but the nodes host only 3 such clients"):
+    with raises(ConfigError, "config.too-few-clients", "clients-per-round", "7", "3"):
         play(sites=[site])
 
 
@@ -632,7 +633,7 @@ def test_a_run_is_done_by_one_process(
     def meanwhile(run: Run) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(umbel.server.app, "run_rounds", rounds)
-            with pytest.raises(ConfigError, match=f"another process does the run in .*{run.name}; wait for it, or"):
+            with raises(ConfigError, "config.run-held", run.name):
                 play(resume=run.name)
         rounds(run)
 
@@ -715,18 +716,18 @@ def test_a_run_that_is_over_goes_on_when_it_may_take_more_rounds(play: Play, who
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"resume": "nowhere"}, "resume: there is no run 'nowhere'"),
-        ({"resume": "DONE"}, "resume: the run has done its 2 rounds; raise rounds to go on"),
-        ({"resume": "DONE", "rounds": 5, "seed": 1}, "resume: seed was 0 and is 1; set it as it was"),
-        ({"resume": "EMPTY"}, "resume: there is no run 'EMPTY'"),
+        ({"resume": "nowhere"}, (ConfigError, "config.no-run", "nowhere", "resume")),
+        ({"resume": "DONE"}, (ConfigError, "config.resume-done", "resume", "rounds", "2")),
+        ({"resume": "DONE", "rounds": 5, "seed": 1}, (ConfigError, "config.resume-changed", "resume", "seed", "0")),
+        ({"resume": "EMPTY"}, (ConfigError, "config.no-run", "EMPTY", "resume")),
     ],
 )
 def test_what_cannot_be_resumed_is_said_before_any_work(
-    play: Play, umbel_home: Path, changes: dict[str, Any], words: str
+    play: Play, umbel_home: Path, changes: dict[str, Any], words: Any
 ) -> None:
     play(rounds=2).folder.rename(umbel_home / "runs" / "DONE")
     (umbel_home / "runs" / "EMPTY").mkdir()
-    with pytest.raises(ConfigError, match=words):
+    with raises(*words):
         play(**({"rounds": 2} | changes))
 
 
@@ -736,7 +737,7 @@ def test_a_run_does_not_go_on_with_other_rows(play: Play, umbel_home: Path) -> N
     short = play(dataset="plane", rounds=1)
     short.folder.rename(umbel_home / "runs" / "SHORT")
     plane(data, (3, -2.5), train=8, validation=4)
-    with pytest.raises(ConfigError, match=r"resume: the rows of dataset 'plane' are others.*start-from=SHORT seed=1"):
+    with raises(ConfigError, "config.resume-data", "plane", "start-from", "resume"):
         play(dataset="plane", rounds=2, resume="SHORT")
     plane(data, (3, -2), train=8, validation=4)
     play(dataset="plane", rounds=2, resume="SHORT")
@@ -779,24 +780,24 @@ def run_setup(**changes: Any) -> Setup:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"start_from": "nowhere"}, "start-from: there is no run 'nowhere'"),
-        ({"start_from": "EMPTY"}, "start-from: .*EMPTY holds no run that finished a round"),
-        ({"seed": 0}, "start-from: .* had seed 0 too, .* draw the same clients.*; set seed=1"),
-        ({"hypotheses": 1}, "start-from: .* has 2 hypotheses, and this run begins with 1; set hypotheses=2"),
-        ({"strategy": "fedavg"}, "begins with 1; name a strategy that begins with as many"),
+        ({"start_from": "nowhere"}, (ConfigError, "config.no-run", "nowhere", "start-from")),
+        ({"start_from": "EMPTY"}, (ConfigError, "config.no-run", "start-from")),
+        ({"seed": 0}, (ConfigError, "config.start-from-seed", "start-from", "seed", "0")),
+        ({"hypotheses": 1}, (ConfigError, "config.start-from-misfit", "start-from", "hypotheses", "2")),
+        ({"strategy": "fedavg"}, (ConfigError, "config.start-from-misfit", "strategy", "1")),
         (
             {"model": "mlp inputs=2 hidden=3 outputs=1"},
-            r"start-from: the hypotheses of .* are of \{'weight': \(1, 2\)\}, and model 'mlp inputs=2 hidden=3",
+            (ConfigError, "config.start-from-misfit", "weight", "start-from", "hypotheses"),
         ),
     ],
 )
 def test_what_a_run_cannot_start_from_is_said_before_any_work(
-    play: Play, whole: AppRun, umbel_home: Path, changes: dict[str, Any], words: str
+    play: Play, whole: AppRun, umbel_home: Path, changes: dict[str, Any], words: Any
 ) -> None:
     empty = umbel_home / "runs" / "EMPTY"
     empty.mkdir(parents=True)
     (empty / "config.toml").touch()
-    with pytest.raises(ConfigError, match=words):
+    with raises(*words):
         play(**({"start_from": str(whole.folder), "seed": 1} | changes))
     assert list(empty.parent.iterdir()) == [empty], "nothing else is left behind"
 
@@ -804,18 +805,18 @@ def test_what_a_run_cannot_start_from_is_said_before_any_work(
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (np.full((2, 1, 2), np.nan, np.float32), "weight of the hypotheses is not finite"),
-        (np.full((2, 1, 2), np.inf, np.float32), "weight of the hypotheses is not finite"),
-        (np.full((2, 1, 2), 3e38, np.float32), r"a hypothesis is 4.2e\+38 long, and computing .* overflows"),
-        (np.ones((2, 1, 2)), "weight of the hypotheses is float64, not float32"),
-        (np.ones((2, 1, 2), np.int64), "weight of the hypotheses is int64, not float32"),
-        (np.ones((0, 1, 2), np.float32), "there are 0 hypotheses"),
+        (np.full((2, 1, 2), np.nan, np.float32), (ConfigError, "config.run-damaged", "hypotheses")),
+        (np.full((2, 1, 2), np.inf, np.float32), (ConfigError, "config.run-damaged", "hypotheses")),
+        (np.full((2, 1, 2), 3e38, np.float32), (ConfigError, "config.run-damaged", "38")),
+        (np.ones((2, 1, 2)), (ConfigError, "config.run-damaged", "hypotheses")),
+        (np.ones((2, 1, 2), np.int64), (ConfigError, "config.run-damaged", "hypotheses")),
+        (np.ones((0, 1, 2), np.float32), (ConfigError, "config.run-damaged", "hypotheses", "0")),
     ],
 )
-def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: NDArray[Any], words: str) -> None:
+def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: NDArray[Any], words: Any) -> None:
     (tmp_path / "config.toml").write_text("[config]\nseed = 0\n")
     safetensors.numpy.save_file({"weight": value}, tmp_path / "hypotheses.safetensors")
-    with pytest.raises(ConfigError, match=f"^start-from: no run can begin with what {tmp_path} holds: {words}.*; name"):
+    with raises(*words, tmp_path):
         play(start_from=str(tmp_path), seed=1)
 
 
@@ -823,15 +824,13 @@ def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: 
 def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
-    with pytest.raises(
-        ConfigError, match=f"start-from: {tmp_path}/config.toml does not say which seed .*; name another"
-    ):
+    with raises(ConfigError, "config.run-damaged", tmp_path, "/config.toml", "start-from", "seed"):
         play(start_from=str(tmp_path))
 
 
 def test_hypotheses_of_other_data_are_told_with_these(play: Play, whole: AppRun, umbel_home: Path) -> None:
     plane(umbel_home / "data" / "plane", (3, -2), train=8, validation=4)
-    with pytest.raises(ConfigError, match="that run was of dataset 'synthetic'; set dataset=synthetic, or set mo"):
+    with raises(ConfigError, "config.start-from-misfit", "synthetic", "dataset"):
         play(start_from=str(whole.folder), dataset="plane", model="mlp inputs=2 hidden=3 outputs=1", seed=1)
 
 
@@ -851,7 +850,7 @@ def test_hypotheses_go_with_their_frozen_parameters(play: Play, whole: AppRun, t
     frozen.mkdir()
     (frozen / "config.toml").write_text('frozen = "of another body"\n[config]\nseed = 0\n')
     (frozen / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())
-    with pytest.raises(ConfigError, match=r"go with other frozen parameters .* set pretrained and frozen as they were"):
+    with raises(ConfigError, "config.start-from-misfit", "frozen", "pretrained"):
         play(start_from=str(frozen), seed=1)
 
 
@@ -931,5 +930,5 @@ def test_nothing_is_kept_where_the_site_does_not_want_it_and_nothing_is_told(pla
 )
 def test_a_site_that_is_set_up_wrongly_takes_no_part(play: Play, tmp_path: Path, entries: dict[str, str]) -> None:
     (site,) = sites(tmp_path, 1)
-    with pytest.raises(FleetError):
+    with raises(FleetError, "nodes.missing"):
         play(sites=[site | entries], node_wait=0.1)

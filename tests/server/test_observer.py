@@ -121,7 +121,7 @@ def test_observers_are_named_one_after_the_other_each_with_its_options() -> None
 )
 def test_what_cannot_watch_is_named(text: str, reason: str) -> None:
     for load in (load_observers, lambda text: named(Setup.parse({"observers": text}))):
-        with pytest.raises(ConfigError, match=f"^{re.escape(reason)}|{re.escape(reason)}$"):
+        with pytest.raises(ConfigError, match=re.escape(reason)):
             load(text)
 
 

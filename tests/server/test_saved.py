@@ -14,6 +14,7 @@ import safetensors.numpy
 from safetensors import safe_open
 
 from tests.helpers.drawing import leave_blank
+from tests.helpers.errors import raises
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
@@ -89,7 +90,7 @@ def test_a_folder_of_an_earlier_version_counts_participations_in_its_ledger_alon
     (copy / "participations.jsonl").unlink()
     assert saved(copy).spent == spent
     text("ledger.csv", lambda was: was.splitlines()[0] + "\n")(copy)
-    with pytest.raises(ConfigError, match=r"ledger\.csv says that there were 0 releases, 0 of one client"):
+    with raises(ConfigError, "config.run-damaged", "0"):
         saved(copy)
 
 
@@ -159,20 +160,18 @@ FILES = ["latest.safetensors", "history.jsonl", "participations.jsonl", "nodes.j
 def test_without_one_of_its_files_it_is_no_run(copy: Path, file: str) -> None:
     (copy / "ledger.csv").unlink()  # which could stand for the participations
     (copy / file).unlink()
-    with pytest.raises(ConfigError, match=rf"resume: {copy} holds no run that finished a round: .*{file}"):
+    with raises(ConfigError, "config.no-run", copy, file, "resume"):
         saved(copy)
 
 
 def test_what_was_asked_is_looked_at_first(copy: Path) -> None:
     """Of another model the arrays would seem to be damaged."""
-    with pytest.raises(
-        ConfigError, match="resume: model was '' and is 'mlp inputs=2 hidden=3 outputs=1'; set it as it was"
-    ):
+    with raises(ConfigError, "config.resume-changed", "model", "mlp"):
         saved(copy, model="mlp inputs=2 hidden=3 outputs=1")
 
 
 def test_rounds_are_left(copy: Path) -> None:
-    with pytest.raises(ConfigError, match="resume: the run has done its 4 rounds; raise rounds to go on"):
+    with raises(ConfigError, "config.resume-done", "resume", "rounds", "4"):
         saved(copy, rounds=4)
     entries = [json.loads(line) for line in (copy / "history.jsonl").read_text().splitlines()]
     latest(lambda arrays: arrays, rounds="4")(copy)

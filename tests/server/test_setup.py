@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError, UmbelError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
@@ -180,7 +181,7 @@ def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, stra
 def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[str, Any]) -> None:
     noisy = run_config | {"message-noise": 0.5}
     assert Setup.parse(noisy | FACTORS).task().message_noise == 0.5
-    with pytest.raises(ConfigError, match=r"^message-noise is for models with local parameters, not 'linear'; set it"):
+    with raises(ConfigError, "config.message-noise", "linear", "message-noise", "local"):
         Setup.parse(noisy)
 
 
@@ -198,7 +199,7 @@ def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(
     assert first not in asked.model.shapes
     assert asked.release.n == asked.model.num_parameters < own.release.n
     assert asked.task().frozen_digest == asked.model.frozen_digest != ""
-    with pytest.raises(ConfigError, match="frozen = 'nothing' matches no parameter of model 'mlp'"):
+    with pytest.raises(ModelError, match="frozen = 'nothing' matches no parameter of model 'mlp'"):
         Setup.parse(run_config | {"dataset": "mine", "frozen": "nothing"})
 
 
@@ -258,7 +259,7 @@ def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="linear")
     write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
     path.write_text(path.read_text().replace("1.5", "NaN"))
-    with pytest.raises(ConfigError, match="features of client 0, row 0, are not finite"):
+    with pytest.raises(DatasetError, match="features of client 0, row 0, are not finite"):
         Setup.parse(run_config | {"dataset": str(path)})
 
 
@@ -322,7 +323,7 @@ def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: 
 
 
 def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="unknown mechanism 'gausian'; choose from laplace, gaussian"):
+    with raises(ConfigError, "config.unknown-name", "gausian", "mechanism"):
         Setup.parse(run_config | {"mechanism": "gausian", "clipping": "public"})
 
 
@@ -381,7 +382,7 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
 def test_what_is_not_there_is_named_with_what_is(
     run_config: dict[str, Any], changes: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(UmbelError, match=reason):
         named(Setup.parse(run_config | changes))
 
 
@@ -389,7 +390,7 @@ def test_a_dataset_without_a_model_needs_one(run_config: dict[str, Any], umbel_h
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0})
     write_leaf(umbel_home / "data" / "mine.json", manifest, {"a": ([[1.0, 2.0]], [0.5])})
     changes = {"dataset": str(umbel_home / "data" / "mine.json")}
-    with pytest.raises(ConfigError, match="neither run config nor dataset name a model"):
+    with raises(ModelError, "model.none", "dataset", "model"):
         Setup.parse(run_config | changes)
     assert Setup.parse(run_config | changes | {"model": "linear"}).model.name == "linear"
 
@@ -397,7 +398,7 @@ def test_a_dataset_without_a_model_needs_one(run_config: dict[str, Any], umbel_h
 def test_a_dataset_that_cannot_be_read_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
     folder = umbel_home / "data" / "empty"
     folder.mkdir(parents=True)
-    with pytest.raises(ConfigError, match=f"{folder}/manifest.json is missing"):
+    with pytest.raises(DatasetError, match=f"{folder}/manifest.json is missing"):
         Setup.parse(run_config | {"dataset": "empty"})
 
 

@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 import umbel.client.app
 from tests.helpers.clusters import FakeHosts, write_part
 from tests.helpers.datasets import save_plane
+from tests.helpers.errors import raises
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import query
 from umbel.protocol.run_config import RunConfig
@@ -98,7 +99,7 @@ def test_a_part_alone_is_not_taken_for_the_whole(
     config: dict[str, Any], parts: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     mine = config | {"dataset": str(parts["one"])}
-    with pytest.raises(FleetError, match="1 of the simulated nodes refused"):
+    with raises(FleetError, "nodes.refused", "1"):
         learnt(mine, InProcessGrid(umbel.client.app.app, mine, nodes=2))
     assert "holds part 0/2 of the clients, and this node is to host those of part 1/2" in caplog.text
 
@@ -170,7 +171,7 @@ def test_nodes_that_refuse_end_a_run_all_the_same(
     config: dict[str, Any], whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "100")
-    with pytest.raises(FleetError, match="the simulated nodes refuse to train"):
+    with raises(FleetError, "nodes.refused"):
         conduct(RayGrid(FakeHosts(config, {"one": whole})), config, 7, [Losses()])
 
 
@@ -178,7 +179,7 @@ def test_what_a_node_says_is_in_the_servers_log(
     config: dict[str, Any], whole: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "100")
-    with pytest.raises(FleetError):
+    with raises(FleetError, "nodes.refused"):
         conduct(RayGrid(FakeHosts(config, {"one": whole})), config, 7)
     assert "umbel refused to answer" in caplog.text
 

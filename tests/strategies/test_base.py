@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 import umbel.client.app
+from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, error_reply, failing, stack, vectors
 from tests.helpers.messages import releases as releases_of
 from tests.helpers.runs import run_app
@@ -328,25 +329,25 @@ def test_options_are_the_strategys_own_and_have_defaults(mixing: str) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("old-share=1", "strategy-options: old_share must be below 1, got '1'"),
-        ("old-share=-0.1", "strategy-options: old_share must be at least 0, got '-0.1'"),
-        ("old-share=much", "strategy-options: old_share must be a number, got 'much'"),
-        ("rounds=1.5", "strategy-options: rounds must be a whole number, got '1.5'"),
-        ("loud=perhaps", "strategy-options: loud must be true or false, got 'perhaps'"),
-        ("oldshare=0.5", "strategy-options: there is no option oldshare; did you mean old_share"),
-        ("x=1", "strategy-options: there is no option x; the options are old_share, rounds, name, loud"),
-        ("rounds", "strategy-options must be \"name=value name=value\", each name once, got 'rounds'"),
-        ("rounds=1 rounds=2", 'strategy-options must be "name=value name=value", each name once'),
+        ("old-share=1", (ConfigError, "config.option-value", "1", "strategy-options", "old_share")),
+        ("old-share=-0.1", (ConfigError, "config.option-value", "-0.1", "strategy-options", "old_share")),
+        ("old-share=much", (ConfigError, "config.option-value", "much", "strategy-options", "old_share")),
+        ("rounds=1.5", (ConfigError, "config.option-value", "1.5", "strategy-options", "rounds")),
+        ("loud=perhaps", (ConfigError, "config.option-value", "perhaps", "strategy-options")),
+        ("oldshare=0.5", (ConfigError, "config.unknown-option", "strategy-options", "old_share")),
+        ("x=1", (ConfigError, "config.unknown-option", "strategy-options", "old_share", "rounds")),
+        ("rounds", (ConfigError, "config.option-pairs", "rounds", "strategy-options")),
+        ("rounds=1 rounds=2", (ConfigError, "config.option-pairs", "strategy-options")),
     ],
 )
-def test_options_that_cannot_be_used_are_named(mixing: str, text: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{reason}"):
+def test_options_that_cannot_be_used_are_named(mixing: str, text: str, reason: Any) -> None:
+    with raises(*reason):
         made(mixing, text)
 
 
 def test_a_strategy_without_options_takes_none() -> None:
     assert made("ifca").options == NoOptions()
-    with pytest.raises(ConfigError, match="strategy-options: there is no option trim; there are none"):
+    with raises(ConfigError, "config.unknown-option", "strategy-options"):
         made("ifca", "trim=2")
 
 

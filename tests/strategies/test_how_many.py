@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import umbel.client.app
+from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from umbel import strategies
 from umbel.data import Manifest, write_leaf
@@ -82,7 +83,7 @@ def test_what_has_one_hypothesis_has_nothing_to_choose() -> None:
 
 def test_a_choice_too_random_to_show_groups_is_refused() -> None:
     run = RunConfig(hypotheses=0, clients_per_round=40, choice_epsilon=1)
-    with pytest.raises(ConfigError, match=r"set hypotheses, or choice-epsilon to 0 or at least 1\.95"):
+    with raises(ConfigError, "config.choice-epsilon", "choice-epsilon", "hypotheses", "0"):
         strategies.make(run, Fleet())
     assert math.log(7) <= 1.95
     strategies.make(RunConfig(hypotheses=0, clients_per_round=40, choice_epsilon=1.95), Fleet())
@@ -90,7 +91,7 @@ def test_a_choice_too_random_to_show_groups_is_refused() -> None:
 
 def test_sums_do_not_show_groups() -> None:
     run = RunConfig(strategy="site-average", hypotheses=0, clipping=Clipping.PUBLIC)
-    with pytest.raises(ConfigError, match="'site-average' cannot choose how many hypotheses there are"):
+    with raises(ConfigError, "config.hypotheses", "site-average", "hypotheses"):
         Setup.parse(run.entries())
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.plugins import parse_options
@@ -158,7 +159,7 @@ def test_without_the_option_the_papers_algorithm_is_as_it_was() -> None:
 
 
 def test_it_is_not_for_a_number_of_hypotheses_that_is_chosen(run_config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match='hypotheses = "auto" drops hypotheses that respawn brings back'):
+    with raises(ConfigError, "config.hypotheses", "auto", "hypotheses"):
         Setup.parse(run_config | {"hypotheses": "auto", "strategy-options": "respawn=3"})
 
 

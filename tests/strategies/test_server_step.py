@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.run_config import RunConfig
@@ -93,14 +94,14 @@ def test_it_goes_on_from_what_was_kept(kind: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "reason"),
     [
-        ("fedavgm", "momentum=1", "momentum must be below 1, got '1'"),
-        ("fedadam", "rate=0", "rate must be above 0, got '0'"),
-        ("fedyogi", "beta2=-1", "beta2 must be at least 0"),
-        ("fedadam", "tau=inf", "tau must be a finite number"),
-        ("fedadagrad", "beta2=0.9", "there is no option beta2; did you mean beta1?"),
-        ("fedavgm", "beta1=0.9", "there is no option beta1; the options are rate, momentum"),
+        ("fedavgm", "momentum=1", (ConfigError, "config.option-value", "1")),
+        ("fedadam", "rate=0", (ConfigError, "config.option-value", "0")),
+        ("fedyogi", "beta2=-1", (ConfigError, "config.option-value", "0")),
+        ("fedadam", "tau=inf", (ConfigError, "config.option-value")),
+        ("fedadagrad", "beta2=0.9", (ConfigError, "config.unknown-option")),
+        ("fedavgm", "beta1=0.9", (ConfigError, "config.unknown-option")),
     ],
 )
-def test_options_that_cannot_be_used_are_named(name: str, options: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"strategy-options: {reason}"):
+def test_options_that_cannot_be_used_are_named(name: str, options: str, reason: Any) -> None:
+    with raises(*reason):
         strategies.make(RunConfig(strategy=name, strategy_options=options), Fleet())

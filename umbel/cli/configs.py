@@ -32,7 +32,7 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
     ConfigError
         For what cannot be read, or the first value that cannot be used.
     """
-    values = (_read(_file(str(source))) if str(source) else {}) | dict(given or {})
+    values = (_read(_file(str(source))) if str(source) else {}) | RunConfig.current(given or {})
     if before := RunConfig.parse(values).start_from:
         # As it is called from here: the run may be done elsewhere, and "last" mean another one.
         values["start-from"] = str(run_named("start-from", before))
@@ -42,7 +42,7 @@ def read_values(source: str | Path = "", given: Mapping[str, Any] | None = None)
 def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of a run that shall go on, and those given over them; errors as `read_values`."""
     folder = find_run(run)
-    values = _read(folder / "config.toml") | dict(given) | {"resume": str(folder)}
+    values = _read(folder / "config.toml") | RunConfig.current(given) | {"resume": str(folder)}
     RunConfig.parse(values)
     return values
 
@@ -129,4 +129,4 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"cannot read {file}: {error}", code="config.unreadable") from None
     # A run's own config.toml does as well: what it ran with is in a table of its own there.
-    return own if isinstance(own := values.get("config"), dict) else values
+    return RunConfig.current(own if isinstance(own := values.get("config"), dict) else values)

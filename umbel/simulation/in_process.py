@@ -64,7 +64,7 @@ def run(config: Mapping[str, Any], nodes: int = 1) -> Path:
     FleetError
         When the nodes refuse; the reason is in the log.
     """
-    config = RunConfig().entries() | dict(config)
+    config = RunConfig().entries() | RunConfig.current(config)
     return conduct(InProcessGrid(umbel.client.app.app, config, nodes), config, secrets.randbelow(10**6))
 
 

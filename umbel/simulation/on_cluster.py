@@ -40,7 +40,7 @@ def run(config: Mapping[str, Any], nodes: int = 0, modules: Sequence[Path] = ())
     FleetError
         When the nodes refuse; the reason is in the log.
     """
-    config = RunConfig().entries() | dict(config)
+    config = RunConfig().entries() | RunConfig.current(config)
     with cluster.joined(environment(), modules):
         grid = RayGrid(RayHosts(config), nodes)
         homes = ", ".join(dict.fromkeys(place.machine.name for place in grid.homes.values()))

@@ -13,6 +13,7 @@ from flwr.app import Context, Error, Message
 from scipy.stats import chi2
 
 import umbel.client.app
+from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid, PaperGrid, failing, stack, vectors
 from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, FleetError
@@ -110,15 +111,15 @@ def test_the_nodes_are_asked_what_they_host_once_a_run() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"clients_per_round": 5}, "clients-per-round = 5, but the nodes host only 4 such clients"),
+        ({"clients_per_round": 5}, (ConfigError, "config.too-few-clients", "clients-per-round", "5", "4")),
         (
             {"clients_per_round": 4, "validation_clients_per_round": 3},
-            "validation-clients-per-round = 3, but the nodes host only 2 such clients",
+            (ConfigError, "config.too-few-clients", "validation-clients-per-round", "3", "2"),
         ),
     ],
 )
-def test_more_clients_than_there_are_is_an_error_before_training(options: dict[str, int], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
+def test_more_clients_than_there_are_is_an_error_before_training(options: dict[str, int], reason: Any) -> None:
+    with raises(*reason):
         Fleet(**options).roster(PaperGrid.simulated(train=4, validation=2))
 
 
@@ -126,7 +127,7 @@ def test_more_clients_than_there_are_is_an_error_before_training(options: dict[s
 
 
 def test_the_nodes_are_waited_for_as_the_run_says() -> None:
-    with pytest.raises(FleetError, match="1 nodes host clients, 0 refused, and the run needs 2"):
+    with raises(FleetError, "nodes.missing", "1", "0", "2"):
         Fleet(min_nodes=2, node_wait=0.01).roster(PaperGrid({5: Hosting(9, 0)}))
 
 

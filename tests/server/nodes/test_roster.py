@@ -16,6 +16,7 @@ from scipy.stats import chisquare
 
 import umbel.server.nodes.exchange
 import umbel.server.nodes.roster
+from tests.helpers.errors import raises
 from tests.helpers.grids import PaperGrid
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import ErrorCode
@@ -150,16 +151,16 @@ def test_every_client_is_placed_once_on_the_node_that_hosts_it(
 @pytest.mark.parametrize(
     ("nodes", "reason"),
     [
-        ({5: EVEN, 6: Hosting(1, 1)}, "some nodes are simulated and some are not"),
-        ({5: EVEN, 6: Hosting(1, 1, 1, 3)}, "or they split the dataset differently"),
-        ({5: EVEN, 6: EVEN}, "the simulated nodes do not split the dataset among themselves"),
-        ({5: EVEN}, "the simulated nodes do not split the dataset among themselves"),
-        ({5: Hosting(1, 1, 0, 0)}, "the simulated nodes do not split the dataset among themselves"),
-        ({5: EVEN, 6: Hosting(1, 1, 2, 2)}, "the simulated nodes do not split the dataset among themselves"),
+        ({5: EVEN, 6: Hosting(1, 1)}, (FleetError, "nodes.mixed")),
+        ({5: EVEN, 6: Hosting(1, 1, 1, 3)}, (FleetError, "nodes.mixed", "dataset")),
+        ({5: EVEN, 6: EVEN}, (FleetError, "nodes.mixed", "dataset")),
+        ({5: EVEN}, (FleetError, "nodes.mixed", "dataset")),
+        ({5: Hosting(1, 1, 0, 0)}, (FleetError, "nodes.mixed", "dataset")),
+        ({5: EVEN, 6: Hosting(1, 1, 2, 2)}, (FleetError, "nodes.mixed", "dataset")),
     ],
 )
-def test_nodes_that_do_not_fit_together_are_refused(nodes: dict[int, Hosting], reason: str) -> None:
-    with pytest.raises(FleetError, match=reason):
+def test_nodes_that_do_not_fit_together_are_refused(nodes: dict[int, Hosting], reason: Any) -> None:
+    with raises(*reason):
         Roster(nodes)
 
 
@@ -291,19 +292,19 @@ def test_an_error_of_flowers_own_is_no_refusal_of_the_node() -> None:
 @pytest.mark.parametrize(
     ("says", "min_nodes", "counts"),
     [
-        ({}, 1, "0 nodes host clients, 0 refused, and the run needs 1"),
-        ({5: None}, 1, "0 nodes host clients, 0 refused, and the run needs 1"),
-        ({5: Hosting(2, 0)}, 3, "1 nodes host clients, 0 refused, and the run needs 3"),
-        ({5: Hosting(2, 0), 6: REFUSED}, 2, "1 nodes host clients, 1 refused, and the run needs 2"),
-        ({5: Hosting(2, 0), 6: UNAVAILABLE}, 2, "1 nodes host clients, 0 refused, and the run needs 2"),
-        ({5: Hosting(1, 0, 2, 4)}, 1, "1 nodes host clients, 0 refused, and the run needs 4"),
-        ({5: EVEN, 6: ODD}, 3, "2 nodes host clients, 0 refused, and the run needs 3"),
+        ({}, 1, (FleetError, "nodes.missing", "0", "1")),
+        ({5: None}, 1, (FleetError, "nodes.missing", "0", "1")),
+        ({5: Hosting(2, 0)}, 3, (FleetError, "nodes.missing", "1", "0", "3")),
+        ({5: Hosting(2, 0), 6: REFUSED}, 2, (FleetError, "nodes.missing", "1", "2")),
+        ({5: Hosting(2, 0), 6: UNAVAILABLE}, 2, (FleetError, "nodes.missing", "1", "0", "2")),
+        ({5: Hosting(1, 0, 2, 4)}, 1, (FleetError, "nodes.missing", "1", "0", "4")),
+        ({5: EVEN, 6: ODD}, 3, (FleetError, "nodes.missing", "2", "0", "3")),
     ],
 )
 def test_waiting_ends_with_how_many_are_missing(
-    clock: Clock, says: dict[int, Any], min_nodes: int, counts: str
+    clock: Clock, says: dict[int, Any], min_nodes: int, counts: Any
 ) -> None:
-    with pytest.raises(FleetError, match=f"after 30 s {counts}; start more nodes, or lower min-nodes"):
+    with raises(*counts):
         gather(PaperGrid(says), min_nodes=min_nodes, wait_s=30)
     assert 1030 <= clock.now < 1031
 
@@ -316,7 +317,7 @@ def test_a_node_that_refuses_is_left_out_where_nodes_serve_their_own_data() -> N
 
 
 def test_a_simulation_cannot_do_without_a_part_of_its_dataset(clock: Clock) -> None:
-    with pytest.raises(FleetError, match="1 of the simulated nodes refused to take part; the log above says why"):
+    with raises(FleetError, "nodes.refused", "1"):
         gather(PaperGrid({5: EVEN, 6: REFUSED}), min_nodes=1, wait_s=60)
     assert clock.now == 1000, "there is nothing to wait for"
 
@@ -382,7 +383,7 @@ def test_a_site_that_lies_about_its_part_of_a_dataset_changes_nothing_for_the_ot
 
 def test_bad_nodes_are_not_counted_as_nodes_that_are_there(clock: Clock) -> None:
     says = {**dict(enumerate(IMPOSSIBLE.values())), 99: Hosting(1, 1)}
-    with pytest.raises(FleetError, match=r"after 30 s 1 nodes host clients, \d+ refused, and the run needs 2"):
+    with raises(FleetError, "nodes.missing", "30", "1", "2"):
         gather(Afar(says), min_nodes=2, wait_s=30)
     assert clock.now >= 1030
 
@@ -390,7 +391,7 @@ def test_bad_nodes_are_not_counted_as_nodes_that_are_there(clock: Clock) -> None
 def test_the_bound_on_what_a_node_hosts_is_the_runs() -> None:
     says = {1: Hosting(3, 0), 2: Hosting(2, 2), 3: Hosting(2, 1)}
     assert [node for node, _ in gather(Afar(says), 1, 60, max_clients=3).nodes] == [1, 3]
-    with pytest.raises(ProtocolError, match="hosts 2 training and 2 validation clients, more than max-clients-per"):
+    with raises(ProtocolError, "protocol.too-many-clients", "max-clients-per", "2"):
         admitted(hosting_reply(says[2]), 3, together=False)
     part = Hosting(10**7, 10**7, 0, 1)
     assert admitted(hosting_reply(part), 3, together=True) == part, "one node may simulate all"
@@ -398,7 +399,7 @@ def test_the_bound_on_what_a_node_hosts_is_the_runs() -> None:
 
 def test_another_version_in_a_simulation_is_told(caplog: pytest.LogCaptureFixture) -> None:
     theirs = MetricRecord({**EVEN.to_record(), "version": VERSION + 1})
-    with pytest.raises(FleetError, match="1 of the simulated nodes refused to take part"):
+    with raises(FleetError, "nodes.refused", "1"):
         gather(PaperGrid({5: ODD, 6: theirs}), min_nodes=1, wait_s=60)
     expected = f"node 6 cannot take part: it speaks protocol {VERSION + 1}, this server speaks {VERSION}; install"
     assert expected in caplog.text
@@ -547,5 +548,5 @@ def test_a_role_that_nobody_has_draws_nobody() -> None:
 
 def test_asking_for_more_than_there_are_names_the_key() -> None:
     check_enough("clients-per-round", 7, 7)
-    with pytest.raises(ConfigError, match="clients-per-round = 8, but the nodes host only 7 such clients; lower it"):
+    with raises(ConfigError, "config.too-few-clients", "clients-per-round", "8", "7"):
         check_enough("clients-per-round", 8, 7)

@@ -9,6 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import umbel.client.app
+from tests.helpers.errors import raises
 from tests.helpers.runs import run_app
 from umbel.protocol.errors import ConfigError
 from umbel.simulation.grid import InProcessGrid
@@ -37,9 +38,9 @@ def test_a_run_and_what_is_added_to_it_is_read_back(run_config: dict[str, Any]) 
 
 def test_a_run_without_a_folder_needs_to_be_told_of_one(run_config: dict[str, Any], tmp_path: Path) -> None:
     config = run_config | {"rounds": 1, "restarts": 1, "track": "tensorboard"}
-    with pytest.raises(ConfigError, match="this run leaves no folder; set track-options"):
+    with raises(ConfigError, "config.track-options", "track-options"):
         play(config)
-    with pytest.raises(ConfigError, match="folder must be an absolute path, got 'here'"):
+    with raises(ConfigError, "config.track-options", "here"):
         play(config | {"track-options": "folder=here"})
     play(config | {"track-options": f"folder={tmp_path}"})
     assert len(read(tmp_path).Scalars("validation_loss")) == 2

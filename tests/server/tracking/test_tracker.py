@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError
 from umbel.server.observer import Run
 from umbel.server.observers import named
@@ -105,7 +106,7 @@ def test_what_is_no_number_is_left_out(run_config: dict[str, Any]) -> None:
 
 
 def test_a_tool_that_cannot_be_opened_ends_the_run_before_its_first_round(run_config: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="track: a diary does not work: the pen is dry; see to it, or leave track"):
+    with raises(ConfigError, "config.track-failed", "track"):
         tracked(run_config, Diary("open"))
 
 
@@ -146,5 +147,5 @@ def test_what_cannot_track_is_named(name: str, options: str, reason: str) -> Non
 @pytest.mark.parametrize("name", TRACKERS)
 def test_a_library_that_is_missing_is_named_with_what_to_install(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("umbel.server.tracking.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=rf"track = '{name}' needs a library .*pip install 'umbel\[{name}\]'"):
+    with raises(ConfigError, "config.missing-library", name, name, "track"):
         named(Setup.parse({"track": name}))
