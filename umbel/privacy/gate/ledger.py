@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -135,8 +135,8 @@ class Ledger(Store):
             releases = self._read(connection).releases
             rows = connection.execute("SELECT at, run, round, client, release, clip_norm FROM charges ORDER BY id")
             for at, run, round, client, release, clip_norm in rows:
-                what = asdict(replace(read(releases[release]), radius=clip_norm))
-                yield {"at": at, "run": run, "round": round, "client": client, **what}
+                what = {key: value for key, value in asdict(read(releases[release])).items() if key != "radius"}
+                yield {"at": at, "run": run, "round": round, "client": client, **what, "clip_norm": clip_norm}
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Raise unless the tables are a store's, and SQLite itself finds nothing wrong with the file."""

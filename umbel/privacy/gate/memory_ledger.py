@@ -33,13 +33,13 @@ class MemoryLedger:
     def charge(
         self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
-        """Charge each client that can afford it, and return which those are; nobody where fewer than `at_least` can."""
-        affords = limits.paying(clients, self.account, charge.release, at_least)
-        paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
+        """Charge each client that can pay, and return which those are; none where fewer than `at_least` can."""
+        paying = limits.paying(clients, self.account, charge.release, at_least)
+        paid = [client for client, pays in zip(clients, paying, strict=True) if pays]
         key = written(charge.release)
-        self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()
+        self._record[key] = _paid_once_more(self._paid(key), np.array(paid, np.int64)).tobytes()
         self._state[_RECORD] = self._record
-        return affords
+        return paying
 
     def account(self, client: int) -> Account:
         """Return what a client has released."""
