@@ -355,7 +355,7 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
         ({"optimizer-options": "momentun=0.9"}, "there is no option momentun; did you mean momentum"),
         ({"optimizer": "adam", "optimizer-options": "beta1=1"}, "optimizer-options: beta1 must be .*, got '1'"),
         ({"dataset": "lilies"}, "no dataset 'lilies': looked for .*; umbel data list shows those there are"),
-        ({"dataset": ""}, "neither run config nor dataset name a model; set model to one of linear, mlp, cnn"),
+        ({"dataset": ""}, "no model is named; set model to one of linear, mlp, cnn"),
     ],
 )
 def test_what_is_not_there_is_named_with_what_is(
@@ -369,7 +369,7 @@ def test_a_dataset_without_a_model_needs_one(run_config: dict[str, Any], umbel_h
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0})
     write_leaf(umbel_home / "data" / "mine.json", manifest, {"a": ([[1.0, 2.0]], [0.5])})
     changes = {"dataset": str(umbel_home / "data" / "mine.json")}
-    with raises(ModelError, "model.none", "dataset", "model"):
+    with raises(ModelError, "model.none", "model"):
         Setup.parse(run_config | changes)
     assert Setup.parse(run_config | changes | {"model": "linear"}).model.name == "linear"
 
