@@ -11,6 +11,7 @@ from typing import Any
 import safetensors
 
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
@@ -36,7 +37,7 @@ class Saved:
     ----------
     folder : RunFolder
     state : State
-    spent : dict from int to int
+    spent : dict from ClientInRun to int
         How often each client that released did so.
     kept : dict of ndarray
         What the strategy keeps from round to round.
@@ -47,7 +48,7 @@ class Saved:
 
     folder: RunFolder
     state: State
-    spent: dict[int, int]
+    spent: dict[ClientInRun, int]
     kept: Arrays
     nodes: list[tuple[int, Hosting]]
     snapshots: Snapshots
@@ -126,13 +127,17 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
 
 
 def _check_participations(
-    spent: Mapping[int, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round, file: str
+    spent: Mapping[ClientInRun, int],
+    nodes: Sequence[tuple[int, Hosting]],
+    history: Sequence[Round],
+    newest: Round,
+    file: str,
 ) -> None:
     """Raise `ValueError` unless participations are of these nodes and rounds; errors of nodes as `Hosting.from_record`.
 
     Parameters
     ----------
-    spent : mapping from int to int
+    spent : mapping from ClientInRun to int
     nodes : sequence of (int, Hosting)
     history : sequence of Round
         Up to the last finished round.

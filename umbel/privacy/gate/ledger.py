@@ -20,13 +20,14 @@ from typing import Any
 
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
 from umbel.privacy.gate.store import Store, digest_of_totals
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Release
 
 # A ledger of so many charges is checked from the first on in some 50 ms. Each message opens it.
 _WHOLE = 10_000
 _TAIL = 2_000  # of a longer one, so many of the last
 
-_Totals = dict[int, dict[int, tuple[int, int]]]
+_Totals = dict[ClientInDataset, dict[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class _Books:
     charges: int = 0
     hash: bytes = bytes(32)
     releases: Mapping[int, str] = field(default_factory=dict)
-    totals: Mapping[int, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    totals: Mapping[ClientInDataset, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
 
-    def account(self, client: int) -> dict[Release, int]:
+    def account(self, client: ClientInDataset) -> dict[Release, int]:
         """Return what a client has released."""
         account: dict[Release, int] = {}
         for number, (_, times) in self.totals.get(client, {}).items():
@@ -98,7 +99,7 @@ class Ledger(Store):
             self._read(connection)
 
     def charge(
-        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+        self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
         """Charge each client that can pay, all at once, and return which those are.
 
@@ -118,13 +119,13 @@ class Ledger(Store):
                 self._known = _append(connection, books, row, paid)
         return paying
 
-    def accounts(self) -> dict[int, Account]:
+    def accounts(self) -> dict[ClientInDataset, Account]:
         """Return what every client has released, by client."""
         with self._transaction() as connection:
             books = self._read(connection)
             return {client: books.account(client) for client in sorted(books.totals)}
 
-    def account(self, client: int) -> Account:
+    def account(self, client: ClientInDataset) -> Account:
         """Return what a client has released."""
         with self._transaction() as connection:
             return self._read(connection).account(client)
@@ -195,7 +196,10 @@ def _hash(before: bytes, *content: Any) -> bytes:
 
 
 def _append(
-    connection: sqlite3.Connection, books: _Books, charge: tuple[str, str, int, str, float | None], clients: list[int]
+    connection: sqlite3.Connection,
+    books: _Books,
+    charge: tuple[str, str, int, str, float | None],
+    clients: list[ClientInDataset],
 ) -> _Books:
     """Write a charge of each client; return how the ledger then stands."""
     at, run, round, what, clip_norm = charge

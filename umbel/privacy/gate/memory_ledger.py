@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
+from umbel.protocol.clients import ClientInDataset
 
 _RECORD = "umbel.ledger"
 
@@ -31,7 +32,7 @@ class MemoryLedger:
         self._record = state.config_records.get(_RECORD, ConfigRecord())
 
     def charge(
-        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+        self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
         """Charge each client that can pay, and return which those are; none where fewer than `at_least` can."""
         paying = limits.paying(clients, self.account, charge.release, at_least)
@@ -41,7 +42,7 @@ class MemoryLedger:
         self._state[_RECORD] = self._record
         return paying
 
-    def account(self, client: int) -> Account:
+    def account(self, client: ClientInDataset) -> Account:
         """Return what a client has released."""
         times = {key: self._times(key, client) for key in self._record}
         return {read(key): often for key, often in times.items() if often}
