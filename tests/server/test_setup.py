@@ -83,8 +83,8 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     setup = Setup.parse(run_config)
     strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
-    assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (2, 7, 0)
-    assert (strategy.min_releases, fleet.min_nodes, fleet.node_wait) == (1, 1, 300.0)
+    assert (strategy.hypotheses, fleet.clients_per_round, fleet.run.validation_clients_per_round) == (2, 7, 0)
+    assert (strategy.min_releases, fleet.run.min_nodes, fleet.run.node_wait) == (1, 1, 300.0)
     assert strategy.radius == ClipSchedule(Clipping.UPDATE, floor=0.01, start=1.0, decay=1.0)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
@@ -114,9 +114,9 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"clipping": "public", "clip-norm-floor": 0.24, "clip-norm": 25.0, "clip-norm-decay": 0.26}
     setup = Setup.parse(run_config)
     strategy, fleet, run = setup.strategy, setup.fleet, setup.config
-    assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (3, 11, 12)
-    assert (strategy.min_releases, fleet.seed, fleet.min_nodes, fleet.node_wait) == (4, 13, 5, 14.0)
-    assert fleet.quorum == 0.28
+    assert (strategy.hypotheses, fleet.clients_per_round, fleet.run.validation_clients_per_round) == (3, 11, 12)
+    assert (strategy.min_releases, fleet.run.seed, fleet.run.min_nodes, fleet.run.node_wait) == (4, 13, 5, 14.0)
+    assert fleet.run.quorum == 0.28
     assert strategy.radius == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
     assert (run.seed, run.round_timeout, run.rounds, run.patience) == (13, 15.0, 16, 17)
     assert (run.validate_every, run.restarts) == (18, 19)
@@ -243,7 +243,7 @@ def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
     assert setup.task().noise_multiplier == 0.0
     assert setup.task().step_size == 1.0
     assert isinstance(setup.task().step_size, float)
-    assert setup.fleet.node_wait == 10.0
+    assert setup.fleet.run.node_wait == 10.0
 
 
 def test_the_server_reads_what_a_dataset_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
@@ -328,7 +328,7 @@ def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any
 
 
 def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
-    assert Setup.parse(run_config | {"quorum": 0.8}).strategy.fleet.quorum == 0.8
+    assert Setup.parse(run_config | {"quorum": 0.8}).strategy.fleet.run.quorum == 0.8
     with pytest.raises(ConfigError, match=r"quorum must be a finite number above 0, at most 1, got 1\.5"):
         Setup.parse(run_config | {"quorum": 1.5})
 

@@ -6,7 +6,6 @@ much however many there were; a last line that a killed run left half is none.
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import math
@@ -264,8 +263,7 @@ class RunFolder:
             metadata = latest.metadata() or {}
         latest_arrays, best = self._read_arrays("latest"), self.read_best()
         number, *digests = metadata["rounds"].split(" ")
-        # A run of an earlier version has no digest, or that of the latest alone.
-        if digests[:1] and digests[0] != _digest(latest_arrays, number):
+        if len(digests) != 2 or digests[0] != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors is not as the run wrote it")
         rounds = int(number)
         history = self.read_history(rounds)
@@ -282,7 +280,7 @@ class RunFolder:
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
         # Not the best of these rounds where a round that was not finished had found better ones: it scores them again.
         same = len(latest_arrays[names[0]]) == len(best[names[0]])
-        same = same and digests[1:] in ([], [_digest(best, "")])
+        same = same and digests[1] == _digest(best, "")
         state = State(
             hypotheses={name: latest_arrays[name] for name in names},
             best={name: best[name] for name in names},
@@ -306,19 +304,10 @@ class RunFolder:
 
     def read_participations(self) -> dict[int, int]:
         """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
-        file, spent = self.participations_file, Counter[int]()
-        if file.suffix == ".csv":
-            with file.open(encoding="utf-8") as opened:
-                return {int(row["client"]): int(row["participations"]) for row in csv.DictReader(opened)}
-        for line in _read_lines(file, _participations):
+        spent = Counter[int]()
+        for line in _read_lines(self.path / "participations.jsonl", _participations):
             spent.update(line)
         return dict(sorted(spent.items()))
-
-    @property
-    def participations_file(self) -> Path:
-        """Where participations are read: a run of an earlier version had ``ledger.csv`` alone."""
-        file, ledger = self.path / "participations.jsonl", self.path / "ledger.csv"
-        return ledger if ledger.exists() and not file.exists() else file
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as `read`."""

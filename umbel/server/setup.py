@@ -59,7 +59,7 @@ class Setup:
             For the first entry that cannot be used, or what it names.
         """
         run = RunConfig.parse(run_config)
-        fleet = Fleet.of(run)
+        fleet = Fleet(run)
         strategy = strategies.make(run, fleet)
         # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
         dataset = _open(run, part=True)
