@@ -9,7 +9,7 @@ export IMAGE_UID ?= $(patsubst 0,1000,$(shell id -u))
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help demo run test bench coverage faults quick check image certs compose-demo clean
+.PHONY: help demo run test bench coverage faults quick check config image certs compose-demo clean
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | awk -F'\t' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -40,6 +40,9 @@ check: $(READY) ## Lint, check types, and check that imports follow the layers
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+config: $(READY) ## Write the run config's defaults into pyproject.toml, after a change in umbel/protocol/run_config.py
+	$(BIN)/python -m umbel.protocol.pyproject pyproject.toml
 
 image: $(READY) ## Build the container image: make image, or make image TORCH=cuda for a GPU
 	$(BIN)/docker-compose build image

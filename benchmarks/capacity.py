@@ -193,9 +193,12 @@ def main(
     asked = Size(network, parameters, clients_per_round, validation_clients, rows, hypotheses, epochs, batch, machines)
     with benchmark(out):
         if not parameters and asked != _NOTHING:
-            raise ConfigError("say how many --parameters the network has; without, a table of a few sizes is all")
+            raise ConfigError(
+                "say how many --parameters the network has; without, a table of a few sizes is all",
+                code="config.bad-option",
+            )
         if not bandwidth > 0:
-            raise ConfigError(f"--bandwidth must be above 0 Gbit/s, got {bandwidth:g}")
+            raise ConfigError(f"--bandwidth must be above 0 Gbit/s, got {bandwidth:g}", code="config.bad-option")
         sizes = [replace(size, cores=cores) for size in ([asked] if parameters else TYPICAL)]
         # Checked among the others, so that what else the machine does falls on both alike.
         order = [*FITTED[::2], *CHECKED, *FITTED[1::2]]

@@ -27,11 +27,10 @@ from benchmarks.peers.tasks import write_images
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.engines import learner_for
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
-from umbel.models import load
-from umbel.models.model import Model
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays
 from umbel.server.rounds import draw_hypotheses
+from umbel.server.setup import Setup
 from umbel.simulation.in_process import run_config
 
 NETWORK = "benchmarks.gpu:cifar_network"
@@ -60,7 +59,8 @@ def main(
 def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> None:
     """Let the forms of a cohort take turns."""
     write_images(scratch / str(clients), clients + 1, 1)
-    dataset, model = open_dataset(scratch / str(clients)), load("cnn")
+    config = run_config("femnist", dataset=str(scratch / str(clients)), clients_per_round=1)
+    dataset, model = open_dataset(scratch / str(clients)), Setup.parse(config).model
     hypotheses, asked = draw_hypotheses(model, 2, 0, 0), range(clients)
     memory: dict[str, float] = {}
 
@@ -85,7 +85,7 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
     contestants = {
         "batched": lambda: umbel("batched"),
         "loop": lambda: umbel("loop"),
-        "plain PyTorch, one client at a time": lambda: plain(model, hypotheses, dataset, asked, device),
+        "plain PyTorch, one client at a time": lambda: plain(model.network(), hypotheses, dataset, asked, device),
     }
     readings = interleave({name: contestant(name, compute) for name, compute in contestants.items()}, times)
     show(f"{clients} clients choose and train", readings, "batched")
@@ -96,11 +96,12 @@ def cohort_of(clients: int, times: int, device: torch.device, scratch: Path) -> 
         console.print(f"{name}: {mib:.0f} MiB at most", highlight=False)
 
 
-def plain(model: Model, hypotheses: Arrays, dataset: Any, clients: range, device: torch.device) -> list[Any]:
+def plain(module: nn.Module, hypotheses: Arrays, dataset: Any, clients: range, device: torch.device) -> list[Any]:
     """Choose and train as one would write it: a module, an optimiser, a client after the other."""
     k = len(next(iter(hypotheses.values())))
     networks = [{name: torch.from_numpy(value[j]).to(device) for name, value in hypotheses.items()} for j in range(k)]
-    module, trained = model.network().to(device), []
+    trained = []
+    module.to(device)
     for client in clients:
         x, y = (torch.from_numpy(np.array(part)).to(device) for part in dataset.client(client))
         losses = []

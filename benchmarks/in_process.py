@@ -34,7 +34,7 @@ def prepare(config: Mapping[str, Any], grid: InProcessGrid | None = None) -> Cal
         run_rounds(run)
         history = run.state.history
         if any(entry.lost_nodes for entry in history):
-            raise FleetError("the simulated node refused; the log says why")
+            raise FleetError("the simulated node refused; the log says why", code="nodes.refused")
         return [np.nan if entry.loss is None else entry.loss for entry in history]
 
     return rounds

@@ -217,7 +217,9 @@ def start_superlink(home: Path, sqlite: bool) -> psutil.Process:
                     return process
             if not _lives(process):
                 break
-    raise LaunchError(f"the SuperLink did not start; its log ends:\n{_log(home, 'superlink')[-2000:]}")
+    raise LaunchError(
+        f"the SuperLink did not start; its log ends:\n{_log(home, 'superlink')[-2000:]}", code="launch.no-superlink"
+    )
 
 
 @contextmanager
@@ -250,19 +252,9 @@ def _site(home: Path, name: str) -> list[str]:
     """Return what starts a real node."""
     Ledger.create(home / f"{name}.sqlite")
     config = f'data-path="{home}/site" ledger-path="{home}/{name}.sqlite" role="split" max-participations=1000'
-    options = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
-    return [
-        *_UMBEL,
-        "site",
-        "start",
-        "--superlink",
-        _address(home),
-        *options,
-        "--port",
-        str(free_port()),
-        "--node-config",
-        config,
-    ]
+    keys = ["--root-certificates", f"{home}/certs/ca.crt", "--auth-supernode-private-key", f"{home}/certs/{name}"]
+    places = ["--superlink", _address(home), "--port", str(free_port())]
+    return [*_UMBEL, "site", "start", *places, *keys, "--node-config", config]
 
 
 def write_site(folder: Path, parameters: int) -> None:

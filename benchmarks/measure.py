@@ -43,9 +43,11 @@ def benchmark(out: Path | None, *packages: str, threads: int = 1) -> Iterator[No
     try:
         with errors_in_one_line():
             if out is not None and not out.parent.is_dir():
-                raise ConfigError(f"{out} cannot be written: its folder is missing; make it first")
+                raise ConfigError(
+                    f"{out} cannot be written: its folder is missing; make it first", code="config.no-folder"
+                )
             if out is not None and out.is_dir():
-                raise ConfigError(f"{out} is a folder; name a file in it")
+                raise ConfigError(f"{out} is a folder; name a file in it", code="config.no-file")
             torch.set_num_threads(threads)
             console.print(machine(*packages), highlight=False)
             yield

@@ -13,67 +13,48 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import reduce
+from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Annotated, Any
 
 import typer
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.app.message.typeddict import TypedDict
 
-import umbel.client.app
-import umbel.privacy.gate.gate
-import umbel.privacy.gate.releases
-import umbel.protocol.messages
-import umbel.server.nodes.fleet
-import umbel.server.nodes.replies
-import umbel.server.rounds
-import umbel.strategies.base
-import umbel.strategies.group_privacy
 from benchmarks import in_process
 from benchmarks.bare import ROUNDS
 from benchmarks.measure import Out, benchmark, console, table_of
 from benchmarks.peers.tasks import TASKS, named
-from umbel.client.cohort import Cohort
-from umbel.client.learner import Learner
-from umbel.client.node import Node
-from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.privacy.gate.site import Site
-from umbel.server.nodes.roster import Roster
 
-Place = tuple[ModuleType | type, str]
+_COPIES = ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
+_COPIED_IN = (
+    "client.app", "privacy.gate.own_app", "privacy.gate.releases", "protocol.messages", "server.nodes.fleet",
+    "server.nodes.replies", "strategies.base", "server.rounds",
+)  # fmt: skip
+_RECORDS = ("Message", "RecordDict", "ArrayRecord", "ConfigRecord", "MetricRecord", "Array")
 
-PARTS: dict[str, list[Place]] = {
-    "the node and its policy": [(Node, "of"), (Site, "of")],
-    "reading rows": [(Cohort, "gather")],
-    "scoring, to choose and to evaluate": [(Learner, "score")],
-    "training": [(Learner, "train")],
-    "ledger": [(MemoryLedger, "charge")],
-    "noise": [(umbel.privacy.gate.releases, "sanitise_in_place"), (umbel.privacy.gate.releases, "round_to_grid")],
-    "updates and releases": [(umbel.privacy.gate.releases.Sanitiser, "sanitised")],
+PARTS: dict[str, list[str]] = {
+    "the node and its policy": ["umbel.client.node:Node.at", "umbel.privacy.gate.site:Site.of"],
+    "reading rows": ["umbel.client.cohort:Cohort.gather"],
+    "scoring, to choose and to evaluate": ["umbel.client.learner:Learner.score"],
+    "training": ["umbel.client.learner:Learner.train"],
+    "ledger": ["umbel.privacy.gate.memory_ledger:MemoryLedger.charge"],
+    "noise": [f"umbel.privacy.gate.releases:{name}" for name in ("sanitise_in_place", "round_to_grid")],
+    "updates and releases": ["umbel.privacy.gate.releases:Sanitiser.sanitised"],
     "arrays to records and back": [
-        (module, name)
-        for module in (
-            umbel.client.app,
-            umbel.privacy.gate.gate,
-            umbel.privacy.gate.releases,
-            umbel.protocol.messages,
-            umbel.server.nodes.fleet,
-            umbel.server.nodes.replies,
-            umbel.strategies.base,
-            umbel.server.rounds,
-        )
-        for name in ("to_array_record", "from_array_record", "pack", "unpack", "flatten", "unflatten")
-        if hasattr(module, name)
+        f"umbel.{module}:{name}"
+        for module in _COPIED_IN
+        for name in _COPIES
+        if hasattr(import_module(f"umbel.{module}"), name)
     ],
     "Flower's messages and records": [
-        (TypedDict, "__setitem__"),
-        *((kind, "__init__") for kind in (Message, RecordDict, ArrayRecord, ConfigRecord, MetricRecord, Array)),
+        "flwr.app.message.typeddict:TypedDict.__setitem__",
+        *(f"flwr.app:{kind}.__init__" for kind in _RECORDS),
     ],
-    "sampling clients": [(Roster, "draw")],
-    "k-means": [(umbel.strategies.group_privacy, "seeded_kmeans")],
-    "averages": [(umbel.strategies.base, "mean_of"), (umbel.strategies.base, "distances")],
+    "sampling clients": ["umbel.server.nodes.roster:Roster.draw"],
+    "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
+    "averages": [f"umbel.strategies.base:{name}" for name in ("mean_of", "distances")],
 }
+"""What is timed, as ``module:attribute``."""
 
 
 class Stopwatch:
@@ -106,21 +87,23 @@ class Stopwatch:
         return timed
 
     @contextmanager
-    def watch(self, parts: Mapping[str, list[Place]] = PARTS) -> Iterator[None]:
+    def watch(self, parts: Mapping[str, list[str]] = PARTS) -> Iterator[None]:
         """Time all parts for as long as the block runs."""
         replaced = []
         for part, places in parts.items():
-            for place, name in places:
-                whole = vars(place)[name]
-                bound = isinstance(whole, classmethod)
-                timed = self.around(part, getattr(place, name))
-                setattr(place, name, staticmethod(timed) if bound else timed)
-                replaced.append((place, name, whole))
+            for place in places:
+                module, _, path = place.partition(":")
+                *owners, name = path.split(".")
+                owner = reduce(getattr, owners, import_module(module))
+                whole = vars(owner)[name]
+                timed = self.around(part, getattr(owner, name))
+                setattr(owner, name, staticmethod(timed) if isinstance(whole, classmethod) else timed)
+                replaced.append((owner, name, whole))
         try:
             yield
         finally:
-            for place, name, whole in replaced:
-                setattr(place, name, whole)
+            for owner, name, whole in replaced:
+                setattr(owner, name, whole)
 
 
 def main(

@@ -18,18 +18,12 @@ from flwr.app import Message
 from flwr.clientapp import ClientApp
 
 import umbel.client.app
-import umbel.privacy.gate.gate
-import umbel.server.nodes.fleet
-import umbel.strategies.group_privacy
 from benchmarks import in_process
-from benchmarks.parts import Place, Stopwatch
+from benchmarks.parts import Stopwatch
 from benchmarks.scale import memory
-from umbel.client.learner import Learner
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.privacy.gate.releases import Sanitiser
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
-from umbel.strategies.base import HypothesisStrategy
 
 Network = Literal["mlp", "cnn"]
 CNN = 1_206_590
@@ -37,14 +31,14 @@ CNN = 1_206_590
 HOSPITAL = 11
 """Of ``mlp``; a network of more is as wide as it takes."""
 
-PLACES: dict[str, list[Place]] = {
-    "scoring": [(Learner, "score")],
-    "training": [(Learner, "train")],
-    "noise": [(Sanitiser, "of"), (Sanitiser, "sanitised")],
-    "packing": [(umbel.privacy.gate.gate, "training_reply")],
-    "reading": [(umbel.server.nodes.fleet, "read_releases")],
-    "k-means": [(umbel.strategies.group_privacy, "seeded_kmeans")],
-    "averages": [(HypothesisStrategy, "learn")],
+PLACES: dict[str, list[str]] = {
+    "scoring": ["umbel.client.learner:Learner.score"],
+    "training": ["umbel.client.learner:Learner.train"],
+    "noise": [f"umbel.privacy.gate.releases:Sanitiser.{name}" for name in ("of", "sanitised")],
+    "packing": ["umbel.privacy.gate.own_app:training_reply"],
+    "reading": ["umbel.server.nodes.fleet:read_releases"],
+    "k-means": ["umbel.strategies.group_privacy:seeded_kmeans"],
+    "averages": ["umbel.strategies.base:HypothesisStrategy.learn"],
 }
 
 

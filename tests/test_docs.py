@@ -15,18 +15,19 @@ import pytest
 import yaml
 
 from tests.helpers import commands
-from tests.helpers.sources import ROOT, lines_of_code
+from tests.helpers.sources import ROOT, files, lines_of_code
 from umbel import strategies
 from umbel.privacy.gate.policy import Policy
+from umbel.protocol import old_names
 from umbel.protocol.old_names import PACKAGES, SETTINGS
 from umbel.research.experiments.__main__ import app
 
 DOCS = ROOT / "docs"
 PRE_COMMIT = ROOT / ".pre-commit-config.yaml"
-PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FOLDERS = "benchmarks|configs|datasets|docs|examples|tests|umbel"
 
-of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+of_each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
 @of_each_page
@@ -41,6 +42,13 @@ def test_every_command_would_be_understood(page: Path) -> None:
         except AssertionError as error:
             wrong.append(f"{' '.join(words)}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_every_command_in_a_docstring_would_be_understood() -> None:
+    found = [words for file in files(("umbel", "benchmarks", "examples")) for words in commands.documented(file)]
+    assert len(found) > 20
+    for words in found:
+        commands.check(words)
 
 
 @pytest.mark.parametrize(
@@ -161,6 +169,12 @@ def test_every_key_of_a_sites_policy_stands_in_the_docs_with_its_default() -> No
 @pytest.mark.parametrize(("after", "names"), [("## Settings", SETTINGS), ("## Import paths", PACKAGES)])
 def test_every_old_name_that_is_understood_stands_beside_the_new_one(after: str, names: dict[str, str]) -> None:
     assert table("names.md", "| old | new |", after) == [[f"`{old}`", f"`{new}`"] for old, new in names.items()]
+
+
+def test_every_old_kind_of_model_stands_in_the_docs_with_its_new_name() -> None:
+    rows = [[cell.strip("`") for cell in row] for row in table("names.md", "| old | new |", "## Models")]
+    assert [old_names.model(old) for old, _ in rows] == [new for _, new in rows]
+    assert all(any(re.fullmatch(pattern, old) for old, _ in rows) for pattern in old_names.MODELS)
 
 
 def test_old_commands_are_gone() -> None:

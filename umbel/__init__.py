@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from umbel.data.importers import from_dataframe as from_dataframe
     from umbel.data.importers import from_datasets as from_datasets
     from umbel.data.importers import from_image_folder as from_image_folder
-    from umbel.privacy.gate.mod import Gate as Gate
+    from umbel.privacy.gate.stock_app import Gate as Gate
 
 _HOMES = {
     "Dirichlet": "umbel.data.importers",
-    "Gate": "umbel.privacy.gate.mod",
+    "Gate": "umbel.privacy.gate.stock_app",
     "Manifest": "umbel.data",
     "Quantity": "umbel.data.importers",
     "Run": "umbel.cli.runs",

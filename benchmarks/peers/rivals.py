@@ -103,7 +103,7 @@ def find_python(versions: tuple[str, ...]) -> str:
             ask = [str(candidate), "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
             if subprocess.run(ask, capture_output=True, text=True, check=False).stdout.strip() == version:
                 return str(candidate)
-    raise Absent(f"needs Python {' or '.join(versions)}, which is not on this machine")
+    raise Absent(f"needs Python {' or '.join(versions)}, which is not on this machine", code="peer.no-python")
 
 
 def environment(peer: Peer) -> Path:
@@ -135,7 +135,7 @@ def _is_here(requirement: str) -> bool:
 def _call(*command: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Absent(f"does not install: {_last_line(done.stderr)}")
+        raise Absent(f"does not install: {_last_line(done.stderr)}", code="peer.does-not-install")
 
 
 def _last_line(text: str) -> str:
@@ -187,7 +187,8 @@ class Rival:
             answer = ""
         if not answer:
             self._process.wait()
-            raise Absent(f"does not run: {_last_line(self._log.read_text(encoding='utf-8', errors='replace'))}")
+            said = self._log.read_text(encoding="utf-8", errors="replace")
+            raise Absent(f"does not run: {_last_line(said)}", code="peer.does-not-run")
         return Reading(**json.loads(answer))
 
     def stop(self) -> None:

@@ -54,7 +54,7 @@ def named(text: str) -> list[str]:
     """Return the tasks that a text names, separated by commas."""
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in TASKS]:
-        raise ConfigError(f"--task: {unknown[0]!r} is none of {', '.join(TASKS)}")
+        raise ConfigError(f"--task: {unknown[0]!r} is none of {', '.join(TASKS)}", code="config.bad-option")
     return names
 
 

@@ -15,6 +15,7 @@ import umbel.privacy.gate.gate
 from benchmarks import bare, bare_algorithm, in_process
 from benchmarks.parts import PARTS, Stopwatch
 from benchmarks.peers.tasks import brief_of, cnn, named
+from tests.helpers.errors import raises
 from umbel.client.learner import Learner
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
@@ -57,7 +58,7 @@ def images(tmp_path: Path) -> dict[str, Any]:
 
 def test_tasks_are_named_with_commas_and_a_wrong_one_is_refused_before_any_is_done() -> None:
     assert named("cnn, hospital") == ["cnn", "hospital"]
-    with pytest.raises(ConfigError, match="'foo' is none of hospital, cnn"):
+    with raises(ConfigError, "config.bad-option", "'foo'", "hospital, cnn"):
         named("cnn,foo")
 
 

@@ -14,6 +14,7 @@ import torch
 from benchmarks.peers import contest, plain_flower, rivals, tasks
 from benchmarks.peers.brief import Brief
 from benchmarks.peers.networks import loss_of, network
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.simulation.in_process import play, run_config
@@ -83,7 +84,7 @@ def test_a_peer_that_does_not_run_gets_a_line_and_the_others_go_on(
 
 def test_a_peer_without_its_python_says_which() -> None:
     peer = replace(rivals.PEERS["blazefl"], pythons=("1.5",))
-    with pytest.raises(rivals.Absent, match=r"needs Python 1\.5"):
+    with raises(rivals.Absent, "peer.no-python", "1.5"):
         rivals.environment(peer)
 
 

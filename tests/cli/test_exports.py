@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 import umbel
+from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError, ModelError
 
 ROWS = torch.tensor([[1.0, 2.0], [-3.0, 0.5]])
@@ -79,17 +80,17 @@ def test_what_is_not_the_same_when_it_is_read_again_is_not_written(
 
     whole = safetensors.torch.load
     monkeypatch.setattr("safetensors.torch.load", damaged)
-    with pytest.raises(ModelError, match=r"\['weight'\] is not what is read again; nothing was written"):
+    with raises(ModelError, "model.reads-otherwise", "weight"):
         umbel.export(umbel.load(kept), tmp_path / "new", "safetensors")
     assert not list((tmp_path / "new").iterdir())
 
 
 def test_another_form_is_named(kept: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is no form 'pickle'; choose from state-dict, safetensors, onnx"):
+    with raises(ConfigError, "config.unknown-format", "'pickle'", "state-dict, safetensors, onnx"):
         umbel.export(umbel.load(kept), tmp_path, "pickle")
 
 
 def test_a_file_where_the_folder_should_be_is_named(kept: Path, tmp_path: Path) -> None:
     (tmp_path / "taken").touch()
-    with pytest.raises(ConfigError, match="taken cannot be made a folder: File exists; name another"):
+    with raises(ConfigError, "config.no-folder", "taken"):
         umbel.export(umbel.load(kept), tmp_path / "taken")

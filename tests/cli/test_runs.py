@@ -13,7 +13,7 @@ import torch
 
 import umbel
 from tests.cli.conftest import SMALL
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, ModelError
 
 
 def test_a_run_from_python_is_that_of_the_app_and_can_be_loaded_by_name(umbel_home: Path, kept: Path) -> None:
@@ -32,7 +32,7 @@ def test_a_value_that_cannot_be_used_is_named_before_anything_starts(umbel_home:
         umbel.run(ronds=3)
     with pytest.raises(ConfigError, match="rounds must be a whole number"):
         umbel.run({"rounds": 0.5})
-    with pytest.raises(ConfigError, match="draws in training"):
+    with pytest.raises(ModelError, match="draws in training"):
         umbel.run(model="tests.cli.test_runs:drops", loss="mse", engine="batched", node_wait=1.0)
     assert not (umbel_home / "runs").exists()
 

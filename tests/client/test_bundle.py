@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.errors import raises
 from tests.helpers.sources import ROOT
 from umbel.client import bundle as module
 from umbel.client.bundle import Bundle, reviewed
@@ -59,7 +60,7 @@ def test_without_a_pyproject_a_site_must_name_what_it_has_reviewed(
 ) -> None:
     monkeypatch.setattr(module, "APP", tmp_path)
     monkeypatch.setattr(Bundle, "installed", Bundle.installed.__wrapped__.__get__(Bundle))  # type: ignore[attr-defined]
-    with pytest.raises(SiteError, match="nothing says which bundle this site has reviewed: set bundle"):
+    with raises(SiteError, "site.no-bundle"):
         reviewed(OWN, site)
     assert not reviewed(OWN, site | {"bundle": SHA256})
 

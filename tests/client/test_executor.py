@@ -82,7 +82,7 @@ def test_what_is_refused_is_on_record_too(site_config: dict[str, Any]) -> None:
     lines = [(line["decision"], line["reason"]) for line in log.lines()]
     assert [decision for decision, _ in lines] == ["answered", "refused", "refused", "refused"]
     assert "it has not reviewed bundle" in lines[1][1]
-    assert lines[2][1] == "flwr-agentapp: this site runs no flwr-agentapp"
+    assert lines[2][1].startswith("flwr-agentapp: this site runs no flwr-agentapp [")
 
 
 def test_what_is_refused_stays_refused_where_the_log_cannot_be_written(site_config: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from tests.helpers.cohorts import (
     thetas,
     train,
 )
+from tests.helpers.errors import raises
 from tests.helpers.models import draw_hypotheses
 from umbel import models
 from umbel.client.cohort import LocalUpdate
@@ -132,5 +133,5 @@ def test_plain_descent_is_what_a_run_asks_for_that_says_nothing() -> None:
 
 
 def test_an_option_of_another_optimizer_is_refused() -> None:
-    with pytest.raises(ConfigError, match="there is no option momentum; the options are beta1, beta2"):
+    with raises(ConfigError, "config.unknown-option", "momentum", "beta1", "beta2"):
         LocalOptimizer.of(RunConfig(optimizer="adam", optimizer_options="momentum=0.9"))

@@ -70,7 +70,7 @@ def test_one_part_is_the_whole(whole: Dataset) -> None:
 
 @pytest.mark.parametrize("step", [6, 0])
 def test_there_are_no_more_parts_than_training_clients(whole: Dataset, step: int) -> None:
-    with raises(DatasetError, "data.part", "5 parts", step):
+    with raises(DatasetError, "data.part", f"{step} parts"):
         shard(whole, 0, step)
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 
 from tests.data.test_schema import ENTRIES, SCHEMA, TOML
+from tests.helpers.datasets import Numbers
 from tests.helpers.errors import raises
 from umbel.data import Schema
 from umbel.data.table import encode, read, read_table
@@ -177,17 +178,6 @@ def site(tmp_path: Path) -> dict[str, Path]:
     paths["path"].write_text(CSV)
     paths["schema"].write_text(TOML)
     return paths
-
-
-class Numbers(list[Any]):
-    """A register in memory."""
-
-    def read(self) -> list[Any]:
-        return list(self)
-
-    def extend(self, known: Any, new: Any) -> None:
-        assert self == known
-        self[:] = [*known, *new]
 
 
 def served(site: dict[str, Path], register: Numbers | None = None) -> Any:

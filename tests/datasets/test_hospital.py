@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +233,7 @@ def test_missing_columns_are_named_beside_those_found(csv: Path, geonames: Path,
         tmp_path / "out",
         f"{csv} lacks the columns ['Provider Id', 'Provider Zip Code']",
         "found ['DRG Definition', 'Hospital', 'Provider Name', 'Postcode', ",
-        "rename its columns",
+        "rename the table's columns",
     )
 
 
@@ -248,8 +247,8 @@ def test_a_csv_without_the_four_services_is_refused(csv: Path, geonames: Path, t
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("7000", "n/a", "Average Total Payments in data row 3 is 'n/a'"),
-        ("7000", "", "Average Total Payments in data row 3 is ''"),
+        ("7000", "n/a", "Average Total Payments in data row 3 is missing"),
+        ("7000", "much", "Average Total Payments in data row 3 is 'much'"),
         ("7000", "inf", "Average Total Payments in data row 3 is 'inf'"),
         ("90210", "Beverly Hills", "Provider Zip Code in data row 4 is 'Beverly Hills'"),
         ("30003", "C3", "Provider Id in data row 4 is 'C3'"),
@@ -260,7 +259,7 @@ def test_what_is_not_a_number_is_named_by_column_and_row(
 ) -> None:
     csv.write_text(CSV.replace(old, new))
     result = run(csv, geonames, tmp_path / "out")
-    assert_refused(result, tmp_path / "out", f"{csv}: {message}, not a number; repair or remove that row")
+    assert_refused(result, tmp_path / "out", f"{csv}: {message}")
 
 
 @pytest.mark.parametrize(
@@ -301,19 +300,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(csv: Path, g
     csv.write_text("would be refused, if it were read")
     for out in (csv, csv / "below" / "a" / "file"):
         assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
-def test_a_folder_without_permission_is_refused(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    (tmp_path / "theirs").mkdir(mode=0o500)
-    out = tmp_path / "theirs" / "out"
-    assert_refused(run(csv, geonames, out), out, f"{out} cannot be written", "--out")
-
-
-def test_a_folder_of_something_else_is_refused_before_the_work(csv: Path, geonames: Path, tmp_path: Path) -> None:
-    csv.write_text("would be refused, if it were read")
-    assert_refused(run(csv, geonames, tmp_path), tmp_path, f"{tmp_path} exists and is not a dataset", "--out")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["US.txt", "charges.csv"]
 
 
 def test_a_refusal_leaves_the_dataset_that_is_there(csv: Path, geonames: Path, tmp_path: Path) -> None:

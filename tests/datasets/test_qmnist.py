@@ -205,12 +205,6 @@ def test_compressed_files_are_read(files: tuple[Path, Path], tmp_path: Path) -> 
     assert_same(made((Path(f"{images}.gz"), Path(f"{labels}.gz")), tmp_path / "out"), plain)
 
 
-def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: tuple[Path, Path], tmp_path: Path) -> None:
-    images, labels = files
-    dataset = recipe.made_as_a_script(tmp_path, *options_of((Path(images.name), Path(labels.name))))
-    assert_same(dataset, made(files, tmp_path / "out"))
-
-
 # --- what cannot be used
 
 

@@ -303,17 +303,6 @@ def test_the_seed_decides(files: dict[str, Path], tmp_path: Path) -> None:
     assert not np.array_equal(one.features, other.features)
 
 
-def test_the_last_line_is_the_folder_and_the_one_before_counts(files: dict[str, Path], tmp_path: Path) -> None:
-    result = recipe.run(tmp_path / "out", *options_of(files), "--rows", "2", "--features", "4")
-    dataset = made(files, tmp_path / "other", "--features", "4")
-    split = dataset.manifest.split
-    assert result.stdout.splitlines() == [
-        f"{split['train']} training and {split['validation']} validation clients, {len(dataset.targets)} rows of 4 "
-        "features; clients whose images are turned: 0",
-        str(tmp_path / "out"),
-    ]
-
-
 def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: dict[str, Path], tmp_path: Path) -> None:
     home, script = tmp_path / "home", PROJECT / "datasets" / "qmnist_features.py"
     relative = [word.name if isinstance(word, Path) else word for word in options_of(files)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -196,7 +197,7 @@ def test_the_site_reads_its_policy(policy: str) -> None:
     assert str(site.data_path) == "/data"
     limits = site.limits
     # A site that says nothing has a limit all the same.
-    assert (limits.budget, limits.participations) == ((16, None) if policy else (None, 30))
+    assert (limits.budget, limits.participations) == ((16, math.inf) if policy else (math.inf, 30))
 
 
 def test_a_gpu_goes_to_the_clientapp_alone() -> None:

@@ -12,6 +12,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from tests.helpers.errors import raises
 from umbel.deploy import certs, demo
 
 
@@ -57,10 +58,10 @@ def test_it_has_the_operators_secret(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_step_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(demo.DemoError, match="`false up` failed"):
+    with raises(demo.DemoError, "demo.step-failed", "`false up`"):
         demo._call(["false", "up"], {})
     assert demo._call(["echo", "out"], {}, capture=True) == "out\n"
-    with pytest.raises(demo.DemoError, match="not installed"):
+    with raises(demo.DemoError, "demo.not-installed", "no-such-tool"):
         demo._tool("no-such-tool")
 
 
@@ -74,7 +75,7 @@ def test_a_key_that_is_known_is_no_error(
     monkeypatch.setattr(demo, "_tool", lambda name: name)
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, "", answer))
     if refused:
-        with pytest.raises(demo.DemoError, match="site-1 could not be registered: no server"):
+        with raises(demo.DemoError, "demo.not-registered", "site-1", "no server"):
             demo._register(Path("site-1.pub"), {})
     else:
         demo._register(Path("site-1.pub"), {})

@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 
+from tests.helpers.errors import raises
 from umbel.deploy import node
 from umbel.protocol.errors import SiteError
 
@@ -22,7 +23,7 @@ def test_it_reads_where_the_supernode_waits(arguments: list[str], port: str) -> 
 
 @pytest.mark.parametrize("option", ["--isolation=subprocess", "--superexec-auth-secret-file"])
 def test_what_would_run_the_servers_code_cannot_be_asked_for(option: str) -> None:
-    with pytest.raises(SiteError, match=f"{option.split('=')[0]} is set by this command; leave it out"):
+    with raises(SiteError, "site.own-option", option.split("=")[0]):
         node.start([option])
 
 

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 import umbel
+from tests.helpers.errors import raises
 from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, open_dataset, write_dataset
 from umbel.deploy.split import split
@@ -79,7 +80,7 @@ def test_it_is_the_same_each_time(source: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sites", [0, TRAIN + 1])
 def test_a_site_needs_a_client_that_trains(source: Path, tmp_path: Path, sites: int) -> None:
-    with pytest.raises(DatasetError, match="set --sites"):
+    with raises(DatasetError, "data.too-many-sites", "--sites"):
         split(source, sites, tmp_path / "sites")
     assert not (tmp_path / "sites").exists()
 

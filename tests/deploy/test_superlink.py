@@ -24,6 +24,7 @@ from flwr.supercore.protobuf.translation import PROTOBUF_REQUEST_TYPES
 from typer.testing import CliRunner
 
 from tests.deploy.processes import CONNECTION, Deployment
+from tests.helpers.errors import ended
 from umbel.cli.main import app as umbel
 from umbel.protocol.flower import keep_secret
 
@@ -178,18 +179,16 @@ def test_without_a_secret_it_is_this_machine_or_the_addresses_that_are_named(ser
 
 
 @pytest.mark.parametrize(
-    ("options", "reason"),
+    ("options", "code"),
     [
-        (["--control-secret", "nowhere"], "nowhere"),
-        (["--control-from", "everybody"], "give addresses or networks"),
-        (["--runtime-at", "nothing.invalid"], "no name of this machine"),
+        (["--control-secret", "nowhere"], "umbel"),
+        (["--control-from", "everybody"], "guard.bad-network"),
+        (["--runtime-at", "nothing.invalid"], "guard.not-this-machine"),
     ],
 )
-def test_a_guard_that_cannot_be_set_up_is_no_server(served: dict[str, Any], options: list[str], reason: str) -> None:
+def test_a_guard_that_cannot_be_set_up_is_no_server(served: dict[str, Any], options: list[str], code: str) -> None:
     done = start(*options)
-    assert done.exit_code == 1
-    assert done.output.startswith("Error: ")
-    assert reason in done.output
+    ended(done.exit_code, done.output, code, options[1])
     assert not served
 
 
@@ -215,12 +214,12 @@ def test_flwr_sends_the_secret_to_the_server_and_to_no_other(log_in: Any, secret
 
 
 def test_logging_in_says_what_is_missing(log_in: Any, secret: Path, tmp_path: Path) -> None:
-    assert "has no connection 'other'" in log_in("other", secret).output
+    assert "[guard.no-connection]" in log_in("other", secret).output
     assert log_in("umbel", tmp_path / "nothing").exit_code == 1
     secret.write_text("short", encoding="utf-8")
-    assert "holds no secret" in log_in("umbel", secret).output
+    assert "[guard.no-secret]" in log_in("umbel", secret).output
     (tmp_path / "config.toml").write_text("superlink = 1", encoding="utf-8")
-    assert "write it first" in log_in("umbel", secret).output
+    assert "[guard.no-connection]" in log_in("umbel", secret).output
     assert not (tmp_path / "credentials.yaml").exists()
 
 

@@ -26,7 +26,7 @@ import umbel.client.app
 from tests.helpers.runs import run_app
 from tests.helpers.sources import ROOT
 from tests.test_saved_runs import COMMON, RUNS, make_data
-from umbel.models.networks import lenet10
+from umbel.models.networks import LeNet
 from umbel.privacy.gate.randomness import noise, streams
 from umbel.protocol.arrays import flatten
 from umbel.server.rounds import distances, draw_hypotheses
@@ -67,7 +67,7 @@ def lenet_cross_entropy(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
     return cross_entropy(outputs, y.long())
 
 
-LENET = lenet10()
+LENET = LeNet(10)
 CASES: dict[str, tuple[Cost, dict[str, Any]]] = {
     "synthetic": (linear_mse, RUNS["synthetic"]),
     "without noise": (linear_mse, RUNS["synthetic"] | {"noise-multiplier": 0.0}),

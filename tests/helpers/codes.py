@@ -107,7 +107,8 @@ def _sentence(value: ast.expr) -> str:
             said = _sentence(left) + _sentence(right)
         case _:
             said = "…"
-    return re.sub(r"[\s…]*…[\s…]*…", " …", " ".join(said.split(";")[0].split()))
+    said = re.sub(r"[\s…]*…[\s…]*…", " …", " ".join(said.split(";")[0].split()))
+    return re.sub(r"^(…: ?)+(?=.*\w)", "", said)  # where it is: a file, a key
 
 
 def page() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import itertools
 import re
@@ -35,6 +36,12 @@ _PLACEHOLDER = re.compile(r"[A-Z][A-Z-]*(/\w+)?|<.*>|last(/\w+)?")
 """Words that stand for another: a run, a folder, a number."""
 _PLAIN = ("cp", "export", "mkdir", "sha256sum", "source", "ssh-keygen", "tensorboard")
 """Programs whose words are not looked at."""
+_FLOWER = {
+    "flower-supernode": ("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode"),
+    "flower-superlink": ("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink"),
+    "flower-superexec": ("flwr.supercore.cli.flower_superexec", "_parse_args"),
+}
+"""The parsers of Flower's programs, by module and function."""
 
 
 def blocks(text: str, *languages: str) -> Iterator[str]:
@@ -42,6 +49,16 @@ def blocks(text: str, *languages: str) -> Iterator[str]:
     for indent, language, block in _FENCE.findall(text):
         if language in languages:
             yield re.sub(rf"^{indent}", "", block, flags=re.MULTILINE)
+
+
+def documented(file: Path) -> Iterator[list[str]]:
+    """Yield the commands in a module's docstring: the indented blocks that begin with one."""
+    told = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    for block in re.findall(r"(?:^ {4}.*\n?)+", told, re.MULTILINE):
+        # Each line is a command, or goes on with the one before.
+        for line in re.split(rf"\n +(?={_INLINE.pattern})", block.strip()):
+            if _INLINE.match(line):
+                yield from _simple(" ".join(line.replace("\\\n", " ").split()))
 
 
 def inline(text: str) -> Iterator[str]:
@@ -88,7 +105,7 @@ def _simple(line: str) -> Iterator[list[str]]:
                 if words:
                     yield words
                 words = []
-            elif word != "…":
+            elif word not in ("…", "..."):
                 words.append(word)
 
 
@@ -155,7 +172,7 @@ def _parse(command: click.Command, words: Sequence[str], parent: click.Context |
         _parse(chosen, others, context)
     elif context.ignore_unknown_options:
         # It hands them on to Flower's own program.
-        unknown = [_understood(_flower(name), context.args) for name in ("flower-supernode", "flower-superlink")]
+        unknown = [_understood(_flower(name), context.args) for name in _FLOWER]
         assert [] in unknown, f"neither umbel nor Flower knows {min(unknown, key=len)}"
     for given in ("what", "run_config_overrides"):
         _run_config(command, context.params.get(given) or ())
@@ -189,16 +206,17 @@ def _python(words: Sequence[str]) -> None:
             found = None
         assert found is not None, f"python -m {name} runs nothing"
         module = importlib.import_module(found.name)
-        source = Path(str(found.origin)).read_text(encoding="utf-8")
-        assert '__name__ == "__main__"' in source, f"{name} is no command"
-        app = getattr(module, "app", None) or command_line(module.main, passes_on="passes_on=True" in source)
+        assert '__name__ == "__main__"' in Path(str(found.origin)).read_text(encoding="utf-8"), f"{name} is no command"
+        app = getattr(module, "app", None) or command_line(module.main)
         _parse(typer.main.get_command(app), rest)
     else:
         assert (ROOT / first).is_file(), f"there is no {first}"
         with pytest.MonkeyPatch.context() as patch:
             # A script finds modules next to itself.
             patch.setattr(sys, "path", [str((ROOT / first).parent), *sys.path])
-            _parse(typer.main.get_command(runpy.run_path(str(ROOT / first), run_name="recipe")["app"]), rest)
+            app = runpy.run_path(str(ROOT / first), run_name="recipe").get("app")
+            if app is not None:
+                _parse(typer.main.get_command(app), rest)
 
 
 def _is_package(name: str) -> bool:
@@ -247,12 +265,8 @@ def _pip(words: Sequence[str]) -> None:
 
 def _flower(program: str) -> ArgumentParser:
     """Return the parser of one of Flower's programs."""
-    kinds = {
-        "flower-supernode": ("flwr.supernode.cli.flower_supernode", "_parse_args_run_supernode"),
-        "flower-superlink": ("flwr.superlink.cli.flower_superlink", "_parse_args_run_superlink"),
-    }
-    assert program in kinds, f"what is {program!r}?"
-    module, function = kinds[program]
+    assert program in _FLOWER, f"what is {program!r}?"
+    module, function = _FLOWER[program]
     parser: ArgumentParser = getattr(importlib.import_module(module), function)()
     return parser
 

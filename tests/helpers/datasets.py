@@ -25,6 +25,17 @@ LEAF: dict[str, Any] = {
 }
 
 
+class Numbers(list[Any]):
+    """A register in memory."""
+
+    def read(self) -> list[Any]:
+        return list(self)
+
+    def extend(self, known: Any, new: Any) -> None:
+        assert self == known
+        self[:] = [*known, *new]
+
+
 def manifest(train: int, validation: int = 0, **entries: Any) -> Manifest:
     """Return a manifest of so many clients."""
     own = {"name": "own", "clients": train + validation, "split": {"train": train, "validation": validation}}

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from umbel.protocol import errors
 from umbel.protocol.errors import UmbelError
 
 
@@ -28,3 +29,24 @@ def raises(kind: type[UmbelError], code: str, *parts: object) -> Iterator[pytest
     assert (type(error), error.code) == (kind, code), error
     missing = [part for part in parts if str(part) not in error.text]
     assert not missing, f"{missing} not in: {error.text}"
+
+
+def ended(status: int, output: str, code: str, *parts: object) -> None:
+    """Check that a command ended with one line, of an error of this code, and with that kind's exit code.
+
+    Parameters
+    ----------
+    status : int
+        The command's exit code.
+    output : str
+        What it wrote.
+    code : str
+        Such as ``config.unknown-key``, or the kind alone.
+    *parts : object
+        Looked for as in `raises`.
+    """
+    kind = code.partition(".")[0]
+    (expected,) = {one.exit_code for one in vars(errors).values() if getattr(one, "kind", "") == kind}
+    assert (status, output[:7], output.count("\n")) == (expected, "Error: ", 1), output
+    assert "." not in code or output.endswith(f" [{code}]\n"), output
+    assert not [part for part in parts if str(part) not in output], output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from flwr.common.serde import message_from_proto, message_to_proto
 from flwr.proto.message_pb2 import Message as ProtoMessage
 from numpy.typing import NDArray
 
-from umbel.privacy.gate.gate import Check, Gate
+from umbel.privacy.gate.own_app import RoundGate
 from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.messages import round_request
@@ -61,16 +62,22 @@ def of_node(node_config: dict[str, Any], **run_config: Any) -> Context:
     return Context(1, 100, node_config, RecordDict(), {"seed": 3} | run_config)
 
 
-def whatever(content: RecordDict, context: Context) -> None:
-    """Find nothing wrong with what a message asks."""
+def whatever(hypotheses: Arrays, task: TrainingSpec) -> None:
+    """Find nothing wrong with what a task asks."""
 
 
 def through_gate(
-    content: RecordDict, context: Context, handler: Handler, message_type: str = "train", check: Check = whatever
+    content: RecordDict,
+    context: Context,
+    handler: Handler,
+    message_type: str = "train",
+    check: Callable[[Arrays, TrainingSpec], None] = whatever,
 ) -> Message:
     """Return what the gate lets out, on a node of the in-process grid unless it has data of its own."""
     with in_process():
-        return Gate(check)(to_node(content, message_type), context, handler)
+        return RoundGate(lambda _site, _run: SimpleNamespace(check_training=check))(
+            to_node(content, message_type), context, handler
+        )
 
 
 def sent(arrays: Mapping[str, Any]) -> ArrayRecord:

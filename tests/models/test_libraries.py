@@ -70,7 +70,7 @@ def test_a_library_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("words", ["width", "width=1 width=2", "=3"])
 def test_options_that_are_none_are_told(words: str) -> None:
-    with pytest.raises(ConfigError, match=r"model 'torch.nn:Linear': options must be"):
+    with raises(ConfigError, "config.option-pairs", "'torch.nn:Linear'"):
         models.load(f"torch.nn:Linear {words}", "mse")
 
 

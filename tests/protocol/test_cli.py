@@ -1,4 +1,4 @@
-"""Every command reports what went wrong in one line, with exit code 1."""
+"""Every command reports what went wrong in one line, with the exit code of its kind."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from umbel.protocol.cli import PASSES_ON, errors_in_one_line, fail
 from umbel.protocol.errors import DatasetError, UmbelError
 
 
-@pytest.mark.parametrize("error", [UmbelError("too small"), DatasetError("too small"), OSError("too small")])
-def test_an_error_of_umbels_or_the_systems_is_one_line(error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("error", "code"), [(UmbelError("too small"), 1), (DatasetError("too small"), 3), (OSError("too small"), 1)]
+)
+def test_an_error_of_umbels_or_the_systems_is_one_line(
+    error: Exception, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(typer.Exit) as ended, errors_in_one_line():
         raise error
-    assert ended.value.exit_code == 1
+    assert ended.value.exit_code == code
     assert capsys.readouterr() == ("", "Error: too small\n")
 
 

@@ -33,7 +33,6 @@ IMPORTED = [
 ]
 
 LOOK = {
-    "in_memory": "whether the grid of Flower's simulation still has this class, of which the app gets one",
     "build_bundle": "whether `_files` still finds what Flower would, and what it returns first is the bundle",
     "_files": "whether Flower looks at other files: test_a_bundle_is_what_flower_makes_whatever_is_ignored",
     "run_superexec": (
@@ -51,6 +50,7 @@ LOOK = {
         "`pull_objects`"
     ),
     "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
+    "in_memory": "whether a simulation's ServerApp still gets this grid, and no deployment's",
     "pull_soon": "whether the server still waits a second for what is missing of a reply",
     "keep_secret": (
         "whether the access token still travels as Authorization: Bearer, and is refreshed only with a refresh token"

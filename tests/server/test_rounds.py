@@ -52,10 +52,10 @@ def test_what_is_validated_is_what_the_round_starts_from() -> None:
     assert [entry.metric for entry in state.history] == [18, 16, 14, 12, 10, 8]
 
 
-def test_a_round_is_told_what_its_tasks_have_in_common() -> None:
+def test_a_round_is_told_what_the_run_asks_of_all_clients() -> None:
     strategy = Scripted()
     play(strategy, rounds=1)
-    assert dict(strategy.trained[0][2]) == dict(setup(Scripted(), rounds=1).task("mine").to_record())
+    assert strategy.trained[0][2] == setup(Scripted(), rounds=1).task("mine").to_record()
     assert strategy.trained[0][2]["step_size"] == 0.5
     assert strategy.trained[0][2]["run"] == "mine"
 

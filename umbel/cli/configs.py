@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from umbel.data import find_dataset
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.protocol.project import CONFIGS
 from umbel.protocol.run_config import RunConfig
 from umbel.server.runs import find_run, run_named
@@ -48,21 +48,25 @@ def resumed(run: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check(values: Mapping[str, Any], part: bool = False) -> Setup:
-    """Return what a run config names; raise `ConfigError` unless dataset, model and strategy fit together.
+    """Return what a run config names, if dataset, model and strategy fit together.
 
     Parameters
     ----------
     values : mapping
     part : bool
         Whether a part of the dataset will do here (see `umbel.data.shards`).
+
+    Raises
+    ------
+    ConfigError, DatasetError, ModelError
+        For the first that does not fit.
     """
     run = RunConfig.parse(values)
     if not run.dataset:
-        raise ConfigError('dataset = "" is for sites with data of their own; name a dataset to simulate')
-    try:
-        find_dataset(run.dataset)
-    except DatasetError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(
+            'dataset = "" is for sites with data of their own; name a dataset to simulate', code="config.no-dataset"
+        )
+    find_dataset(run.dataset)
     # They import PyTorch, and a wrong name need not wait for that.
     from umbel.client.trial import try_out
     from umbel.server.observers import named
@@ -74,21 +78,18 @@ def check(values: Mapping[str, Any], part: bool = False) -> Setup:
     _ = setup.first
     if run.resume:
         Saved.of(setup)
-    try:
-        dataset = setup.open_dataset(part)
-    except DatasetError as error:  # it was opened once: here is a part of it
-        raise ConfigError(str(error)) from None
+    dataset = setup.open_dataset(part)
     assert dataset is not None, "the run config names it"
     for key, asked, kind in (
         ("clients-per-round", run.clients_per_round, "train"),
         ("validation-clients-per-round", run.validation_clients_per_round, "validation"),
     ):
         if asked > (there := dataset.manifest.split[kind]):
-            raise ConfigError(f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}")
-    try:
-        try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
-    except ModelError as error:
-        raise ConfigError(str(error)) from None
+            raise ConfigError(
+                f"{key} = {asked}, but dataset {run.dataset!r} has only {there}; set {key}={there}",
+                code="config.too-few-clients",
+            )
+    try_out(setup.model, dataset, run.device, run.engine, setup.strategy.hypotheses)
     return setup
 
 
@@ -103,13 +104,16 @@ def _file(name: str) -> Path:
         found = find_run(name)
     except ConfigError:
         if _is_dataset(name):
-            raise ConfigError(f"{name!r} is a dataset; run it as: umbel run dataset={name}") from None
+            raise ConfigError(
+                f"{name!r} is a dataset; run it as: umbel run dataset={name}", code="config.is-a-dataset"
+            ) from None
         near = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"configs/ has {', '.join(sorted(known))}"
         raise ConfigError(
-            f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}"
+            f"there is no configuration {name!r}: neither a file nor a name in configs/; {hint}",
+            code="config.unknown-configuration",
         ) from None
-    raise ConfigError(f"{found.name} is a run; to go on with it add --resume")
+    raise ConfigError(f"{found.name} is a run; to go on with it add --resume", code="config.is-a-run")
 
 
 def _is_dataset(name: str) -> bool:
@@ -123,6 +127,6 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         values = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"cannot read {file}: {error}") from None
+        raise ConfigError(f"cannot read {file}: {error}", code="config.unreadable") from None
     # A run's own config.toml does as well: what it ran with is in a table of its own there.
     return RunConfig.current(own if isinstance(own := values.get("config"), dict) else values)

@@ -47,7 +47,9 @@ def export(run: Run, folder: Path, form: str = "safetensors") -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{folder} cannot be made a folder: {error.strerror}; name another") from None
+        raise ConfigError(
+            f"{folder} cannot be made a folder: {error.strerror}; name another", code="config.no-folder"
+        ) from None
     # All are made before one is written.
     made = {folder / f"hypothesis-{j}.{suffix}": write(network, run) for j, network in enumerate(run.hypotheses)}
     for path, content in made.items():
@@ -60,7 +62,7 @@ def _forms() -> dict[str, tuple[Callable[[nn.Module, Run], bytes], str]]:
 
 
 def _unknown(form: str) -> tuple[Callable[[nn.Module, Run], bytes], str]:
-    raise ConfigError(f"there is no form {form!r}; choose from {', '.join(_forms())}")
+    raise ConfigError(f"there is no form {form!r}; choose from {', '.join(_forms())}", code="config.unknown-format")
 
 
 def _state_dict(network: nn.Module, run: Run) -> bytes:
@@ -84,7 +86,9 @@ def _same(network: nn.Module, read: dict[str, Tensor]) -> None:
     fresh.load_state_dict(read, strict=True)
     wrong = [name for name, value in network.state_dict().items() if not torch.equal(fresh.state_dict()[name], value)]
     if wrong:
-        raise ModelError(f"what was written of {wrong} is not what is read again; nothing was written")
+        raise ModelError(
+            f"what was written of {wrong} is not what is read again; nothing was written", code="model.reads-otherwise"
+        )
 
 
 def _onnx(network: nn.Module, run: Run) -> bytes:
@@ -92,10 +96,14 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
         import onnx  # noqa: F401  what torch.onnx writes with
         import onnxruntime
     except ImportError as error:
-        raise ConfigError(f"{error.name} is not installed: pip install umbel[onnx]") from None
+        raise ConfigError(
+            f"{error.name} is not installed: pip install umbel[onnx]", code="config.not-installed"
+        ) from None
     dataset = run.dataset
     if dataset is None:
-        raise ConfigError("ONNX takes a row to follow through the network: the run's dataset is not there")
+        raise ConfigError(
+            "ONNX takes a row to follow through the network: the run's dataset is not there", code="config.no-dataset"
+        )
     rows = _some(run.model, dataset)
     try:
         program = torch.onnx.export(
@@ -110,7 +118,9 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
         assert program is not None, "without a file it returns the program"
         content: bytes = program.model_proto.SerializeToString()
     except Exception as error:  # whatever the exporter finds in a user's network
-        raise ModelError(f"model {run.model.name!r} cannot be written as ONNX: {one_line(error)}") from error
+        raise ModelError(
+            f"model {run.model.name!r} cannot be written as ONNX: {one_line(error)}", code="model.onnx"
+        ) from error
     session = onnxruntime.InferenceSession(content)
     for part in (rows, rows[:1]):
         (found,) = session.run(None, {"rows": part.numpy()})
@@ -118,7 +128,8 @@ def _onnx(network: nn.Module, run: Run) -> bytes:
             wanted = network(part).numpy()
         if not np.allclose(found, wanted, rtol=_TOLERANCE, atol=_TOLERANCE):
             raise ModelError(
-                f"model {run.model.name!r} gives other outputs as ONNX than in PyTorch; nothing was written"
+                f"model {run.model.name!r} gives other outputs as ONNX than in PyTorch; nothing was written",
+                code="model.reads-otherwise",
             )
     return content
 

@@ -100,7 +100,7 @@ def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
     """
     for file in ("config.toml", "hypotheses.safetensors"):
         if not (run / file).is_file():
-            raise DatasetError(f"{run / file} is missing; give the folder of one run")
+            raise DatasetError(f"{run / file} is missing; give the folder of one run", code="data.missing-file")
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))["config"]
     hypotheses = safetensors.numpy.load_file(run / "hypotheses.safetensors")
     # A run that names no model took that of its dataset, which a newcomer need not have: then
@@ -110,12 +110,18 @@ def read_run(run: Path, data: Dataset) -> tuple[Model, Arrays]:
     # In the order of the model's state dict, which a file does not keep.
     shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
     if shapes != model.shapes:
-        raise DatasetError(f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}")
+        raise DatasetError(
+            f"{run}: hypotheses of shapes {shapes} do not fit model {model.name!r}: {model.shapes}",
+            code="data.unfit-hypotheses",
+        )
     if reason := misfit(model, data):
-        raise DatasetError(f"{manifest.name}: model {model.name!r} {reason}")
+        raise DatasetError(f"{manifest.name}: model {model.name!r} {reason}", code="data.unfit-model")
     # Statistics of its rows a newcomer can take; parameters that are trained it lacks.
     if own := ", ".join(name for name in model.local_shapes if name not in model.buffers):
-        raise DatasetError(f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any")
+        raise DatasetError(
+            f"{run}: parameters {own} of model {model.name!r} are each client's own, and none has any",
+            code="data.local-parameters",
+        )
     return model, {name: hypotheses[name] for name in model.shapes}
 
 
@@ -123,9 +129,12 @@ def read_features(path: Path, data: Dataset) -> NDArray[np.float32]:
     """Read rows without labels to predict for, from a .npy file."""
     features = np.load(path, allow_pickle=False)
     if not isinstance(features, np.ndarray):
-        raise DatasetError(f"{path} holds several arrays; save the rows as one .npy")
+        raise DatasetError(f"{path} holds several arrays; save the rows as one .npy", code="data.several-arrays")
     if features.shape[1:] != data.features.shape[1:]:
-        raise DatasetError(f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}")
+        raise DatasetError(
+            f"{path}: rows of shape {features.shape[1:]}, the data's are {data.features.shape[1:]}",
+            code="data.unfit-rows",
+        )
     return features.astype(np.float32)
 
 

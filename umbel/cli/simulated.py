@@ -69,6 +69,8 @@ def _make_home() -> None:
     try:
         home.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours") from None
+        raise ConfigError(
+            f"{home} cannot be made: {error.strerror}; set UMBEL_HOME to a folder of yours", code="config.home"
+        ) from None
     if not os.access(home, os.W_OK):
-        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours")
+        raise ConfigError(f"{home} cannot be written to; set UMBEL_HOME to a folder of yours", code="config.home")

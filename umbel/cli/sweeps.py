@@ -52,7 +52,9 @@ def sweep(config: str | Path | Mapping[str, Any] = "", *, name: str, **values: A
     own = {key.replace("_", "-"): value for key, value in values.items()}
     varied = {key: value for key, value in own.items() if isinstance(value, list | tuple)}
     if not varied or not all(varied.values()):
-        raise ConfigError("a sweep varies something: give a list of values, as seed=[0, 1, 2]")
+        raise ConfigError(
+            "a sweep varies something: give a list of values, as seed=[0, 1, 2]", code="config.nothing-varied"
+        )
     fixed = {key: value for key, value in own.items() if key not in varied}
     source, common = (config, {}) if isinstance(config, str | Path) else ("", dict(config))
     specs = []

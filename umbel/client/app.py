@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from logging import ERROR
 from typing import Any
 
 import numpy as np
@@ -19,13 +16,15 @@ from umbel.client.local import LocalParameters
 from umbel.client.node import Node
 from umbel.client.noisy_messages import noisy_messages
 from umbel.privacy.gate.consent import check_approved
-from umbel.privacy.gate.gate import Gate, checked_hypotheses, guard, local_report, local_result
+from umbel.privacy.gate.gate import check_hypotheses
+from umbel.privacy.gate.own_app import RoundGate, local_report, local_result, node_in
 from umbel.privacy.gate.randomness import noise, streams
+from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.time_limit import time_limit
+from umbel.privacy.gate.undisclosed import log_failure, undisclosed
 from umbel.privacy.mechanisms.choice import OWN
-from umbel.protocol.errors import ProtocolError, UmbelError
-from umbel.protocol.flower import log
+from umbel.protocol.errors import ProtocolError
 from umbel.protocol.messages import (
     assigned_in,
     evaluation_in,
@@ -35,6 +34,7 @@ from umbel.protocol.messages import (
     training_in,
     version_in,
 )
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 
 app = ClientApp()
@@ -46,25 +46,16 @@ def query(msg: Message, context: Context) -> Message:
     version = version_in(msg.content)
     if version != VERSION:
         raise ProtocolError(
-            f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both"
+            f"the server speaks protocol {version!r}, this node {VERSION}; install the same umbel on both",
+            code="protocol.version",
         )
     node = Node.of(context.node_config, context.run_config)
     # A node that the server does not know of is asked for nothing.
-    check_approved(node.site, context, node.model.num_parameters)
+    check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     return Message(hosting_reply(node.hosting), reply_to=msg)
 
 
-def _check_training(content: RecordDict, context: Context) -> None:
-    """Raise where this node cannot train what a message asks, whatever its data are."""
-    node, task = Node.of(context.node_config, context.run_config), training_in(content)
-    assert task is not None, "the gate asks for messages with training alone"
-    node.check(hypotheses_in(content), task.frozen_digest)
-    node.training_clients(task.clients)
-    if task.message_noise and not node.model.local_shapes:
-        raise ProtocolError(f"noisy messages are for models with local parameters, not {node.model.name!r}")
-
-
-_gate = Gate(_check_training)
+_gate = RoundGate(Node.at)
 
 
 @app.evaluate(mods=[_gate])
@@ -74,13 +65,13 @@ def take_part(msg: Message, context: Context) -> Message:
 
     A round's message may ask for both. The gate then asks here for one after the other.
     """
-    node = Node.of(context.node_config, context.run_config)
+    node = node_in(msg.content, Node)
     training, evaluation = training_in(msg.content), evaluation_in(msg.content)
     if training is not None:
         return Message(_train(node, training, msg.content, context.state), reply_to=msg)
     if evaluation is not None:
         return Message(_evaluate(node, evaluation, msg.content, context.state), reply_to=msg)
-    raise ProtocolError("the message asks for nothing")
+    raise ProtocolError("the message asks for nothing", code="protocol.asks-nothing")
 
 
 def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -107,7 +98,7 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
         shapes = [*node.model.shapes.values(), *(value.shape[1:] for value in before.values())]
         return [np.maximum(assigned, 0), *(np.full((len(clients), *shape), np.nan, np.float32) for shape in shapes)]
 
-    chosen, *found = _undisclosed(node, len(clients), compute, nothing)
+    chosen, *found = undisclosed(node.site, len(clients), compute, nothing)
     trained = dict(zip(names, found, strict=False))
     kept.write(clients, dict(zip(before, found[len(names) :], strict=True)), trained)
     if task.message_noise:
@@ -120,9 +111,8 @@ def _train(node: Node, task: TrainingSpec, content: RecordDict, state: RecordDic
 
 def _update(task: TrainingSpec, node: Node) -> LocalUpdate:
     policy = node.site.policy
-    most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
     steps = task.local_epochs, task.step_size, task.batch_size, task.local_steps
-    return LocalUpdate(*steps, most, node.descent, policy.balanced_batches)
+    return LocalUpdate(*steps, policy.max_examples, node.descent, policy.balanced_batches)
 
 
 def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: RecordDict) -> RecordDict:
@@ -148,7 +138,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
         return list(np.full((2, len(clients), len(next(iter(hypotheses.values())))), np.nan))
 
     needed = node.training_clients_report
-    losses, metrics = (one.T for one in _undisclosed(node, len(clients), compute, nothing, needed))
+    losses, metrics = (one.T for one in undisclosed(node.site, len(clients), compute, nothing, needed))
     best = best_hypothesis(losses)[None]
     reported = (np.take_along_axis(values, best, 0)[0] for values in (losses, metrics))
     # To the server, no number at all is a client that did not answer; here it is a model that blew up.
@@ -156,64 +146,14 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     return local_report(loss, metric, node.site.local_ids(clients), node.training_clients_report)
 
 
-def _undisclosed(
-    node: Node,
-    clients: int,
-    compute: Callable[[slice], list[NDArray[Any]]],
-    nothing: Callable[[], list[NDArray[Any]]],
-    needed: bool = True,
-) -> list[NDArray[Any]]:
-    """Compute on clients' data within the site's time; what goes wrong, the site alone is told.
-
-    Whether memory or time is enough depends on how many rows there are. A reply that stayed away would
-    tell that, for nothing. So clients are charged and answered as if nothing had gone wrong, and to the
-    gate, numbers that are not there are those of training that blew up.
-
-    Each client is computed by itself, in its own share of the time. Of clients that are computed
-    together, one's rows change the last digits of another's update, and training that a server makes
-    chaotic turns last digits into first ones: then one client's release would tell of another.
-
-    Parameters
-    ----------
-    node : Node
-    clients : int
-    compute : callable
-        Returns arrays of some of the clients, one a row.
-    nothing : callable
-        Returns the rows of clients that could not be computed.
-    needed : bool
-        Whether clients are to be protected; those that report their loss as it is are not. In
-        simulation, where nobody is, an error shall be seen.
-    """
-    seconds = node.site.policy.max_seconds
-    if node.site.simulated or not needed:
-        with time_limit(seconds):
-            return compute(slice(0, clients))
-    found = nothing()
-    for client in range(clients):
-        try:
-            with time_limit(seconds / clients):
-                own = compute(slice(client, client + 1))
-        except Exception as error:
-            _log_failure("for a client, and answers as if it could, without an update", error)
-            continue
-        for rows, row in zip(found, own, strict=True):
-            rows[client] = row[0]
-    return found
-
-
-def _log_failure(what: str, error: Exception) -> None:
-    trace = None if isinstance(error, UmbelError) else error
-    log(ERROR, "umbel could not compute %s: %s", what, error, exc_info=trace)
-
-
 @app.query("keep", mods=[guard])
 def keep_models(msg: Message, context: Context) -> Message:
     """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
     node = Node.of(context.node_config, context.run_config)
-    hypotheses, name = checked_hypotheses(msg.content, node.site.policy), run_in(msg.content)
+    hypotheses, name = hypotheses_in(msg.content), run_in(msg.content)
+    check_hypotheses(hypotheses, node.site.policy)
     node.check(hypotheses)
-    check_approved(node.site, context, node.model.num_parameters)
+    check_approved(node.site, str(context.run_id), RunConfig.of(context.run_config), node.model.num_parameters)
     # All of it is checked by a site that keeps nothing too: which it is, is its own affair.
     if not node.site.simulated:
         Runs.of(node.site).end(str(context.run_id), name, hypotheses, evaluates=len(node.validation) > 0)
@@ -225,5 +165,5 @@ def keep_models(msg: Message, context: Context) -> Message:
         except Exception as error:
             if node.site.simulated:
                 raise
-            _log_failure("what fits each client best, and keeps nothing", error)
+            log_failure("what fits each client best, and keeps nothing", error)
     return Message(RecordDict(), reply_to=msg)

@@ -51,7 +51,7 @@ class BatchedLearner(Learner):
         return sums
 
     def _own_sums(self, stacked: Parameters, cohort: Cohort, local: Parameters) -> NDArray[np.float64]:
-        """Return the sums (2, k, clients) where each client has parameters of its own."""
+        """Return the sums (2, k, clients) where each client has its own parameters."""
         model, m = self.model, len(cohort)
         schedule = Schedule.draw(cohort, _ALL_ROWS, ())
         rows, weights, _ = next(schedule.minibatches())
@@ -106,7 +106,7 @@ class BatchedLearner(Learner):
         return {name: value.detach() for name, value in parameters.items()}
 
     def _forward(self, parameters: Parameters, inputs: Tensor, training: bool = False) -> Tensor:
-        """Return the outputs (m, b, ...) of m networks, each with parameters and inputs (m, b, ...) of its own."""
+        """Return the outputs (m, b, ...) of m networks, each with its own parameters and inputs (m, b, ...)."""
         model, frozen = self.model, self._frozen
         module = model.module  # built here if need be: inside vmap its initialisers could not draw
         layers = _dense_layers(module) if inputs.ndim == 3 and not frozen else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor
 from umbel.data import Dataset, held_out
 from umbel.models.optimizers import PLAIN, LocalOptimizer
 
-_MANY = 2**62  # more examples than anybody has
+_MANY = 2**62  # more examples than any client has
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Cohort:
         return Cohort(self.features.long(), self.targets, self.lengths)
 
     def part(self, clients: slice) -> Cohort:
-        """Return a run of clients as a cohort of its own, without a copy."""
+        """Return consecutive clients as a cohort, without a copy."""
         if clients.indices(len(self)) == (0, len(self), 1):
             return self
         starts, lengths = self.starts[clients], self.lengths[clients]
@@ -90,7 +91,7 @@ class LocalUpdate:
     steps, each minibatch is drawn afresh from all rows (PAC paper, Protocol 1).
 
     A client whose rows would be computed on more than `max_examples` times in all leaves out its last
-    passes, but never the first. Nobody is told.
+    passes, but never the first. The server is not told.
 
     With `balanced`, every minibatch holds as many rows with a target above 0 as below; the rest of a client's rows
     waits for another pass.
@@ -102,7 +103,7 @@ class LocalUpdate:
     step_size: float
     batch_size: int
     local_steps: int = 0
-    max_examples: int | None = None
+    max_examples: float = math.inf
     descent: LocalOptimizer = PLAIN
     balanced: bool = False
 
@@ -113,10 +114,10 @@ class LocalUpdate:
 
     def passes_over(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return how many passes clients of so many rows make."""
-        if self.max_examples is None:
+        if math.isinf(self.max_examples):
             return np.full_like(rows, self.passes)
         a_pass = np.minimum(self.batch_size or rows, rows) if self.local_steps else rows
-        most: NDArray[np.int64] = np.maximum(min(self.max_examples, _MANY) // np.maximum(a_pass, 1), 1)
+        most: NDArray[np.int64] = np.maximum(int(min(self.max_examples, _MANY)) // np.maximum(a_pass, 1), 1)
         return np.minimum(self.passes, most)
 
     def batches(self, rows: int) -> range:
@@ -174,7 +175,7 @@ class Schedule:
         it is 0.
         """
         if seeded:
-            generators = list(generators)  # what is asked for again begins again
+            generators = list(generators)  # each access would restart a generator
             seeds = [int(generator.integers(2**63)) for generator in generators] or [0] * len(cohort)
             return replace(cls.draw(cohort, update, generators), seeds=tuple(seeds))
         if update.balanced:
@@ -188,7 +189,7 @@ class Schedule:
         """Have the order of clients of so many rows drawn, those of a client together."""
         starts, rows = np.cumsum(lengths) - lengths, np.arange(int(lengths.sum()))
         longer = np.flatnonzero(lengths > update.batch_size).tolist() if update.batch_size else []
-        # A generator is asked for once: what is asked for again begins again.
+        # Each generator is accessed once, since each access would restart it.
         draws = {c: partial(generators[c].permutation, rows[starts[c] : starts[c] + lengths[c]]) for c in longer}
         return cls(update, lengths, rows, draws)
 

@@ -36,7 +36,7 @@ from flwr.clientapp import ClientApp
 
 from umbel.client.app import app
 from umbel.client.bundle import Bundle, reviewed
-from umbel.privacy.gate.gate import refuse
+from umbel.privacy.gate.refusals import refuse
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.site_log import record_refusal
 from umbel.protocol.errors import Refused, SiteError
@@ -174,7 +174,7 @@ def load(kind: str, bundle: bytes) -> Answer:
                 record_refusal(message, context, kind, error)
                 raise
         log(ERROR, "umbel refused to answer: %s", reason)
-        record_refusal(message, context, kind, Refused(reason))
+        record_refusal(message, context, kind, Refused(reason, code="refused.bundle-or-task"))
         return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason=reason), reply_to=message)
 
     return answer
@@ -185,7 +185,7 @@ def _own_answer(name: str, message: Message, context: Context) -> Message:
     try:
         own = import_by_name(name)
         if not isinstance(own, ClientApp):
-            raise SiteError(f"app {name!r} is no ClientApp")
+            raise SiteError(f"app {name!r} is no ClientApp", code="site.no-client-app")
         return own(message=message, context=context)
     except Exception as error:
         return refuse(message, context, error)

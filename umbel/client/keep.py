@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -55,9 +54,12 @@ def _personal(
     node: Node, hypotheses: Arrays, best: NDArray[np.int64], cohort: Cohort, clients: Sequence[int]
 ) -> Arrays:
     policy, run = node.site.policy, node.run
-    most = None if math.isinf(policy.max_examples) else int(policy.max_examples)
     update = LocalUpdate(
-        policy.personalise_epochs, run.step_size, run.batch_size, max_examples=most, descent=node.descent
+        policy.personalise_epochs,
+        run.step_size,
+        run.batch_size,
+        max_examples=policy.max_examples,
+        descent=node.descent,
     )
     # Round 0: rounds of training count from 1.
     draws = partial(streams, node.seed, "shuffle", 0, clients)

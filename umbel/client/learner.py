@@ -183,7 +183,7 @@ class Learner(ABC):
             return fresh
         update = LocalUpdate(_NEWCOMER_EPOCHS, step_size, 0)
         chosen = np.zeros(len(cohort), np.int64)
-        # All rows at once: nobody's rows are shuffled, and no generator is asked.
+        # All rows at once: no rows are shuffled, and no generator is used.
         trained = self._train_some(hypothesis, chosen, cohort, update, (), fresh, frozenset(fresh))
         return {name: trained[name] for name in fresh}
 

@@ -1,7 +1,7 @@
 """The local parameters of a node's clients, which are kept from round to round and never leave the node.
 
 In simulation they are in the node's own state, as long as the run lasts. Where the data are a site's own
-they are on its disk beside the ledger, so that a node that was restarted goes on with them.
+they are on its disk beside the ledger, so that a restarted node still has them.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _file(site: Site, ledger: Path, model: Model, run: str) -> Path:
     """Return where a site keeps the local parameters of a run.
 
     The server chose the run's name, so it is not used as a path. Nodes that share a ledger but serve different
-    data or clients have files of their own.
+    data or clients have separate files.
     """
     where = _digest(site.identity)
     what = f"{run}\n{model.name}\n{sorted(model.local_shapes.items())}\n{model.frozen_digest}"

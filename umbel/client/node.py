@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from umbel import models
 from umbel.client.learner import Learner
@@ -19,11 +19,11 @@ from umbel.privacy.gate.policy import Personal, Role
 from umbel.privacy.gate.site import Site
 from umbel.privacy.gate.store import Names
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import DatasetError, ModelError, ProtocolError, SiteError, UmbelError
-from umbel.protocol.once import once
 from umbel.protocol.plugins import import_by_name, parse_pairs
 from umbel.protocol.run_config import RunConfig
-from umbel.protocol.tasks import Hosting
+from umbel.protocol.tasks import Hosting, TrainingSpec
 
 _TABLES = (".csv", ".csv.gz", ".csv.zip", ".parquet")
 
@@ -80,16 +80,16 @@ class Node:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-        """Return the node that the site's configuration describes, within a message the same.
+        """Return the node that a site's configuration describes, in a run; see `at`."""
+        return cls.at(Site.of(node_config), RunConfig.of(run_config))
+
+    @classmethod
+    def at(cls, site: Site, run: RunConfig) -> Node:
+        """Return the node of a site in a run.
 
         Only in simulation does the run config, which is the server's, name the dataset, and
         the node then hosts every ``site.step``-th client of it.
         """
-        return once(cls._of, node_config, run_config)
-
-    @classmethod
-    def _of(cls, node_config: Mapping[str, Any], run_config: Mapping[str, Any]) -> Node:
-        site, run = Site.of(node_config), RunConfig.of(run_config)
         policy, source = site.policy, _Source.of(site, run.dataset)
         if policy.reader and policy.role is Role.SPLIT:
             raise SiteError(
@@ -142,13 +142,23 @@ class Node:
         """Whether the clients that report also train, so that their reports need noise."""
         return len(self.validation) > 0 and self.validation == self.training
 
-    def training_clients(self, asked: tuple[int, ...]) -> list[int]:
+    def training_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, which must all train here."""
         return self._pick(asked, 0, self.training, "training")
 
-    def validation_clients(self, asked: tuple[int, ...]) -> list[int]:
+    def validation_clients(self, asked: tuple[ClientOnNode, ...]) -> list[ClientInDataset]:
         """Return the dataset's numbers of asked clients, which must all report here."""
         return self._pick(asked, len(self.training), self.validation, "validation")
+
+    def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
+        """Raise where the node could not train what a task asks, whatever its data are."""
+        self.check(hypotheses, task.frozen_digest)
+        self.training_clients(task.clients)
+        if task.message_noise and not self.model.local_shapes:
+            raise ProtocolError(
+                f"noisy messages are for models with local parameters, not {self.model.name!r}",
+                code="protocol.message-noise",
+            )
 
     def check(self, hypotheses: Arrays, frozen_digest: str | None = None) -> None:
         """Raise unless the hypotheses, and the server's frozen parameters, fit this node's model."""
@@ -167,11 +177,11 @@ class Node:
             raise ProtocolError("the hypotheses are not stacked arrays of one length")
 
     @staticmethod
-    def _pick(asked: tuple[int, ...], first: int, clients: range, role: str) -> list[int]:
+    def _pick(asked: tuple[ClientOnNode, ...], first: int, clients: range, role: str) -> list[ClientInDataset]:
         stop = first + len(clients)
         if strangers := [client for client in asked if not first <= client < stop]:
             raise ProtocolError(f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})")
-        return [clients[client - first] for client in asked]
+        return cast(list[ClientInDataset], [clients[client - first] for client in asked])
 
 
 def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:

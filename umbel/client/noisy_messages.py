@@ -24,8 +24,7 @@ def noisy_messages(
 ) -> Arrays:
     """Add noise to the rows of each array that changed, or to all of them.
 
-    Which rows changed shows in the first case whatever the noise: of a recommender, those are the
-    items that a client has labelled.
+    In the first case any noise shows which rows changed: in a recommender, the items that a client labelled.
 
     Parameters
     ----------

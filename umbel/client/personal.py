@@ -84,7 +84,7 @@ def best_shares(
 
 
 def _tuned(learner: Learner, start: Arrays, cohort: Cohort, update: LocalUpdate, generators: Generators) -> Arrays:
-    """Return what each client makes of its own start (clients, \\*shape) by training."""
+    """Return what each client trains from its start (clients, \\*shape)."""
     trained, _ = learner.train(start, np.arange(len(cohort)), cohort, update, generators())
     sound = np.all([all_finite(value.reshape(len(cohort), -1), axis=1) for value in trained.values()], axis=0)
     return {name: np.where(_wide(sound, value), value, start[name]) for name, value in trained.items()}

@@ -14,8 +14,8 @@ from umbel.models.optimizers import LocalOptimizer
 class Steps:
     """Steps of some clients, from nothing in any optimizer's memory.
 
-    The parameters of all clients are one optimizer's. Each has a memory of its own there, and a client
-    without a gradient is left as it is.
+    One optimizer has the parameters of all clients, and a separate memory for each. A client without a gradient does
+    not change.
 
     Parameters
     ----------

@@ -32,8 +32,8 @@ _SAME, _ROUNDING = 1e-3, 1e-6  # of a step, and of the numbers themselves: far b
 def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = "auto", hypotheses: int = 1) -> Learner:
     """Return the learner that computes a model on data like a dataset's, after one trial step.
 
-    Of the dataset only the shapes and the kinds of number are looked at, besides what
-    `umbel.models.fit.misfit` does: whether a model is refused must not tell about clients' data.
+    It uses only the dataset's shapes and kinds of number, and `umbel.models.fit.misfit`: a refusal must not tell about
+    clients' data.
 
     Parameters
     ----------
@@ -72,14 +72,10 @@ def try_out(model: Model, dataset: Dataset, device: str = "auto", engine: str = 
         try:
             expected = _step(loop, cohort)
         except Exception as error:
-            raise ModelError(
-                f"model {model.name!r} fails in a trial step: {one_line(error)}", code="model.trial"
-            ) from error
+            raise ModelError(f"model {model.name!r} fails when tried: {one_line(error)}", code="model.trial") from error
         reason = "" if picked is loop else _against_batches(picked, cohort, expected)
     if reason and engine == "batched":
-        raise ModelError(
-            f'model {model.name!r} {reason}; set engine = "auto", which leaves it to the loop', code="model.batches"
-        )
+        raise ModelError(f'model {model.name!r} {reason}; set engine = "auto"', code="model.batches")
     return loop if reason else picked
 
 

@@ -8,7 +8,7 @@ data, or a folder::
     targets.npy     (rows,) or (rows, outputs)
     offsets.npy     (clients + 1,): client i owns rows offsets[i] to offsets[i + 1]
     clients.json    what each client is called, where that is known; no message holds it
-    test/           clients that take part in no run, as a dataset of its own, if there are any
+    test/           clients that take part in no run, as a separate dataset, if there are any
 
 Folders are memory-mapped, so that cost grows with the clients that are read, not with the
 clients that there are. Training clients come first, validation clients after them.

@@ -61,7 +61,7 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """The beginning of the SHA-256 of all rows and whose they are, whatever files they are in."""
+        """The beginning of the SHA-256 of all rows and offsets; it does not depend on the files."""
         digest = hashlib.sha256()
         for array in (self.features, self.targets, np.asarray(self.offsets, np.int64)):
             digest.update(f"{array.dtype.str}{array.shape}".encode())

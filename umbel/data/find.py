@@ -21,14 +21,12 @@ BUNDLED = Path(__file__).resolve().parent.parent / "datasets"
 def find_dataset(name: str) -> Path:
     """Return the path of the dataset called `name`.
 
-    An absolute path (or one that starts with ``~``) is taken as it is. A name is looked up in
+    An absolute path (or one that starts with ``~``) stays the same. A name is looked up in
     ``$UMBEL_HOME/data`` and then among the datasets that travel with the app. The working
     directory plays no part: in a Flower process it is not the user's.
     """
     if not name:
-        raise DatasetError(
-            'no dataset given; set dataset = "NAME" or an absolute path in the run config', code="data.none"
-        )
+        raise DatasetError('no dataset given; set dataset = "NAME", or an absolute path', code="data.none")
     candidates = _candidates(name, os.environ.get("UMBEL_HOME"))
     for candidate in candidates:
         if os.path.exists(candidate):

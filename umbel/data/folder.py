@@ -27,10 +27,8 @@ def open_folder(folder: Path) -> Dataset:
             # As a plain array: numpy's subclass takes longer over each access than a small cohort's rows.
             arrays[name] = np.lib.format.open_memmap(file, mode="r").view(np.ndarray)
         except FileNotFoundError:
-            raise DatasetError(
-                f"{file} is missing; write the dataset again with its recipe", code="data.no-file"
-            ) from None
-        except Exception as error:  # whatever numpy makes of a header that is none
+            raise DatasetError(f"{file} is missing; write the dataset again", code="data.no-file") from None
+        except Exception as error:  # numpy raises many kinds for a bad header
             raise DatasetError(f"{file} is not a plain .npy array: {error}", code="data.unreadable") from None
     return Dataset(manifest, arrays["features"], arrays["targets"], arrays["offsets"], _read_names(folder))
 

@@ -69,7 +69,7 @@ def _parse_leaf(raw: Any, file: Path) -> Dataset:
     if strange := [user for user in users if not isinstance(user, str)]:
         raise DatasetError(f"{file}: the names in users must be text, got {strange[0]!r}", code="data.leaf")
     if len(set(users)) != len(users):
-        raise DatasetError(f"{file}: users names a client twice; give each client a name of its own", code="data.twice")
+        raise DatasetError(f"{file}: users names a client twice; give each another name", code="data.twice")
     clients: list[tuple[NDArray[Any], NDArray[Any]]] = []
     for user, count in zip(users, counts, strict=True):
         try:
@@ -95,7 +95,7 @@ def _parse_leaf(raw: Any, file: Path) -> Dataset:
     else:
         if not users:
             raise DatasetError(f"{file}: the dataset has no clients", code="data.no-rows")
-        # LEAF itself keeps training and test users in files of their own: all of these train.
+        # LEAF keeps training and test users in separate files: all of these train.
         manifest = Manifest(name=file.stem, clients=len(users), split={"train": len(users), "validation": 0})
     if len(clients) != manifest.clients:
         raise DatasetError(
@@ -113,7 +113,7 @@ def _parse_leaf(raw: Any, file: Path) -> Dataset:
     return Dataset(
         manifest,
         features,
-        # One client's targets may happen to be whole numbers: they are classes only if everybody's are.
+        # One client's targets may happen to be whole numbers: they are classes only if those of all clients are.
         targets.astype(np.float32) if targets.dtype.kind == "f" else targets,
         offsets_of(len(y) for _, y in clients),
         users,

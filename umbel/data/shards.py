@@ -24,9 +24,7 @@ def shard(dataset: Dataset, first: int, step: int) -> Dataset:
     if manifest.part:
         raise DatasetError(f"{manifest.name} is part {manifest.part} of a dataset; shard the whole", code="data.part")
     if not 1 <= step <= max(1, manifest.train):
-        raise DatasetError(
-            f"{manifest.train} training clients make up to {manifest.train} parts, not {step}", code="data.part"
-        )
+        raise DatasetError(f"{manifest.train} training clients do not make {step} parts", code="data.part")
     if not 0 <= first < step:
         raise DatasetError(f"there is no part {first} of {step}: they are numbered 0 to {step - 1}", code="data.part")
     here = np.arange(manifest.clients) % step == first

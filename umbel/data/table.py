@@ -25,7 +25,7 @@ from umbel.data.schema import OTHER, Column, Schema
 from umbel.protocol.errors import DatasetError, SiteError
 
 MISSING = ("", "na", "n/a", "nan", "null")
-"""What stands for a missing value in a text, whatever its case."""
+"""Texts that stand for a missing value, in upper or lower case."""
 
 _OTHERS = (".json", ".jsonl", ".ndjson", ".xlsx", ".xls", ".ods", ".feather", ".arrow")
 """Tables that are often at hand, which a reader of CSV would take for one of a strange column."""
@@ -49,7 +49,7 @@ class Rows:
     targets : ndarray, shape (rows,)
         float32; int64 for the classes of a category; int8 of -1 and 1 for a boolean.
     clients : list of int or str
-        Whose each row is.
+        The client of each row.
     places : ndarray of int64, shape (rows,)
         Which row of the table each is, from 0 on.
     left_out : mapping from str to int
@@ -87,7 +87,7 @@ def read(path: Path, register: Register, schema: str = "", derive: Derive | None
     schema : str
         Path of the schema.
     derive : callable, optional
-        For a reader of one's own: gets the rows and returns them with more columns, or with fewer rows.
+        For your own reader: gets the rows and returns them with more columns, or with fewer rows.
 
     Raises
     ------
@@ -206,12 +206,7 @@ def encode(frame: pd.DataFrame, schema: Schema, source: Any, derive: Derive | No
     if derive is not None:
         frame = derive(frame)
     needed = [*schema.features, schema.target, *([schema.client] if schema.client else [])]
-    if absent := _absent(frame, needed):
-        raise DatasetError(
-            f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
-            "rename the table's columns or the schema's",
-            code="data.missing-column",
-        )
+    check_columns(frame, needed, source)
     if schema.missing == "drop":
         for column in needed:
             there = ~missing_in(column_in(frame, column)) | (column.fill != "")
@@ -314,6 +309,16 @@ def missing_in(series: pd.Series) -> pd.Series:
     return absent
 
 
+def check_columns(frame: pd.DataFrame, columns: Sequence[Column], source: Any) -> None:
+    """Raise `DatasetError` unless a table has all of the columns."""
+    if absent := _absent(frame, columns):
+        raise DatasetError(
+            f"{source} lacks the columns {absent}; found {[str(name).strip() for name in frame.columns]}; "
+            "rename the table's columns or the schema's",
+            code="data.missing-column",
+        )
+
+
 def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
     """Return the column of a table that goes by a name."""
     if column.name in frame.columns:
@@ -321,7 +326,7 @@ def column_in(frame: pd.DataFrame, column: Column) -> pd.Series:
     return frame[next(name for name in frame.columns if _plain(name) == _plain(column.name))]
 
 
-def _absent(frame: pd.DataFrame, columns: list[Column]) -> list[str]:
+def _absent(frame: pd.DataFrame, columns: Sequence[Column]) -> list[str]:
     there = {_plain(name) for name in frame.columns}
     return [column.name for column in columns if _plain(column.name) not in there]
 
@@ -356,9 +361,7 @@ def _unreadable(path: Path) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise DatasetError(
-            f"{path} is a parquet file, which pyarrow reads: pip install pyarrow", code="data.needs-pyarrow"
-        ) from None
+        raise DatasetError(f"{path} needs pyarrow: pip install pyarrow", code="data.needs-pyarrow") from None
     except (OSError, EOFError, ValueError, BadZipFile, zlib.error) as error:
         parquet = path.suffix.lower() in (".parquet", ".pq")
         kind, fix = ("parquet", "write it again") if parquet else ("CSV", "write it again, in UTF-8")

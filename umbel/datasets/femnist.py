@@ -13,6 +13,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path
 from typing import Annotated, Any
@@ -30,7 +32,7 @@ from rich.progress import Progress, track
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from writers import SIDE, About, Handwriting, check_classes, write
+from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 
 from umbel.data import check_out
 from umbel.protocol.cli import errors_in_one_line
@@ -47,6 +49,7 @@ CLASSES = 62
 """Digits, capital letters, small letters."""
 
 _BATCH_ROWS = 10_000
+_AGAIN = "write the file again with LEAF's preprocess.sh"
 
 app = typer.Typer(add_completion=False, pretty_exceptions_show_locals=False)
 
@@ -87,9 +90,7 @@ def read_leaf(folder: Path) -> Handwriting:
     if empty := {user for user, *_ in kept} - {user for user, _, labels in kept if len(labels)}:
         typer.echo(f"Writers left out, without images: {len(empty)}", err=True)
     if not kept:
-        raise DatasetError(
-            f"{folder}: its JSON files have no users; give those that LEAF's preprocess.sh writes", code="data.no-rows"
-        )
+        raise DatasetError(f"{folder}: its JSON files have no users; {_AGAIN}", code="data.no-rows")
     names, images, labels = zip(*kept, strict=True)
     writers = np.repeat(names, [len(y) for y in labels])
     return Handwriting(np.concatenate(images), np.concatenate(labels), writers)
@@ -165,12 +166,8 @@ def main(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the dataset.")] = "femnist",
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/NAME")] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
-    ] = 0,
+    rows: Limit = None,
+    seed: Seed = 0,
 ) -> None:
     """Write FEMNIST as a dataset, one client a writer, half of the clients turned by 90 degrees."""
     with errors_in_one_line():
@@ -241,8 +238,8 @@ def _without_train(parts: list[set[str]]) -> set[str]:
 def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int64]]]:
     """Return name, images and labels of each user in a LEAF file.
 
-    A function of its own, so that one file's numbers are gone before the next one's come: decoded, they take some
-    forty times the room of the bytes that are kept.
+    One file's numbers are freed before the next file is read: decoded, they take about forty times the room of the
+    bytes that are kept.
     """
     try:
         document = json.loads(file.read_bytes())
@@ -251,24 +248,15 @@ def _leaf_users(file: Path) -> list[tuple[str, NDArray[np.uint8], NDArray[np.int
             raise TypeError("users must be a list, and user_data an object")
         rows = {user: data[user] for user in users}
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+        what = f"{type(error).__name__}: {error}"
         raise DatasetError(
-            f"{file} is not LEAF JSON with users and user_data: {type(error).__name__}: {error}; "
-            "write it again with LEAF's preprocess.sh, or move it elsewhere",
-            code="data.leaf",
+            f"{file} is not LEAF JSON with users and user_data: {what}; {_AGAIN}", code="data.leaf"
         ) from None
     if len(rows) < len(users):
         twice, times = Counter(users).most_common(1)[0]
-        raise DatasetError(
-            f"{file}: users names {twice!r} {times} times; name each user once, or write the file again with LEAF's "
-            "preprocess.sh",
-            code="data.twice",
-        )
+        raise DatasetError(f"{file}: users names {twice!r} {times} times; {_AGAIN}", code="data.twice")
     if unnamed := data.keys() - rows.keys():
-        raise DatasetError(
-            f"{file}: users does not name {min(unnamed)!r}, who is in user_data; name all or remove the others, or "
-            "write the file again with LEAF's preprocess.sh",
-            code="data.leaf",
-        )
+        raise DatasetError(f"{file}: users does not name {min(unnamed)!r} of user_data; {_AGAIN}", code="data.leaf")
     return [(user, *_leaf_rows(own, f"{file}, user {user!r}")) for user, own in rows.items()]
 
 
@@ -280,30 +268,30 @@ def _leaf_rows(data: Any, source: str) -> tuple[NDArray[np.uint8], NDArray[np.in
         if x.shape != ((len(y), SIDE * SIDE) if len(y) else (0,)):
             raise ValueError
     except (KeyError, TypeError, ValueError, OverflowError):
-        raise DatasetError(
-            f"{source}: x must be lists of {SIDE * SIDE} numbers and y as many classes; write the file again with "
-            "LEAF's preprocess.sh",
-            code="data.leaf",
-        ) from None
+        what = f"x must be lists of {SIDE * SIDE} numbers and y as many classes"
+        raise DatasetError(f"{source}: {what}; {_AGAIN}", code="data.leaf") from None
     # The other way round, NaN would pass.
     if not ((x >= 0) & (x <= 1)).all():
-        raise DatasetError(
-            f"{source}: grey values must be from 0 to 1; write the file again with LEAF's preprocess.sh",
-            code="data.bad-value",
-        )
+        raise DatasetError(f"{source}: grey values must be from 0 to 1; {_AGAIN}", code="data.bad-value")
     labels = check_classes(y, CLASSES, source) if len(y) else np.empty(0, np.int64)
     return np.rint(x * 255).astype(np.uint8).reshape(-1, SIDE, SIDE), labels
 
 
-def _count(file: Path) -> int:
-    """Return how many rows a Parquet file has, without reading them."""
+@contextmanager
+def _opened(file: Path) -> Iterator[pq.ParquetFile]:
     try:
         with pq.ParquetFile(file) as parquet:
-            names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
+            yield parquet
     except (OSError, pa.ArrowException) as error:
         raise DatasetError(
             f"{file} cannot be read as Parquet: {error}; download it again", code="data.unreadable"
         ) from None
+
+
+def _count(file: Path) -> int:
+    """Return how many rows a Parquet file has, without reading them."""
+    with _opened(file) as parquet:
+        names, rows = parquet.schema_arrow.names, int(parquet.metadata.num_rows)
     if missing := [name for name in COLUMNS if name not in names]:
         raise DatasetError(
             f"{file} lacks the columns {missing}; found {names}; give the files of {REPOSITORY}",
@@ -312,20 +300,13 @@ def _count(file: Path) -> int:
     return rows
 
 
-def _batches(file: Path) -> Any:
+def _batches(file: Path) -> Iterator[pa.RecordBatch]:
     """Read a Parquet file a part at a time."""
-    try:
-        with pq.ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
-                if empty := [name for name in COLUMNS if batch.column(name).null_count]:
-                    raise DatasetError(
-                        f"{file}: rows without {', '.join(empty)}; download it again", code="data.missing-value"
-                    )
-                yield batch
-    except (OSError, pa.ArrowException) as error:
-        raise DatasetError(
-            f"{file} cannot be read as Parquet: {error}; download it again", code="data.unreadable"
-        ) from None
+    with _opened(file) as parquet:
+        for batch in parquet.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
+            if empty := [name for name in COLUMNS if batch.column(name).null_count]:
+                raise DatasetError(f"{file}: rows without {', '.join(empty)}", code="data.missing-value")
+            yield batch
 
 
 def _decode(image: Any, source: str) -> NDArray[np.uint8]:

@@ -32,7 +32,8 @@ from rich.console import Console
 # A script finds modules next to itself; the packages are one folder up.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from umbel.data import Manifest, check_out, offsets_of, write_dataset
+from umbel.data import Column, Manifest, check_out, offsets_of, write_dataset
+from umbel.data.table import as_texts, check_columns, column_in, values_of
 from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
@@ -41,12 +42,17 @@ SERVICES = (194, 292, 392, 690)
 """The four diagnosis-related groups (DRGs) with most providers; a service's index is its place here."""
 
 COLUMNS = {
-    "service": "DRG Definition",
-    "provider": "Provider Id",
-    "zip": "Provider Zip Code",
-    "payment": "Average Total Payments",
+    "service": Column(
+        name="DRG Definition",
+        type="category",
+        categories=list(map(str, SERVICES)),
+        pattern=r"^\s*(\d+)\b",
+    ),
+    "provider": Column(name="Provider Id", type="integer", minimum=1, maximum=999_999),
+    "zip": Column(name="Provider Zip Code", type="integer", minimum=1, maximum=99_999),
+    "payment": Column(name="Average Total Payments", type="number", minimum=500, maximum=500_000),
 }
-"""What is read of the CSV: our name of a column -> its name there."""
+"""What is read of the CSV, by our name of a column. The published payments are of 2,673 to 156,158 dollars."""
 
 FEATURES: tuple[dict[str, Any], ...] = (
     {"name": "service", "unit": f"index in DRGs {', '.join(map(str, SERVICES))}", "scale": 4.0, "offset": 0.0},
@@ -57,12 +63,9 @@ TARGET: dict[str, Any] = {"name": "Average Total Payments", "unit": "dollars", "
 """Units of the columns: a stored number times ``scale``, plus ``offset``, is in ``unit``.
 
 100 degrees west, 40 degrees north is the middle of the contiguous states. Places that all lie to one side of 0 are
-nearly the same number to a network, whose hypotheses then start as constants: one of them suits everybody best, and
+nearly the same number to a network, whose hypotheses then start as constants: one of them suits all clients best, and
 the others are never trained.
 """
-
-RANGES = {"provider": (1.0, 999_999.0), "zip": (1.0, 99_999.0), "payment": (500.0, 500_000.0)}
-"""Minimum and maximum of a column's numbers. The published payments are of 2,673 to 156,158 dollars."""
 
 _CHUNK_ROWS = 20_000
 
@@ -93,31 +96,19 @@ def read_charges(csv: Path) -> pd.DataFrame:
     Raises
     ------
     DatasetError
-        When the file is no CSV, lacks a column, has no row of the four services, or holds text
-        where a number should be, or a number outside `RANGES`. The text names the file, the
-        column, the row and the fix.
+        When the file is no CSV, or is not as `COLUMNS` say. The text names the file, the column, the row and the fix.
     """
-    parts = []
+    service, parts = COLUMNS["service"], []
     for chunk in _chunks(csv):
-        table = _columns(chunk, csv)
-        code = pd.to_numeric(table["service"].str.extract(r"^\s*(\d+)\b", expand=False), errors="coerce")
-        parts.append(table.assign(service=code)[code.isin(SERVICES)])
+        check_columns(chunk, list(COLUMNS.values()), csv)
+        parts.append(chunk[as_texts(column_in(chunk, service), service.pattern).isin(service.categories)])
     rows = pd.concat(parts)
     if rows.empty:
         raise DatasetError(
             f"{csv}: no row has a DRG among {SERVICES}; give the IPPS file of fiscal year 2011", code="data.no-rows"
         )
-    numbers = {name: _numbers(rows[name], COLUMNS[name], csv, *allowed) for name, allowed in RANGES.items()}
-    for name in ("provider", "zip"):
-        if len(odd := np.flatnonzero(numbers[name] % 1)):
-            raise DatasetError(
-                f"{csv}: {COLUMNS[name]} in data row {rows.index[odd[0]] + 1} is {rows[name].iloc[odd[0]]!r}, not a "
-                "whole number; repair or remove that row",
-                code="data.bad-value",
-            )
-    return pd.DataFrame({"service": np.searchsorted(SERVICES, rows["service"].to_numpy(np.int64)), **numbers}).astype(
-        {"provider": np.int64, "zip": np.int64}
-    )
+    numbers = pd.DataFrame({name: values_of(rows, column, csv) for name, column in COLUMNS.items()})
+    return numbers.astype({"service": np.int64, "provider": np.int64, "zip": np.int64})
 
 
 def locate(zips: NDArray[np.int64], form: Zip, geonames: Path | None = None) -> NDArray[np.float64]:
@@ -208,6 +199,7 @@ def build(
     # In whole numbers, where no rounding can move the border.
     train = len(providers) * 7 // 10
     lost = " kept as integers, so that those that begin with 0 are not found" if form is Zip.AS_INTEGER else ""
+    names = [column.name for column in COLUMNS.values()]
     manifest = Manifest(
         name="hospital",
         model="mlp",
@@ -217,7 +209,7 @@ def build(
         units={"target": TARGET, "features": list(FEATURES)},
         provenance=(
             "Centers for Medicare & Medicaid Services, Inpatient Prospective Payment System provider summary for the "
-            f"top 100 diagnosis-related groups, fiscal year 2011; columns {', '.join(COLUMNS.values())}; DRGs "
+            f"top 100 diagnosis-related groups, fiscal year 2011; columns {', '.join(names)}; DRGs "
             f"{', '.join(map(str, SERVICES))}. ZIP codes{lost} located by GeoNames postal codes. Made by "
             f"datasets/hospital.py with seed {seed}."
         ),
@@ -301,43 +293,6 @@ def _chunks(csv: Path) -> Iterator[pd.DataFrame]:
         ) from None
 
 
-def _columns(chunk: pd.DataFrame, csv: Path) -> pd.DataFrame:
-    """Return the columns of `COLUMNS` under our names; spaces, underscores and case play no part in finding them."""
-    found = {_plain(name): name for name in chunk.columns}
-    if missing := [name for name in COLUMNS.values() if _plain(name) not in found]:
-        raise DatasetError(
-            f"{csv} lacks the columns {missing}; found {[name.strip() for name in chunk.columns]}; "
-            "give the IPPS provider summary of fiscal year 2011, or rename its columns",
-            code="data.missing-column",
-        )
-    return pd.DataFrame({ours: chunk[found[_plain(name)]] for ours, name in COLUMNS.items()})
-
-
-def _plain(name: str) -> str:
-    return "".join(name.replace("_", " ").split()).lower()
-
-
-def _numbers(texts: pd.Series, column: str, source: Path, minimum: float, maximum: float) -> NDArray[np.float64]:
-    """Return texts as numbers from `minimum` to `maximum`; dollar signs, commas and spaces are dropped."""
-    numbers = pd.to_numeric(texts.str.replace(r"[$,\s]", "", regex=True), errors="coerce")
-    values: NDArray[np.float64] = numbers.to_numpy(dtype=np.float64, na_value=np.nan)
-    if len(bad := np.flatnonzero(~np.isfinite(values))):
-        row = bad[0]
-        raise DatasetError(
-            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not a number; "
-            "repair or remove that row",
-            code="data.bad-value",
-        )
-    if len(bad := np.flatnonzero((values < minimum) | (values > maximum))):
-        row = bad[0]
-        raise DatasetError(
-            f"{source}: {column} in data row {texts.index[row] + 1} is {texts.iloc[row]!r}, not from {minimum:,.0f} to "
-            f"{maximum:,.0f}; is it in another unit? Repair or remove that row",
-            code="data.bad-value",
-        )
-    return values
-
-
 def _read_places(geonames: Path) -> pd.DataFrame:
     """Read longitude and latitude by ZIP code from a GeoNames postal code file."""
     names = {1: "zip", 9: "latitude", 10: "longitude"}
@@ -352,8 +307,8 @@ def _read_places(geonames: Path) -> pd.DataFrame:
         ) from None
     table = table.rename(columns=names)
     numbers = {
-        "longitude": _numbers(table["longitude"], "longitude", geonames, -180, 180),
-        "latitude": _numbers(table["latitude"], "latitude", geonames, -90, 90),
+        name: values_of(table, Column(name=name, type="number", minimum=-most, maximum=most), geonames)
+        for name, most in {"longitude": 180.0, "latitude": 90.0}.items()
     }
     return pd.DataFrame(numbers).groupby(table["zip"].str.strip()).mean()
 

@@ -55,6 +55,8 @@ LARGEST = {"user": 2**53, "item": 2**53, "rating": 5, "time": 2**53}
 MOST_UNRATED = 100
 """The most unrated items that there may be for each one rated."""
 
+_FILES = "{}, {} or {}".format(*SEPARATORS)
+_GIVE = f"give {_FILES} of MovieLens with --ratings"
 _CHUNK_ROWS = 200_000
 _BLOCK = 2**20
 _LONGEST_LINE = 200  # bytes
@@ -88,16 +90,14 @@ def read_ratings(file: Path) -> pd.DataFrame:
         separator = next((separator for separator in SEPARATORS.values() if separator in first), None)
         if separator is None:
             raise DatasetError(
-                f"{source} is not a file of ratings; give {_any_file()} of MovieLens with --ratings",
+                f"{source} is not a file of ratings; {_GIVE}",
                 code="data.unreadable",
             )
         header = int(first.split(separator) == HEADER)
         short = BufferedReader(_ShortLines(stream, source), _BLOCK)
         parts = [_checked(lines, source) for lines in _chunks(short, source, separator, header)]
     if not parts:
-        raise DatasetError(
-            f"{source} holds no ratings; give {_any_file()} of MovieLens with --ratings", code="data.no-rows"
-        )
+        raise DatasetError(f"{source} holds no ratings; {_GIVE}", code="data.no-rows")
     return pd.concat(parts, ignore_index=True)
 
 
@@ -243,9 +243,7 @@ def main(
     with errors_in_one_line():
         folder = (out or umbel_home() / "data" / name).expanduser().absolute()
         if ratings is not None and not ratings.is_file():
-            raise DatasetError(
-                f"{ratings} is not a file; give {_any_file()} of MovieLens with --ratings", code="data.no-file"
-            )
+            raise DatasetError(f"{ratings} is not a file; {_GIVE}", code="data.no-file")
         check_out(folder)
         file = ratings or download()
         table = read_ratings(file)
@@ -289,7 +287,7 @@ def _opened(file: Path) -> Iterator[tuple[BinaryIO, str]]:
                 found = [info for info in archive.infolist() if info.filename.rpartition("/")[2] in SEPARATORS]
                 if len(found) != 1:
                     raise DatasetError(
-                        f"{file} holds {len(found)} files named {_any_file()}, not one; unpack it and give the file "
+                        f"{file} holds {len(found)} files named {_FILES}, not one; unpack it and give the file "
                         "with --ratings",
                         code="data.unreadable",
                     )
@@ -326,8 +324,7 @@ class _ShortLines(RawIOBase):
         if max(map(len, lines)) > _LONGEST_LINE:
             line = self._line + next(i for i, line in enumerate(lines) if len(line) > _LONGEST_LINE)
             raise DatasetError(
-                f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; give "
-                f"{_any_file()} of MovieLens with --ratings",
+                f"{self._source}, line {line} is longer than the {_LONGEST_LINE} bytes that a rating may have; {_GIVE}",
                 code="data.unreadable",
             )
         self._line, self._begun = self._line + len(lines) - 1, lines[-1]
@@ -359,9 +356,7 @@ def _chunks(stream: BufferedIOBase, source: str, separator: str, header: int) ->
         return
     except (UnicodeDecodeError, pd.errors.ParserError) as error:
         reason = " ".join(str(error).split())
-        raise DatasetError(
-            f"{source} cannot be read: {reason}; repair or remove that line", code="data.unreadable"
-        ) from None
+        raise DatasetError(f"{source} cannot be read: {reason}; repair that line", code="data.unreadable") from None
 
 
 def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -369,7 +364,7 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
     if len(lines.columns) != len(LARGEST):
         raise DatasetError(
             f"{source}, line {lines.index[0]} has {len(lines.columns)} columns, not {len(LARGEST)}: "
-            f"{', '.join(LARGEST)}; give {_any_file()} of MovieLens with --ratings",
+            f"{', '.join(LARGEST)}; {_GIVE}",
             code="data.unreadable",
         )
     columns: dict[str, NDArray[Any]] = {}
@@ -390,12 +385,6 @@ def _checked(lines: pd.DataFrame, source: str) -> pd.DataFrame:
             )
         columns[name] = values.astype(np.float32 if name == "rating" else np.int64)
     return pd.DataFrame(columns)
-
-
-def _any_file() -> str:
-    """Return the names of files that are read, for errors."""
-    *some, last = SEPARATORS
-    return f"{', '.join(some)} or {last}"
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from umbel.protocol.errors import DatasetError
 from umbel.protocol.home import umbel_home
 
 MIN_ROWS = 20
-"""No client gets fewer rows by `spread`, unless all are asked to have fewer; MovieLens keeps no smaller user."""
+"""No client gets fewer rows by `spread`, unless `rows` is smaller; MovieLens keeps no smaller user."""
 
 STEEPEST = 10
 """The largest `skew` and `spread`; far beyond, numbers overflow."""
@@ -54,7 +54,7 @@ def draw(
 ) -> Drawn:
     """Draw the data.
 
-    Items are drawn from one generator and each client from one of its own: client ``c`` is the same
+    Items are drawn from one generator and each client from another: client ``c`` is the same
     however many clients there are.
 
     Parameters

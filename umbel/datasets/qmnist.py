@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from writers import SIDE, About, Handwriting, check_classes, write
+from writers import SIDE, About, Handwriting, Limit, Seed, check_classes, write
 
 from umbel.data import check_out
 from umbel.protocol.cli import errors_in_one_line
@@ -139,12 +139,8 @@ def main(
     images: Annotated[Path, typer.Option(help="MNIST's train-images-idx3-ubyte, compressed (.gz) or not.")],
     labels: Annotated[Path, typer.Option(help="QMNIST's qmnist-train-labels-idx2-int, compressed (.gz) or not.")],
     out: Annotated[Path | None, typer.Option(help="Folder to write.", show_default="$UMBEL_HOME/data/qmnist")] = None,
-    rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
-    ] = None,
-    seed: Annotated[
-        int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
-    ] = 0,
+    rows: Limit = None,
+    seed: Seed = 0,
 ) -> None:
     """Write MNIST's digits as a dataset, one client a writer, half of the clients turned by 90 degrees."""
     folder = (out or umbel_home() / "data" / "qmnist").expanduser().absolute()

@@ -126,7 +126,7 @@ def learn(public: Images, kind: Kind, features: int) -> Map:
     kind : Kind
         One of features.
     features : int
-        How many there shall be.
+        Their number.
 
     Returns
     -------

@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from numpy.typing import NDArray
 
 # A script finds modules next to itself; the packages are one folder up.
@@ -23,6 +24,14 @@ from umbel.protocol.errors import DatasetError
 
 SIDE = 28
 """Height and width of an image, in pixels."""
+
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Rows kept of each writer at most, drawn at random.", show_default="all")
+]
+Seed = Annotated[
+    int, typer.Option(min=0, help="Seed of the order of clients, and so of the split; of who is turned; of rows.")
+]
+"""Options of the recipes."""
 
 
 @dataclass(frozen=True)

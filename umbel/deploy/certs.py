@@ -85,9 +85,15 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
     subjects = [_subject(name) for name in dict.fromkeys([*OWN_NAMES, *names])]
     for node in nodes:
         if not _NODE.fullmatch(node):
-            raise CertificateError(f"{node!r} is no name for a node; use letters, digits and hyphens, as in site-1")
+            raise CertificateError(
+                f"{node!r} is no name for a node; use letters, digits and hyphens, as in site-1",
+                code="certificate.bad-node",
+            )
         if (folder / f"{node}.pub").exists() and not (folder / node).exists():
-            raise CertificateError(f"{folder} has {node}.pub alone; register it, for its private key is at the site")
+            raise CertificateError(
+                f"{folder} has {node}.pub alone; register it, for its private key is at the site",
+                code="certificate.key-at-site",
+            )
     folder.mkdir(parents=True, exist_ok=True)
     made: list[Path] = []
 
@@ -100,7 +106,10 @@ def make(folder: Path, names: list[str], nodes: list[str], owner: int = 1000) ->
 
     if missing("ca.key") or missing("ca.crt"):
         if not (missing("ca.key") and missing("ca.crt")):
-            raise CertificateError(f"{folder} has one of ca.key and ca.crt; restore the other, or remove both")
+            raise CertificateError(
+                f"{folder} has one of ca.key and ca.crt; restore the other, or remove both",
+                code="certificate.half-a-ca",
+            )
         key = ec.generate_private_key(ec.SECP384R1())
         write("ca.key", _pem(key), 0o600)  # no container reads it
         write("ca.crt", _authority(key).public_bytes(Encoding.PEM))
@@ -127,7 +136,10 @@ def _subject(name: str) -> x509.GeneralName:
     except ValueError:
         pass
     if not re.fullmatch(r"[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)*", name):
-        raise CertificateError(f"{name!r} is no host name or IP address; give it without https:// and without a port")
+        raise CertificateError(
+            f"{name!r} is no host name or IP address; give it without https:// and without a port",
+            code="certificate.bad-name",
+        )
     return x509.DNSName(name)
 
 
@@ -209,9 +221,13 @@ def _read_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_pem_private_key(file.read_bytes(), password=None)
     except (OSError, ValueError, TypeError) as error:
-        raise CertificateError(f"{file} cannot be read as a private key: {error}") from None
+        raise CertificateError(
+            f"{file} cannot be read as a private key: {error}", code="certificate.unreadable"
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{file} is no elliptic-curve key; use the one that was made here")
+        raise CertificateError(
+            f"{file} is no elliptic-curve key; use the one that was made here", code="certificate.unreadable"
+        )
     return key
 
 
@@ -219,7 +235,9 @@ def _read_certificate(file: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
-        raise CertificateError(f"{file} cannot be read as a certificate: {error}") from None
+        raise CertificateError(
+            f"{file} cannot be read as a certificate: {error}", code="certificate.unreadable"
+        ) from None
 
 
 def _write(file: Path, content: bytes, mode: int, reader: int | None) -> None:

@@ -91,7 +91,8 @@ def _hospital(csv: Path | None, geonames: Path | None) -> Path:
     except DatasetError:
         raise DemoError(
             "there are no hospital data yet; get IPPS_FY2011.csv.gz (the README's section on hospital charges says "
-            "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz"
+            "where) and run: make compose-demo CSV=IPPS_FY2011.csv.gz",
+            code="demo.no-data",
         ) from None
 
 
@@ -102,7 +103,10 @@ def _run(compose: Run, keys: Path) -> Path:
         flwr("run", str(APP), "demo", "--stream", "--run-config", str(CONFIG))
         run = json.loads(flwr("list", "demo", "--format", "json", capture=True))["runs"][0]
         if run["status"] != "finished:completed":
-            raise DemoError(f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}")
+            raise DemoError(
+                f"the run ended as {run['status']}: {run.get('status-details') or 'see the log above'}",
+                code="demo.run-failed",
+            )
     return _fetch(compose)
 
 
@@ -142,7 +146,7 @@ def _register(key: Path, environment: Mapping[str, str]) -> None:
     done = subprocess.run(command, env=dict(environment), check=False, capture_output=True, text=True)
     answer = (done.stdout + done.stderr).strip()
     if done.returncode and "already in use" not in answer:
-        raise DemoError(f"{key.stem} could not be registered: {answer}")
+        raise DemoError(f"{key.stem} could not be registered: {answer}", code="demo.not-registered")
     typer.echo(f"{key.stem} is registered")
 
 
@@ -159,7 +163,7 @@ def _wait_until_online(flwr: Run) -> None:
         if sum(node["status"] == "online" for node in _nodes(flwr)) >= len(SITES):
             return
         time.sleep(1)
-    raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {_nodes(flwr)}")
+    raise DemoError(f"not all sites are online after {_ONLINE_S:.0f} s: {_nodes(flwr)}", code="demo.offline")
 
 
 def _fetch(compose: Run) -> Path:
@@ -176,7 +180,9 @@ def _call(command: list[str], environment: Mapping[str, str], capture: bool = Fa
     pipe = subprocess.PIPE if capture else None
     done = subprocess.run(command, env=dict(environment), cwd=APP, check=False, stdout=pipe, text=True)
     if done.returncode:
-        raise DemoError(f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above")
+        raise DemoError(
+            f"`{Path(command[0]).name} {' '.join(command[1:])}` failed; its message is above", code="demo.step-failed"
+        )
     return done.stdout or ""
 
 
@@ -187,7 +193,7 @@ def _tool(name: str) -> str:
         return str(beside)
     if found := shutil.which(name):
         return found
-    raise DemoError(f"{name} is not installed; run make compose-demo, which installs it")
+    raise DemoError(f"{name} is not installed; run make compose-demo, which installs it", code="demo.not-installed")
 
 
 def _title(text: str) -> None:

@@ -155,7 +155,10 @@ def read_secret(file: Path) -> bytes:
     """
     text = file.read_text(encoding="utf-8", errors="replace").strip()
     if not _SECRET.fullmatch(text):
-        raise GuardError(f"{file} holds no secret of 32 or more letters, digits and signs; `make certs` makes one")
+        raise GuardError(
+            f"{file} holds no secret of 32 or more letters, digits and signs; `make certs` makes one",
+            code="guard.no-secret",
+        )
     return text.encode()
 
 
@@ -170,7 +173,9 @@ def parse_networks(text: str) -> tuple[Network, ...]:
     try:
         return tuple(ip_network(word) for word in text.replace(",", " ").split())
     except ValueError as error:
-        raise GuardError(f"{error}; give addresses or networks, as in 192.0.2.7 or 10.8.0.0/24") from None
+        raise GuardError(
+            f"{error}; give addresses or networks, as in 192.0.2.7 or 10.8.0.0/24", code="guard.bad-network"
+        ) from None
 
 
 def look_up(name: str) -> frozenset[Address]:
@@ -184,7 +189,7 @@ def look_up(name: str) -> frozenset[Address]:
     try:
         found = {_address(entry[4]) for entry in socket.getaddrinfo(name, None)}
     except OSError as error:
-        raise GuardError(f"{name!r} is no name of this machine: {error}") from None
+        raise GuardError(f"{name!r} is no name of this machine: {error}", code="guard.not-this-machine") from None
     return frozenset(address for address in found if address)
 
 

@@ -44,7 +44,8 @@ def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
     if not Path(geonames).is_absolute():
         raise SiteError(
             f"{csv} is a table, whose ZIP codes must be located: unpack US.zip of geonames.org at this site, and set "
-            f'reader-options to "geonames=/path/to/US.txt" in its node configuration'
+            f'reader-options to "geonames=/path/to/US.txt" in its node configuration',
+            code="site.no-geonames",
         )
 
     def locate(charges: pd.DataFrame) -> pd.DataFrame:
@@ -53,7 +54,9 @@ def read(csv: Path, register: Register, geonames: str = "") -> Dataset:
         places = recipe.locate(zips, recipe.Zip.PADDED, Path(geonames))
         found = np.isfinite(places).all(axis=1)
         if not found.any():
-            raise DatasetError(f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}")
+            raise DatasetError(
+                f"{csv}: no provider has a ZIP code that GeoNames knows; check {geonames}", code="data.no-place"
+            )
         if not found.all():
             lost = sorted(set(zips[~found].tolist()))
             log(WARNING, "%s: rows left out, because GeoNames does not know their ZIP codes: %s", csv, lost)

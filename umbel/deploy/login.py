@@ -37,4 +37,6 @@ def _address(config: Path, connection: str) -> str:
     try:
         return str(tomllib.loads(config.read_text(encoding="utf-8"))["superlink"][connection]["address"])
     except (KeyError, TypeError, ValueError):
-        raise GuardError(f"{config} has no connection {connection!r} with an address; write it first") from None
+        raise GuardError(
+            f"{config} has no connection {connection!r} with an address; write it first", code="guard.no-connection"
+        ) from None

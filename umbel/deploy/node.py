@@ -46,7 +46,7 @@ def start(arguments: list[str]) -> list[str]:
         As for ``flower-supernode``; by default it waits for its executor on this machine alone.
     """
     if taken := [name for name in _OURS if any(word.split("=")[0] == name for word in arguments)]:
-        raise SiteError(f"{taken[0]} is set by this command; leave it out")
+        raise SiteError(f"{taken[0]} is set by this command; leave it out", code="site.own-option")
     host = _option(arguments, "--host", "127.0.0.1")
     port = _option(arguments, "--port", _DEFAULT_PORT)
     # Others on this machine reach the same port: without the secret they could take the site's messages.

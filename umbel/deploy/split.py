@@ -42,7 +42,8 @@ def split(source: Path, sites: int, out: Path) -> list[Path]:
     manifest, offsets = whole.manifest, whole.offsets
     if not 1 <= sites <= manifest.train:
         raise DatasetError(
-            f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites"
+            f"{source}: {manifest.train} training clients make 1 to {manifest.train} sites, not {sites}; set --sites",
+            code="data.too-many-sites",
         )
     folders = []
     for site in range(sites):

@@ -8,6 +8,7 @@ Options follow the name: ``mlp inputs=5 hidden=16 outputs=1``. A model of your o
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -18,7 +19,7 @@ from umbel.data import Manifest
 from umbel.models.libraries import library_of
 from umbel.models.losses import LOSSES, METRICS, Loss, Score, load_loss, load_metric
 from umbel.models.model import Model, check
-from umbel.models.networks import CNN, LeNet, Linear, cnn10, lenet10, mlp, smooth_cnn
+from umbel.models.networks import CNN, LeNet, Linear, mlp
 from umbel.models.sized import SIZED, sized
 from umbel.protocol import old_names
 from umbel.protocol.errors import ModelError, UmbelError
@@ -27,15 +28,18 @@ from umbel.protocol.run_config import RunConfig
 
 __all__ = ["LOSSES", "METRICS", "MODELS", "Loss", "Model", "Score", "load", "load_for", "load_loss", "load_metric"]
 
+_NETWORKS: Mapping[str, Callable[[], nn.Module]] = {
+    "cnn": CNN,
+    "cnn10": partial(CNN, 10),
+    "cnn-sigmoid": partial(CNN, smooth=True),
+    "cnn10-sigmoid": partial(CNN, 10, smooth=True),
+    "lenet": LeNet,
+    "lenet10": partial(LeNet, 10),
+}
 MODELS = {
     "linear": Model("linear", Linear, LOSSES["mse"], METRICS["rmse"]),
     "mlp": Model("mlp", mlp, LOSSES["rmse"], METRICS["rmse"]),
-    "cnn": Model("cnn", CNN, LOSSES["cross-entropy"], METRICS["accuracy"]),
-    "cnn10": Model("cnn10", cnn10, LOSSES["cross-entropy"], METRICS["accuracy"]),
-    "cnn-sigmoid": Model("cnn-sigmoid", smooth_cnn, LOSSES["cross-entropy"], METRICS["accuracy"]),
-    "cnn10-sigmoid": Model("cnn10-sigmoid", partial(smooth_cnn, 10), LOSSES["cross-entropy"], METRICS["accuracy"]),
-    "lenet": Model("lenet", LeNet, LOSSES["cross-entropy"], METRICS["accuracy"]),
-    "lenet10": Model("lenet10", lenet10, LOSSES["cross-entropy"], METRICS["accuracy"]),
+    **{name: Model(name, own, LOSSES["cross-entropy"], METRICS["accuracy"]) for name, own in _NETWORKS.items()},
 }
 
 
@@ -66,7 +70,7 @@ def load(
     pretrained : str
         File of weights to start from (`umbel.models.weights.find_weights`); empty to draw them.
     usual_loss : str
-        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has none of its own.
+        The loss of a ``torch.nn.Module`` if `loss` is empty, since it has no loss.
 
     Raises
     ------
@@ -121,9 +125,7 @@ def load_for(run: RunConfig, manifest: Manifest | None = None) -> Model:
     """
     default = manifest.model if manifest else ""
     if not (run.model or default):
-        raise ModelError(
-            f"neither run config nor dataset name a model; set model to one of {', '.join(MODELS)}", code="model.none"
-        )
+        raise ModelError(f"no model is named; set model to one of {', '.join(MODELS)}", code="model.none")
     name = run.model or default
     if name in SIZED and name not in MODELS:
         kind, _, words = default.partition(" ")
@@ -159,9 +161,7 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
     except UmbelError:
         raise
     except Exception as error:
-        raise ModelError(
-            f"model {name!r} cannot be made: {type(error).__name__}: {error}", code="model.not-built"
-        ) from error
+        raise ModelError(f"model {name!r} cannot be made: {error!r}", code="model.not-built") from error
     if isinstance(made, Model):
         return replace(made, name=name)
     if not isinstance(made, nn.Module):
@@ -170,9 +170,7 @@ def _from_factory(name: str, loss: Loss | None) -> Model:
             code="model.not-a-module",
         )
     if loss is None:
-        raise ModelError(
-            f"model {name!r} has no loss of its own; set loss to one of {', '.join(LOSSES)}", code="model.no-loss"
-        )
+        raise ModelError(f"model {name!r} needs a loss; set it to one of {', '.join(LOSSES)}", code="model.no-loss")
     metric = loss if loss.by_row else METRICS["accuracy" if loss.name == "cross-entropy" else "rmse"]
     return Model(name, factory, loss, metric)
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from umbel.data import Dataset, held_out
 
 SHRINKAGE = 5.0
-"""Labels at the average rate that each item and each user has besides, where their biases are worked out."""
+"""Labels at the average rate that are added to each item and each user when their biases are computed."""
 
 
 def baselines(dataset: Dataset) -> dict[str, float]:

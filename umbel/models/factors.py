@@ -1,7 +1,7 @@
 """Recommendation by factors: the items' vectors are learnt together, each user's stays on its device.
 
 `Factors` is the model of *PAC identifiability in federated personalization* (Sec. 3): a user likes item i if
-u . v_i > 0. `BiasedFactors` is the one to recommend with: items and users have biases besides, and a prior.
+u . v_i > 0. Recommend with `BiasedFactors`: items and users also have biases, and a prior.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class Factors(nn.Module):
 
     @staticmethod
     def _seen_by_users(items: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Return by what a user's own parameters are multiplied at each item, and what the score has besides."""
+        """Return the factors of a user's parameters at each item (I, d), and the rest of the score (I,)."""
         return items, np.zeros(len(items))
 
     @staticmethod

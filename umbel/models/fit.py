@@ -72,9 +72,7 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
             for hook in hooks:
                 hook.remove()
         if not isinstance(outputs, Tensor):
-            raise ModelError(
-                f"gives a {type(outputs).__name__}; return the outputs alone, as one tensor", code="model.misfit"
-            )
+            raise ModelError(f"gives a {type(outputs).__name__}; return one tensor of outputs", code="model.misfit")
         if outputs.ndim < 2 or len(outputs) != 2:
             flat = "; let it return (rows, 1), without a squeeze" if tuple(outputs.shape) == (2,) else ""
             raise ModelError(
@@ -84,7 +82,7 @@ def look(model: Model, shape: tuple[int, ...]) -> Look:
         if outputs.dtype != torch.float32:
             raise ModelError(f"gives outputs of type {outputs.dtype}, not float32", code="model.misfit")
         alone = _scores_one(model, rows[:1], tuple(outputs.shape[1:]))
-        # Buffers change in training; those of the model itself shall not.
+        # Buffers change in training; the model's must not.
         buffers = {name: value.clone() for name, value in model.module.named_buffers()}
         before = torch.get_rng_state()
         try:
@@ -181,7 +179,7 @@ def _bad_targets(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
 
 
 def _bad_extremes(model: Model, outputs: tuple[int, ...], targets: Any) -> str:
-    """Return what keeps a loss of one's own from the smallest and the largest of the targets."""
+    """Return why a user's own loss does not take the smallest and the largest target; empty if it does."""
     extremes = np.stack([targets.min(axis=0), targets.max(axis=0)])
     extremes = extremes.astype(np.float32 if extremes.dtype.kind == "f" else np.int64)
     try:

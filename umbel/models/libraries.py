@@ -30,7 +30,7 @@ def from_timm(name: str, **options: Any) -> nn.Module:
 
 
 def from_transformers(name: str, config: str = "", **options: Any) -> nn.Module:
-    """Build a model of ``transformers``, of a class with a config of its own or of one for all configs."""
+    """Build a model of ``transformers``, of a class with its own config, or of one for all configs."""
     library = import_module("transformers")
     kind = getattr(library, name)
     if config:
@@ -69,7 +69,5 @@ def library_of(name: str) -> tuple[Callable[..., nn.Module], str] | None:
             f"model {name!r} needs {library}: {error}; pip install {library}", code="config.missing-library"
         ) from error
     if not re.fullmatch(r"[\w.-]+", model):
-        raise ConfigError(
-            f"model {name!r}: {model!r} is not the name of a model in {library}", code="config.model-name"
-        )
+        raise ConfigError(f"model {name!r}: {model!r} is no model of {library}", code="config.model-name")
     return LIBRARIES[library], model

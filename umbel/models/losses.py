@@ -38,7 +38,7 @@ class Score:
         It is from 0 to 1.
     by_row : bool
         `per_sample` is a function like those of ``torch.nn.functional``, in whose shapes, of a batch, and
-        is asked for one row at a time.
+        is called with one row at a time.
     """
 
     name: str
@@ -152,7 +152,7 @@ def load_loss(name: str) -> Loss:
     """Return a loss by name, or by import path: a function ``(outputs, targets)`` that PyTorch can differentiate.
 
     It may return the mean over the rows that it is given, or a value for each, as those of
-    ``torch.nn.functional`` do. It is asked for one row at a time, in a batch of one.
+    ``torch.nn.functional`` do. It gets one row at a time, as a batch of one.
 
     Raises
     ------

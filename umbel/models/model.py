@@ -32,7 +32,7 @@ from umbel.protocol.flower import log
 
 Parameters = dict[str, Tensor]
 
-_FROZEN_SEED = 0  # of parameters that nobody trains and nobody sends
+_FROZEN_SEED = 0  # of parameters that are neither trained nor sent
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
@@ -81,8 +81,8 @@ class Model:
     metric : Score
         What a validation client reports beside the loss.
     frozen, local : tuple of str
-        Patterns on names, as ``backbone.*``, of parameters to be frozen or local besides those that
-        the network makes so itself. A parameter that the network makes local stays so.
+        Patterns on names, as ``backbone.*``, of parameters that are frozen or local, in addition to those
+        of the network itself. A parameter that the network makes local stays so.
     pretrained : str
         File of weights to start from (`umbel.models.weights.find_weights`); empty to draw all. What the file
         lacks, or has in another shape, is drawn.
@@ -191,7 +191,7 @@ class Model:
             Frozen ones may be left out. Buffers that change in training change in here.
         inputs : Tensor, shape (batch, \\*row shape)
         training : bool
-            Whether the network shall do as in training: drop out, and take the statistics of the batch.
+            Whether the network acts as in training: it drops out, and takes the statistics of the batch.
         """
         if self.module.training is not training:
             for layer in self._network.changing:
@@ -268,7 +268,7 @@ def check(model: Model) -> None:
         key for key, names in model.names.items() if _matches(names, model.frozen) and _matches(names, model.local)
     ]:
         raise ModelError(
-            f"parameters {both} of model {name!r} are asked for as frozen and as local; choose one",
+            f"parameters {both} of model {name!r} are both frozen and local; choose one",
             code="model.two-kinds",
         )
     if model.pretrained:

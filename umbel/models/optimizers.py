@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import torch
 from pydantic import Field
@@ -55,10 +55,12 @@ class Adam:
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1e-8
     weight_decay: NotNegative = 0.0
 
+    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.Adam
+
     def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
         """Return the optimizer of some parameters, with nothing yet in its memory."""
         betas = self.beta1, self.beta2
-        return torch.optim.Adam(parameters, step_size, betas, self.epsilon, self.weight_decay, foreach=True)
+        return self.kind(parameters, step_size, betas, self.epsilon, self.weight_decay, foreach=True)
 
 
 @dataclass(frozen=True)
@@ -66,15 +68,11 @@ class AdamW(Adam):
     """Options of ``torch.optim.AdamW``, whose weight decay is beside the gradient and not in it."""
 
     weight_decay: NotNegative = 0.01
-
-    def make(self, parameters: Iterable[Tensor], step_size: float) -> torch.optim.Optimizer:
-        """Return the optimizer of some parameters, with nothing yet in its memory."""
-        betas = self.beta1, self.beta2
-        return torch.optim.AdamW(parameters, step_size, betas, self.epsilon, self.weight_decay, foreach=True)
+    kind: ClassVar[type[torch.optim.Adam]] = torch.optim.AdamW
 
 
 OPTIMIZERS: dict[str, type[SGD | Adam]] = {"sgd": SGD, "momentum": Momentum, "adam": Adam, "adamw": AdamW}
-"""Local optimizers by name, each with its options. A client's begins anew in each round."""
+"""Local optimizers by name, each with its options. A client's optimizer starts from nothing in each round."""
 
 
 @dataclass(frozen=True)

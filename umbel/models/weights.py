@@ -45,16 +45,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
             found: Any = safetensors.torch.load_file(path)
         else:
             found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever is in a file
+    except Exception as error:  # a file may hold anything
         raise ModelError(
             f"{path} cannot be read as weights: {' '.join(str(error).split())[:200]}", code="model.pretrained"
         ) from error
     if isinstance(found, dict) and isinstance(found.get("state_dict"), dict):
         found = found["state_dict"]
     if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
-        raise ModelError(
-            f"{path} holds no state dict; write it by torch.save(model.state_dict(), ...)", code="model.pretrained"
-        )
+        raise ModelError(f"{path} holds no state dict; save model.state_dict()", code="model.pretrained")
     return dict(found)
 
 

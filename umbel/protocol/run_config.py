@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -15,6 +16,8 @@ from umbel.protocol.tasks import TrainingSpec
 
 # More than any experiment needs, and few enough that a node cannot be made to run out of memory.
 MAX_HYPOTHESES = 1000
+MAX_CLIENTS = 1_000_000
+"""As many clients as a node may say it hosts, unless a run says otherwise."""
 AUTO = 0
 """Stands for a number of hypotheses that the strategy chooses (`umbel.strategies.how_many`)."""
 _AUTO_MOST, _RELEASES_EACH = 8, 4
@@ -39,6 +42,16 @@ class RunConfig(Settings):
 
     error = ConfigError
     source: ClassVar[str] = "the run config"
+    SECTIONS: ClassVar[Mapping[str, str]] = {
+        "strategy": "What is learnt, and from what",
+        "rounds": "Rounds",
+        "local-epochs": "What a client does",
+        "noise-multiplier": "Privacy; a site's own policy wins over what is asked here",
+        "max-clients-per-node": "What one node may do",
+        "observers": "Watching",
+        "min-nodes": "Waiting",
+    }
+    """By the first key of each section of pyproject.toml's table (`umbel.protocol.pyproject`)."""
 
     strategy: str = Field(
         "group-privacy",
@@ -112,19 +125,21 @@ class RunConfig(Settings):
     )
     seed: int = Field(0, ge=0, description="seed of every draw in simulation; elsewhere only of the server's draws")
 
-    local_epochs: int = Field(1, ge=0, description="E, passes over a client's rows in a round")
+    local_epochs: int = Field(TrainingSpec.local_epochs, ge=0, description="E, passes over a client's rows in a round")
     local_steps: int = Field(
-        0, ge=0, description="above 0: this many minibatches, each drawn from all rows, in place of epochs"
+        TrainingSpec.local_steps,
+        ge=0,
+        description="above 0: this many minibatches, each drawn from all rows, in place of epochs",
     )
-    step_size: Number = Field(0.1, gt=0, description="s, the step size of local descent")
-    batch_size: int = Field(10, ge=0, description="B; 0 for all of a client's rows at once")
+    step_size: Number = Field(TrainingSpec.step_size, gt=0, description="s, the step size of local training")
+    batch_size: int = Field(TrainingSpec.batch_size, ge=0, description="B; 0 for all of a client's rows at once")
     optimizer: Literal["sgd", "momentum", "adam", "adamw"] = Field(
         "sgd", description="of torch.optim: sgd, momentum, adam, adamw; begins anew in each round"
     )
     optimizer_options: str = Field(
         "", description='momentum, nesterov, weight-decay, beta1, beta2 or epsilon, as "name=value name=value"'
     )
-    clip_gradient: Number = Field(0.0, ge=0, description="longest gradient of a step; 0 for no limit")
+    clip_gradient: Number = Field(0.0, ge=0, description="maximum gradient norm of a step; 0 for no limit")
     proximal: Number = Field(0.0, ge=0, description="mu of FedProx, which holds clients near where a round starts")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto uses the GPU if there is one; cpu, cuda")
     engine: Literal["auto", "loop", "batched"] = Field(
@@ -132,32 +147,40 @@ class RunConfig(Settings):
     )
 
     noise_multiplier: Number = Field(
-        5.0, ge=0, description="nu, noise per unit of radius; 0 for no noise, in simulation only"
+        TrainingSpec.noise_multiplier,
+        ge=0,
+        description="nu, noise per unit of clip norm; 0 for no noise, in simulation only",
     )
-    mechanism: str = Field(LAPLACE, description="the law of the noise: laplace, gaussian, or package.module:Class")
+    mechanism: str = Field(
+        TrainingSpec.mechanism, description="the law of the noise: laplace, gaussian, or package.module:Class"
+    )
     choice_epsilon: Number = Field(
-        0.0,
+        TrainingSpec.choice_epsilon,
         ge=0,
         le=MAX_CHOICE_EPSILON,
         description="epsilon of the randomised choice of a hypothesis; 0 for the paper's open choice",
     )
     noise_per: Noised = Field(
-        NoisePer.VECTOR,
+        TrainingSpec.noise_per,
         description="the unit that gets noise by itself: vector (all parameters as one), layer, row",
     )
     clipping: Clips = Field(
-        Clipping.UPDATE,
+        TrainingSpec.clipping,
         description="update: the norm of the client's update (the paper); public: a schedule, to which clients clip",
     )
-    clip_norm_floor: Number = Field(0.01, gt=0, description="the smallest radius")
-    clip_norm: Number = Field(1.0, gt=0, description="public: the radius of round 1")
-    clip_norm_decay: Number = Field(1.0, gt=0, description="public: its factor from one round to the next")
+    clip_norm_floor: Number = Field(ClipSchedule.floor, gt=0, description="the smallest clip norm, or radius")
+    clip_norm: Number = Field(ClipSchedule.start, gt=0, description="public: the clip norm of round 1")
+    clip_norm_decay: Number = Field(
+        ClipSchedule.decay, gt=0, description="public: its factor from one round to the next"
+    )
     message_noise: Number = Field(
-        0.0, ge=0, description="sigma of the PAC paper's noisy messages; it bounds nothing that is counted"
+        TrainingSpec.message_noise,
+        ge=0,
+        description="sigma of the PAC paper's noisy messages; it bounds nothing that is counted",
     )
 
     max_clients_per_node: int = Field(
-        1_000_000, ge=1, description="a node that says it hosts more is left out; a simulation may have more"
+        MAX_CLIENTS, ge=1, description="a node that says it hosts more is left out; a simulation may have more"
     )
     max_node_share: Number = Field(
         1.0, gt=0, le=1, description="the largest share of a round's clients that one node may have, not in simulation"
@@ -165,7 +188,7 @@ class RunConfig(Settings):
     max_update_norm: Number = Field(
         0.0,
         ge=0,
-        description="longer updates are left out; 0 for the radius where it is public, and elsewhere for 1,000,000",
+        description="longer updates are left out; 0 for the clip norm where it is public, and elsewhere for 1,000,000",
     )
 
     observers: str = Field(
@@ -193,7 +216,8 @@ class RunConfig(Settings):
             )
         if not self.clip_norm_bounded:
             raise ValueError(
-                f"clip-norm-decay = {self.clip_norm_decay} makes the radius infinite in {self.rounds} rounds; lower it"
+                f"clip-norm-decay = {self.clip_norm_decay} makes the clip norm infinite in {self.rounds} rounds; "
+                "lower it"
             )
         if self.noise_per is not NoisePer.VECTOR and self.clipping is Clipping.PUBLIC:
             raise ValueError(f'noise-per = "{self.noise_per}" works only with clipping = "update"; change one of them')
@@ -216,7 +240,7 @@ class RunConfig(Settings):
 
     @property
     def clip_norm_bounded(self) -> bool:
-        """Whether the radius stays finite in all rounds."""
+        """Whether the clip norm stays finite in all rounds."""
         try:
             return math.isfinite(self.schedule.at(self.rounds))
         except OverflowError:
@@ -224,7 +248,7 @@ class RunConfig(Settings):
 
     @property
     def schedule(self) -> ClipSchedule:
-        """The radius of each round."""
+        """The clip norm of each round."""
         return ClipSchedule(self.clipping, self.clip_norm_floor, self.clip_norm, self.clip_norm_decay)
 
     def training(self, round: int = 1) -> TrainingSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, ClassVar, Self
@@ -64,16 +65,17 @@ class _Spec:
         ProtocolError
             When a field is missing, of the wrong type or out of range, or the spec names no round or no client.
         """
-        if missing := [name for name in cls._fields() if name not in record]:
+        entries = dict(record.items())  # whose look-ups are much faster than a record's
+        if missing := [name for name in cls._fields() if name not in entries]:
             raise ProtocolError(f"the task lacks {missing[0]}", code="protocol.missing-field")
-        spec = cls.of_config(record)
+        spec = cls.of_config(entries)
         _whole("round", spec.round, cls.FIRST_ROUND)
         if not spec.clients:
             raise _no_clients()
         return spec
 
     @classmethod
-    def of_config(cls, config: ConfigRecord) -> Self:
+    def of_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the spec in the config of a strategy's hook; a missing field has its default, other keys are ignored.
 
         Raises
@@ -81,11 +83,12 @@ class _Spec:
         ProtocolError
             When a field is of the wrong type or out of range.
         """
+        entries = dict(config.items())
         values: dict[str, Any] = {}
         for name, kinds in cls._fields().items():
-            if name not in config:
+            if name not in entries:
                 continue
-            value = config[name]
+            value = entries[name]
             if type(value) not in kinds:
                 raise ProtocolError(f"{name} of the task is a {type(value).__name__}", code="protocol.wrong-type")
             values[name] = tuple(value) if isinstance(value, list) else value

@@ -15,7 +15,7 @@ class Recommender(FedAvg):
     """Add up what clients changed (PAC identifiability in federated personalization, Protocol 1).
 
     A sum, not a mean: each item is moved by the few clients that labelled it, and the mean over all
-    would hardly move it. Items of a model with priors, as biased factors, decay besides: by as much as they
+    would hardly move it. Items of a model with priors, as biased factors, also decay: by as much as they
     would if each client in turn stepped down its share of their priors.
     """
 
@@ -27,7 +27,7 @@ class Recommender(FedAvg):
             raise ConfigError(
                 f"strategy {run.strategy!r} is for models with local parameters, as factors, not {model.name!r}; "
                 "name a dataset of preferences (python datasets/preferences.py)",
-                code="config.not-a-recommender",
+                code="config.strategy-model",
             )
         if decays := model.decays.keys() & model.shapes.keys():
             precisions = {

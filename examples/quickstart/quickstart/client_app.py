@@ -9,7 +9,12 @@ from quickstart.task import test as test_fn
 from quickstart.task import train as train_fn
 
 gate = umbel.Gate(
-    noise_multiplier=2.0, radius=1.0, mechanism="gaussian", budget=10.0, delta=1e-5, reports=["eval_loss", "eval_acc"]
+    noise_multiplier=2.0,
+    clip_norm=1.0,
+    mechanism="gaussian",
+    budget=10.0,
+    delta=1e-5,
+    reports=["eval_loss", "eval_acc"],
 )
 app = ClientApp(mods=[gate])
 

@@ -171,6 +171,7 @@ def test_what_waits_is_listed_with_its_price_and_its_plan(site: Site) -> None:
         "group-privacy",
         "local-epochs",
         "noise-multiplier",
+        "clipping",
         "by run 1",
     ):
         assert line in listed

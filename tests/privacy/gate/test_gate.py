@@ -37,15 +37,17 @@ from tests.helpers.messages import (
     task_of,
     through_gate,
     to_node,
-    whatever,
     wire,
 )
 from tests.helpers.noise import rounding, sanitise
-from umbel.privacy.gate.gate import Gate, LocalResult, guard, local_result
+from umbel.privacy.gate.gate import LocalResult
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.own_app import RoundGate, local_result
 from umbel.privacy.gate.precision import round_to_grid
 from umbel.privacy.gate.randomness import streams
+from umbel.privacy.gate.refusals import guard
+from umbel.privacy.gate.site import in_process
 from umbel.privacy.mechanisms.base import Matrix
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ProtocolError
@@ -906,7 +908,7 @@ def test_a_site_refuses_what_its_policy_does_not_allow(changes: dict[str, Any]) 
 
 def test_a_node_that_is_neither_simulated_nor_has_data_refuses() -> None:
     context, spy = of_node(SIMULATED), Spy(hands_over(TRAINED, [0, 0]))
-    reply = Gate(whatever)(to_node(SMALL), context, spy)  # not in the grid
+    reply = RoundGate(lambda _site, _run: pytest.fail("the node is looked up"))(to_node(SMALL), context, spy)
     assert what_left(reply, 2, ONE) is None
     assert spy.calls == 0
 
@@ -1084,7 +1086,8 @@ def test_a_site_hides_updates_within_its_own_floor(mode: str) -> None:
 def test_the_guard_lets_a_reply_pass() -> None:
     message = to_node(query(), "query")
     reply = Message(RecordDict({"hosting": MetricRecord({"loss": 1.0})}), reply_to=message)
-    assert guard(message, of_node(SIMULATED), lambda msg, context: reply) is reply
+    with in_process():
+        assert guard(message, of_node(SIMULATED), lambda msg, context: reply) is reply
 
 
 @pytest.mark.parametrize("fault", [an_exception, an_assertion, an_error_reply, nothing])

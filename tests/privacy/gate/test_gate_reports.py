@@ -35,9 +35,10 @@ from tests.helpers.messages import (
     wire,
 )
 from tests.helpers.noise import rounding, sanitise
-from umbel.privacy.gate.gate import LocalReport, local_report, local_result
+from umbel.privacy.gate.gate import LocalReport
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.gate.precision import round_to_grid
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.home import umbel_home
@@ -266,14 +267,14 @@ class Node:
     def __call__(self, msg: Message, context: Context) -> Message:
         training, evaluation = training_in(msg.content), evaluation_in(msg.content)
         if training is not None:
-            assert set(msg.content) == {"hypotheses", "training", "assigned"}
+            assert set(msg.content) == {"hypotheses", "training", "assigned", "node"}
             self.seen.append(("training", training.clients))
             if self.broken == "training":
                 raise ValueError(SECRET)
             ones = stacked(np.ones((len(training.clients), 2)), ONE)
             return Message(local_result(ones, np.zeros(len(training.clients), int)), reply_to=msg)
         assert evaluation is not None
-        assert set(msg.content) == {"hypotheses", "evaluation"}
+        assert set(msg.content) == {"hypotheses", "evaluation", "node"}
         self.seen.append(("evaluation", evaluation.clients))
         if self.broken == "evaluation":
             raise ValueError(SECRET)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.errors import raises
 from umbel.privacy.gate.precision import check_noise, min_radius, resolution, round_to_grid
 from umbel.privacy.mechanisms import Gaussian, Laplace, Mechanism
 from umbel.protocol.errors import Refused
@@ -95,7 +96,7 @@ def test_noise_that_passes_the_check_can_be_rounded(
 
 @pytest.mark.parametrize(("nu", "radius"), [(1e200, 1e200), (1e-200, 1e-200), (3.0, math.inf), (1e307, 1.0)])
 def test_noise_beyond_64_bits_is_refused(nu: float, radius: float) -> None:
-    with pytest.raises(Refused, match="is no noise that can be computed"):
+    with raises(Refused, "refused.noise-out-of-range"):
         check_noise(Laplace(nu), 1000, radius)
 
 

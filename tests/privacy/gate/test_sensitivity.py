@@ -17,7 +17,7 @@ from scipy import stats
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
 from umbel.privacy.accounting.guarantee import guarantee
-from umbel.privacy.gate.gate import local_result
+from umbel.privacy.gate.own_app import local_result
 from umbel.privacy.gate.releases import Sanitiser
 from umbel.privacy.mechanisms import choice
 from umbel.protocol.arrays import flatten

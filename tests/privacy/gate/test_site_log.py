@@ -17,8 +17,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from tests.helpers.errors import raises
 from tests.helpers.messages import SIMULATED, asked, of_node, refused, stacked, task_of, through_gate, to_node
-from umbel.privacy.gate.gate import guard, local_report, local_result
 from umbel.privacy.gate.ledger import Ledger
+from umbel.privacy.gate.own_app import local_report, local_result
+from umbel.privacy.gate.refusals import guard
 from umbel.privacy.gate.site_log import FIRST, Entry, SiteLog, beside, outline
 from umbel.protocol.errors import DatasetError, LogError, ProtocolError, Refused
 from umbel.protocol.messages import keep_request, query, training_in
@@ -126,7 +127,7 @@ def test_clients_that_cannot_pay_make_it_a_part(log: SiteLog, own: dict[str, Any
         through_gate(asked(ZEROS, task_of(clients)), of_node(once), handler)
     _, line = log.lines()
     assert (line["decision"], line["paid"]) == ("partly", 1)
-    assert line["reason"] == "train: 1 of 2 clients cannot pay any more"
+    assert line["reason"] == "train: 1 of 2 clients cannot pay any more [refused.budget]"
 
 
 def test_a_charge_that_led_to_no_release_is_on_record(

@@ -29,11 +29,11 @@ from umbel.protocol.messages import (
     training_reply,
 )
 from umbel.protocol.records import pack, to_array_record, unpack
-from umbel.protocol.run_config import RunConfig
+from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
 from umbel.protocol.tasks import VERSION, Hosting, TrainingSpec
 from umbel.server.history import State
 from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.roster import MAX_CLIENTS, admitted
+from umbel.server.nodes.roster import admitted
 from umbel.server.observer import Run
 from umbel.server.rounds import run_rounds
 from umbel.server.setup import Setup

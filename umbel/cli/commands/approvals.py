@@ -35,10 +35,9 @@ _Digest = Annotated[str, typer.Argument(metavar="REQUEST", help="The request's n
 _PLAN = (
     "strategy", "strategy-options", "model", "loss", "metric", "pretrained", "frozen", "local", "hypotheses", "rounds",
     "clients-per-round", "local-epochs", "local-steps", "batch-size", "step-size", "optimizer", "optimizer-options",
-    "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism",
-    "choice-epsilon", "max-participations", "noise-per", "radius",
-    "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts", "start-from",
-    "validate-every",
+    "clip-gradient", "proximal", "message-noise", "noise-multiplier", "mechanism", "choice-epsilon",
+    "max-participations", "noise-per", "clipping", "clip-norm", "clip-norm-decay", "clip-norm-floor", "restarts",
+    "start-from", "validate-every",
 )  # fmt: skip
 
 

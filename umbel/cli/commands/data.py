@@ -95,7 +95,7 @@ def describe(
         if schema:
             layout = read_manifest(path).layout
             if layout is None:
-                raise DatasetError(f"{path} was not made from a table, and has no schema")
+                raise DatasetError(f"{path} was not made from a table, and has no schema", code="data.no-schema")
             typer.echo(tomli_w.dumps(layout.entries()), nl=False)
             return
         data = open_dataset(path, part=True)
@@ -115,7 +115,7 @@ def check(
     with errors_in_one_line():
         rows = encode(read_table(table), Schema.read(schema), table)
         if not rows.clients:
-            raise DatasetError(f"{table}: no row is left; repair the table or its schema")
+            raise DatasetError(f"{table}: no row is left; repair the table or its schema", code="data.no-rows")
     typer.echo(f"{table} fits {schema}; clients: {len(set(rows.clients)):,}, rows: {len(rows.clients):,}")
     for reason, count in rows.left_out.items():
         typer.echo(f"Rows left out: {count:,}, because {reason}.")
@@ -187,16 +187,25 @@ def import_(
 
     with errors_in_one_line():
         if not file.is_file():
-            raise DatasetError(f"{file} is not a file; give a CSV or parquet file")
+            raise DatasetError(f"{file} is not a file; give a CSV or parquet file", code="data.no-file")
         folder = folder_of(name or file.name.split(".")[0])
         if folder.exists() and not replace:
-            raise DatasetError(f"{folder} is there already; give another --name, or --replace")
+            raise DatasetError(f"{folder} is there already; give another --name, or --replace", code="data.exists")
         if schema and (client or target or features or drop or categories or settings or missing != "refuse"):
-            raise DatasetError("a schema says what the columns are: give --schema FILE, or options on columns")
+            raise DatasetError(
+                "a schema says what the columns are: give --schema FILE, or options on columns",
+                code="data.schema-and-options",
+            )
         if not schema and bool(client) == bool(clients):
-            raise DatasetError("give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE")
+            raise DatasetError(
+                "give --client COLUMN, or --clients NUMBER to deal rows at random, or --schema FILE",
+                code="data.no-client",
+            )
         if alpha and not clients:
-            raise DatasetError("--alpha is of --clients NUMBER, among which rows are dealt; give both")
+            raise DatasetError(
+                "--alpha is of --clients NUMBER, among which rows are dealt; give both",
+                code="data.alpha-without-clients",
+            )
         who: str | Partitioner | None = client or None
         if clients:
             who = Dirichlet(clients, alpha, seed) if alpha else Uniform(clients, seed)
@@ -204,7 +213,9 @@ def import_(
         taken: dict[str, Any] = {"schema": schema}
         if schema is None:
             if not target:
-                raise DatasetError(f"name the column to predict, as --target {frame.columns[-1]!r}")
+                raise DatasetError(
+                    f"name the column to predict, as --target {frame.columns[-1]!r}", code="data.no-target"
+                )
             taken = {
                 "target": target,
                 "features": _features(list(frame.columns), features, drop, {client, target}),
@@ -248,7 +259,10 @@ def _check_fit(data: Dataset) -> None:
 
     manifest = data.manifest
     if reason := misfit(load(manifest.model, manifest.loss), data):
-        raise DatasetError(f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out")
+        raise DatasetError(
+            f"model {manifest.model!r} {reason}; give another --model or --loss, or leave both out",
+            code="data.unfit-model",
+        )
 
 
 def _fewer(data: Dataset) -> str:
@@ -260,7 +274,9 @@ def _fewer(data: Dataset) -> str:
 def _features(known: Sequence[str], features: str, drop: str, others: set[str]) -> list[str]:
     chosen, dropped = _words(features), _words(drop)
     if strange := [name for name in (*chosen, *dropped) if name not in known]:
-        raise DatasetError(f"there is no column {strange[0]!r}; the table has {', '.join(known)}")
+        raise DatasetError(
+            f"there is no column {strange[0]!r}; the table has {', '.join(known)}", code="data.unknown-column"
+        )
     return [name for name in chosen or known if name not in dropped and (chosen or name not in others)]
 
 
@@ -274,7 +290,8 @@ def _columns(known: Sequence[str], categories: Sequence[str], settings: Sequence
         name, dot, entry = path.rpartition(".")
         if not (equals and dot and entry in Column.names()[1:]):
             raise DatasetError(
-                f"--set takes COLUMN.ENTRY=VALUE, with an entry of {', '.join(Column.names()[1:])}, got {word!r}"
+                f"--set takes COLUMN.ENTRY=VALUE, with an entry of {', '.join(Column.names()[1:])}, got {word!r}",
+                code="data.bad-set",
             )
         try:
             value = tomllib.loads(f"value = {text}")["value"]

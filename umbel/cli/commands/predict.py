@@ -36,9 +36,9 @@ def command(
         rows = None if features is None else read_features(features, data)
         count = data.manifest.clients
         if client is not None and client >= count:
-            raise DatasetError(f"{dataset} has the clients 0 to {count - 1}, not {client}")
+            raise DatasetError(f"{dataset} has the clients 0 to {count - 1}, not {client}", code="data.unknown-client")
         if out is not None and not out.expanduser().absolute().parent.is_dir():
-            raise DatasetError(f"{out} cannot be written: its folder is missing; make it first")
+            raise DatasetError(f"{out} cannot be written: its folder is missing; make it first", code="data.no-folder")
         made = list(predictions(model, hypotheses, data, list(range(count)) if client is None else [client], rows))
     found = table(made, data, with_targets=rows is None)
     for column in found.columns.intersection(["prediction", "target"]):

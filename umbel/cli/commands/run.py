@@ -64,13 +64,17 @@ def asked(words: list[str], config: Path | None = None, resume: bool = False) ->
     """Return the run-config values that a command line stands for; errors as `umbel.configs.read_values`."""
     named = [word for word in words if "=" not in word]
     if len(named) + (config is not None) > 1:
-        raise ConfigError(f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already")
+        raise ConfigError(
+            f"{named[-1]!r} is not KEY=VALUE, and one configuration is given already", code="config.two-configurations"
+        )
     given = pairs([word for word in words if "=" in word])
     source = str(config) if config is not None else named[0] if named else ""
     if not resume:
         return read_values(source, given)
     if not source:
-        raise ConfigError("name the run to go on with: umbel run RUN --resume; umbel runs list shows them")
+        raise ConfigError(
+            "name the run to go on with: umbel run RUN --resume; umbel runs list shows them", code="config.no-run"
+        )
     return resumed(source, given)
 
 

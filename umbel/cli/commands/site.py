@@ -67,7 +67,9 @@ def check(
         except (ValueError, SystemExit):
             entries = {}
         if node_config.strip() and not entries:
-            raise SiteError(f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}")
+            raise SiteError(
+                f"NODE_CONFIG must be name=value pairs, separated by spaces, got {node_config!r}", code="site.bad-pairs"
+            )
         from umbel.client.bundle import Bundle
         from umbel.client.node import Node
         from umbel.privacy.gate.ledger import Ledger

@@ -35,7 +35,7 @@ def from_arrays(
         Numbers; or classes, as whole numbers from 0 on or as texts; or booleans, which become labels of
         -1 and 1. None for sequences of tokens: the target is then the next token, for each but the last.
     client : array, shape (rows,), or Partitioner
-        Whose each row is, or who deals rows to clients.
+        The client of each row, or a partitioner that assigns rows to clients.
     tokens : int or bool, optional
         For features that are whole numbers: the size of the vocabulary, or True to take the largest
         token that there is, if they are tokens, which stay integers; False if they are numbers.
@@ -66,9 +66,7 @@ def from_arrays(
             notes.append(f"The vocabulary of {entries['tokens']} tokens was measured over all clients' rows.")
     if targets is None:
         if "tokens" not in entries or x.ndim != 2 or x.shape[1] < 2:
-            raise DatasetError(
-                "without targets, the features must be sequences of at least two tokens each", code="data.tokens"
-            )
+            raise DatasetError("without targets, features must be sequences of two tokens or more", code="data.tokens")
         x, y = x[:, :-1], x[:, 1:].astype(np.int64)
         notes.append("The target is the next token of each but the last.")
         own_loss = "cross-entropy"

@@ -138,9 +138,7 @@ def split_into_clients(
             code="data.split",
         )
     if clash := set(tests) & set(validates):
-        raise DatasetError(
-            f"client {names[min(clash)]!r} is asked to validate and to test; choose one", code="data.split"
-        )
+        raise DatasetError(f"client {names[min(clash)]!r} would validate and test; choose one", code="data.split")
     lengths = np.bincount(owner, minlength=len(names))
     starts = np.cumsum(lengths) - lengths
     by_client = np.argsort(owner, kind="stable")
@@ -161,7 +159,7 @@ def _chosen(share: Share, what: str, names: list[str], among: list[int], of: int
     if isinstance(share, (int, float)):
         if not 0 <= share < 1:
             raise DatasetError(
-                f"{what} must be a share from 0 to below 1, or a list of clients, got {share!r}", code="data.split"
+                f"{what} must be a share below 1, or a list of clients, got {share!r}", code="data.split"
             )
         count = round(share * (of or len(names)))
         return among[: max(count, 1)] if share else []

@@ -44,7 +44,7 @@ def from_dataframe(
     ----------
     frame : DataFrame
     client : str or Partitioner
-        The column that says whose each row is, or who deals rows to clients.
+        The column of each row's client, or a partitioner that assigns rows to clients.
     target : str
         The column that is predicted.
     features : sequence of str, optional
@@ -82,9 +82,7 @@ def from_dataframe(
     split: dict[str, Any] = {"validation": validation, "test": test, "seed": seed}
     if schema is None:
         if target is None or client is None:
-            raise DatasetError(
-                "name the columns of the client and of the target, or give a schema", code="data.no-target"
-            )
+            raise DatasetError("name the client's and the target's column, or give a schema", code="data.no-target")
         column = None if isinstance(client, Partitioner) else client
         if features is not None and len(features) == 1 and _is_sequence(frame, features[0]):
             if columns or standardise or missing != "refuse":
@@ -119,48 +117,31 @@ def from_dataframe(
 
     found = _found(what, columns or {}) if schema is None else []
     notes = [f"The categories of {name} were found in the rows: real sites need a public list." for name in found]
-
-    def made(what: Schema) -> ClientData:
-        rows = encode(frame, what, source)
-        if not len(rows.targets):
-            raise DatasetError(f"{source}: no row is left; repair the table or the schema", code="data.no-rows")
-        owners: Any = rows.clients
-        if isinstance(client, Partitioner):
-            owners = numbered(client.deal(len(rows.targets), rows.targets))
-        return split_into_clients(
-            rows.features,
-            rows.targets,
-            owners,
-            notes=[
-                *notes,
-                *(f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()),
-            ],
-            **split,
-            **what.said,
-            name=what.name or "data",
-        )
-
-    data = made(what)
+    rows = encode(frame, what, source)
+    if not len(rows.targets):
+        raise DatasetError(f"{source}: no row is left; repair the table or the schema", code="data.no-rows")
+    notes += [f"Rows left out: {count:,}, because {reason}." for reason, count in rows.left_out.items()]
+    owners: Any = rows.clients
+    if isinstance(client, Partitioner):
+        owners = numbered(client.deal(len(rows.targets), rows.targets))
+    split |= {"name": what.name or "data"}
+    data = split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
     if not standardise:
         return data
     training = set(data.dataset.names[: data.manifest.train])
-    rows = encode(frame, what, source)
-    owners = rows.clients
-    if isinstance(client, Partitioner):
-        owners = numbered(client.deal(len(rows.targets), rows.targets)).tolist()
     kept = rows.places[[str(one) in training for one in owners]]
-    note = (
+    notes.append(
         "Numbers are scaled by statistics of the training clients' rows: fine in simulation, a leak at real sites, "
         "whose schema needs public constants."
     )
-    provenance = f"{what.provenance} {note}".strip()
-    scaled = standardised(what, frame.iloc[kept], source).model_copy(update={"provenance": provenance})
-    data = made(scaled)
-    return ClientData(data.dataset, data.test, (*data.notes, note))
+    provenance = f"{what.provenance} {notes[-1]}".strip()
+    what = standardised(what, frame.iloc[kept], source).model_copy(update={"provenance": provenance})
+    rows = encode(frame, what, source)
+    return split_into_clients(rows.features, rows.targets, owners, notes=notes, **what.said | split)
 
 
 def _found(schema: Schema, given: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the columns whose categories nobody listed."""
+    """Return the columns whose categories were not listed."""
     listed = [name for name, column in given.items() if isinstance(column.get("categories"), list)]
     columns = [*schema.features, schema.target]
     return [column.name for column in columns if column.type == "category" and column.name not in listed]

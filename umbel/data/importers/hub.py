@@ -25,7 +25,7 @@ def from_datasets(
     dataset : datasets.Dataset
         One split, as ``load_dataset(...)["train"]``.
     client : str or Partitioner
-        The column that says whose each row is; or who deals rows to clients, ours or one of
+        The column of each row's client; or a partitioner that assigns rows to clients, ours or one of
         ``flwr_datasets.partitioner``.
     target : str, optional
         The column that is predicted; None for sequences of tokens, to predict the next one.
@@ -57,7 +57,7 @@ def from_datasets(
     asked = [*chosen, *([target] if target else []), *([column] if column else [])]
     if absent := [name for name in asked if name not in names]:
         raise DatasetError(
-            f"the data set has no column {absent[0]!r}; it has {', '.join(names)}", code="data.missing-column"
+            f"there is no column {absent[0]!r}; there are {', '.join(names)}", code="data.missing-column"
         )
     if not len(dataset):
         raise DatasetError("the data set has no rows", code="data.no-rows")

@@ -29,7 +29,7 @@ def from_image_folder(
     folder : Path or str
         ``CLIENT/CLASS/IMAGE``, or ``CLASS/IMAGE`` with a partitioner.
     client : Partitioner, optional
-        Who deals images to clients.
+        Assigns images to clients.
     size : (int, int), optional
         Height and width to bring images to; without it they must have one size.
     colour : bool, optional

@@ -99,9 +99,7 @@ def pure_cost(release: Release) -> Fraction | float:
 
 @lru_cache(maxsize=1024)
 def _pure_cost(release: Release) -> Fraction | float:
-    if gap(release):
-        return math.inf
-    own = _own_pure(release)
+    own = None if gap(release) else _own_pure(release)
     if own is None:
         return math.inf
     return own + (exact(release.choice_epsilon) if release.chooses else 0)
@@ -156,15 +154,15 @@ def within_budget(
     trained = [release for release in some if release.kind is not Kind.REPORT]
     if not delta or not trained or any(gap(release) for release in some):
         return False
-    first = _Sort.of(trained[0])
-    alike = [release for release in trained if _Sort.of(release) == first]
+    first = trained[0]
+    alike = [release for release in trained if _sort(release) == _sort(first)]
     worst = replace(
-        trained[0],
+        first,
         radius=None,
         noise_multiplier=min(min_noise_multiplier or math.inf, *(release.noise_multiplier for release in alike)),
         # Of two, a choice tells most.
         hypotheses=2 if first.chooses else 1,
-        choice_epsilon=max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.randomised else 0.0,
+        choice_epsilon=max(max_choice_epsilon, *(one.choice_epsilon for one in alike)) if first.choice_epsilon else 0.0,
     )
     if math.isinf(worst.choice_epsilon):
         return False
@@ -174,19 +172,9 @@ def within_budget(
     return rest <= apart and _composed(frozenset({worst: times}.items()), delta) <= budget - apart
 
 
-@dataclass(frozen=True)
-class _Sort:
-    """Of which sort a release is: releases of one sort differ in how much noise they have alone."""
-
-    kind: Kind
-    n: int
-    mechanism: str
-    chooses: bool
-    randomised: bool
-
-    @classmethod
-    def of(cls, release: Release) -> _Sort:
-        return cls(release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0)
+def _sort(release: Release) -> tuple[Kind, int, str, bool, bool]:
+    """Return of which sort a release is: releases of one sort differ in how much noise they have alone."""
+    return release.kind, release.n, release.mechanism, release.chooses, release.choice_epsilon > 0
 
 
 def losses(release: Release) -> list[Loss]:

@@ -34,28 +34,28 @@ class Charge:
 
 @dataclass(frozen=True)
 class Limits:
-    """The most a client may give.
+    """The most a client may give; infinite for no limit.
 
     Attributes
     ----------
-    budget : Fraction or None
+    budget : Fraction, or infinity
         The largest epsilon between any two data sets of a client, over all that it ever released.
     delta : float
         With which that holds; 0 for a pure epsilon.
-    paper_budget : Fraction or None
+    paper_budget : Fraction, or infinity
         The largest sum of n / nu: the paper's budget, a heuristic.
-    participations : int or None
-        The largest number of releases, whatever they cost.
+    participations : float
+        The largest number of releases, at any cost.
     min_noise_multiplier, max_choice_epsilon : float
         What the site accepts at most: see `umbel.privacy.accounting.guarantee.within_budget`.
     reports : bool
         Whether training clients report.
     """
 
-    budget: Fraction | None = None
+    budget: Fraction | float = math.inf
     delta: float = 0.0
-    paper_budget: Fraction | None = None
-    participations: int | None = None
+    paper_budget: Fraction | float = math.inf
+    participations: float = math.inf
     min_noise_multiplier: float = 0.0
     max_choice_epsilon: float = math.inf
     reports: bool = False
@@ -63,19 +63,17 @@ class Limits:
     @property
     def any(self) -> bool:
         """Whether there is a limit at all."""
-        return any(limit is not None for limit in (self.budget, self.paper_budget, self.participations))
+        return min(self.budget, self.paper_budget, self.participations) < math.inf
 
     def allow(self, account: Account, release: Release) -> bool:
         """Return whether a client with this account may release once more."""
         if not self.any:
             return True
-        if self.participations is not None and sum(account.values()) >= self.participations:
+        if sum(account.values()) >= self.participations:
             return False
         release = priced(release)
         after = {**account, release: account.get(release, 0) + 1}
-        if self.paper_budget is not None and not paper_spent(after) <= self.paper_budget:
-            return False
-        return self.budget is None or self._covers(after, self.budget)
+        return paper_spent(after) <= self.paper_budget and self._covers(after, self.budget)
 
     def paying(
         self, clients: Sequence[int], account: Callable[[int], Account], release: Release, at_least: int = 1
@@ -97,9 +95,11 @@ class Limits:
         """Return whether any budget at all could cover a release."""
         return self._covers({priced(release): 1}, _ANY)
 
-    def _covers(self, account: Account, budget: Fraction) -> bool:
+    def _covers(self, account: Account, budget: Fraction | float) -> bool:
+        if budget == math.inf:
+            return True
         least = (self.min_noise_multiplier, self.max_choice_epsilon, self.reports)
-        return within_budget(account, budget, self.delta, *least)
+        return within_budget(account, Fraction(budget), self.delta, *least)
 
 
 _ANY = Fraction(10**400)  # more than any number that a policy could name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
-from flwr.app import Context, RecordDict
+from flwr.app import RecordDict
 
 from umbel.privacy.gate.policy import AcceptedRelease, Approval, Policy
 from umbel.privacy.gate.runs import Runs
@@ -20,7 +20,12 @@ Spec = TypeVar("Spec", TrainingSpec, EvaluationSpec)
 
 
 def check_approved(
-    site: Site, context: Context, n: int, content: RecordDict | None = None, hypotheses: Arrays | None = None
+    site: Site,
+    run: str,
+    config: RunConfig,
+    n: int,
+    content: RecordDict | None = None,
+    hypotheses: Arrays | None = None,
 ) -> None:
     """Raise `Refused` where a site wants to be asked and has not approved what a message is part of.
 
@@ -30,8 +35,9 @@ def check_approved(
     Parameters
     ----------
     site : Site
-    context : Context
-        Of the run.
+    run : str
+        Flower's number of the run.
+    config : RunConfig
     n : int
         Number of shared parameters, of which the price depends.
     content : RecordDict, optional
@@ -40,14 +46,13 @@ def check_approved(
     """
     if site.simulated or site.policy.approve is not Approval.ASK:
         return
-    config = RunConfig.of(context.run_config)
     differs: dict[str, Any] = {}
     if content is not None and hypotheses is not None:
         differs = _differences(config, site.policy, content, hypotheses)
     asks = {"config": config.entries(), "n": n, "differs": differs}
     if site.policy.release is AcceptedRelease.SITE:
         asks["release"] = str(site.policy.release)  # of which the price depends
-    Runs.of(site).check_approved(str(context.run_id), asks)
+    Runs.of(site).check_approved(run, asks)
 
 
 def _differences(config: RunConfig, policy: Policy, content: RecordDict, hypotheses: Arrays) -> dict[str, Any]:

@@ -1,34 +1,29 @@
-"""The gate: the one door through which what a client knows leaves its node.
+"""The gate: the one door through which what a client knows leaves its node (Algorithm 2).
 
-A Flower Mod around the handler of a round's message. What is asked of training clients and of
-validation clients passes one after the other, and what goes wrong with the one does not hold up the
-other: the gate checks the task against the site's policy, charges the ledger, draws what hides each
-client's choice, has the handler train, adds the noise, and builds a new reply from the allowed fields
-alone. Whoever cannot pay does not train. It fails closed: whatever goes wrong inside, nothing is released,
-the server reads nothing or "refused", and the reason stays in the node's own log. Where the data are a
-site's own, nothing leaves that is not on record (`umbel.privacy.gate.site_log`).
+A `Passage` is one message's way through the gate of its site. It checks the task against the site's policy,
+charges the ledger, draws what hides each client's choice, has the clients train, adds the noise, and returns the
+releases. A client over budget does not train. Whatever goes wrong raises, and nothing is released.
+
+Two adapters, each a Flower Mod, translate messages for it and fail closed: `umbel.privacy.gate.own_app` for a
+round's message, and `umbel.privacy.gate.stock_app` for any other Flower app.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from copy import copy
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import compress
-from logging import ERROR, INFO, WARNING
-from typing import Any
+from logging import INFO, WARNING
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp.typing import ClientAppCallable
+from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.accounting.guarantee import amount, pure_cost
 from umbel.privacy.gate import randomness
 from umbel.privacy.gate.charges import Charge
-from umbel.privacy.gate.consent import check_approved
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.policy import Policy
@@ -36,39 +31,32 @@ from umbel.privacy.gate.precision import check_noise, round_to_grid
 from umbel.privacy.gate.releases import Sanitiser, sanitise
 from umbel.privacy.gate.runs import Runs
 from umbel.privacy.gate.site import Site
-from umbel.privacy.gate.site_log import Entry, on_record
+from umbel.privacy.gate.site_log import Entry
 from umbel.privacy.gate.site_releases import SiteSanitiser
 from umbel.privacy.gate.tripwire import degenerate, repeated
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
 from umbel.protocol.arrays import Arrays, all_finite
-from umbel.protocol.errors import Refused, UmbelError
-from umbel.protocol.flower import ErrorCode, log
-from umbel.protocol.messages import (
-    evaluation_in,
-    evaluation_only,
-    evaluation_reply,
-    hypotheses_in,
-    run_names,
-    site_reply,
-    training_in,
-    training_only,
-    training_reply,
-)
-from umbel.protocol.records import Held, held_in
+from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.errors import Refused
+from umbel.protocol.flower import log
 from umbel.protocol.release import Clipping, Kind, Release, ReleaseBy
-from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
 
-_RESULT = "result"
-
-Check = Callable[[RecordDict, Context], None]
-"""Raises where the handler could not do what the training part of a message asks, whatever the data are."""
+C = TypeVar("C", bound=int)
 
 
 @dataclass(frozen=True)
 class LocalResult:
-    """What `local_result` is told."""
+    r"""What clients have trained; it never leaves the node as it is.
+
+    Attributes
+    ----------
+    arrays : dict of ndarray of float32, each (clients, \*shape)
+        Shared parameters of each client, in the order asked.
+    chosen : ndarray of int64, shape (clients,)
+        The hypothesis from which each started.
+    """
 
     arrays: Arrays
     chosen: NDArray[np.int64]
@@ -76,159 +64,116 @@ class LocalResult:
 
 @dataclass(frozen=True)
 class LocalReport:
-    """What `local_report` is told; loss and metric as one array (2, clients)."""
+    """What clients report.
+
+    Attributes
+    ----------
+    scores : ndarray, shape (2, clients)
+        Loss and metric of each client, in the order asked.
+    clients : tuple of ClientOnNode
+        The clients where they also train, counted among those that train; else empty.
+    trains : bool
+        Whether they also train, so that their reports need noise.
+    """
 
     scores: NDArray[np.float64]
-    clients: tuple[int, ...]
+    clients: tuple[ClientOnNode, ...]
     trains: bool
 
 
-def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
-    r"""Return what the handler hands to the gate for training clients; it never travels further.
+class Clients(Protocol):
+    """The clients behind the gate: what they answer has no noise yet."""
 
-    Parameters
-    ----------
-    trained : dict of ndarray, each (clients, \*shape)
-        Shared parameters of each asked client, in the order asked.
-    chosen : ndarray of int, shape (clients,)
-        The hypothesis each started from.
-    """
-    return RecordDict({_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
+    def check(self, task: TrainingSpec) -> None:
+        """Raise where they could not do what a task asks, whatever their data are; called before the charge."""
 
+    def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
+        """Train, each client from the hypothesis assigned to it, or for -1 from the one that fits it best."""
 
-def local_report(
-    losses: NDArray[np.float64], metrics: NDArray[np.float64], clients: Sequence[int], trains: bool
-) -> RecordDict:
-    """Return what the handler hands to the gate for clients that report.
-
-    Parameters
-    ----------
-    losses, metrics : ndarray, shape (clients,)
-        Of each asked client.
-    clients : sequence of int
-        Their numbers within the node.
-    trains : bool
-        Whether they are training clients, whose reports need noise.
-    """
-    scores = np.stack([losses, metrics], dtype=np.float64)
-    return RecordDict({_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
-
-
-def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Flower Mod: when a handler fails, reply "refused" and keep the reason in the node's log.
-
-    Flower itself would send the exception's text to the server. The error is replied, not
-    raised, because in simulation a raised one also drops what the node has written to its state.
-    """
-
-    def answer(entry: Entry) -> Message:
-        try:
-            reply = call_next(msg, context)
-            if not reply.has_error():
-                return reply
-            raise Refused("the handler replied an error")
-        except Exception as error:  # anything at all: fail closed
-            return _refused(msg, error, entry)
-
-    return on_record(msg, context, answer, _refused)
-
-
-def refuse(msg: Message, context: Context, error: Exception) -> Message:
-    """Return "refused" for a message that does not come as far as a handler; the reason stays with the node."""
-    return on_record(msg, context, lambda entry: _refused(msg, error, entry), _refused)
-
-
-def _refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
-    _explain(msg.metadata.message_type, error, entry)
-    return _refusal(msg)
-
-
-def _refusal(msg: Message) -> Message:
-    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
-
-
-def _explain(what: str, error: Exception, entry: Entry | None = None) -> None:
-    """Write the reason to the node's own log, and to the site's; an error in doing so must not leave either."""
-    with suppress(Exception):
-        if entry is not None:
-            entry.refuse(what, error)
-        reason = None if isinstance(error, UmbelError) else error
-        log(ERROR, "umbel refused to answer (%s): %s", what, error, exc_info=reason)
-
-
-class Gate:
-    """Flower Mod: sanitise what the handler of a round's message returns (Algorithm 2).
-
-    Parameters
-    ----------
-    check : callable
-        Is asked before anybody is charged.
-    """
-
-    def __init__(self, check: Check) -> None:
-        self._check = check
-
-    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Return a sanitised reply, or "refused"."""
-
-        def answer(entry: Entry) -> Message:
-            try:
-                passage = _Passage.of(msg, context, call_next, self._check, entry)
-            except Exception as error:
-                return _refused(msg, error, entry)
-            return passage.answer()
-
-        return on_record(msg, context, answer, _refused)
+    def report(self, task: EvaluationSpec) -> LocalReport:
+        """Score the hypotheses, each client by the one that fits it best."""
 
 
 @dataclass(frozen=True)
-class _Passage:
-    """A message on its way through the gate of the site that it came to, with its line of the site's log."""
+class Sanitised:
+    r"""Releases of clients.
+
+    Attributes
+    ----------
+    releases : dict of ndarray, each (m, \*shape)
+        Of the clients that paid, in the order asked.
+    paid : ndarray of bool
+        A flag for each asked client.
+    choices : list of int, or None
+        The hypothesis of each client that paid, where the task asks for it (`TrainingSpec.disclose_choice`).
+    step : float
+        See `umbel.privacy.gate.releases.Sanitiser.step`; 0 where nothing travels.
+    """
+
+    releases: Arrays
+    paid: NDArray[np.bool_]
+    choices: list[int] | None
+    step: float
+
+
+@dataclass(frozen=True)
+class SanitisedSums:
+    r"""A site's release: sums (k, \*shape) of updates and counts (k,) by hypothesis, and a flag for each client."""
+
+    sums: Arrays
+    counts: list[float]
+    paid: NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Passage:
+    r"""A message on its way through the gate of the site that it came to.
+
+    Attributes
+    ----------
+    site : Site
+    run : str
+        Flower's number of the run, for the ledger.
+    seed : int or None
+        Of all noise; None for the operating system's entropy.
+    state : RecordDict
+        The node's own memory of the run, which never leaves it.
+    entry : Entry
+        Its line of the site's log.
+    clients : Clients
+    hypotheses : dict of ndarray of float32, each (k, \*shape)
+        What clients start from; empty where nobody is asked to train.
+
+    Raises
+    ------
+    Refused
+        When the hypotheses are not finite float32 arrays with one common leading axis, of a length the site accepts.
+    """
 
     site: Site
-    hypotheses: Arrays
-    msg: Message
-    context: Context
-    call_next: ClientAppCallable
-    check: Check
+    run: str
+    seed: int | None
+    state: RecordDict
     entry: Entry
+    clients: Clients
+    hypotheses: Arrays = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, msg: Message, context: Context, call_next: ClientAppCallable, check: Check, entry: Entry) -> _Passage:
-        """Let a message in that the site answers at all."""
-        site = Site.of(context.node_config)
-        hypotheses = checked_hypotheses(msg.content, site.policy)
-        check_approved(site, context, _size(hypotheses), msg.content, hypotheses)
-        _remember(site, msg, context, hypotheses)
-        return cls(site, hypotheses, msg, context, call_next, check, entry)
+    def __post_init__(self) -> None:
+        if self.hypotheses:
+            check_hypotheses(self.hypotheses, self.site.policy)
 
-    def answer(self) -> Message:
-        """Return what may leave of both parts, or "refused"."""
-        content = RecordDict()
-        for what, part in (("train", self.train), ("evaluate", self.evaluate)):
-            try:
-                passed = part()
-                for name, record in passed.items() if passed is not None else ():
-                    content[name] = record
-            except Exception as error:  # anything at all: fail closed
-                _explain(what, error, self.entry)
-        return Message(content, reply_to=self.msg) if content else _refusal(self.msg)
-
-    def train(self) -> RecordDict | None:
-        """Return the releases of the asked training clients; None where none are asked."""
-        task = training_in(self.msg.content)
-        if task is None:
-            return None
+    def train(self, task: TrainingSpec) -> Sanitised | SanitisedSums:
+        """Return the releases of the asked training clients, or their site's."""
         site, k = self.site, len(next(iter(self.hypotheses.values())))
         site.policy.check(task, k)
         if site.policy.tripwire:
-            _check_honest(self.hypotheses, self.context)
+            _check_honest(self.hypotheses, self.state)
         return self._by_site(task) if task.release_by is ReleaseBy.SITE else self._by_client(task, k)
 
-    def _by_client(self, task: TrainingSpec, k: int) -> RecordDict:
+    def _by_client(self, task: TrainingSpec, k: int) -> Sanitised:
         """Return the release of each client that can pay."""
         site, seed = self.site, self.seed
-        # Whatever a task alone can make fail comes before the charge.
+        # Validate the task before charging the ledger.
         sanitiser = Sanitiser.of(site, self.hypotheses, task)
         paid, paying = self._paying(task, sanitiser.release)
         assigned = np.full(len(paying), choice.OWN, np.int64)
@@ -239,107 +184,86 @@ class _Passage:
         sources = randomness.noise(seed, task.round, site.client_ids(paying))
         releases = sanitiser.sanitised(trained, chosen, sources)
         choices = chosen.tolist() if task.disclose_choice else None
-        # Only where it has a way to go are fewer bits worth the work.
+        # Quantise only when the release crosses a network.
         step = 0.0 if site.simulated else sanitiser.step
-        return training_reply(releases, paid.astype(int).tolist(), choices, step)
+        return Sanitised(releases, paid, choices, step)
 
-    def _by_site(self, task: TrainingSpec) -> RecordDict:
+    def _by_site(self, task: TrainingSpec) -> SanitisedSums:
         """Return the sums of the clients that can pay, each of which pays the whole price."""
         site = self.site
         sanitiser = SiteSanitiser.of(site, self.hypotheses, task)
         paid, paying = self._paying(task, sanitiser.release, site.policy.min_clients)
-        # The noise on the counts hides what each of them chooses; who tries another hypothesis is for learning alone.
+        # The noise on the counts hides what each of them chooses; trying another hypothesis only helps learning.
         sources = randomness.noise(self.seed, task.round, site.client_ids(paying), "choice")
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
         trained, chosen = self._trained(task, paying, assigned)
         sources = randomness.noise(self.seed, task.round, [site.first], "site")
-        sums, counts = sanitiser.sanitised(trained, chosen, sources)
-        return site_reply(sums, counts, paid.astype(int).tolist())
+        return SanitisedSums(*sanitiser.sanitised(trained, chosen, sources), paid)
 
-    def evaluate(self) -> RecordDict | None:
-        """Return loss and metric of the asked clients, with noise where they train; None where none are asked."""
-        task = evaluation_in(self.msg.content)
-        if task is None:
-            return None
+    def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:
+        """Return loss and metric (2, clients) of the asked clients, with noise where they train."""
         if not self.site.simulated:
             # Before anybody reports: a crash may waste a count, it never hides a report.
-            Runs.of(self.site).count_evaluation(str(self.context.run_id), self.site.policy)
-        reported = held_in(self._ask(evaluation_only(self.hypotheses, task)), _RESULT, LocalReport)
+            Runs.of(self.site).count_evaluation(self.run, self.site.policy)
+        reported = self.clients.report(task)
         values = reported.scores
         if not _is_array(values, np.float64, (2, len(task.clients))):
-            raise Refused("the handler does not say loss and metric of each client")
-        if reported.trains is not False:
-            values = self._noised(values, reported.clients, task)
-        return evaluation_reply(*values)
-
-    @property
-    def seed(self) -> int | None:
-        """The run's seed in simulation, None where the data are the site's own."""
-        return self.site.seed(RunConfig.of(self.context.run_config))
+            raise Refused("the handler does not say loss and metric of each client", code="refused.result")
+        return values if reported.trains is False else self._noised(values, reported.clients, task)
 
     def _paying(
         self, task: TrainingSpec, release: Release, at_least: int = 1
-    ) -> tuple[NDArray[np.bool_], tuple[int, ...]]:
-        """Charge those asked to train that can pay: a flag for each, and who they are.
+    ) -> tuple[NDArray[np.bool_], tuple[ClientOnNode, ...]]:
+        """Charge the asked clients that can pay: return a flag for each, and who they are.
 
         Nothing is drawn before the charge: a crash may waste budget, it never hides a release.
 
         Raises
         ------
         Refused
-            When fewer than `at_least` can, who are not charged either.
+            When fewer than `at_least` can pay; then nobody is charged.
         """
         self.site.check_priced(release)
-        everybody = np.full(len(task.clients), choice.OWN, np.int64)
-        self.check(training_only(self.hypotheses, task, everybody), self.context)
+        self.clients.check(task)
         paid = self._charge("train", release, task.round, task.clients, at_least)
         paying = _which(task.clients, paid)
         if not paying and at_least > 1:
             raise Refused(
-                f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged"
+                f"fewer than {at_least} asked clients can pay for this round (min-clients), so none is charged",
+                code="refused.min-clients",
             )
         if not paying:
-            raise Refused(f"no asked client can pay for this round, {_price(release)}")
+            raise Refused(f"no asked client can pay for this round, {_price(release)}", code="refused.budget")
         _log_noise_source(self.site)
         return paid, paying
 
     def _charge(
-        self, what: str, release: Release, round: int, clients: tuple[int, ...], at_least: int = 1
+        self, what: str, release: Release, round: int, clients: tuple[ClientOnNode, ...], at_least: int = 1
     ) -> NDArray[np.bool_]:
-        """Charge clients, counted within the node, and return a flag for each, whether it has paid.
-
-        Nobody pays where fewer than `at_least` can.
-        """
-        charge = Charge(str(self.context.run_id), round, release)
-        ids = self.site.client_ids(clients)
-        paid = np.array(_ledger(self.site, self.context).charge(charge, ids, self.site.limits, at_least))
+        """Charge clients and return a flag for each that paid; nobody pays where fewer than `at_least` can."""
+        charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
+        paid = np.array(_ledger(self.site, self.state).charge(charge, ids, self.site.limits, at_least))
         number = int(paid.sum())
         self.entry.paid += number
         if number < len(clients) and (number or at_least == 1):
-            self.entry.refuse(what, Refused(f"{len(clients) - number} of {len(clients)} clients cannot pay any more"))
+            unpaid = f"{len(clients) - number} of {len(clients)} clients cannot pay any more"
+            self.entry.refuse(what, Refused(unpaid, code="refused.budget"))
         return paid
 
     def _trained(
-        self, task: TrainingSpec, clients: tuple[int, ...], assigned: NDArray[np.int64]
+        self, task: TrainingSpec, clients: tuple[ClientOnNode, ...], assigned: NDArray[np.int64]
     ) -> tuple[Arrays, NDArray[np.int64]]:
         """Have clients train what they are assigned, or choose; return what they trained, and from which hypothesis."""
         asked = task if clients == task.clients else replace(task, clients=clients)
-        trained = held_in(self._ask(training_only(self.hypotheses, asked, assigned)), _RESULT, LocalResult)
+        trained = self.clients.train(asked, assigned)
         _check_result(trained, self.hypotheses, len(clients))
         if ((assigned != choice.OWN) & (trained.chosen != assigned)).any():
-            raise Refused("the handler trained another hypothesis than the gate had drawn")
+            raise Refused("the handler trained another hypothesis than the gate had drawn", code="refused.result")
         return trained.arrays, trained.chosen
 
-    def _ask(self, content: RecordDict) -> RecordDict:
-        """Return what the handler answers to a part of the message; raise if that is an error."""
-        narrowed = copy(self.msg)
-        narrowed.content = content
-        reply = self.call_next(narrowed, self.context)
-        if reply.has_error():
-            raise Refused("the handler replied an error")
-        return reply.content
-
-    def _noised(self, values: NDArray[np.float64], own: tuple[int, ...], task: EvaluationSpec) -> NDArray[np.float64]:
+    def _noised(
+        self, values: NDArray[np.float64], own: tuple[ClientOnNode, ...], task: EvaluationSpec
+    ) -> NDArray[np.float64]:
         """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
 
         Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
@@ -348,16 +272,19 @@ class _Passage:
         site = self.site
         nu, bound = site.policy.report_noise_multiplier, site.policy.report_bound
         if not nu > 0:
-            raise Refused("training clients of this site do not report; set report-noise-multiplier to let them")
+            raise Refused(
+                "training clients of this site do not report; set report-noise-multiplier to let them",
+                code="refused.no-reports",
+            )
         clients = site.client_ids(own)
         if len(clients) != values.shape[1]:
-            raise Refused("the handler does not say whose loss and metric these are")
+            raise Refused("the handler does not say whose loss and metric these are", code="refused.result")
         radius, mechanism = math.sqrt(2) * bound, Laplace(nu)
         check_noise(mechanism, 2, radius)
-        seed, release = self.seed, Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius)
+        release = Release(Kind.REPORT, 2, nu, Clipping.PUBLIC, radius)
         paid = self._charge("evaluate", release, task.round, own)
         clipped = np.clip(np.nan_to_num(values, nan=bound), 0, bound).T[paid]
-        sources = randomness.noise(seed, task.round, _which(clients, paid), "report")
+        sources = randomness.noise(self.seed, task.round, _which(clients, paid), "report")
         # Centred, because the mechanism clips what it gets to the radius.
         noised = sanitise(mechanism, clipped - bound / 2, radius, Clipping.PUBLIC, sources) + bound / 2
         reported = np.full_like(values, np.nan)
@@ -383,62 +310,53 @@ def _log_noise_source(site: Site) -> None:
         log(INFO, "noise comes from the operating system; the run's seed plays no part in it")
 
 
-def _check_honest(hypotheses: Arrays, context: Context) -> None:
+def _check_honest(hypotheses: Arrays, state: RecordDict) -> None:
     """Raise for hypotheses that an honest server would not send."""
     if name := degenerate(hypotheses):
-        raise Refused(f"all rows of hypotheses {name!r} are alike; no honest server sends that")
-    if repeated(hypotheses, context.state):
-        raise Refused("the server sent the same hypotheses before")
+        raise Refused(
+            f"all rows of hypotheses {name!r} are alike; no honest server sends that", code="refused.tripwire"
+        )
+    if repeated(hypotheses, state):
+        raise Refused("the server sent the same hypotheses before", code="refused.tripwire")
 
 
-def _remember(site: Site, msg: Message, context: Context, hypotheses: Arrays) -> None:
-    """Remember what a run sent, so that the site knows at its end what it can have found."""
-    if site.simulated:
-        return
-    for name in run_names(msg.content):
-        Runs.of(site).note_sent(str(context.run_id), name, hypotheses)
+def _ledger(site: Site, state: RecordDict) -> Ledger | MemoryLedger:
+    return MemoryLedger(state) if site.ledger_path is None else Ledger.of(site)
 
 
-def _ledger(site: Site, context: Context) -> Ledger | MemoryLedger:
-    return MemoryLedger(context.state) if site.ledger_path is None else Ledger.of(site)
-
-
-def _size(hypotheses: Arrays) -> int:
-    """Return n, the number of parameters of a hypothesis."""
-    return sum(math.prod(value.shape[1:]) for value in hypotheses.values())
-
-
-def _which(clients: Sequence[int], flags: Sequence[bool] | NDArray[np.bool_]) -> tuple[int, ...]:
+def _which(clients: Sequence[C], flags: NDArray[np.bool_]) -> tuple[C, ...]:
     if len(clients) != len(flags):
         raise ValueError(f"{len(flags)} flags for {len(clients)} clients")
     return tuple(compress(clients, flags))
 
 
-def checked_hypotheses(content: RecordDict, policy: Policy) -> Arrays:
-    """Return what was sent if these are finite float32 arrays with one common leading axis."""
-    hypotheses = hypotheses_in(content)
+def check_hypotheses(hypotheses: Arrays, policy: Policy) -> None:
+    """Raise `Refused` unless these are finite float32 arrays with one common leading axis, of at most the site's k."""
     counts = {value.shape[0] if value.ndim else 0 for value in hypotheses.values()}
     if len(counts) != 1 or not 1 <= min(counts) <= policy.max_hypotheses:
-        raise Refused(f"the hypotheses are not 1 to {policy.max_hypotheses} stacked arrays of one length")
+        raise _not_accepted(f"the hypotheses are not 1 to {policy.max_hypotheses} stacked arrays of one length")
     for name, value in hypotheses.items():
         if value.dtype != np.float32:
-            raise Refused(f"hypotheses {name!r} are {value.dtype}, not float32")
+            raise _not_accepted(f"hypotheses {name!r} are {value.dtype}, not float32")
         if not all_finite(value):
-            raise Refused(f"hypotheses {name!r} are not finite")
-    return hypotheses
+            raise _not_accepted(f"hypotheses {name!r} are not finite")
+
+
+def _not_accepted(reason: str) -> Refused:
+    return Refused(reason, code="refused.hypotheses")
 
 
 def _check_result(trained: LocalResult, hypotheses: Arrays, clients: int) -> None:
     """Raise unless the handler's result fits the hypotheses."""
     if not isinstance(trained.arrays, dict) or list(trained.arrays) != list(hypotheses):
-        raise Refused(f"trained arrays do not match hypotheses {sorted(hypotheses)}")
+        raise Refused(f"trained arrays do not match hypotheses {sorted(hypotheses)}", code="refused.result")
     for name, value in trained.arrays.items():
         if not _is_array(value, np.float32, (clients, *hypotheses[name].shape[1:])):
-            raise Refused(f"trained {name!r} is no float32 array with a row a client")
+            raise Refused(f"trained {name!r} is no float32 array with a row a client", code="refused.result")
     k = len(next(iter(hypotheses.values())))
     chosen = trained.chosen
     if not _is_array(chosen, np.int64, (clients,)) or not 0 <= chosen.min() <= chosen.max() < k:
-        raise Refused("the handler does not say which hypothesis each client chose")
+        raise Refused("the handler does not say which hypothesis each client chose", code="refused.result")
 
 
 def _is_array(value: Any, dtype: type[np.generic], shape: tuple[int, ...]) -> bool:

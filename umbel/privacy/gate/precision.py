@@ -40,7 +40,10 @@ def check_noise(mechanism: Mechanism, n: int, radius: float) -> None:
     # Far enough from the ends that no draw, its square and sums of n of them leave them either.
     if not (sys.float_info.min * n <= noise <= math.sqrt(sys.float_info.max) / (n + 1)):
         nu = mechanism.noise_multiplier
-        raise Refused(f"noise multiplier {nu:g} at radius {radius:g} is no noise that can be computed")
+        raise Refused(
+            f"noise multiplier {nu:g} at radius {radius:g} is no noise that can be computed",
+            code="refused.noise-out-of-range",
+        )
 
 
 def grid_step(noise: float, resolution: float) -> float:

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.charges import Limits
 from umbel.privacy.gate.policy import AcceptedRelease, Policy, Role
+from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import Refused, SiteError
 from umbel.protocol.home import umbel_home
 from umbel.protocol.old_names import SETTINGS
-from umbel.protocol.once import once
 from umbel.protocol.release import Release, exact
 from umbel.protocol.run_config import MAX_HYPOTHESES, RunConfig
 
@@ -96,7 +96,7 @@ class Site:
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Site:
-        """Return the site that a node configuration and the environment describe, within a message the same.
+        """Return the site that a node configuration and the environment describe.
 
         Raises
         ------
@@ -104,10 +104,6 @@ class Site:
             When the node is no simulation and names no data of its own, or an entry cannot be
             used: a slip of the pen never weakens a policy.
         """
-        return once(cls._of, node_config)
-
-    @classmethod
-    def _of(cls, node_config: Mapping[str, Any]) -> Site:
         environment, node_config = Policy.current(_environment()), Policy.current(node_config)
         ignored = {*_PARTITION, *_app_keys(environment | dict(node_config))}
         own = {key: value for key, value in node_config.items() if key not in ignored}
@@ -172,7 +168,7 @@ class Site:
             _limit(policy.budget),
             policy.delta,
             _limit(policy.paper_budget),
-            None if math.isinf(policy.max_participations) else int(policy.max_participations),
+            policy.max_participations,
             policy.min_noise_multiplier,
             policy.max_choice_epsilon,
             policy.report_noise_multiplier > 0,
@@ -181,7 +177,7 @@ class Site:
     def check_priced(self, release: Release) -> None:
         """Raise `Refused` where there is a budget, and nothing that it could count bounds a release."""
         limits = self.limits
-        if limits.budget is None or limits.bounds(release):
+        if limits.budget == math.inf or limits.bounds(release):
             return
         fix = (
             'ask for clipping "public", and for a choice-epsilon or 1 hypothesis'
@@ -214,21 +210,22 @@ class Site:
         """Whether a site with data of its own draws from the run's seed all the same."""
         return self.policy.insecure_seed and not self.simulated
 
-    def client_ids(self, clients: tuple[int, ...]) -> list[int]:
-        """Return the dataset-wide numbers of clients counted within the node."""
-        return [self.first + self.step * client for client in clients]
+    def client_ids(self, clients: Sequence[ClientOnNode]) -> list[ClientInDataset]:
+        """Return the numbers in the dataset of clients of the node."""
+        return cast(list[ClientInDataset], [self.first + self.step * client for client in clients])
 
-    def local_ids(self, clients: Sequence[int]) -> list[int]:
-        """Return the numbers within the node of clients counted over the dataset."""
-        return [(client - self.first) // self.step for client in clients]
+    def local_ids(self, clients: Sequence[ClientInDataset]) -> list[ClientOnNode]:
+        """Return the numbers on the node of clients of the dataset."""
+        return cast(list[ClientOnNode], [(client - self.first) // self.step for client in clients])
 
     def seed(self, run: RunConfig) -> int | None:
         """Return the run's seed in simulation, None where the data are the site's own."""
         return run.seed if self.simulated or self.insecure_seed else None
 
 
-def _limit(entry: float) -> Fraction | None:
-    return None if math.isinf(entry) else exact(entry)
+def _limit(entry: float) -> Fraction | float:
+    """Return a budget as people wrote it, exactly, or infinity."""
+    return entry if math.isinf(entry) else exact(entry)
 
 
 def _environment() -> dict[str, Any]:

@@ -16,8 +16,8 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -28,12 +28,12 @@ from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
-from umbel.privacy.gate.site import DATA_PATH, Site
+from umbel.privacy.gate.site import Site
+from umbel.protocol.arrays import Arrays
 from umbel.protocol.errors import ConfigError, LedgerError, LogError, ProtocolError, Refused, SiteError, UmbelError
 from umbel.protocol.flower import log
 from umbel.protocol.home import make_home_of
 from umbel.protocol.messages import PARTS
-from umbel.protocol.once import one_message
 from umbel.protocol.records import unpack
 from umbel.protocol.tasks import LONGEST_NAME, EvaluationSpec, TrainingSpec
 
@@ -97,6 +97,13 @@ class Entry:
         asked = outline(message.content) if message.has_content() else {}
         return cls(str(context.run_id), _text(message.metadata.message_type), asked)
 
+    def asks(self, task: TrainingSpec | EvaluationSpec, hypotheses: Arrays | None = None) -> None:
+        """Note what a message asks whose records are not those of `umbel.protocol.messages`."""
+        name = "training" if isinstance(task, TrainingSpec) else "evaluation"
+        self.asked = {name: _scalars(task.to_record())}
+        if hypotheses:
+            self.asked["hypotheses"] = _sizes(hypotheses)
+
     def refuse(self, what: str, error: Exception) -> None:
         """Note why the message, or a part of it, is refused."""
         known = isinstance(error, _TOLD)
@@ -129,11 +136,11 @@ class SiteLog:
         self.path = path
 
     @classmethod
-    def of(cls, node_config: Mapping[str, Any]) -> SiteLog | None:
-        """Return the log of the site that a node configuration describes; None where the data are no site's own."""
-        if not node_config.get(DATA_PATH):
+    def of(cls, site: Site) -> SiteLog | None:
+        """Return the log of a site; None where the data are no site's own."""
+        if site.simulated:
             return None
-        ledger = Site.of(node_config).ledger_path
+        ledger = site.ledger_path
         assert ledger is not None, "a site of its own has a ledger"
         make_home_of(ledger)
         return cls(beside(ledger))
@@ -280,27 +287,28 @@ def outline(content: RecordDict) -> dict[str, Any]:
     for name in PARTS:
         record = content.get(name)
         if isinstance(record, ConfigRecord):
-            asked[name] = {
-                key: len(value) if isinstance(value, list) else _scalar(value)
-                for key, value in record.items()
-                if key in _KEYS
-            }
+            asked[name] = _scalars(record)
         elif isinstance(record, ArrayRecord):
-            asked[name] = _sizes(record)
+            asked[name] = {}
+            with suppress(ProtocolError):
+                asked[name] = _sizes(unpack(record))
     if others := len(set(content) - {*PARTS}):
         asked["others"] = others
     return asked
 
 
-def _sizes(record: ArrayRecord) -> dict[str, Any]:
-    """Return k and n of hypotheses; nothing where they cannot be read."""
-    try:
-        arrays = unpack(record).values()
-    except ProtocolError:
-        return {}
+def _scalars(record: ConfigRecord) -> dict[str, Any]:
+    """Return the known entries of a record; of a list its length."""
     return {
-        "k": max((len(value) for value in arrays), default=0),
-        "n": sum(math.prod(value.shape[1:]) for value in arrays),
+        key: len(value) if isinstance(value, list) else _scalar(value) for key, value in record.items() if key in _KEYS
+    }
+
+
+def _sizes(arrays: Arrays) -> dict[str, Any]:
+    """Return k and n of hypotheses."""
+    return {
+        "k": max((len(value) for value in arrays.values()), default=0),
+        "n": sum(math.prod(value.shape[1:]) for value in arrays.values()),
     }
 
 
@@ -328,7 +336,7 @@ def _sync_folder(folder: Path) -> None:
 def on_record(
     message: Message,
     context: Context,
-    answer: Callable[[Entry], Message],
+    answer: Callable[[Site, Entry], Message],
     refuse: Callable[[Message, Exception], Message],
 ) -> Message:
     """Return an answer that stands in the site's log, or a refusal where it cannot stand there.
@@ -342,25 +350,16 @@ def on_record(
     refuse : callable
         Makes the refusal.
     """
-    with one_message():
-        return _on_record(message, context, answer, refuse)
-
-
-def _on_record(
-    message: Message,
-    context: Context,
-    answer: Callable[[Entry], Message],
-    refuse: Callable[[Message, Exception], Message],
-) -> Message:
     entry = Entry()
     try:
-        site_log = SiteLog.of(context.node_config)
+        site = Site.of(context.node_config)
+        site_log = SiteLog.of(site)
         if site_log is not None:
             entry = Entry.of(message, context)
             site_log.check_end()
     except Exception as error:  # anything at all: fail closed
         return refuse(message, error)
-    reply = answer(entry)
+    reply = answer(site, entry)
     if site_log is None:
         return reply
     try:
@@ -373,7 +372,7 @@ def _on_record(
 def record_refusal(message: Message, context: Context, what: str, error: Exception) -> None:
     """Put on record a message that is refused before the app sees it; nothing leaves, on record or not."""
     try:
-        if (site_log := SiteLog.of(context.node_config)) is not None:
+        if (site_log := SiteLog.of(Site.of(context.node_config))) is not None:
             entry = Entry.of(message, context)
             entry.refuse(what, error)
             site_log.answered(entry, False)

@@ -87,7 +87,8 @@ class Store:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        if self._version_in_header() == _ALONE:
+        # With a journal there, the header may be that of a migration which SQLite is about to roll back.
+        if self._version_in_header() == _ALONE or Path(f"{path}-journal").exists():
             self._migrate()
 
     @classmethod
@@ -160,29 +161,27 @@ class Store:
         """
         path = self.path
         try:
-            if not path.exists():
-                raise LedgerError(
-                    f"there is no ledger {path}; a new one is made by: umbel ledger create PATH", code="ledger.missing"
-                )
-            if not path.is_file():
-                raise LedgerError(f"the ledger {path} is not a file", code="ledger.no-file")
-            found = _header(path)
+            application, version = _header(path)
+        except FileNotFoundError:
+            raise LedgerError(
+                f"there is no ledger {path}; a new one is made by: umbel ledger create PATH", code="ledger.missing"
+            ) from None
         except OSError as error:
             raise LedgerError(f"the ledger {path} cannot be opened: {error}", code="ledger.unusable") from error
-        if found is None and path.stat().st_size == 0:
+        if path.stat().st_size == 0:
             raise LedgerError(
                 f"the ledger {path} is empty: charges may be lost; restore it from a backup", code="ledger.empty"
             )
-        if found is None or found[0] != _APPLICATION:
+        if application != _APPLICATION:
             raise LedgerError(
                 f"{path} is not umbel's ledger; set ledger-path to another file", code="ledger.another-file"
             )
-        if found[1] not in (_ALONE, _VERSION):
+        if version not in (_ALONE, _VERSION):
             raise LedgerError(
-                f"the ledger {path} is of version {found[1]}, this umbel reads {_VERSION}; upgrade umbel",
+                f"the ledger {path} is of version {version}, this umbel reads {_VERSION}; upgrade umbel",
                 code="ledger.version",
             )
-        return found[1]
+        return version
 
     def _migrate(self) -> None:
         """Give a ledger of umbel 0.1 the other tables, and take over what lies beside it, in one transaction.
@@ -209,10 +208,10 @@ class Names(Store):
         return [json.loads(row["name"]) for row in self.table("clients")]
 
     def extend(self, known: Sequence[int | str], new: Sequence[int | str]) -> None:
-        """Give new clients the next numbers; raise `LedgerError` where the clients until now are not those known."""
+        """Give new clients the next numbers; raise `LedgerError` where there are more by now than those known."""
         with self._transaction(write=True) as connection:
-            names = [json.loads(name) for (name,) in connection.execute("SELECT name FROM clients ORDER BY number")]
-            if names != list(known):
+            [[count]] = connection.execute("SELECT count(*) FROM clients")
+            if count != len(known):
                 raise LedgerError(
                     f"another process has numbered clients in {self.path} meanwhile; start this one again",
                     code="ledger.clients-changed",
@@ -288,12 +287,12 @@ def _connected(path: Path, write: bool) -> Iterator[sqlite3.Connection]:
         connection.close()  # rolls back what was not committed
 
 
-def _header(path: Path) -> tuple[int, int] | None:
-    """Return application and version of a file; None where it is not SQLite's."""
+def _header(path: Path) -> tuple[int, int]:
+    """Return application and version of a file; 0 and 0 where it is not SQLite's."""
     with path.open("rb") as file:
         first = file.read(100)
     if not first.startswith(b"SQLite format 3\0"):
-        return None
+        return 0, 0
     return int.from_bytes(first[68:72], "big"), int.from_bytes(first[60:64], "big")
 
 
@@ -309,31 +308,22 @@ def _take_over(connection: sqlite3.Connection, path: Path) -> None:
     runs, names = _beside(path)
     try:
         if runs.exists():
-            found = _header(runs)
-            if found is None or found[0] != _RUNS_APPLICATION:
-                raise ValueError("it is not umbel's")
+            if _header(runs)[0] != _RUNS_APPLICATION:
+                raise ValueError(f"{runs.name} is not umbel's")
             with _connected(runs, write=False) as old:
                 for table in _RUNS:
-                    rows = old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall()
-                    if table == "requests":
-                        rows = [_renamed(row) for row in rows]
-                    if rows:
-                        marks = ", ".join("?" * len(rows[0]))
-                        connection.executemany(f"INSERT INTO {table} VALUES ({marks})", rows)
-    except (OSError, sqlite3.Error, *_FAULTS) as error:
-        raise LedgerError(
-            f"{runs} is damaged ({error}), and the ledger {path} is not without it; restore it from a backup",
-            code="ledger.damaged",
-        ) from error
-    try:
+                    for row in old.execute(f"SELECT * FROM {table} ORDER BY id").fetchall():
+                        values = _renamed(row) if table == "requests" else row
+                        connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", values)
         if names.exists():
             known = json.loads(names.read_text(encoding="utf-8"))
             if not isinstance(known, list) or not all(type(client) in (int, str) for client in known):
-                raise ValueError("it is no list of clients")
+                raise ValueError(f"{names.name} is no list of clients")
             _add_names(connection, known, 0)
-    except (OSError, sqlite3.Error, ValueError) as error:
+    except (OSError, sqlite3.Error, *_FAULTS) as error:
         raise LedgerError(
-            f"{names} is damaged ({error}); restore it from a backup, with the ledger", code="ledger.damaged"
+            f"what umbel 0.1 kept beside the ledger {path} is damaged ({error}); restore it from a backup",
+            code="ledger.damaged",
         ) from error
 
 

@@ -46,8 +46,8 @@ def time_limit(seconds: float) -> Iterator[None]:
 def check_time() -> None:
     """Raise `OutOfTime` where there is no time left."""
     if time.monotonic() > _until.get():
-        raise OutOfTime("the site's time for a message is over; max-seconds sets it")
+        _raise()
 
 
-def _raise(_number: int, _frame: FrameType | None) -> None:
-    raise OutOfTime("the site's time for a message is over; max-seconds sets it")
+def _raise(_number: int = 0, _frame: FrameType | None = None) -> None:
+    raise OutOfTime("the site's time for a message is over; max-seconds sets it", code="time.over")

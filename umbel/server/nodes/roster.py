@@ -18,6 +18,7 @@ from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
+from umbel.protocol.run_config import MAX_CLIENTS
 from umbel.protocol.tasks import Hosting
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.words import told
@@ -25,8 +26,6 @@ from umbel.server.nodes.words import told
 TRAIN, VALIDATION = "training", "validation"
 _LONGEST_ABSENCE = 15
 _POLL_S = 1.0  # seconds that one look for answers may take
-MAX_CLIENTS = 1_000_000
-"""As many clients as a node may say it hosts."""
 
 
 @dataclass(frozen=True)

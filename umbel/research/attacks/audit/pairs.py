@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from scipy import special
 
 from umbel.privacy import mechanisms
-from umbel.privacy.gate.gate import local_report, local_result
+from umbel.privacy.gate.own_app import local_report, local_result
 from umbel.privacy.mechanisms.choice import OWN
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.clients import ClientOnNode
@@ -179,7 +179,7 @@ class ReportPair:
     def __init__(self, noise_multiplier: float) -> None:
         self._nu = noise_multiplier
 
-    def reported(self, clients: tuple[int, ...], coins: Coins) -> RecordDict:
+    def reported(self, clients: tuple[ClientOnNode, ...], coins: Coins) -> RecordDict:
         """Return what canaries with these coins hand over."""
         corner = (1 + _BEYOND * coins) * BOUND / 2
         return local_report(corner, corner, clients, True)

@@ -1,4 +1,4 @@
-"""The gate of an ordinary Flower app: what leaves, what it costs, and who decides; `test_mod_hostile` attacks it."""
+"""The gate of an ordinary Flower app: what leaves, what it costs, who decides; `test_stock_app_hostile` attacks it."""
 
 from __future__ import annotations
 
@@ -36,11 +36,12 @@ from tests.helpers.flower_apps import Node, answered, arrays, asks, left
 from tests.helpers.messages import refused
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.ledger import Ledger
-from umbel.privacy.gate.mod import Gate
 from umbel.privacy.gate.policy import Policy
 from umbel.privacy.gate.site_log import SiteLog, beside
+from umbel.privacy.gate.stock_app import Gate
 from umbel.privacy.mechanisms.gaussian import GaussianLoss
 from umbel.protocol.errors import ConfigError
+from umbel.protocol.old_names import hint
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.simulation.grid import InProcessGrid
 
@@ -448,8 +449,10 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
         ({"noise_multiplier": -1.0}, "noise-multiplier must be"),
         ({"noise_multiplier": math.inf}, "noise-multiplier must be"),
         ({"noise_multiplier": "4"}, "noise_multiplier must be a number, got '4'"),
-        ({"radius": 0.0}, "radius must be"),
-        ({"radius": math.nan}, "radius must be"),
+        ({"clip_norm": 0.0}, "clip-norm must be"),
+        ({"clip_norm": math.nan}, "clip-norm must be"),
+        ({"clip_norm": None}, "give clip_norm"),
+        ({"radius": 1.0}, "give clip_norm"),
         ({"mechanism": "laplase"}, "unknown mechanism 'laplase'"),
         ({"budget": -1.0}, "budget must be"),
         ({"delta": 1e-5}, "there is none: give budget"),
@@ -461,7 +464,13 @@ def test_a_run_whose_budget_is_spent_keeps_what_it_has_found() -> None:
 )
 def test_an_argument_that_cannot_be_used_is_named_at_once(arguments: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigError, match=f"umbel.Gate: .*{reason}"):
-        Gate(**{"noise_multiplier": 2.0, "radius": 1.0} | arguments)
+        Gate(**{"noise_multiplier": 2.0, "clip_norm": 1.0} | arguments)
+
+
+def test_the_old_name_of_the_clip_norm_is_understood_with_a_hint(caplog: pytest.LogCaptureFixture) -> None:
+    hint.cache_clear()
+    assert Gate(2.0, radius=0.5)._task == Gate(2.0, 0.5)._task
+    assert "radius is now called clip_norm" in caplog.text
 
 
 def test_umbel_gate_is_this_and_importing_umbel_takes_no_pytorch() -> None:

@@ -1,0 +1,182 @@
+"""What is installed: one name, the same by each way of installing, and whole outside a checkout."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from tests.deploy.conftest import SHORT, write_site
+from tests.deploy.processes import Deployment
+from tests.helpers.environments import build, environment
+from tests.helpers.sources import ROOT
+from umbel.client.bundle import Bundle
+from umbel.protocol.flower import build_bundle
+
+LINKS = ("client", "datasets", "privacy", "server", "strategies")
+OTHERS = ("benchmarks", "configs", "hatch_build", "models", "protocol", "simulation", "tests")
+"""What lies beside ``umbel`` in a checkout, or was installed once."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A wheel, an editable one, an sdist, and a wheel made of that."""
+    folder = tmp_path_factory.mktemp("built")
+    made = {target: build(target, folder / target) for target in ("wheel", "editable", "sdist")}
+    with tarfile.open(made["sdist"]) as archive:
+        archive.extractall(folder, filter="data")
+    made["wheel of sdist"] = build("wheel", folder / "again", folder / made["sdist"].name.removesuffix(".tar.gz"))
+    return made
+
+
+@pytest.fixture(scope="module")
+def python(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an environment with the wheel in it."""
+    return environment(tmp_path_factory.mktemp("wheel") / "environment", built["wheel"])
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def test_a_wheel_of_the_sdist_is_that_of_the_checkout(built: dict[str, Path]) -> None:
+    there = contents(built["wheel"])
+    assert contents(built["wheel of sdist"]) == there
+    assert {name.partition("/")[0] for name in there} == {
+        "umbel",
+        f"umbel-{built['wheel'].name.split('-')[1]}.dist-info",
+    }
+    assert {"umbel/py.typed", "umbel/deploy/gpu.yml", "umbel/datasets/synthetic.json"} <= there.keys()
+
+
+@pytest.mark.parametrize("kind", ["wheel", "editable"])
+def test_umbel_is_importable_and_nothing_else(built: dict[str, Path], kind: str, tmp_path: Path) -> None:
+    python = environment(tmp_path / "environment", built[kind])
+    names = [*LINKS, *OTHERS, "umbel"]
+    code = f"from importlib.util import find_spec; print([name for name in {names} if find_spec(name)])"
+    assert output(python, "-c", code, cwd=tmp_path) == "['umbel']"
+    home = {"wheel": tmp_path / "environment", "editable": ROOT / "umbel"}[kind]
+    assert Path(output(python, "-c", "import umbel; print(umbel.__file__)", cwd=tmp_path)).is_relative_to(home)
+
+
+def test_its_bundle_is_that_of_the_checkout(python: Path, tmp_path: Path) -> None:
+    """A site compares them: it may have installed umbel in another way than the server."""
+    assert output(python, "-m", "umbel", "bundle", "--out", "app", cwd=tmp_path) == str(Bundle.installed())
+    assert build_bundle(tmp_path / "app") == build_bundle(ROOT)
+
+
+def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> None:
+    made = output(python, "-m", "umbel", "data", "make", "synthetic", "--out", "made.json", cwd=tmp_path)
+    assert made.endswith(str(tmp_path / "made.json"))
+    code = "from umbel.cli.configs import read_values; print(read_values('hospital')['dataset'])"
+    assert output(python, "-c", code, cwd=tmp_path) == "hospital"
+
+
+RUDE = "raise RuntimeError('umbel imported the module of another project')"
+MODELS = """
+import datasets
+import torch
+from utils import width
+
+assert datasets.FAKE, "Hugging Face's"
+
+
+def net():
+    return torch.nn.Linear(2, width, bias=False)
+"""
+SCRIPT = """
+import umbel
+
+if __name__ == "__main__":
+    print(umbel.run(model="models:net", loss="mse", rounds=1, restarts=1, clients_per_round=5).outcome)
+"""
+PROJECT = {
+    "project": {
+        "name": "hospital-study",
+        "version": "1.0.0",
+        "license": {"file": "LICENSE"},
+        "dependencies": ["flwr[simulation]>=1.41,<1.42", "umbel"],
+    },
+    "tool": {
+        "flwr": {
+            "app": {
+                "publisher": "somebody",
+                "fab-format-version": 1,
+                "flwr-version-target": "1.41.0",
+                "fab-include": ["**/*.py", "LICENSE"],
+                "components": {"serverapp": "umbel.server.app:app", "clientapp": "umbel.client.app:app"},
+                "config": {
+                    "dataset": "synthetic", "model": "models:net", "loss": "mse", "rounds": 1, "restarts": 1,
+                    "clients-per-round": 5, "observers": "", "noise-multiplier": 5.0, "min-nodes": 1, "seed": 0,
+                },
+            }
+        }
+    },
+}  # fmt: skip
+LEAKS = "umbel.research.attacks.leak_meter:LeakMeter every=1"
+
+
+@pytest.fixture
+def project(tmp_path: Path, python: Path) -> Path:
+    """A Flower app that depends on umbel, with names that umbel's own rooms have, beside Hugging Face's library."""
+    library = next((python.parents[1] / "lib").glob("*/site-packages")) / "datasets"
+    library.mkdir(exist_ok=True)
+    (library / "__init__.py").write_text("FAKE = True\n")
+    folder = tmp_path / "hospital-study"
+    for name in ("server", "privacy", "simulation"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "__init__.py").write_text(RUDE)
+    for name in ("protocol", "strategies", "data"):
+        (folder / f"{name}.py").write_text(RUDE)
+    (folder / "datasets").mkdir()
+    (folder / "datasets" / "download.py").write_text(RUDE)
+    (folder / "client.py").write_text("from umbel.client.app import app as app\n")
+    (folder / "models.py").write_text(MODELS)
+    (folder / "utils.py").write_text("width = 1\n")
+    (folder / "study.py").write_text(SCRIPT)
+    (folder / "LICENSE").touch()
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(PROJECT))
+    return folder
+
+
+@pytest.mark.slow
+def test_a_project_whose_names_are_those_of_umbels_rooms_runs_it_by_command_script_and_flwr_run(
+    project: Path, python: Path, umbel_home: Path
+) -> None:
+    asked = ["model=models:net", "loss=mse", "rounds=1", "restarts=1", "clients-per-round=5", f"observers={LEAKS}"]
+    output(python.with_name("umbel"), "run", *asked, cwd=project)
+    assert output(python, "study.py", cwd=project).endswith("all 1 rounds done")
+    code = f"from pathlib import Path; from umbel.simulation.launch import run; run(Path(), {{'observers': {LEAKS!r}}})"
+    output(python, "-c", code, cwd=project)
+    runs = sorted((umbel_home / "runs").iterdir())
+    assert len(runs) == 3
+    assert [(run / "leaks.jsonl").exists() for run in runs] == [True, False, True]
+    assert all((run / "outcome.json").exists() for run in runs)
+
+
+@pytest.mark.slow
+def test_it_is_a_sites_own_app_beside_such_a_project(project: Path, python: Path, tmp_path: Path) -> None:
+    """From the wheel, as is the server; the site's app is in a module of the project's that is called ``client``."""
+    data = write_site(tmp_path / "data", 2.0)
+    own = {"app": "client:app", "bundle": hashlib.sha256(build_bundle(project)).hexdigest(), "data-path": data}
+    with Deployment(tmp_path / "deployment", python=python) as deployment:
+        node = deployment.start_node("site", within=["env", f"--chdir={project}"], **own, role="split")
+        deployment.wait_until_online()
+        run = deployment.submit(app=project, **SHORT | {"min_nodes": 1}, rounds=1, clients_per_round=3)
+        assert deployment.wait(run) == "finished:completed"
+        assert node.rounds_paid(run) == [1]
+
+
+def output(program: Path, *words: str, cwd: Path) -> str:
+    """Return what a program prints, away from the checkout and without what the environment says of Python."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+    done = subprocess.run([str(program), *words], cwd=cwd, env=inherited, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()

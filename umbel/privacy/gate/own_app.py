@@ -1,0 +1,193 @@
+"""The gate of umbel's own app: a Flower Mod around the handler of a round's message.
+
+A message may ask training clients to train and validation clients to report. Both parts pass the gate one after
+the other, and a failure of one does not hold up the other. The reply is built from the allowed fields alone. Where
+the data are a site's own, nothing leaves that is not on record (`umbel.privacy.gate.site_log`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol, TypeVar
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from umbel.privacy.gate.consent import check_approved
+from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, SanitisedSums
+from umbel.privacy.gate.refusals import answered, explain, refusal
+from umbel.privacy.gate.runs import Runs
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import Entry
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.errors import Refused
+from umbel.protocol.messages import (
+    evaluation_in,
+    evaluation_only,
+    evaluation_reply,
+    hypotheses_in,
+    run_names,
+    site_reply,
+    training_in,
+    training_only,
+    training_reply,
+)
+from umbel.protocol.records import Held, held_in
+from umbel.protocol.run_config import RunConfig
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+
+_RESULT, _NODE = "result", "node"
+
+T = TypeVar("T")
+
+
+class Trains(Protocol):
+    """What the gate must know of the node behind it."""
+
+    def check_training(self, hypotheses: Arrays, task: TrainingSpec) -> None:
+        """Raise where the node could not train what a task asks, whatever its data are."""
+
+
+def local_result(trained: Arrays, chosen: NDArray[np.int64]) -> RecordDict:
+    r"""Return what the handler hands to the gate for training clients; it never travels further.
+
+    Parameters
+    ----------
+    trained : dict of ndarray, each (clients, \*shape)
+        Shared parameters of each asked client, in the order asked.
+    chosen : ndarray of int, shape (clients,)
+        The hypothesis from which each started.
+    """
+    return RecordDict({_RESULT: Held(LocalResult(trained, np.asarray(chosen)))})
+
+
+def local_report(
+    losses: NDArray[np.float64], metrics: NDArray[np.float64], clients: Sequence[ClientOnNode], trains: bool
+) -> RecordDict:
+    """Return what the handler hands to the gate for clients that report.
+
+    Parameters
+    ----------
+    losses, metrics : ndarray, shape (clients,)
+        Of each asked client.
+    clients : sequence of ClientOnNode
+        The clients, counted among those that train.
+    trains : bool
+        Whether they are training clients, whose reports need noise.
+    """
+    scores = np.stack([losses, metrics], dtype=np.float64)
+    return RecordDict({_RESULT: Held(LocalReport(scores, tuple(clients) if trains else (), trains))})
+
+
+def node_in(content: RecordDict, kind: type[T]) -> T:
+    """Return the node that the gate found for the message of which it hands on a part."""
+    return held_in(content, _NODE, kind)
+
+
+class RoundGate:
+    """Flower Mod: sanitise what the handler of a round's message returns.
+
+    Parameters
+    ----------
+    find : callable
+        Returns the node that a site and a run config describe. The gate asks once a message, and hands the node to
+        the handler (`node_in`).
+    """
+
+    def __init__(self, find: Callable[[Site, RunConfig], Trains]) -> None:
+        self._find = find
+
+    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Return a sanitised reply, or "refused"."""
+
+        def answer(site: Site, entry: Entry) -> Message:
+            run, run_id = RunConfig.of(context.run_config), str(context.run_id)
+            hypotheses = hypotheses_in(msg.content)
+            handler = _Handler(msg, context, call_next, hypotheses, lambda: self._find(site, run))
+            passage = Passage(site, run_id, site.seed(run), context.state, entry, handler, hypotheses)
+            n = sum(math.prod(value.shape[1:]) for value in hypotheses.values())
+            check_approved(site, run_id, run, n, msg.content, hypotheses)
+            if not site.simulated:
+                _remember(site, run_id, msg.content, hypotheses)
+            return _reply(passage, msg)
+
+        return answered(msg, context, answer)
+
+
+def _reply(passage: Passage, msg: Message) -> Message:
+    """Return what may leave of both parts, or "refused"."""
+    content = RecordDict()
+    for what, part in (("train", _train), ("evaluate", _evaluate)):
+        try:
+            passed = part(passage, msg.content)
+            for name, record in passed.items() if passed is not None else ():
+                content[name] = record
+        except Exception as error:  # anything at all: fail closed
+            explain(what, error, passage.entry)
+    return Message(content, reply_to=msg) if content else refusal(msg)
+
+
+def _train(passage: Passage, content: RecordDict) -> RecordDict | None:
+    """Return the releases of the asked training clients; None where none are asked."""
+    task = training_in(content)
+    if task is None:
+        return None
+    found = passage.train(task)
+    paid = found.paid.astype(int).tolist()
+    if isinstance(found, SanitisedSums):
+        return site_reply(found.sums, found.counts, paid)
+    return training_reply(found.releases, paid, found.choices, found.step)
+
+
+def _evaluate(passage: Passage, content: RecordDict) -> RecordDict | None:
+    """Return loss and metric of the asked clients; None where none are asked."""
+    task = evaluation_in(content)
+    return None if task is None else evaluation_reply(*passage.evaluate(task))
+
+
+def _remember(site: Site, run: str, content: RecordDict, hypotheses: Arrays) -> None:
+    """Remember what a run sent, so that the site knows at its end what it can have found."""
+    for name in run_names(content):
+        Runs.of(site).note_sent(run, name, hypotheses)
+
+
+@dataclass
+class _Handler:
+    """The clients behind the gate, asked by a message that has one part alone."""
+
+    msg: Message
+    context: Context
+    call_next: ClientAppCallable
+    hypotheses: Arrays
+    find: Callable[[], Trains]
+
+    @cached_property
+    def node(self) -> Trains:
+        """The node, looked up for the first part that needs it."""
+        return self.find()
+
+    def check(self, task: TrainingSpec) -> None:
+        self.node.check_training(self.hypotheses, task)
+
+    def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
+        return self._asked(training_only(self.hypotheses, task, assigned), LocalResult)
+
+    def report(self, task: EvaluationSpec) -> LocalReport:
+        return self._asked(evaluation_only(self.hypotheses, task), LocalReport)
+
+    def _asked(self, content: RecordDict, kind: type[T]) -> T:
+        """Return what the handler answers to a part of the message; raise if that is an error."""
+        content[_NODE] = Held(self.node)
+        narrowed = copy(self.msg)
+        narrowed.content = content
+        reply = self.call_next(narrowed, self.context)
+        if reply.has_error():
+            raise Refused("the handler replied an error", code="refused.handler")
+        return held_in(reply.content, _RESULT, kind)

@@ -1,0 +1,72 @@
+"""How a node fails closed: the server reads "refused", and the reason stays in the node's own log and the site's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from logging import ERROR
+
+from flwr.app import Context, Error, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import Entry, on_record
+from umbel.protocol.errors import Refused, UmbelError
+from umbel.protocol.flower import ErrorCode, log
+
+
+def guard(msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Flower Mod: when a handler fails, reply "refused" and keep the reason in the node's log.
+
+    Flower itself would send the exception's text to the server. The error is replied, not
+    raised, because in simulation a raised one also drops what the node has written to its state.
+    """
+
+    def answer(_site: Site, _entry: Entry) -> Message:
+        reply = call_next(msg, context)
+        if reply.has_error():
+            raise Refused("the handler replied an error", code="refused.handler")
+        return reply
+
+    return answered(msg, context, answer)
+
+
+def refuse(msg: Message, context: Context, error: Exception) -> Message:
+    """Return "refused" for a message that does not come as far as a handler; the reason stays with the node."""
+
+    def answer(_site: Site, _entry: Entry) -> Message:
+        raise error
+
+    return answered(msg, context, answer)
+
+
+def answered(msg: Message, context: Context, answer: Callable[[Site, Entry], Message]) -> Message:
+    """Return what `answer` makes of a message, once it is on record, or "refused" when anything goes wrong."""
+
+    def closed(site: Site, entry: Entry) -> Message:
+        try:
+            return answer(site, entry)
+        except Exception as error:  # anything at all: fail closed
+            return refused(msg, error, entry)
+
+    return on_record(msg, context, closed, refused)
+
+
+def refused(msg: Message, error: Exception, entry: Entry | None = None) -> Message:
+    """Return the one word that a server reads, and explain it to the node's people."""
+    explain(msg.metadata.message_type, error, entry)
+    return refusal(msg)
+
+
+def refusal(msg: Message) -> Message:
+    """Return the one word that a server reads."""
+    return Message(Error(code=ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason="refused"), reply_to=msg)
+
+
+def explain(what: str, error: Exception, entry: Entry | None = None) -> None:
+    """Write the reason to the node's own log, and to the site's; nothing leaves even when that fails."""
+    with suppress(Exception):
+        if entry is not None:
+            entry.refuse(what, error)
+        reason = None if isinstance(error, UmbelError) else error
+        log(ERROR, "umbel refused to answer (%s): %s", what, error, exc_info=reason)

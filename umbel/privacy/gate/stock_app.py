@@ -1,0 +1,364 @@
+"""The gate of any other Flower app: a Mod that has a ClientApp's own train function release as umbel's clients do.
+
+A node is one client, and what the server sent is its one hypothesis. The app's function stands behind the same gate
+as umbel's own handlers: policy, charge, noise, ledger and log are the same. Of its releases a reply is made
+that stock strategies understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from umbel.privacy import mechanisms
+from umbel.privacy.gate.gate import LocalReport, LocalResult, Passage, Sanitised
+from umbel.privacy.gate.policy import Approval, Policy, Role
+from umbel.privacy.gate.refusals import answered
+from umbel.privacy.gate.site import Site
+from umbel.privacy.gate.site_log import Entry
+from umbel.privacy.gate.undisclosed import undisclosed
+from umbel.protocol import old_names
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.errors import ConfigError, ProtocolError, Refused, SiteError, UmbelError
+from umbel.protocol.records import from_array_record, to_array_record
+from umbel.protocol.release import LAPLACE, Clipping
+from umbel.protocol.tasks import EvaluationSpec, TrainingSpec
+
+_METRICS = "metrics"
+_ROUND = "server-round"  # what Flower's strategies call it in their config
+_LAST_ROUND = 2**31
+_FLOATS = (2, 4, 8)  # bytes
+_ONLY = (ClientOnNode(0),)  # the one client of the node
+# Entries of a site that only umbel's own app heeds: a person who sets one would believe that it does something.
+_NOT_HERE = (
+    "approve", "balanced_batches", "insecure_seed", "keep_model", "max_examples", "max_local_epochs", "max_local_steps",
+    "noise_all_items", "personalise", "personalise_epochs", "place", "reader", "reader_options",
+)  # fmt: skip
+
+
+class Gate:
+    r"""Flower Mod: what the train function of a ClientApp returns leaves sanitised and charged, or not at all.
+
+    ``ClientApp(mods=[Gate(noise_multiplier=4.0, clip_norm=0.5)])``. A node is one client. Before the app's function
+    sees a message the client is charged. Of its reply the arrays leave, clipped to `clip_norm` around what the server
+    sent and with noise from the operating system's entropy; in place of the number of examples there is a 1; all
+    else is dropped. Other messages to the app are refused, but for `reports`.
+
+    All of this is what the app asks of a site; a site's own policy wins over it (`umbel.privacy.gate.policy`), where
+    the site also runs an app that it has installed. A server that ships the app can ship it without a gate.
+
+    Parameters
+    ----------
+    noise_multiplier : float
+        nu, noise per unit of clip norm, in the mechanism's own meaning; 0 for none, in simulation only.
+    clip_norm : float
+        The public Euclidean norm to which an update is clipped.
+    mechanism : str
+        ``laplace``, ``gaussian``, or ``package.module:Class``.
+    budget, delta : float, optional
+        The largest epsilon between any two data sets of a client, over all it ever released, and with which
+        delta; for sites that set no budget themselves. None for no limit.
+    frozen : str
+        Patterns on the names of arrays, separated by spaces: such as ``"backbone.*"`` go back as they came, even if
+        the app changes them, and cost nothing. Arrays of whole numbers cannot be anything else.
+    reports : sequence of str
+        Names of one metric or two that the evaluate function returns, and that may leave where the site lets its
+        clients report: with noise (``report-noise-multiplier``), or as they are (role ``validation``).
+    weighted_by_key : str
+        The strategy's: the metric by which it weights clients, which is 1 for all.
+    radius : float, optional
+        The old name of `clip_norm`, understood until umbel 2.0.
+
+    Raises
+    ------
+    ConfigError
+        When an argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        noise_multiplier: float,
+        clip_norm: float | None = None,
+        mechanism: str = LAPLACE,
+        *,
+        budget: float | None = None,
+        delta: float = 0.0,
+        frozen: str = "",
+        reports: Sequence[str] = (),
+        weighted_by_key: str = "num-examples",
+        radius: float | None = None,
+    ) -> None:
+        self._frozen, self._reports, self._weight = frozen.split(), tuple(reports), weighted_by_key
+        try:
+            if (clip_norm is None) == (radius is None):
+                raise ConfigError("give clip_norm, the norm to which updates are clipped", code="config.clip-norm")
+            if radius is not None:
+                old_names.hint("radius", "clip_norm")
+            self._task = _task(noise_multiplier, radius if clip_norm is None else clip_norm, mechanism)
+            if budget is None and delta:
+                raise ConfigError(
+                    "delta is of a budget, and there is none: give budget, or leave delta out", code="config.delta"
+                )
+            self._budget = None if budget is None else Policy.of({"budget": budget, "delta": delta})
+        except UmbelError as error:
+            raise ConfigError.of(error, "umbel.Gate: ") from None
+        names = {*self._reports, weighted_by_key}
+        if isinstance(reports, str) or len(names) != len(self._reports) + 1 or len(names) > 3:
+            raise ConfigError(
+                f"umbel.Gate: reports must be a list of one metric's name or two, got {reports!r}",
+                code="config.reports",
+            )
+
+    def __call__(self, msg: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        """Return a sanitised reply, or "refused"."""
+
+        def answer(site: Site, entry: Entry) -> Message:
+            _check_fit(site)
+            what, round = msg.metadata.message_type.partition(".")[0], _round(msg.content)
+            name, sent = _sent(msg.content)
+            app = _App(site, lambda: call_next(msg, context), sent, self._reports)
+            # The operating system's entropy also in simulation: a server that knows a seed can subtract the noise.
+            passage = Passage(self._limited(site), str(context.run_id), None, context.state, entry, app)
+            if what == "train":
+                content = self._train(passage, app, name, round)
+            elif what == "evaluate":
+                content = self._evaluate(passage, round)
+            else:
+                raise Refused(
+                    f"an app behind umbel's gate answers to train and evaluate, not to {what[:50]!r}",
+                    code="refused.message-type",
+                )
+            return Message(content, reply_to=msg)
+
+        return answered(msg, context, answer)
+
+    def _limited(self, site: Site) -> Site:
+        """Return the site with the app's budget where it sets none itself, and then with the app's noise or more."""
+        policy = site.policy
+        # Validation clients release nothing, so they need no budget.
+        if self._budget is None or "budget" in policy.model_fields_set or policy.role is Role.VALIDATION:
+            return site
+        changes = {"budget": self._budget.budget, "delta": self._budget.delta}
+        if "min_noise_multiplier" not in policy.model_fields_set:
+            # The server may not request less noise than the app does.
+            changes["min_noise_multiplier"] = max(policy.min_noise_multiplier, self._task.noise_multiplier)
+        return replace(site, policy=policy.model_copy(update=changes))
+
+    def _train(self, passage: Passage, app: _App, name: str, round: int) -> RecordDict:
+        """Return the reply to a message that asks for training: the arrays as they came, with what was released."""
+        app.released = self._released(app.sent)
+        if passage.site.policy.role is Role.VALIDATION:
+            raise Refused("clients of role validation do not train; set role to train to let them", code="refused.role")
+        task = replace(self._task, round=round)
+        with np.errstate(over="ignore"):  # too large for 32 bits is infinite, and the gate refuses that
+            start = {name: app.sent[name].astype(np.float32)[None] for name in app.released}
+        passage.entry.asks(task, start)
+        found = replace(passage, hypotheses=start).train(task)
+        assert isinstance(found, Sanitised), "each client releases by itself"
+        arrays = {
+            name: _as(found.releases[name][0], value.dtype) if name in start else value
+            for name, value in app.sent.items()
+        }
+        return RecordDict({name: to_array_record(arrays), _METRICS: MetricRecord({self._weight: 1})})
+
+    def _evaluate(self, passage: Passage, round: int) -> RecordDict:
+        """Return the reply to a message that asks for evaluation: the metrics that may leave."""
+        if not self._reports:
+            raise Refused(
+                "the app names no metric that may leave: umbel.Gate(reports=[...])", code="refused.no-reports"
+            )
+        task = EvaluationSpec(round, _ONLY)
+        passage.entry.asks(task)
+        scores = passage.evaluate(task)
+        if np.isnan(scores).any():
+            raise Refused("the client cannot pay for a report any more", code="refused.budget")
+        reported = dict(zip(self._reports, scores[:, 0].tolist(), strict=False))
+        return RecordDict({_METRICS: MetricRecord(reported | {self._weight: 1})})
+
+    def _released(self, sent: Arrays) -> list[str]:
+        """Return the names of arrays that take noise; raise for others that are not frozen."""
+        for pattern in self._frozen:
+            if not any(fnmatchcase(name, pattern) for name in sent):
+                raise Refused(
+                    f"no array of the message is called {pattern!r}, as umbel.Gate's frozen says",
+                    code="refused.arrays",
+                )
+        released = [name for name in sent if not any(fnmatchcase(name, pattern) for pattern in self._frozen)]
+        for name in released:
+            dtype = sent[name].dtype
+            if dtype.kind != "f" or dtype.itemsize not in _FLOATS:
+                raise Refused(
+                    f"array {name!r} is of type {dtype}, which takes no noise. Name it in umbel.Gate's frozen to have "
+                    "it go back as it came; for BatchNorm, whose statistics then stay as they are, use GroupNorm",
+                    code="refused.arrays",
+                )
+        if not sum(sent[name].size for name in released):
+            raise Refused("the message has no array that could be released", code="refused.arrays")
+        return released
+
+
+def _task(noise_multiplier: float, clip_norm: float | None, mechanism: str) -> TrainingSpec:
+    """Return what an app asks of each client in each round. How it trains is its own affair, and no part of it."""
+    for name, value in (("noise_multiplier", noise_multiplier), ("clip_norm", clip_norm)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{name} must be a number, got {value!r}", code="config.wrong-type")
+    assert clip_norm is not None
+    task = TrainingSpec(
+        clients=_ONLY,
+        local_epochs=0,
+        noise_multiplier=noise_multiplier,
+        clipping=Clipping.PUBLIC,
+        clip_norm=clip_norm,
+        mechanism=mechanism,
+    )
+    if noise_multiplier > 0:
+        mechanisms.load(mechanism)(task.noise_multiplier)
+    return task
+
+
+def _check_fit(site: Site) -> None:
+    """Raise where a site with data of its own is set up for what only umbel's own app does."""
+    if site.simulated:
+        return
+    policy = site.policy
+    idle = [name for name in _NOT_HERE if name in policy.model_fields_set]
+    if "approve" in idle and policy.approve is Approval.POLICY:
+        idle.remove("approve")
+    if idle:
+        raise SiteError(
+            f"{idle[0].replace('_', '-')} is heeded by umbel's own app alone, and not here; leave it out",
+            code="site.not-here",
+        )
+    if policy.role is Role.SPLIT:
+        raise SiteError("role split is for umbel's own datasets; set role to train or validation", code="site.role")
+
+
+def _sent(content: RecordDict) -> tuple[str, Arrays]:
+    """Return the one record of arrays that a message has, and its name."""
+    name, record = _only(content, ArrayRecord)
+    if name.startswith(("fitins", "evaluateins")):
+        raise Refused(
+            "the app is a NumPyClient; umbel.Gate is for functions of the Message API, as @app.train()",
+            code="refused.numpy-client",
+        )
+    return name, from_array_record(record)
+
+
+def _only(content: RecordDict, kind: type[Any]) -> tuple[str, Any]:
+    found = [(name, record) for name, record in content.items() if isinstance(record, kind)]
+    if len(found) != 1:
+        raise ProtocolError(
+            f"there are {len(found)} records of type {kind.__name__} where one should be", code="protocol.records"
+        )
+    return found[0]
+
+
+def _round(content: RecordDict) -> int:
+    """Return which round a message says it is of, for the record; 1 where it says nothing that could be one."""
+    for record in content.values():
+        number = record.get(_ROUND) if isinstance(record, ConfigRecord) else None
+        if type(number) is int and 1 <= number <= _LAST_ROUND:
+            return number
+    return 1
+
+
+@dataclass
+class _App:
+    """The app behind the gate, as the one client of its node.
+
+    Attributes
+    ----------
+    site : Site
+    call : callable
+        The app's own function, called with the message and context that came.
+    sent : dict of ndarray
+        The arrays as they came.
+    reports : sequence of str
+        The metrics that may leave.
+    released : sequence of str
+        Names of the arrays that take noise.
+    """
+
+    site: Site
+    call: Callable[[], Message]
+    sent: Arrays
+    reports: Sequence[str]
+    released: Sequence[str] = ()
+
+    def check(self, task: TrainingSpec) -> None:
+        """Find nothing wrong: the app's function alone knows what it can train."""
+
+    def train(self, task: TrainingSpec, assigned: NDArray[np.int64]) -> LocalResult:
+        """Return what the app's function has trained; numbers that are none where that goes wrong."""
+
+        def nothing() -> list[NDArray[Any]]:
+            return [np.full((1, *self.sent[name].shape), np.nan, np.float32) for name in self.released]
+
+        found = undisclosed(self.site, 1, lambda _: self._trained(), nothing)
+        return LocalResult(dict(zip(self.released, found, strict=True)), np.zeros(1, np.int64))
+
+    def report(self, task: EvaluationSpec) -> LocalReport:
+        """Return the metrics that may leave; a second that is not there is 0."""
+        policy = self.site.policy
+        trains = policy.role is not Role.VALIDATION
+        if trains and not policy.report_noise_multiplier > 0:
+            raise Refused(
+                "clients of this site do not report; set report-noise-multiplier, or role to validation",
+                code="refused.no-reports",
+            )
+        (scores,) = undisclosed(self.site, 1, lambda _: [self._scores()], lambda: [np.full((1, 2), np.nan)], trains)
+        return LocalReport(np.ascontiguousarray(scores.T), _ONLY if trains else (), trains)
+
+    def _reply(self) -> RecordDict:
+        try:
+            reply = self.call()
+        except SystemExit:
+            raise Refused("the app's function ended the process", code="refused.handler") from None
+        if reply.has_error():
+            raise Refused(f"the app's function replied an error: {reply.error.reason}", code="refused.handler")
+        return reply.content
+
+    def _trained(self) -> list[NDArray[Any]]:
+        """Return what the app's function has trained; raise unless that fits what was sent."""
+        arrays = from_array_record(_only(self._reply(), ArrayRecord)[1])
+        if not {*self.released} <= {*arrays} <= {*self.sent}:
+            wrong = sorted({*self.released} ^ ({*arrays} - ({*self.sent} - {*self.released})))
+            raise ProtocolError(
+                f"arrays {wrong} were sent and not returned, or the other way round", code="protocol.arrays"
+            )
+        trained: list[NDArray[Any]] = []
+        for name in self.released:
+            value, shape = arrays[name], self.sent[name].shape
+            if value.dtype.kind != "f" or value.shape != shape:
+                raise ProtocolError(
+                    f"array {name!r} came back as {value.dtype} of shape {value.shape}, not {shape}",
+                    code="protocol.arrays",
+                )
+            with np.errstate(over="ignore"):  # an update that blew up in training counts as none
+                trained.append(value.astype(np.float32)[None])
+        return trained
+
+    def _scores(self) -> NDArray[np.float64]:
+        """Return the metrics that may leave, (1, 2)."""
+        record = _only(self._reply(), MetricRecord)[1]
+        values = [record.get(name) for name in self.reports]
+        if wrong := [name for name, value in zip(self.reports, values, strict=True) if type(value) not in (int, float)]:
+            raise ProtocolError(f"the app's function returns no number called {wrong[0]!r}", code="protocol.metric")
+        scores = np.zeros((1, 2))
+        scores[0, : len(values)] = values
+        return np.where(np.isnan(scores), np.inf, scores)
+
+
+def _as(released: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return a release in the type in which the server sent what it started from, finite there too."""
+    largest = min(float(np.finfo(dtype).max), float(np.finfo(np.float32).max))
+    # An array even where it has no axis: numpy's single numbers have no order of bytes.
+    return np.asarray(np.clip(released, -largest, largest)).astype(dtype)
