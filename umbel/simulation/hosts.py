@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -33,25 +33,6 @@ class Lost:
     """
 
     reason: str
-
-
-class Hosts(Protocol):
-    """Hosts of simulated nodes, and where they may live."""
-
-    def places(self) -> list[Place]:
-        """Return where hosts may live now."""
-
-    def lost(self, place: Place) -> None:
-        """Hear that a host is gone: whether its machine is there will be looked at again."""
-
-    def start(self, place: Place) -> Any:
-        """Start a host, and return it at once."""
-
-    def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
-        """Have a host answer a message to a node of this configuration; return a ticket for the answer."""
-
-    def answers(self, tickets: Iterable[Any]) -> dict[Any, tuple[Message, list[Line]] | Lost]:
-        """Return the answers that are there, each with what was written to the log, and whose hosts are gone."""
 
 
 class Host:

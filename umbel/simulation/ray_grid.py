@@ -15,7 +15,7 @@ from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
 from umbel.server.observer import Observer, Run, Section
 from umbel.simulation.grid import SimulatedGrid, partitions
-from umbel.simulation.hosts import Hosts, Lost
+from umbel.simulation.hosts import Lost, RayHosts
 from umbel.simulation.places import Place, deal
 
 
@@ -52,7 +52,7 @@ class RayGrid(SimulatedGrid):
 
     Parameters
     ----------
-    hosts : Hosts
+    hosts : RayHosts
     nodes : int
         How many; 0 for one a machine, or a GPU.
 
@@ -64,7 +64,7 @@ class RayGrid(SimulatedGrid):
         In the order in which they were seen.
     """
 
-    def __init__(self, hosts: Hosts, nodes: int = 0) -> None:
+    def __init__(self, hosts: RayHosts, nodes: int = 0) -> None:
         homes = deal(hosts.places(), nodes)
         super().__init__(partitions(len(homes)))
         self.homes = dict(zip(self.node_configs, homes, strict=True))
