@@ -212,7 +212,7 @@ class RunFolder:
         """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
         rounds = str(len(state.history))
-        # What no loss is known of, whatever it is, has none when it is read again.
+        # Hypotheses without a known loss have none when they are read again.
         if self._known is None or self._known[0] is not state.best:
             self._known = state.best, _digest(state.best, "")
         best = self._known[1] if math.isfinite(state.best_loss) else "new"

@@ -54,7 +54,7 @@ class Saved:
 
     @classmethod
     def of(cls, setup: Setup) -> Saved:
-        """Return the run that the run config says shall go on; nothing is written.
+        """Return the run that the run config resumes; nothing is written.
 
         Raises
         ------

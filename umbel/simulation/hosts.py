@@ -157,7 +157,7 @@ def without_arrays(message: Message) -> tuple[Message, dict[str, ArrayRecord]]:
 
 
 def environment() -> dict[str, str]:
-    """Return what hosts shall have of this process's environment: what its user says of a simulated node's policy.
+    """Return the part of this process's environment that hosts get: the policy of simulated nodes.
 
     Not ``UMBEL_HOME``, which is each machine's own.
     """

@@ -46,7 +46,7 @@ class _Sent:
 class RayGrid(SimulatedGrid):
     """Simulated nodes on the machines of a cluster.
 
-    Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made anew
+    Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made again
     when the nodes are next asked for, on machines that have their parts of the dataset. Where there is none,
     a node is not there until there is one.
 
@@ -77,7 +77,7 @@ class RayGrid(SimulatedGrid):
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that live somewhere; those that were lost are made anew where that can be."""
+        """Return the ids of the nodes that live somewhere; lost ones are made again where that is possible."""
         if self._homeless:
             self._settle()
         return [node for node in self.homes if node not in self._homeless]

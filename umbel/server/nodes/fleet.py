@@ -306,7 +306,7 @@ class Fleet:
             self.participations[clients] += 1
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
+        """Return the scores in the replies to the last `ask_evaluation`; None without an answer."""
         if (asked := self._evaluation) is None:
             return None
         return read_scores(_usable(replies, asked), asked, self.run.validate_by, self.metric_is_share)
@@ -360,7 +360,7 @@ class Fleet:
                 raise ProtocolError("takes part already", code="protocol.hosting")
             if hosting.simulated:
                 raise ProtocolError("says that it is simulated", code="protocol.hosting")
-        except Exception as error:  # whatever one node sends, the run goes on
+        except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
             return
         self._roster.join({answer.node: hosting})

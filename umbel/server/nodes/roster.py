@@ -43,7 +43,7 @@ class Absence:
 
 
 class Roster:
-    """The clients of all nodes, numbered the same whatever the number of nodes.
+    """The clients of all nodes. Their numbers do not depend on the number of nodes.
 
     Training clients have the numbers 0 to `train` - 1 and validation clients 0 to
     `validation` - 1. In simulation the numbers are the dataset's own order; elsewhere nodes
@@ -75,7 +75,7 @@ class Roster:
         """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
 
         Those that are not there now keep their numbers, for when they come back. A node that hosts
-        other clients than it did is left out: nobody knows which of them are those that were numbered.
+        other clients than it did is left out: its clients can no longer be told apart.
         """
         if now.simulated:
             return now
@@ -104,7 +104,7 @@ class Roster:
                 "some nodes are simulated and some are not, or they split the dataset differently", code="nodes.mixed"
             )
         if self.simulated:
-            # By partition, because node ids are drawn anew in each run.
+            # By partition, because each run draws new node ids.
             order = np.argsort([hosting.first for hosting in self._hosting])
             self._nodes = [self._nodes[i] for i in order]
             self._hosting = [self._hosting[i] for i in order]
@@ -327,7 +327,7 @@ def gather(
 
 
 def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | None:
-    """Return what a node hosts; None, and a line in the log, where it cannot take part, whatever it sent."""
+    """Return what a node hosts; None, and a line in the log, where it cannot take part."""
     try:
         if answer.reply.has_error():
             raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)", code="protocol.node-error")
