@@ -87,14 +87,7 @@ class Fleet:
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
         if self._roster is None:
-            roster = gather(
-                self.exchange_on(grid),
-                self.run.min_nodes,
-                self.run.node_wait,
-                clients=(self.run.clients_per_round, self.run.validation_clients_per_round),
-                max_clients=self.run.max_clients_per_node,
-                max_share=self.run.max_node_share,
-            )
+            roster = gather(self.exchange_on(grid), self.run)
             check_enough("clients-per-round", self.clients_per_round, roster.train)
             check_enough("validation-clients-per-round", self.run.validation_clients_per_round, roster.validation)
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
