@@ -15,7 +15,7 @@ from tests.helpers.sources import ROOT, files
 from umbel.protocol import errors
 
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
-WITHOUT = {"client", "privacy", "protocol", "research"}
+WITHOUT = {"client", "privacy", "protocol"}
 """Rooms that still make errors without a code."""
 
 
@@ -115,3 +115,11 @@ SiteError.of(error, "prefix: ")
         ("5", "room", "DatasetError", (), "…"),
         ("6", "room", "Refused", ("refused.task",), "no …"),
     }
+
+
+def test_an_error_that_another_process_told_keeps_class_and_code() -> None:
+    told = errors.told(str(errors.FleetError("2 nodes refused", code="nodes.refused")), "the run failed: ")
+    assert isinstance(told, errors.FleetError)
+    assert (told.text, told.code, told.exit_code) == ("the run failed: 2 nodes refused", "nodes.refused", 4)
+    for line in ("", "it failed", "a list [1.5]", "unknown [weather.bad]"):
+        assert errors.told(line) is None

@@ -50,7 +50,6 @@ LOOK = {
         "`pull_objects`"
     ),
     "keep_beating": "whether a failed heartbeat still ends all of them, and one that returns False is repeated",
-    "in_memory": "whether a simulation's ServerApp still gets this grid, and no deployment's",
     "pull_soon": "whether the server still waits a second for what is missing of a reply",
     "keep_secret": (
         "whether the access token still travels as Authorization: Bearer, and is refreshed only with a refresh token"
@@ -85,7 +84,6 @@ PINNED = {
     "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
-    "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",
     "flwr.supernode.cli.flower_supernode:flower_supernode": "e263e1045207",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from tests.helpers.errors import raises
 from umbel.data import find_dataset, open_dataset, write_dataset
 from umbel.privacy.gate.policy import Policy
 from umbel.protocol.errors import DatasetError
@@ -23,10 +24,8 @@ from umbel.research.attacks.identify import (
     Stolen,
     attack,
     audit,
-    cell,
     defences,
     strongest,
-    write,
 )
 from umbel.research.attacks.pac_attack import theorem_1
 
@@ -156,23 +155,14 @@ def test_the_strongest_attack_steals_most_and_of_these_the_fastest() -> None:
     assert [(found.nu, found.attack) for found in strongest(attacks)] == [(1.0, "b"), (3.0, "c")]
 
 
-@pytest.mark.parametrize(
-    ("lean", "words"),
-    [
-        ("likes", "most labels are likes, against Assumption 1, so the other sign is taken"),
-        ("dislikes", "most labels are dislikes, as Assumption 1 says"),
-        ("unknown", "no sign is settled"),
-    ],
-)
-def test_the_notes_count_who_breaks_assumption_1_and_say_which_sign_is_taken(lean: str, words: str) -> None:
-    (first, *_) = Audit("films", lean, [Attacked("none", 1.0, PAPER, FOUND, 0.05)], []).notes()
-    assert "p < 1/2, does not hold for 2 of 3 victims" in first
-    assert words in first
+def test_the_notes_count_who_breaks_assumption_1() -> None:
+    first, *_ = Audit("films", "likes", [Attacked("none", 1.0, PAPER, FOUND, 0.05)], []).notes()
+    assert "2 of 3 victims" in first
 
 
 def test_an_audit_leaves_a_page_and_a_row_a_client_and_attack(tmp_path: Path) -> None:
     done = audit("preferences", (0.0, 1.0), False, FEW)
-    write(tmp_path, done)
+    done.page().write(tmp_path)
     page = (tmp_path / "table.md").read_text()
     assert "| 0 | Protocol 2 | 6 of 6 | 6 | " in page
     assert "| 1 | spectral | 6 of 6 | " in page
@@ -197,11 +187,6 @@ def test_who_likes_most_items_is_stolen_too(tmp_path: Path) -> None:
     assert all(victim.by_rate == victim.error for victim in biased)
 
 
-@pytest.mark.parametrize(("value", "text"), [(None, ""), (3, "3"), (0.02, "0.02"), (21333.3, "21,333"), ("a", "a")])
-def test_cells(value: Any, text: str) -> None:
-    assert cell(value) == text
-
-
 # --- the command
 
 
@@ -214,21 +199,21 @@ def test_the_command_prints_what_it_wrote(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "part"),
     [
-        (["--dataset", "nowhere"], "no dataset 'nowhere'"),
-        (["--dataset", "synthetic"], "identify attacks preferences"),
-        (["--model", "steal"], "unknown model 'steal'"),
-        (["--noise-multiplier", "-1"], "multipliers must be different numbers of at least 0"),
-        (["--noise-per", "item"], "noise-per must be one of vector, layer, row"),
+        (["--dataset", "nowhere"], "'nowhere'"),
+        (["--dataset", "synthetic"], "[data.no-preferences]"),
+        (["--model", "steal"], "'steal'"),
+        (["--noise-multiplier", "-1"], "multipliers"),
+        (["--noise-per", "item"], "noise-per"),
     ],
 )
-def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_bad_input_is_named_before_anything_is_attacked(tmp_path: Path, arguments: list[str], part: str) -> None:
     result = CliRunner().invoke(app, ["identify", "--no-defences", "--out", str(tmp_path / "out"), *arguments])
-    assert result.exit_code == 1
-    assert words in " ".join(result.output.split())
+    assert result.exit_code in (2, 3)
+    assert part in " ".join(result.output.split())
 
 
 def test_only_preferences_are_attacked() -> None:
-    with pytest.raises(DatasetError, match="build some"):
+    with raises(DatasetError, "data.no-preferences", "synthetic", "umbel data make"):
         attack("synthetic", {}, {})

@@ -1,4 +1,4 @@
-"""Fully connected layers are found by running the network."""
+"""The fully connected layers of a network, and the class that the last one shows."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.errors import raises
 from umbel.models.losses import LOSSES, METRICS
 from umbel.models.model import Model
 from umbel.protocol.errors import NotApplicableError
-from umbel.research.attacks.layers import dense_layers, inputs_of_layers, parameter
+from umbel.research.attacks.layers import bias_label, dense_layers, inputs_of_layers, label_given_image, parameter
 
-from .conftest import SHAPE, chain, drawn
+from .conftest import SHAPE, chain, drawn, gradient_of, noisy
 
 
 class Backwards(nn.Module):
@@ -49,11 +50,53 @@ def test_a_network_that_is_one_layer_has_no_prefix() -> None:
 
 def test_a_network_without_a_fully_connected_layer_is_named() -> None:
     model = chain(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 4), nn.Flatten())
-    with pytest.raises(NotApplicableError, match=r"model 'chain' has no fully connected layer \(torch.nn.Linear\)"):
+    with raises(NotApplicableError, "attack.no-dense-layer", "chain"):
         dense_layers(model, drawn(model), SHAPE)
 
 
 def test_a_layer_that_sees_every_row_of_an_image_has_no_gradient_of_rank_one() -> None:
     model = chain(nn.Linear(4, 2), nn.Flatten())
-    with pytest.raises(NotApplicableError, match="layer '0' of model 'chain' sees 4 vectors an image"):
+    with raises(NotApplicableError, "attack.no-dense-layer", "4 vectors"):
         dense_layers(model, drawn(model), SHAPE)
+
+
+def network(bias: bool = True) -> Model:
+    return chain(nn.Flatten(), nn.Linear(16, 200), nn.ReLU(), nn.Linear(200, 10, bias=bias))
+
+
+@pytest.mark.parametrize("label", range(10))
+def test_without_noise_every_label_is_read(image: Tensor, label: int) -> None:
+    model = network()
+    start = drawn(model, scale=0.1)
+    gradient = gradient_of(model, start, image, label)
+    assert (gradient["3.bias"] < 0).tolist() == [j == label for j in range(10)]
+    assert bias_label(model, start, gradient, SHAPE) == label
+    assert label_given_image(model, start, gradient, image) == label
+
+
+def test_without_a_bias_the_weights_tell(image: Tensor) -> None:
+    model = network(bias=False)
+    start = drawn(model, scale=0.1)
+    gradient = gradient_of(model, start, image, 7)
+    assert label_given_image(model, start, gradient, image) == 7
+    with raises(NotApplicableError, "attack.no-bias", "chain"):
+        bias_label(model, start, gradient, SHAPE)
+
+
+def test_with_a_guess_at_the_image_the_whole_layer_tells_more_than_its_bias(image: Tensor) -> None:
+    model = network()
+    start = drawn(model, scale=0.1)
+    gradient = gradient_of(model, start, image, 4)
+    tries = [noisy(gradient, share=3.0, seed=seed) for seed in range(50)]
+    by_bias = sum(bias_label(model, start, one, SHAPE) == 4 for one in tries)
+    guess = 0.5 * image + 0.25
+    by_layer = sum(label_given_image(model, start, one, guess) == 4 for one in tries)
+    assert by_bias < 30
+    assert by_layer > 45
+
+
+def test_a_network_that_does_not_end_in_classes_is_refused() -> None:
+    model = chain(nn.Flatten(), nn.Linear(16, 6), nn.Unflatten(1, (2, 3)), nn.Flatten(), nn.AvgPool1d(2))
+    start = drawn(model)
+    with raises(NotApplicableError, "attack.no-class-layer"):
+        bias_label(model, start, {name: torch.ones_like(value) for name, value in start.items()}, SHAPE)

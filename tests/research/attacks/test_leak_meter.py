@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.errors import raises
 from tests.helpers.grids import ListeningGrid
 from tests.helpers.noise import sanitise
 from umbel.client.app import app
@@ -22,10 +22,9 @@ from umbel.protocol.errors import ConfigError
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
 from umbel.research.attacks.leak_meter import Leak, LeakMeter, guessed_norm, section_of
-from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate
-from umbel.research.attacks.truth import local_parameters
+from umbel.research.attacks.pac_attack import Estimate, direction_error, error_rate, local_parameters
 from umbel.server.history import Round, State
-from umbel.server.observer import Observer, Run, Section
+from umbel.server.observer import Observer, Run
 from umbel.server.observers import named
 from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.run_folder import RunFolder
@@ -62,7 +61,7 @@ def rounds_of(state: State) -> list[Round]:
 # --- the run
 
 
-@pytest.mark.parametrize("strategy", ["group-privacy", "fedavg", "ifca"])
+@pytest.mark.parametrize("strategy", ["group-privacy", "fedavg"])
 @pytest.mark.parametrize("noise", [0.0, 5.0])
 def test_a_run_learns_the_same_with_and_without_it(run_config: Config, strategy: str, noise: float) -> None:
     config = run_config | {"rounds": 5, "restarts": 1, "strategy": strategy, "noise-multiplier": noise}
@@ -76,7 +75,7 @@ def test_a_run_learns_the_same_with_and_without_it(run_config: Config, strategy:
 
 def test_one_client_is_attacked_the_same_for_a_seed_whatever_the_number_of_nodes(run_config: Config) -> None:
     config = run_config | {"rounds": 4, "restarts": 1} | metered()
-    first, *others = (leaks_of(config, nodes) for nodes in (1, 2, 7))
+    first, *others = (leaks_of(config, nodes) for nodes in (1, 7))
     assert len({leak.client for leak in first}) == 1
     for leaks in others:
         assert [(leak.round, leak.client, leak.choice) for leak in leaks] == [
@@ -101,9 +100,8 @@ def test_no_other_client_is_asked_and_the_messages_are_its_own(run_config: Confi
 
 def test_sites_with_data_of_their_own_are_not_attacked(run_config: Config) -> None:
     config = run_config | {"rounds": 2, "restarts": 1, "strategy": "fedavg"} | metered()
-    words = "observers: the leak meter is for simulation; leave it out where sites have data of their own"
     for dataset in ("synthetic", ""):
-        with pytest.raises(ConfigError, match=words):
+        with raises(ConfigError, "config.simulation-only"):
             play(
                 config | {"dataset": dataset} | ({} if dataset else {"model": "linear"}),
                 node_configs=[{"data-path": str(BUNDLED / "synthetic.json")}],
@@ -120,20 +118,12 @@ def test_a_client_that_does_not_say_the_truth_is_not_measured(run_config: Config
     assert rounds_of(run.state) == rounds_of(play(config, node_configs=places).state)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("every=0", "observers, umbel.research.attacks.leak_meter:LeakMeter: every must be at least 1, got '0'"),
-        (
-            "every=often",
-            "observers, umbel.research.attacks.leak_meter:LeakMeter: every must be a whole number, got 'often'",
-        ),
-        ("rounds=5", "observers, umbel.research.attacks.leak_meter:LeakMeter: there is no option rounds"),
-    ],
-)
-def test_what_it_cannot_be_asked_is_an_error(run_config: Config, text: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(reason)):
+@pytest.mark.parametrize("text", ["every=0", "every=often", "rounds=5"])
+def test_what_it_cannot_be_asked_is_an_error(run_config: Config, text: str) -> None:
+    with pytest.raises(ConfigError) as told:
         named(Setup.parse(run_config | {"observers": f"umbel.research.attacks.leak_meter:LeakMeter {text}"}))
+    assert "leak_meter:LeakMeter" in told.value.text
+    assert text.partition("=")[0] in told.value.text
 
 
 # --- what it leaves behind
@@ -170,50 +160,22 @@ def some_run(config: Config) -> Run:
 
 def test_leaks_are_told_on_average_and_without_what_the_model_does_not_have(run_config: Config) -> None:
     leaks = [Leak(1, 17, choice=True, norm=0.5, update=None), Leak(5, 17, choice=False, norm=0.25, update=0.125)]
-    section = section_of(leaks, 4, some_run(run_config))
-    assert section is not None
-    assert section.title == "What the server can learn"
-    (text,) = section.paragraphs
-    assert "Every 4 rounds the server attacked one simulated client (number 17)" in text
-    assert (
-        "On average: chosen hypothesis guessed 0.5, error in the guessed norm of the update 0.375, likeness of the "
-        "released update and the true one 0.125."
-    ) in text
-    assert "likeness of the guessed labels" not in text
-    # 2/5 a participation.
-    assert (
-        "A client that took part in all 5 rounds by then has spent 2 by the paper's budget, "
-        "n/\N{GREEK SMALL LETTER NU} a participation, a heuristic that guarantees nothing."
-    ) in text
-    assert section.picture.startswith('<svg role="img" aria-label="Every 4 rounds')
-    assert ">paper's budget<" in section.picture
-
-
-def test_where_nothing_bounds_the_spend_leaks_are_told_without_it(run_config: Config) -> None:
-    run = some_run(run_config | {"noise-multiplier": 0.0, "strategy": "fedavg"})
-    section = section_of([Leak(1, 17, predictions=0.96)], 1, run)
-    assert section is not None
-    assert "Every round the server attacked" in section.paragraphs[0]
-    assert "stolen predictions, under the better of both signs 0.96" in section.paragraphs[0]
-    assert "by then has spent" not in section.paragraphs[0]
-    assert "paper's budget" not in section.picture
-
-
-def test_attacks_that_found_nothing_to_measure_add_no_section(run_config: Config) -> None:
     run = some_run(run_config)
-    assert section_of([Leak(1, 17), Leak(5, 17)], 4, run) is None
+    section = section_of(leaks, 4, run)
+    assert section is not None
+    (text,) = section.paragraphs
+    for part in ("4 rounds", "number 17", "guessed 0.5", "update 0.375", "one 0.125"):
+        assert part in text
+    assert "labels" not in text
+    assert "has spent 2 by the paper's budget" in text, "2/5 a participation, in five rounds"
+    assert ">paper's budget<" in section.picture
+    assert "validation" not in section.picture, "its metric is its loss"
+    assert section_of([Leak(1, 17), Leak(5, 17)], 4, run) is None, "nothing to measure"
     assert section_of([], 4, run) is None
-
-
-def test_a_metric_of_its_own_is_drawn_beside_them(run_config: Config) -> None:
-    config = run_config | {"strategy": "recommender", "dataset": "preferences", "clients-per-round": 20}
-    run = play(config | {"rounds": 2, "restarts": 1} | metered())
-    section = meter_of(run).section()
-    assert isinstance(section, Section)
-    assert "validation right-sign" in section.picture
-    plain = section_of([Leak(1, 1, norm=0.5)], 1, some_run(run_config))
-    assert plain is not None
-    assert "validation" not in plain.picture, "its metric is its loss"
+    unbounded = section_of([Leak(1, 17, predictions=0.96)], 1, some_run(run_config | {"noise-multiplier": 0.0}))
+    assert unbounded is not None
+    assert "0.96" in unbounded.paragraphs[0]
+    assert "paper's budget" not in unbounded.paragraphs[0] + unbounded.picture
 
 
 # --- what it finds out
@@ -243,15 +205,15 @@ def test_of_one_hypothesis_there_is_no_choice_to_guess(run_config: Config) -> No
 
 @pytest.mark.slow
 def test_noise_hides_what_an_update_is_like(run_config: Config) -> None:
-    """At nu = 1000 what is left of it over 60 seeds is chance, with a mean of 0.
+    """At nu = 1000 what is left of it over 30 seeds is chance, with a mean of 0.
 
     Cosines of uniform directions in the plane have variance 1/2. False-alarm rate 6e-7, five deviations.
     """
     config = run_config | {"strategy": "fedavg", "rounds": 1, "restarts": 1, "noise-multiplier": 1000.0}
-    leaks = [leaks_of(config | metered() | {"seed": seed})[0] for seed in range(60)]
+    leaks = [leaks_of(config | metered() | {"seed": seed})[0] for seed in range(30)]
     likeness = [leak.update for leak in leaks if leak.update is not None]
-    assert len(likeness) == 60
-    assert abs(np.mean(likeness)) < 5 * np.sqrt(1 / 2 / 60)
+    assert len(likeness) == 30
+    assert abs(np.mean(likeness)) < 5 * np.sqrt(1 / 2 / 30)
 
 
 @pytest.mark.parametrize("nu", [0.5, 3.0])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.errors import raises
 from umbel.models.model import Model
 from umbel.protocol.errors import NotApplicableError
 from umbel.research.attacks.membership import score, shadows, trap
@@ -60,16 +61,16 @@ def test_the_score_is_the_side_of_the_midpoint_by_hand() -> None:
     ],
 )
 def test_other_networks_are_refused(model: Model, image: Tensor, known: Tensor) -> None:
-    with pytest.raises(NotApplicableError, match="does not end in two fully connected layers"):
+    with raises(NotApplicableError, "attack.no-two-layers", "chain"):
         trap(model, drawn(model), image, 1, known, LABELS)
 
 
 def test_a_row_that_the_server_knows_is_no_candidate(known: Tensor) -> None:
-    with pytest.raises(NotApplicableError, match="one of the rows that the server knows"):
+    with raises(NotApplicableError, "attack.known-row"):
         trap(MODEL, drawn(MODEL), known[0], 1, known, LABELS)
 
 
 def test_two_classes_are_too_few(image: Tensor, known: Tensor) -> None:
     model = chain(nn.Flatten(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 2))
-    with pytest.raises(NotApplicableError, match="the trap takes 3 classes, model 'chain' has 2"):
+    with raises(NotApplicableError, "attack.too-few-classes", 3, "chain", 2):
         trap(model, drawn(model), image, 1, known, LABELS)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.protocol.errors import NotApplicableError
 from umbel.research.attacks.quality import correlation, psnr
@@ -104,5 +105,5 @@ def test_a_gradient_of_0_gives_some_image_in_range() -> None:
 
 def test_a_network_without_such_a_layer_is_refused() -> None:
     model = chain(nn.Unflatten(1, (1, 4)), nn.Conv2d(1, 3, 4), nn.Flatten())
-    with pytest.raises(NotApplicableError, match="no fully connected layer"):
+    with raises(NotApplicableError, "attack.no-dense-layer"):
         invert_first_layer(model, drawn(model), drawn(model), SHAPE)

@@ -1,23 +1,38 @@
-"""The audit: probes go through the real gate, and what is wrong is told before any work."""
+"""The audit: probes go through the real gate, errors come before any work, and words and picture are honest."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.protocol.errors import FleetError, UmbelError
+from umbel.protocol.errors import DatasetError, FleetError, ModelError, UmbelError
 from umbel.research.attacks import reconstruct
 from umbel.research.attacks.quality import psnr, verdict
-from umbel.research.attacks.reconstruct import DLG, LAST_BIAS, RANK_ONE, Audit, Setting, audit
+from umbel.research.attacks.reconstruct import (
+    DLG,
+    LAST_BIAS,
+    RANK_ONE,
+    Attempt,
+    Audit,
+    Secret,
+    Setting,
+    audit,
+    notes,
+    page,
+    rows_of,
+)
 
 from .conftest import gradient_of
 
@@ -150,25 +165,26 @@ def test_an_attack_that_cannot_be_made_says_why(blobs: Setting) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "part"),
     [
-        ({"dataset": "roses"}, "no dataset 'roses': looked for .*; umbel data list shows those there are"),
-        ({"model": "rose"}, "unknown model 'rose'; choose from"),
-        ({"model": "linear"}, r"model 'linear' does not take \(28, 28\) images"),
-        ({"images": 5}, "5 images asked for, one a client, but there are 4 training clients; ask for fewer"),
-        ({"images": 0}, "clients must be a list"),
-        ({"restarts": 0}, "restarts must be at least 1, got 0"),
-        ({"releases": 0}, "releases must be at least 1, got 0"),
-        ({"noise_multipliers": (1.0, float("nan"))}, "noise-multiplier must be a finite number of at least 0, got nan"),
-        ({"noise_multipliers": (-1.0,)}, "noise-multiplier must be a finite number of at least 0, got -1"),
+        ({"dataset": "roses"}, "'roses'"),
+        ({"model": "rose"}, "'rose'"),
+        ({"model": "linear"}, "does not take (28, 28) images"),
+        ({"images": 5}, "there are 4 training clients"),
+        ({"images": 0}, "images must be at least 1"),
+        ({"restarts": 0}, "restarts must be at least 1"),
+        ({"releases": 0}, "releases must be at least 1"),
+        ({"noise_multipliers": (1.0, float("nan"))}, "got nan"),
+        ({"noise_multipliers": (-1.0,)}, "got -1"),
     ],
 )
 def test_what_cannot_be_is_told_before_any_work(
-    blobs: Setting, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], reason: str
+    blobs: Setting, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], part: str
 ) -> None:
     monkeypatch.setattr(reconstruct, "_probe", lambda *_: pytest.fail("work was begun"))
-    with pytest.raises(UmbelError, match=reason):
+    with pytest.raises(UmbelError) as told:
         audit(replace(blobs, **changes))
+    assert part in told.value.text
 
 
 Write = Callable[..., Setting]
@@ -188,19 +204,19 @@ def other(blobs: Setting, tmp_path: Path) -> Write:
 
 def test_data_that_are_no_images_of_classes_are_told(other: Write) -> None:
     images = np.zeros((4, 28, 28), np.float32)
-    with pytest.raises(UmbelError, match=r"its features are of shape \(3,\); give one of \(28, 28\) images"):
+    with raises(DatasetError, "data.not-images", (3,), (28, 28)):
         audit(other(np.zeros((4, 3)), np.zeros(4, int)))
-    with pytest.raises(UmbelError, match=r"its targets are float32 of shape \(\), no classes"):
+    with raises(DatasetError, "data.not-classes", "float32"):
         audit(other(images, np.zeros(4, np.float32)))
-    with pytest.raises(UmbelError, match=r"'greenhouse:dense' knows the classes 0 to 9, .* has 0 to 10"):
+    with raises(ModelError, "model.too-few-classes", "greenhouse:dense", "0 to 9", "0 to 10"):
         audit(other(images, np.array([0, 1, 2, 10])))
-    with pytest.raises(UmbelError, match="pixels lie between 0 and 255; set feature_scale in its manifest"):
+    with raises(DatasetError, "data.pixel-range", "feature_scale"):
         audit(replace(other(images + np.array([0, 255, 0, 255])[:, None, None], np.zeros(4, int)), images=4))
 
 
 def test_a_refusal_of_the_gate_is_told(blobs: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "1")
-    with pytest.raises(FleetError, match="the gate refused; its reason is in the log above"):
+    with raises(FleetError, "nodes.refused"):
         audit(blobs)
 
 
@@ -252,3 +268,88 @@ def test_where_plain_dlg_fails_the_rank_one_attack_still_shows_the_image(digits:
         images = attempt(done, RANK_ONE, nu).images
         assert images is not None
         assert psnr(images[0], done.secret.images[0]) > least
+
+
+rng = np.random.default_rng(0)
+ORIGINALS = rng.random((2, 28, 28))
+# 20 dB or more counts as full; a tenth off everywhere is 20 dB, half of that 26.
+CLOSE, GREY = ORIGINALS + 0.05, np.full((2, 28, 28), 0.5)
+NEGATIVE = 1 - ORIGINALS
+
+
+def made_up(*attempts: Attempt) -> Audit:
+    nus = tuple(dict.fromkeys(one.noise_multiplier for one in attempts))
+    return Audit(Setting("made-up", "cnn10", nus), Secret(ORIGINALS, np.array([3, 7]), GREY[0]), attempts)
+
+
+TYPICAL = made_up(
+    Attempt(0.0, DLG, CLOSE, (3, 7), 1.25),
+    Attempt(0.0, RANK_ONE, CLOSE, (3, 7), 0.5),
+    Attempt(0.0, LAST_BIAS, None, (3, 7)),
+    Attempt(3.0, DLG, NEGATIVE, (3, 0), 1.0),
+    Attempt(3.0, RANK_ONE, CLOSE, (0, 0), 0.5),
+    Attempt(3.0, LAST_BIAS, None, (0, 0)),
+)
+
+
+def cells(audit: Audit) -> Sequence[Sequence[str]]:
+    """The table as people read it."""
+    return page(audit).sections[0].rows
+
+
+def test_rows_are_the_baseline_and_then_every_attempt() -> None:
+    baseline, *rows = cells(TYPICAL)
+    assert baseline[:2] == ["", "mean image"]
+    assert baseline[5:] == ["", "0", "0", "2"]
+    assert rows[0] == ["0", "DLG", "26.0", rows[0][3], "1.00", "1.00", "2", "0", "0"]
+    assert rows[2] == ["0", "last bias", "", "", "", "1.00", "", "", ""]
+    assert rows[3][4:] == ["-1.00", "0.50", "0", "0", "2"]
+
+
+def test_the_words_say_where_the_adaptive_attack_goes_further() -> None:
+    words = " ".join(notes(rows_of(TYPICAL)))
+    assert "further than plain DLG at ν = 3 (2 of 2 images in full or in part against 0, 26.0 dB against" in words
+    assert "At ν = 3 DLG shows no more than the mean image does, and the rank-one attack does" in words
+    assert "at ν = 3, the attack 'DLG' still reads 1 of 2 labels rightly" in words
+
+
+def test_the_words_never_take_a_failure_for_safety() -> None:
+    failed = made_up(Attempt(5.0, DLG, NEGATIVE, (0, 0)), Attempt(5.0, RANK_ONE, NEGATIVE, (0, 0)))
+    words = " ".join(notes(rows_of(failed)))
+    assert "An attack that fails proves nothing" in words
+    assert "The mean image of other clients, which needs no release, is partial for 0 of 2" in words
+    assert "further" not in words
+    for word in ("safe", "secure", "protect", "private"):
+        assert word not in words.lower()
+
+
+def test_dlg_that_fails_without_noise_is_no_witness() -> None:
+    words = " ".join(notes(rows_of(made_up(Attempt(0.0, DLG, NEGATIVE, (0, 0))))))
+    assert "DLG fails here without any noise" in words
+    assert "DLG fails here" not in " ".join(notes(rows_of(TYPICAL)))
+
+
+def test_an_attack_that_cannot_be_made_is_not_one_that_failed() -> None:
+    cannot = made_up(Attempt(1.0, RANK_ONE, obstacle="model 'm' has no fully connected layer"))
+    assert cells(cannot)[1] == ["1", "rank one", "not applicable", *[""] * 6]
+    assert "rank one: model 'm' has no fully connected layer." in page(cannot).sections[1].text
+
+
+def test_the_files_hold_the_table_the_words_and_a_picture_and_are_the_same_each_time(tmp_path: Path) -> None:
+    written = []
+    for name in ("a", "b"):
+        page(TYPICAL).write(tmp_path / name)
+        written.append({file.name: file.read_bytes() for file in (tmp_path / name).iterdir()})
+    files, again = written
+    assert files == again
+    assert set(files) == {"table.csv", "table.md", "reconstructions.svg", "reconstructions.png"}
+    assert files["reconstructions.png"].startswith(b"\x89PNG")
+    for text in (b"original", b"mean image", b"DLG", b"rank one", "ν = 3".encode()):
+        assert text in files["reconstructions.svg"]
+    said = files["table.md"].decode()
+    assert said.startswith("# Reconstruction from one step on one image: made-up, cnn10, 8 images")
+    assert all(note in said for note in notes(rows_of(TYPICAL)))
+    table = list(csv.DictReader(files["table.csv"].decode().splitlines()))
+    assert [row["attack"] for row in table] == ["mean image", *["DLG", "rank one", "last bias"] * 2]
+    assert float(table[1]["PSNR"]) == pytest.approx(-20 * np.log10(0.05), rel=1e-5)
+    assert (table[4]["noise multiplier"], table[4]["label"], table[4]["none"]) == ("3", "0.5", "2")

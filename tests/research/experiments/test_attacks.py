@@ -14,9 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.data import BUNDLED, Manifest, offsets_of, write_dataset
-from umbel.research.attacks import on_images, reconstruct
-from umbel.research.attacks.modes import NO_NOISE, PAPER
-from umbel.research.attacks.on_images import ATTACKS, GUESSING, Finding
+from umbel.research.attacks import images as on_images
+from umbel.research.attacks import reconstruct
+from umbel.research.attacks.images import ATTACKS, GUESSING, Finding
+from umbel.research.attacks.quality import VERDICTS
+from umbel.research.attacks.victims import NO_NOISE, PAPER
 from umbel.research.experiments import attacks
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.sweep import Result
@@ -40,7 +42,10 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
     assert in_process == ["all-single-seed2000", "one-image-lenet-seed2000", "identify-nu0-seed2000"]
     folder = umbel_home / "experiments" / "attacks-quick"
     with (folder / "table.csv").open() as file:
-        rows = {(row["part"], row["attack"], row["mode"] or row["ν"] or row["nu"]): row for row in csv.DictReader(file)}
+        rows = {
+            (row["part"], row["attack"], row["mode"] or row["noise multiplier"] or row["nu"]): row
+            for row in csv.DictReader(file)
+        }
     assert rows["all-single-seed2000", "rank one", PAPER]["of"] == "1"
     assert float(rows["one-image-lenet-seed2000", "DLG", "0"]["PSNR"]) > 20
     assert rows["identify-nu0-seed2000", "spectral", "0"]["stolen"] == "2 of 2"
@@ -53,15 +58,17 @@ def test_the_attacks_command(umbel_home: Path, in_process: list[str], monkeypatc
     ]
 
 
-def test_every_attack_is_made_for_each_seed() -> None:
-    specs = attacks.specs(seeds=2, first=5)
+def test_every_attack_is_made_for_each_seed(tmp_path: Path) -> None:
+    specs = attacks.specs(tmp_path, seeds=2, first=5)
     assert {spec.config["attack"] for spec in specs if "attack" in spec.config} == set(ATTACKS)
     assert len({spec.name for spec in specs}) == len(specs) == 2 * (len(ATTACKS) + 2 + 3)
     assert {spec.config["seed"] for spec in specs} == {5, 6}
 
 
 def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
-    specs = [spec for spec in attacks.specs(seeds=2) if spec.name.startswith(("all-membership", "identify-nu1"))]
+    specs = [
+        spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith(("all-membership", "identify-nu1"))
+    ]
 
     def made_up(name: str, seed: int) -> list[dict[str, Any]]:
         if name.startswith("all"):
@@ -83,12 +90,17 @@ def test_what_seeds_find_is_added_up(tmp_path: Path) -> None:
 
 
 def test_images_of_two_seeds_stand_in_one_row(tmp_path: Path) -> None:
-    specs = [spec for spec in attacks.specs(seeds=2) if spec.name.startswith("one-image-lenet")]
-    found = [
-        [["", "mean image", "17.0", "0.4", "0.5", "", "0", "1", "1"]],
-        [["0", "DLG", "30.0", "1.0", "1.0", "0.50", "2", "0", "0"], ["0", "last bias", "", "", "", "1.00", "", "", ""]],
+    specs = [spec for spec in attacks.specs(tmp_path, seeds=2) if spec.name.startswith("one-image-lenet")]
+
+    def row(nu: float | None, attack: str, psnr: float | None, label: float | None, *verdicts: int) -> dict[str, Any]:
+        counts = dict(zip(VERDICTS, verdicts or (None,) * 3, strict=True))
+        return {"noise multiplier": nu, "attack": attack, "PSNR": psnr, "label": label, **counts}
+
+    mean = row(None, "mean image", 17.0, None, 0, 1, 1)
+    both = [
+        [mean, row(0.0, "DLG", 30.0, 0.5, 2, 0, 0), row(0.0, "last bias", None, 1.0)],
+        [mean, row(0.0, "DLG", 20.0, 1.0, 1, 1, 0)],
     ]
-    both = [found[0] + found[1], [*found[0], ["0", "DLG", "20.0", "0.8", "0.9", "1.00", "1", "1", "0"]]]
     results = [Result(spec, {"found": one}, tmp_path) for spec, one in zip(specs, both, strict=True)]
     attacks.tables(results, tmp_path)
     lines = (tmp_path / "table.md").read_text().splitlines()

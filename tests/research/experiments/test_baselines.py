@@ -10,11 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.helpers.errors import raises
 from umbel import models
 from umbel.client.cohort import Cohort
 from umbel.client.engines import learner_for
 from umbel.data import Dataset, Manifest, offsets_of
 from umbel.privacy.gate.policy import Personal
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.baselines import halves, local_only, measure, personalised, serve, worst_decile
 
@@ -116,7 +118,7 @@ def test_clients_of_a_single_row_have_nothing_to_hold_out() -> None:
     found = measure(LINEAR, data, hypotheses((1, 0)), STEP)
     assert found["mean"] == pytest.approx(0, abs=1e-6)
     assert found["held_out"]["clients"] == 0
-    with pytest.raises(ValueError, match="more than one row"):
+    with raises(DatasetError, "data.single-rows"):
         local_only(LINEAR, data, RunConfig())
 
 

@@ -13,11 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from umbel.data import Manifest, offsets_of, write_dataset
-from umbel.research.experiments import handwriting, hospital, synthetic
+from umbel.research.experiments import baselines, handwriting, hospital, synthetic
 from umbel.research.experiments.__main__ import app
 from umbel.research.experiments.runs import Finished, Spec, finish
 from umbel.research.experiments.sweep import Result, _save
-from umbel.research.experiments.tables import Section
+from umbel.research.experiments.tables import by_arm
+from umbel.research.output import Section
 
 PROJECT = Path(__file__).resolve().parents[3]
 
@@ -115,7 +116,9 @@ def test_a_budget_is_compared_with_the_printed_one(hospitals: Path, unfair: None
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
-def test_the_hospital_command(hospitals: Path) -> None:
+def test_the_hospital_command(hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hospital, "_QUICK_ROUNDS", 3)
+    monkeypatch.setattr(baselines, "LOCAL_EPOCHS", 2)
     done = CliRunner().invoke(app, ["hospital", "--quick"])
     assert done.exit_code == 0, done.output
     folder = hospitals / "experiments" / "hospital-quick"
@@ -136,12 +139,17 @@ def test_the_hospital_command(hospitals: Path) -> None:
 
 def test_missing_data_are_named_before_any_work() -> None:
     done = CliRunner().invoke(app, ["hospital", "--quick"])
-    assert done.exit_code == 1
+    assert done.exit_code == 3
     assert "no dataset 'hospital'" in done.stderr
     assert "datasets/" in done.stderr
 
 
-def test_the_papers_claims_are_put_to_numbers(hospitals: Path, unfair: None, tmp_path: Path) -> None:
+def test_the_papers_claims_are_put_to_numbers(
+    hospitals: Path, unfair: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_figure_3", "_figure_4"):  # which take most of the time
+        monkeypatch.setattr(hospital, name, lambda *_: None)
+
     def measures(config: dict[str, Any]) -> dict[str, Any]:
         k, nu, seed = config["hypotheses"], config["noise-multiplier"], config["seed"]
         # 1000, 500, 400, 350 dollars by k and 10 more by unit of noise, less with k; k = 1 and 3 vary more.
@@ -206,13 +214,13 @@ def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) ->
         return {"best": best, "last": best, "max_budget": ([2.4, 2.8, 2.0, 2.0][seed] if private else None)}
 
     results = list(made_up(synthetic.specs(tmp_path, seeds=4, first=0, quick=True), tmp_path, measures))
-    groups = synthetic._groups(results)
-    (row,) = [row for row in synthetic._rows(groups) if row["who"] == "Algorithm 1"]
+    arms = by_arm(results)
+    row = synthetic._row("Algorithm 1", synthetic.PAPER, arms["Algorithm 1", synthetic.PAPER])
     assert (row["optima_found"], row["collapsed"], row["as_printed"], row["runs"]) == (2, 1, 1, 4)
     assert row["leakage"] == pytest.approx(2.3)
-    (alone,) = [row for row in synthetic._rows(groups) if row["who"] == "FedAvg"]
+    alone = synthetic._row("FedAvg", synthetic.PAPER, arms["FedAvg", synthetic.PAPER])
     assert (alone["optima_found"], alone["leakage"]) == (None, None)
-    claims = {claim: (rate, holds) for claim, rate, holds in synthetic._claims(groups).rows}
+    claims = {claim: (rate, holds) for claim, rate, holds in synthetic.claims(arms).rows}
     assert claims["two with ν = 5 find both optima"] == ("2 of 4 (15 to 85 %)", "no")
     assert claims["and their highest leakage is at most 2.4"] == ("1 of 4 (5 to 70 %)", "no")
     assert claims["one hypothesis has the highest loss of the three"][1] == "no", "all have the same"
@@ -222,7 +230,9 @@ def test_success_collapse_and_the_printed_picture_are_counted(tmp_path: Path) ->
 def ended(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Spec, Finished]]:
     """The runs of one seed, and what came out of them."""
     specs = synthetic.specs(tmp_path_factory.mktemp("synthetic"), seeds=1, quick=True)
-    return [(spec, finish(spec.config)) for spec in specs]
+    # What is compared in the long run is not looked at.
+    short = {"rounds": 3}
+    return [(spec, finish(spec.config | (short if spec.arm[1] == synthetic.LONG else {}))) for spec in specs]
 
 
 @pytest.mark.slow
@@ -254,8 +264,8 @@ def test_bad_runs_are_left_out_of_the_synthetic_tables(
 # --- handwriting
 
 
-def test_table_2s_grid() -> None:
-    specs = handwriting.specs("qmnist")
+def test_table_2s_grid(tmp_path: Path) -> None:
+    specs = handwriting.specs(tmp_path)
     grid = [s.config for s in specs if s.config["strategy"] == "group-privacy" and s.config["hypotheses"] == 2]
     assert {(c["loss"], c["noise-multiplier"], c["seed"]) for c in grid} == {
         (loss, nu, seed)
@@ -263,21 +273,21 @@ def test_table_2s_grid() -> None:
         for nu in (0, 0.001, 0.01, 0.1, 1, 3, 5, 10, 15)
         for seed in range(2000, 2003)
     }
-    assert {spec.config["dataset"] for spec in handwriting.specs("femnist")} == {"femnist"}
+    assert {spec.config["dataset"] for spec in handwriting.specs(tmp_path, dataset="femnist")} == {"femnist"}
     assert len({spec.name for spec in specs}) == len(specs)
 
 
-def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth() -> None:
-    specs = handwriting.specs("femnist", rounds=40)
-    reborn = [s.config for s in specs if s.name.startswith("cross-entropy-k2-nu3-")]
-    plain = [s.config for s in specs if s.name.startswith("as-printed-")]
+def test_femnist_shows_eight_fresh_seeds_with_and_without_rebirth(tmp_path: Path) -> None:
+    specs = handwriting.specs(tmp_path, dataset="femnist", rounds=40)
+    reborn = [s.config for s in specs if s.arm == handwriting.COLLAPSE]
+    plain = [s.config for s in specs if s.arm == handwriting.AS_PRINTED]
     for configs, options in ((reborn, "respawn=3"), (plain, "")):
         assert [config["seed"] for config in configs] == list(range(2000, 2008))
         assert {config["strategy-options"] for config in configs} == {options}
     assert [s.config for s in specs[:8]] == reborn, "they come first"
     assert {s.config["rounds"] for s in specs} == {40}
     assert {s.config["seed"] for s in specs} == set(range(2000, 2008))
-    assert {s.config["rounds"] for s in handwriting.specs("qmnist", rounds=1000)} == {100}, "as configured"
+    assert {s.config["rounds"] for s in handwriting.specs(tmp_path, rounds=1000)} == {100}, "as configured"
 
 
 def test_collapse_is_told_seed_by_seed(tmp_path: Path) -> None:
@@ -286,7 +296,9 @@ def test_collapse_is_told_seed_by_seed(tmp_path: Path) -> None:
         best = {"mean": 0.5, "worst_decile": 0.4, "rand_index": index, "held_out": {"mean": 0.5, "worst_decile": 0.4}}
         return {"best": best, "last": best}
 
-    handwriting.tables(list(made_up(handwriting.specs("femnist", seeds=1), tmp_path, measures)), tmp_path)
+    handwriting.tables(
+        list(made_up(handwriting.specs(tmp_path, dataset="femnist", seeds=1), tmp_path, measures)), tmp_path
+    )
     text = (tmp_path / "table.md").read_text()
     assert "| reborn | 7 of 8 | 1.00 1.00 1.00 1.00 1.00 1.00 1.00 0.30 |" in text
     assert "| paper's algorithm | 0 of 8 | 0.00 0.00" in text
@@ -299,7 +311,7 @@ def test_an_accuracy_is_compared_with_the_printed_one(tmp_path: Path) -> None:
         best = {"mean": 0.9, "worst_decile": 0.8, "rand_index": 1.0, "held_out": {"mean": 0.9, "worst_decile": 0.8}}
         return {"best": best, "last": best}
 
-    handwriting.tables(list(made_up(handwriting.specs("qmnist", seeds=2), tmp_path, measures)), tmp_path)
+    handwriting.tables(list(made_up(handwriting.specs(tmp_path, seeds=2), tmp_path, measures)), tmp_path)
     rows = {(row["loss"], row["k"], row["nu"]): row for row in read_csv(tmp_path)}
     assert rows["cross-entropy", "2", "15"]["printed"] == "0.561"
     assert float(rows["cross-entropy", "2", "15"]["difference"]) == pytest.approx(0.339)

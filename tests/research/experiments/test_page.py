@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.errors import raises
+from tests.helpers.sources import ROOT
 from umbel.protocol.errors import ConfigError
 from umbel.research.experiments import page
 
@@ -51,31 +53,52 @@ def test_the_page_has_the_experiments_tables_and_what_made_them(docs: Path) -> N
     assert written[3:] == ["One line.", "", "| who | error |", "| --- | --- |", "| FedAvg | 3.06 |"]
 
 
-def test_a_table_whose_code_has_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "has changed since" not in page.render(docs)
+def test_a_table_whose_settings_have_changed_says_so(docs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "have changed since" not in page.render(docs)
     monkeypatch.setattr(page, "digest", lambda name: "another")
-    assert "**The code of this experiment has changed since.**" in page.render(docs)
+    assert "**Settings, recipes or pinned numbers have changed since.**" in page.render(docs)
 
 
-def test_the_digest_is_of_the_experiments_own_files_and_of_what_pins_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_is_of_settings_and_of_what_pins_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, patterns in page.SOURCES.items():
-        assert all(list(page.ROOT.glob(pattern)) for pattern in patterns), name
+        assert all(list(ROOT.glob(pattern)) for pattern in patterns), name
+    assert page.digest("synthetic") != page.digest("hospital")
+    for file in (page._PINNED, *page.SOURCES["synthetic"]):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_bytes((ROOT / file).read_bytes())
+    monkeypatch.setattr(page, "source", lambda name: tmp_path / name)
     before = page.digest("synthetic")
-    assert before != page.digest("hospital")
-    monkeypatch.setattr(page, "_PINNED", ())
+    module, config, recipe = (tmp_path / file for file in page.SOURCES["synthetic"])
+
+    def edited(file: Path, old: str, new: str) -> bool:
+        """Whether the digest is another after an edit, which is taken back."""
+        text = file.read_text()
+        assert old in text
+        file.write_text(text.replace(old, new, 1))
+        changed = page.digest("synthetic") != before
+        file.write_text(text)
+        return changed
+
+    assert edited(module, "NEAR = 1.0", "NEAR = 2.0")
+    assert edited(recipe, "DECIMALS = 6", "DECIMALS = 5")
+    assert edited(config, "rounds = 100", "rounds = 101")
+    assert not edited(module, "def tables(", "# A comment.\ndef tables_of(")
+    assert not edited(recipe, "OPTIMA = ", "TEXT = 'An error.'\nOPTIMA = ")
+    assert not edited(config, "rounds = 100", "# A comment.\nrounds = 100")
+    (tmp_path / page._PINNED).write_bytes(b"other numbers")
     assert page.digest("synthetic") != before
 
 
 def test_what_was_not_made_is_named(docs: Path, tmp_path: Path) -> None:
     (docs / "reproduce.md.j2").write_text("{{ table('synthetic', 'Nothing') }}")
-    with pytest.raises(ConfigError, match="has nothing under 'Nothing'; there are What was found, Something else"):
+    with raises(ConfigError, "config.unknown-table", "Nothing", "What was found, Something else"):
         page.render(docs)
     (docs / "reproduce.md.j2").write_text("{{ made('hospital') }}")
-    with pytest.raises(ConfigError, match="do the experiment, then: umbel experiment page hospital"):
+    with raises(ConfigError, "config.not-done", "umbel experiment page hospital"):
         page.render(docs)
-    with pytest.raises(ConfigError, match=r"has no table\.md; do the experiment first: umbel experiment hospital"):
+    with raises(ConfigError, "config.not-done", "table.md", "umbel experiment hospital"):
         page.take("hospital", tmp_path / "nowhere", docs)
-    with pytest.raises(ConfigError, match="the page has no experiment 'cifar'"):
+    with raises(ConfigError, "config.unknown-experiment", "cifar"):
         page.take("cifar", tmp_path, docs)
 
 

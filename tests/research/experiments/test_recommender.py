@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
+from tests.helpers.errors import raises
 from umbel.data import open_dataset
 from umbel.models.baselines import baselines
 from umbel.protocol.errors import DatasetError
@@ -21,9 +20,9 @@ def result(spec: Spec, last: float, best: float) -> Result:
 
 
 def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) -> None:
-    runs = specs("preferences", tmp_path, seeds=2, first=7, quick=True)
+    runs = specs(tmp_path, seeds=2, first=7, quick=True, dataset="preferences")
     assert [run.name for run in runs] == [
-        "factors-7", "factors-and-biases-7", "factors-8", "factors-and-biases-8"
+        "factors-seed7", "factors-and-biases-seed7", "factors-seed8", "factors-and-biases-seed8"
     ]  # fmt: skip
     assert [run.config["model"] for run in runs[:2]] == list(ARMS.values()) == ["", "biased-factors"]
     assert {run.config["rounds"] for run in runs} == {recommender._QUICK_ROUNDS}
@@ -32,7 +31,7 @@ def test_each_split_has_a_run_of_each_model_on_the_same_users(tmp_path: Path) ->
 
 
 def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Path) -> None:
-    runs = specs("preferences", tmp_path, seeds=2, first=7, quick=True)
+    runs = specs(tmp_path, seeds=2, first=7, quick=True, dataset="preferences")
     rules = {path: baselines(open_dataset(Path(path))) for path in {run.config["dataset"] for run in runs}}
 
     def ahead(run: Spec, much: float) -> float:
@@ -50,5 +49,5 @@ def test_the_table_says_how_far_each_is_ahead_of_the_strongest_rule(tmp_path: Pa
 
 
 def test_other_data_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="holds no preferences of users that validate"):
-        specs("synthetic", tmp_path)
+    with raises(DatasetError, "data.no-preferences", "synthetic"):
+        specs(tmp_path, dataset="synthetic")

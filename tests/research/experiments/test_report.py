@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import umbel.client.app
 import umbel.server.app
+from tests.helpers.errors import raises
 from umbel.cli.commands.report import app
 from umbel.data import Manifest, offsets_of, write_dataset
 from umbel.protocol.errors import ConfigError
@@ -41,7 +42,7 @@ def run_app(home: Path, **changes: Any) -> Path:
 @pytest.fixture
 def run(umbel_home: Path) -> Path:
     """A run of the app."""
-    return run_app(umbel_home, rounds=12, observers=f"{__name__}:Talkative")
+    return run_app(umbel_home, rounds=5, observers=f"{__name__}:Talkative")
 
 
 class Talkative(Observer):
@@ -99,7 +100,7 @@ def test_of_what_sites_trained_on_nothing_is_measured(run: Path) -> None:
 
 
 def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
-    run, other = (run_app(umbel_home, rounds=20, seed=seed) for seed in (0, 1))
+    run, other = (run_app(umbel_home, rounds=4, seed=seed) for seed in (0, 1))
     done = report(run.name, other.name, "fedavg", "local-only")
     assert done.exit_code == 0, done.output
     page = (run / "report.html").read_text()
@@ -109,21 +110,21 @@ def test_runs_and_baselines_stand_beside_it(umbel_home: Path) -> None:
 
 def test_what_cannot_be_compared_is_said(run: Path, unvalidated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done = report(run, unvalidated.name)
-    assert done.exit_code == 1
-    assert "compare runs of the same data" in done.stderr
-    assert "there is no run 'nowhere'" in report("nowhere").stderr
+    assert done.exit_code == 2
+    assert unvalidated.name in done.stderr
+    assert "'nowhere'" in report("nowhere").stderr
     monkeypatch.setattr("umbel.research.experiments.report.MAX_KINDS", 0)
-    assert "at most 0 kinds of others" in report(run, "fedavg").stderr
+    assert "[config.too-many-runs]" in report(run, "fedavg").stderr
 
 
 def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="fedavg needs the clients' rows, and each site has its own"):
+    with raises(ConfigError, "config.no-data-here", "fedavg"):
         _baseline(Setup.parse({"dataset": "", "model": "linear"}))
 
 
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:
     latest = run / "latest.safetensors"
-    save_file(load_file(latest), latest, {"rounds": "7"})
+    save_file(load_file(latest), latest, {"rounds": "3"})
     (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
     assert "it was interrupted" in (run / "report.html").read_text()
@@ -139,6 +140,6 @@ def test_a_run_of_a_sweep_gets_one_too(tmp_path: Path) -> None:
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
     done = report(tmp_path)
-    assert done.exit_code == 1
-    assert "give the folder of one run" in done.stderr
+    assert done.exit_code == 2
+    assert "config.toml" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -38,7 +38,9 @@ def apart(model: Model, parameters: Parameters, shape: tuple[int, ...], border: 
     """
     name = parameter(dense_layers(model, parameters, shape)[-1], "bias")
     if name not in parameters:
-        raise NotApplicableError(f"the last fully connected layer of model {model.name!r} has no bias")
+        raise NotApplicableError(
+            f"the last fully connected layer of model {model.name!r} has no bias", code="attack.no-bias"
+        )
     found = []
     for side in (0, 1):
         bias = parameters[name].clone()

@@ -19,9 +19,7 @@ from numpy.typing import NDArray
 
 from umbel.models.model import Parameters
 from umbel.protocol.arrays import Arrays, flatten, unflatten
-from umbel.research.attacks.behind_the_gate import Victims
-from umbel.research.attacks.gradients import STEP, asked, sent
-from umbel.research.attacks.modes import Mode
+from umbel.research.attacks.victims import STEP, Mode, Victims, asked, sent
 from umbel.server.nodes.fleet import Fleet
 from umbel.strategies.group_privacy import GroupPrivacy
 

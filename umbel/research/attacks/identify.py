@@ -9,21 +9,21 @@ one known preference tells; how often the attack finds it by itself stands besid
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from rich.console import Console
 from rich.progress import track
 
 from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.protocol.errors import DatasetError
-from umbel.protocol.home import write_atomically
 from umbel.protocol.plugins import parse_options
 from umbel.research.attacks.pac_attack import AttackOptions, PacAttack, lean_of, needed, theorem_1
+from umbel.research.output import Page, Section
 from umbel.simulation.in_process import play, run_config
 
 DELTA = 0.1
@@ -43,7 +43,7 @@ ATTACKS: dict[str, dict[str, str]] = {
 _MAX_A_ROUND = 100
 _VALIDATE_EVERY = 100
 # With defences: what they are set to, and the noise multiplier.
-_CAP, _RADIUS, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
+_CAP, _CLIP_NORM, _SIGMA, _DEFENDED = 8, 1.0, 0.1, 1.0
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,11 @@ class Defence:
 def defences(after: int) -> list[Defence]:
     """Return every defence beside what it is to be compared with, for `after` rounds of honest training."""
     noisy = {"message_noise": _SIGMA}
-    public = {"clipping": "public", "clip_norm": _RADIUS, "clip_norm_floor": _RADIUS, "noise_per": "vector"}
+    public = {"clipping": "public", "clip_norm": _CLIP_NORM, "clip_norm_floor": _CLIP_NORM, "noise_per": "vector"}
     return [
         Defence(NO_DEFENCE),
         Defence(f"budget: {_CAP} participations left for the attack", {"max-participations": after + _CAP}),
-        Defence(f"public radius {_RADIUS:g}", {"clipping": "public"}, public),
+        Defence(f"public clip norm {_CLIP_NORM:g}", {"clipping": "public"}, public),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on changed items", run=noisy),
         Defence(f"Eq. 3, sigma = {_SIGMA:g}, noise on all items", {"noise-all-items": "true"}, noisy),
         Defence("tripwire", {"tripwire": "true"}),
@@ -192,23 +192,25 @@ class Audit:
     plain: list[Attacked]
     defended: list[Attacked]
 
-    def tables(self) -> list[tuple[str, list[dict[str, Any]]]]:
-        """Return tables as title and rows."""
-        tables = [(f"{self.dataset}: all clients", [one.row for one in self.plain])]
-        tables.append((f"{self.dataset}: the strongest attack", [one.row for one in strongest(self.plain)]))
+    def page(self) -> Page:
+        """Return the tables and how to read them, with a row a client and attack."""
+        tables = {"all clients": [one.row for one in self.plain]}
+        tables["the strongest attack"] = [one.row for one in strongest(self.plain)]
         if self.defended:
             papers = {one.defence: one.row["stolen"] for one in self.defended if one.attack == PAPER}
             rows = [{"defence": one.defence, **one.row, PAPER: papers[one.defence]} for one in strongest(self.defended)]
-            tables.append((f"{self.dataset}: behind defences of the site, the strongest attack", rows))
-        return tables
-
-    def clients(self) -> list[dict[str, Any]]:
-        """Return a row a client and attack."""
-        return [
+            tables["behind defences of the site, the strongest attack"] = rows
+        sections = [
+            Section.of(f"{self.dataset}: {name}", "", {key: key for key in rows[0]}, rows)
+            for name, rows in tables.items()
+        ]
+        clients = [
             {"defence": one.defence, "nu": one.nu, "attack": one.attack, **vars(stolen)}
             for one in (*self.plain, *self.defended)
             for stolen in one.stolen
         ]
+        notes = Section("", "\n\n".join(self.notes()))
+        return Page("What a server can steal", [*sections, notes], clients, file="clients.csv")
 
     def notes(self) -> list[str]:
         """Return how to read the tables."""
@@ -282,26 +284,6 @@ def audit(
     return Audit(Path(dataset).name, lean_of(data), done[:first], done[first:])
 
 
-def write(folder: Path, done: Audit) -> None:
-    """Write ``table.md`` and, for each client and attack, ``clients.csv``."""
-    page = ["# What a server can steal\n"]
-    for title, rows in done.tables():
-        lines = [list(rows[0]), ["---"] * len(rows[0]), *([cell(value) for value in row.values()] for row in rows)]
-        page.append(f"## {title}\n\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines))
-    page += [f"{note}\n" for note in done.notes()]
-    write_atomically(folder / "table.md", "\n".join(page).encode())
-    write_atomically(folder / "clients.csv", pd.DataFrame(done.clients()).to_csv(index=False).encode())
-
-
-def cell(value: Any) -> str:
-    """Return a table's value as text."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
-    return f"{value:,}" if isinstance(value, int) else str(value)
-
-
 def attack(dataset: str, policy: Mapping[str, Any], options: Mapping[str, Any], **changes: Any) -> list[Stolen]:
     """Attack a dataset's clients in this process, at one noise multiplier.
 
@@ -366,18 +348,19 @@ def _preferences(name: str) -> Dataset:
     if not dataset.manifest.model.startswith("factors "):
         raise DatasetError(
             f"dataset {name!r} is for model {dataset.manifest.model!r}; identify attacks preferences: build some "
-            "with python datasets/preferences.py or python datasets/movielens.py"
+            "with umbel data make preferences or umbel data make movielens",
+            code="data.no-preferences",
         )
     return dataset
 
 
-class _quiet:
+@contextmanager
+def _quiet() -> Iterator[None]:
     """Silence Flower's log: an attacked client that refuses would fill it."""
-
-    def __enter__(self) -> None:
-        self._logger = logging.getLogger("flwr")
-        self._level = self._logger.level
-        self._logger.setLevel(logging.CRITICAL)
-
-    def __exit__(self, *_: object) -> None:
-        self._logger.setLevel(self._level)
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

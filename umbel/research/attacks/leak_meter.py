@@ -98,8 +98,8 @@ class LeakMeterOptions:
 class LeakMeter(Observer):
     """Attacks one training client, drawn by the seed, in rounds 1, 1 + every, ...
 
-    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a run that is resumed goes on with it. What
-    a client's local parameters are estimated from starts anew then, as they do themselves in simulation.
+    In the run's folder, ``leaks.jsonl`` has a line a `Leak`; a resumed run appends to it. The
+    estimate of a client's local parameters starts again then, as these do themselves in simulation.
 
     Where a model has local parameters, the client trains them each time that it is asked.
     """
@@ -112,7 +112,8 @@ class LeakMeter(Observer):
         dataset = run.setup.open_dataset()
         if dataset is None or not run.fleet.roster(run.grid).simulated:
             raise ConfigError(
-                "observers: the leak meter is for simulation; leave it out where sites have data of their own"
+                "observers: the leak meter is for simulation; leave it out where sites have data of their own",
+                code="config.simulation-only",
             )
         self._dataset: Dataset = dataset
         self.client = int(sample([run.setup.config.seed, _SAMPLE_CLIENT], dataset.manifest.train, 1)[0])
@@ -219,13 +220,13 @@ class LeakMeter(Observer):
         return float(np.corrcoef(bias, counts)[0, 1]) if bias.std() and counts.std() else None
 
 
-def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, radius: float) -> float:
+def guessed_norm(change: Vector, noise: Mechanism | None, mode: Clipping, clip_norm: float) -> float:
     """Return the norm of the update that such a change, with noise, comes from on average (Lemma 4.3)."""
     n = len(change)
     spread = 0.0 if noise is None else n * noise.deviation(n) ** 2
     square = float(change @ change)
     if mode is Clipping.PUBLIC:
-        return float(np.sqrt(max(0.0, square - spread * radius**2)))
+        return float(np.sqrt(max(0.0, square - spread * clip_norm**2)))
     return float(np.sqrt(square / (1 + spread)))
 
 
@@ -247,7 +248,7 @@ def section_of(leaks: Sequence[Leak], every: int, run: Run) -> Section | None:
     if metric.lower() != Summary(setup.model, setup.manifest, setup.release).loss_name.lower():
         scored = [(entry.number, entry.metric) for entry in run.state.history if entry.metric is not None]
         beside[f"validation {metric}"] = [number for number, _ in scored], [value for _, value in scored]
-    # The paper's budget of a client that took part in every round so far, which nobody spends more than.
+    # The paper's budget of a client that took part in every round so far, the most that any can spend.
     spent = [] if setup.release.paper_cost is None else [setup.release.paper_spend(number) for number in rounds]
     often = "round" if every == 1 else f"{every} rounds"
     text = (

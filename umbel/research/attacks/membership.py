@@ -2,8 +2,8 @@
 
 One unit of the layer before the last is on for the candidate and off for the rows that the server knows. Another is
 on for all rows, and its weights move by what all rows have in common: one way for a row that the first unit is off
-for, and by far more the other way for the candidate. So a clipped update lies at one end of the radius without the
-candidate, and at the opposite end with it, which is as far apart as two updates can be. All other units are off. What
+for, and by far more the other way for the candidate. So a clipped update without the candidate is the
+opposite of one with it, which is as far apart as two updates of the clip norm can be. All other units are off. What
 the client's update is with and without the candidate, the server finds by shadow runs: it trains the same hypothesis on
 made-up clients of rows that it knows. It guesses by the side of their midpoint on which the release lies, a likelihood
 ratio for noise that is the same in all directions. (A trap of one unit: Nguyen et al., *Active membership inference
@@ -65,7 +65,8 @@ def trap(
         or not _ends_so(model, parameters, layers[-2:], shape)
     ):
         raise NotApplicableError(
-            f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them"
+            f"model {model.name!r} does not end in two fully connected layers with biases and ReLU between them",
+            code="attack.no-two-layers",
         )
     weight1, bias1, weight2, bias2 = names
     moved = {name: value.clone() for name, value in parameters.items()}
@@ -80,11 +81,13 @@ def trap(
     aim = away - others.T @ torch.linalg.lstsq(others.T, away[:, None], driver="gelsd").solution[:, 0]
     reach = float(aim @ away)
     if reach <= 1e-6 * float(away @ away):
-        raise NotApplicableError("the candidate is one of the rows that the server knows")
+        raise NotApplicableError("the candidate is one of the rows that the server knows", code="attack.known-row")
     aim /= reach
     classes = len(moved[bias2])
     if classes < _CLASSES:
-        raise NotApplicableError(f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}")
+        raise NotApplicableError(
+            f"the trap takes {_CLASSES} classes, model {model.name!r} has {classes}", code="attack.too-few-classes"
+        )
     # Classes that others hardly have: a row of the first would undo what the candidate does, one of the second nothing.
     rare = torch.bincount(labels, minlength=classes).argsort(stable=True).tolist()
     fired, rest = [one for one in rare if one != label][:2]
@@ -106,7 +109,7 @@ def shadows(
     images: Tensor,
     labels: Tensor,
     rows: int,
-    radius: float | None,
+    clip_norm: float | None,
     clients: int = 4,
 ) -> tuple[Vector, Vector]:
     """Return the mean updates (n,) of made-up clients without the candidate, and with it, after one step of size 1.
@@ -122,7 +125,7 @@ def shadows(
         Rows that the server knows; made-up clients take turns to have them.
     rows : int
         Of each client.
-    radius : float or None
+    clip_norm : float or None
         To which updates are clipped.
     clients : int
         Made up for each.
@@ -138,8 +141,8 @@ def shadows(
             leaves = {name: value.detach().requires_grad_() for name, value in parameters.items()}
             loss = torch.nn.functional.cross_entropy(model.apply(leaves, features), targets)
             update = -_flat(torch.autograd.grad(loss, list(leaves.values())))
-            if radius is not None:
-                update *= min(1.0, radius / max(float(np.linalg.norm(update)), 1e-300))
+            if clip_norm is not None:
+                update *= min(1.0, clip_norm / max(float(np.linalg.norm(update)), 1e-300))
             total = total + update
         means.append(np.asarray(total / clients))
     return means[0], means[1]

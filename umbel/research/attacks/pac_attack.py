@@ -2,7 +2,7 @@
 
 Protocol 2: it trains honestly for some rounds, then asks its victims again and again for one update each,
 and works out their local parameters from what they release. The gate that stands between is the clients'
-own. A run names it by import path, from a checkout: ``strategy = "umbel.research.attacks.pac_attack:PacAttack"``.
+own. A run names it by import path: ``strategy = "umbel.research.attacks.pac_attack:PacAttack"``.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 from pydantic import Field, PlainValidator
 
+from umbel.client.local import LocalParameters
+from umbel.client.node import Node
 from umbel.data import Dataset
 from umbel.models.factors import BiasedFactors, Factors
 from umbel.models.model import Model
+from umbel.privacy.gate.site import in_process
 from umbel.protocol.arrays import Arrays, flatten
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.flower import log
@@ -32,10 +35,10 @@ from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.releases import Releases
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
-from umbel.research.attacks.truth import local_parameters
 from umbel.server.nodes.fleet import Fleet
-from umbel.server.nodes.roster import sample
+from umbel.server.nodes.roster import TRAIN, Roster, sample
 from umbel.server.observer import Observer, Run, Section
+from umbel.simulation.grid import InProcessGrid
 from umbel.strategies.base import Outcome
 from umbel.strategies.recommender import Recommender
 
@@ -252,13 +255,13 @@ class _Phase:
 class PacAttack(Recommender, Observer):
     """Train honestly, then attack some clients at one noise multiplier after the other (`AttackOptions`).
 
-    In process, clients' own local parameters tell how far the attack is (`umbel.research.attacks.truth`), and it is
-    content when they are known but for their sign; elsewhere nobody knows what was stolen, and it asks as often as
+    In process, clients' own local parameters tell how far the attack is (`local_parameters`), and it is
+    content when they are known but for their sign; elsewhere what was stolen is unknown, and it asks as often as
     it may. `findings` are rows of ``findings.csv`` in the run's folder. Their columns: ``attack``,
     ``noise_multiplier``, ``client``, ``interactions`` in which the client released, ``error`` of the
     estimate under the better of both signs, ``by_rate`` and ``by_items`` under the sign that the population's rate
     tells of each victim by itself (Assumption 1, both ways), and of all victims together (`signs_by_items`);
-    nothing where nobody knows or no sign is settled; ``spent`` by the client on these interactions by the paper's
+    None where they are unknown or no sign is settled; ``spent`` by the client on these interactions by the paper's
     budget, n/nu each, a heuristic (nothing without noise, or with another than the paper's). At the end
     the victims get the honest items back (R = 0).
     """
@@ -272,22 +275,30 @@ class PacAttack(Recommender, Observer):
         """Refuse models of another kind, and runs that the attack does not fit into."""
         super().check(run, model)
         if not factors_of(model):
-            raise ConfigError(f"strategy {run.strategy!r} is for models factors, not {model.name!r}")
+            raise ConfigError(
+                f"strategy {run.strategy!r} is for models factors, not {model.name!r}", code="config.strategy-model"
+            )
         options = self.options
         if min(options.multipliers) < run.noise_multiplier:
             # The run's own accounts go by it.
             raise ConfigError(
                 f"strategy-options: multipliers go below noise-multiplier = {run.noise_multiplier:g}; "
-                "lower that to the smallest of them"
+                "lower that to the smallest of them",
+                code="config.multipliers",
             )
         if run.resume:
-            raise ConfigError('an attack cannot be resumed; set resume = "" and attack again')
+            raise ConfigError(
+                'an attack cannot be resumed; set resume = "" and attack again', code="config.attack-resume"
+            )
         if run.patience:
             raise ConfigError(
-                "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0"
+                "the attack leaves the item vectors as they are, and patience would stop it; set patience = 0",
+                code="config.attack-patience",
             )
         if run.rounds < options.rounds:
-            raise ConfigError(f"the attack may take {options.rounds} rounds; raise rounds to that")
+            raise ConfigError(
+                f"the attack may take {options.rounds} rounds; raise rounds to that", code="config.attack-rounds"
+            )
         self.findings: list[dict[str, Any]] = []
         self.remarks: list[str] = []
         self._model, self._clipping, self._mechanism = model, run.clipping, run.mechanism
@@ -310,7 +321,7 @@ class PacAttack(Recommender, Observer):
 
     @property
     def _phase(self) -> _Phase:
-        """The phase that goes on, or the last."""
+        """The current phase, or the last."""
         return self._phases[min(self._done, len(self._phases) - 1)]
 
     @property
@@ -381,7 +392,7 @@ class PacAttack(Recommender, Observer):
         )
 
     def after_round(self, run: Run) -> None:
-        """See how far the attack is, and go on to the next phase when this one is done.
+        """See how far the attack is, and start the next phase when this one is done.
 
         It is done too when no victim releases anything any more.
         """
@@ -410,7 +421,7 @@ class PacAttack(Recommender, Observer):
         return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
 
     def _errors(self, run: Run) -> dict[int, _Errors]:
-        """Return the errors of each victim's estimate; of none where nobody knows."""
+        """Return the errors of each victim's estimate; empty where the truth is unknown."""
         factors, phase = factors_of(self._model), self._phase
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
         truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
@@ -470,8 +481,8 @@ class PacAttack(Recommender, Observer):
             remark += "no client released anything, so nothing was stolen."
         elif all(row["error"] is None for row in own):
             remark += (
-                f"clients released {max(row['interactions'] for row in own)} times at most. Nobody can read their own "
-                "local parameters here, so nobody knows what was stolen."
+                f"clients released {max(row['interactions'] for row in own)} times at most. Their own local parameters "
+                "cannot be read here, so what was stolen is unknown."
             )
         else:
             first = needed(own, self.options.error)
@@ -511,3 +522,38 @@ def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int
         elif first.get(client) is None:
             first[client] = row["interactions"]
     return first
+
+
+def local_parameters(grid: Grid, roster: Roster, clients: NDArray[np.int64], run: str = "") -> dict[int, Arrays]:
+    r"""Return the local parameters that training clients have now: the truth by which attacks are judged.
+
+    No server can read it. Here the nodes live in the attacker's own process, so that the audit looks into their state;
+    nothing travels, and the app has no message for it.
+
+    Parameters
+    ----------
+    grid : Grid
+    roster : Roster
+        Which node hosts whom.
+    clients : ndarray of int
+        Counted over the dataset.
+    run : str
+        Name of the run.
+
+    Returns
+    -------
+    dict from int to dict of ndarray, each of its own \*shape
+        By client; empty where the nodes are not in this process.
+    """
+    found: dict[int, Arrays] = {}
+    if not isinstance(grid, InProcessGrid):
+        return found
+    for node_id, (positions, locals_) in roster.place(TRAIN, clients).items():
+        context = grid.contexts[node_id]
+        with in_process():
+            node = Node.of(context.node_config, context.run_config)
+        kept = LocalParameters(node.site, context.state, node.model, run, node.seed)
+        values = kept.read(node.training_clients(tuple(locals_)))
+        for row, position in enumerate(positions):
+            found[int(clients[position])] = {name: value[row] for name, value in values.items()}
+    return found

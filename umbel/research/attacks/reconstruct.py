@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,20 +23,19 @@ from rich.console import Console
 from rich.progress import track
 
 from umbel import models
-from umbel.data import Dataset, find_dataset, open_dataset
+from umbel.data import Dataset, find_typed, open_dataset
 from umbel.models.model import Model, Parameters
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientOnNode
 from umbel.protocol.errors import ConfigError, DatasetError, ModelError, NotApplicableError
 from umbel.protocol.release import NoisePer
 from umbel.protocol.tasks import TrainingSpec
-from umbel.research.attacks.averaging import averaged
-from umbel.research.attacks.behind_the_gate import Victims, write_victims
+from umbel.research.attacks import quality
 from umbel.research.attacks.dlg import deep_leakage
-from umbel.research.attacks.gradients import STEP, gradients
-from umbel.research.attacks.label import bias_label, label_given_image
-from umbel.research.attacks.modes import Mode
+from umbel.research.attacks.layers import bias_label, label_given_image
 from umbel.research.attacks.rank_one import invert_first_layer
+from umbel.research.attacks.victims import STEP, Mode, Victims, averaged, gradients, write_victims
+from umbel.research.output import Page, Row, Section, figure
 
 SHAPE = (28, 28)
 NOISE_MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
@@ -146,15 +146,15 @@ def audit(setting: Setting) -> Audit:
         refuses, as it does where the environment holds a stricter policy.
     """
     _check_numbers(setting)
-    path = Path(setting.dataset)
-    path = find_dataset(str(path.absolute()) if path.exists() else setting.dataset)
+    path = find_typed(setting.dataset)
     dataset = open_dataset(path)
     model = models.load(setting.model, LOSS)
     check_images(path, dataset, model)
     if setting.images > dataset.manifest.train:
         raise DatasetError(
             f"{path}: {setting.images} images asked for, one a client, but there are {dataset.manifest.train} "
-            "training clients; ask for fewer"
+            "training clients; ask for fewer",
+            code="data.too-few-clients",
         )
     torch.set_num_threads(1)
     rows, secret = _choose(setting, dataset)
@@ -177,9 +177,9 @@ def _check_numbers(setting: Setting) -> None:
     """Raise where a number cannot be."""
     for nu in setting.noise_multipliers:
         TrainingSpec(1, tuple(map(ClientOnNode, range(setting.images))), 1, STEP, 1, nu)
-    for name in ("restarts", "releases"):
+    for name in ("images", "restarts", "releases"):
         if getattr(setting, name) < 1:
-            raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}")
+            raise ConfigError(f"{name} must be at least 1, got {getattr(setting, name)}", code="config.out-of-range")
 
 
 def _probe(victims: Victims, mode: Mode, hypothesis: Arrays, images: int) -> list[Parameters]:
@@ -191,21 +191,28 @@ def check_images(path: Path, dataset: Dataset, model: Model) -> None:
     """Raise before any work where images, classes and model do not fit together."""
     features, targets = dataset.features, dataset.targets
     if features.shape[1:] != SHAPE:
-        raise DatasetError(f"{path}: its features are of shape {features.shape[1:]}; give one of {SHAPE} images")
+        raise DatasetError(
+            f"{path}: its features are of shape {features.shape[1:]}; give one of {SHAPE} images",
+            code="data.not-images",
+        )
     if targets.dtype.kind not in "iu" or targets.ndim != 1:
         raise DatasetError(
             f"{path}: its targets are {targets.dtype} of shape {targets.shape[1:]}, no classes; "
-            "give a dataset for classification"
+            "give a dataset for classification",
+            code="data.not-classes",
         )
     try:
         with torch.inference_mode():
             classes = model.module(torch.zeros(1, *SHAPE)).shape[-1]
     except (RuntimeError, TypeError, ValueError) as error:
-        raise ModelError(f"model {model.name!r} does not take {SHAPE} images: {error}") from None
+        raise ModelError(
+            f"model {model.name!r} does not take {SHAPE} images: {error}", code="model.input-shape"
+        ) from None
     if targets.min() < 0 or targets.max() >= classes:
         raise ModelError(
             f"model {model.name!r} knows the classes 0 to {classes - 1}, {path} has {targets.min()} to "
-            f"{targets.max()}; name a model with as many outputs"
+            f"{targets.max()}; name a model with as many outputs",
+            code="model.too-few-classes",
         )
 
 
@@ -220,7 +227,8 @@ def _choose(setting: Setting, dataset: Dataset) -> tuple[NDArray[np.int64], Secr
     if images.min() < 0 or images.max() > 1:
         raise DatasetError(
             f"{dataset.manifest.name}: pixels lie between {images.min():.4g} and {images.max():.4g}; "
-            "set feature_scale in its manifest so that they lie in [0, 1]"
+            "set feature_scale in its manifest so that they lie in [0, 1]",
+            code="data.pixel-range",
         )
     others = np.ones(len(dataset.features), bool)
     for client_ in chosen:
@@ -258,7 +266,7 @@ def _attack(
         try:
             made = [attack(gradient) for gradient in shown]
         except NotApplicableError as error:
-            yield Attempt(noise_multiplier, name, obstacle=str(error))
+            yield Attempt(noise_multiplier, name, obstacle=error.text)
             continue
         images = [image for image, _ in made if image is not None]
         yield Attempt(
@@ -268,3 +276,146 @@ def _attack(
             tuple(label for _, label in made),
             (time.perf_counter() - began) / len(made),
         )
+
+
+AVERAGE = "mean image"
+"""The baseline: what one scores who answers with the mean of other clients' images and has seen no release."""
+
+_NOISE = "noise multiplier"
+_FORMATS = {"PSNR": ".1f", "SSIM": ".2f", "correlation": ".2f", "label": ".2f", **dict.fromkeys(quality.VERDICTS, "d")}
+
+
+def rows_of(audit: Audit) -> list[dict[str, Any]]:
+    """Return a row for the baseline, then one for each attempt.
+
+    Means over images of PSNR, SSIM and correlation, the share of labels that were read rightly, and the number of
+    images by verdict (`quality.verdict`); None where an attack has no such number.
+    """
+    secret = audit.secret
+    mean_images = np.broadcast_to(secret.average, secret.images.shape)
+    rows = [{_NOISE: None, "attack": AVERAGE, **_scores(mean_images, secret.images)}]
+    for one in audit.attempts:
+        label = None if one.obstacle else float(np.mean(secret.labels == np.array(one.labels)))
+        scores = _scores(one.images, secret.images)
+        rows.append({_NOISE: one.noise_multiplier, "attack": one.attack, **scores, "label": label})
+    return rows
+
+
+def _scores(images: Images | None, originals: Images) -> dict[str, Any]:
+    """Compare images with their originals, both (images, 28, 28)."""
+    if images is None:
+        return dict.fromkeys(_FORMATS)
+    pairs = list(zip(images, originals, strict=True))
+    verdicts = [quality.verdict(*pair) for pair in pairs]
+    means = [
+        float(np.mean([measure(*pair) for pair in pairs]))
+        for measure in (quality.psnr, quality.ssim, quality.correlation)
+    ]
+    return dict(zip(_FORMATS, [*means, None, *map(verdicts.count, quality.VERDICTS)], strict=True))
+
+
+def page(audit: Audit) -> Page:
+    """Return the table, and the words under it."""
+    setting, shown, rows = audit.setting, [], rows_of(audit)
+    obstacles = [False, *(bool(one.obstacle) for one in audit.attempts)]
+    for row, obstacle in zip(rows, obstacles, strict=True):
+        numbers = ["" if row[name] is None else format(row[name], how) for name, how in _FORMATS.items()]
+        if obstacle:
+            numbers[0] = "not applicable"
+        shown.append(["" if row[_NOISE] is None else f"{row[_NOISE]:g}", row["attack"], *numbers])
+    noise = "each layer by itself" if setting.per_layer else "the whole vector"
+    title = (
+        f"Reconstruction from one step on one image: {setting.dataset}, {setting.model}, {setting.images} images, "
+        f"noise on {noise}, seed {setting.seed}"
+        + (f", means of {setting.releases} releases" if setting.releases > 1 else "")
+    )
+    said = notes(rows) + sorted({f"{one.attack}: {one.obstacle}." for one in audit.attempts if one.obstacle})
+    table = Section("", "", ("ν", "attack", *_FORMATS), shown)
+    seconds: dict[str, list[float]] = {}
+    for one in audit.attempts:
+        seconds.setdefault(one.attack, []).append(one.seconds)
+    took = "Seconds an image: " + ", ".join(f"{name} {np.mean(own):.2g}" for name, own in seconds.items()) + "."
+    return Page(title, [table, Section("", "\n\n".join(said))], rows, draw=partial(draw, audit), aside=took)
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Return the sentences that belong under the table; `rows` are those of `rows_of`."""
+    baseline = rows[0]
+    images = sum(baseline[verdict] for verdict in quality.VERDICTS)
+    said = [
+        f"full: PSNR of at least {quality.FULL_PSNR:g} dB; partial: correlation of at least "
+        f"{quality.PARTIAL_CORRELATION:g}. The mean image of other clients, which needs no release, is partial for "
+        f"{baseline['partial']} of {images}: only what scores above it is read off a release.",
+        "An attack that fails proves nothing: not that a release hides its image, only that this attack, made like "
+        "this, did not find it.",
+    ]
+
+    def scored(attack: str) -> dict[float, Row]:
+        return {row[_NOISE]: row for row in rows if row["attack"] == attack and row["PSNR"] is not None}
+
+    def shown(row: Row) -> int:
+        return int(row["full"] + row["partial"])
+
+    def beats_guessing(row: Row) -> bool:
+        return all(row[name] > baseline[name] for name in ("PSNR", "correlation"))
+
+    leaked, read = scored(DLG), scored(RANK_ONE)
+    further = [nu for nu in read if nu in leaked and shown(read[nu]) > shown(leaked[nu])]
+    if further:
+        pairs = (
+            f"ν = {nu:g} ({shown(read[nu])} of {images} images in full or in part against {shown(leaked[nu])}, "
+            f"{read[nu]['PSNR']:.1f} dB against {leaked[nu]['PSNR']:.1f})"
+            for nu in further
+        )
+        said.append(
+            "The rank-one attack, which reads the first fully connected layer's input off the same releases, goes "
+            f"further than plain DLG at {', '.join(pairs)}; the mean image has {baseline['PSNR']:.1f} dB."
+        )
+    hidden = [nu for nu in further if beats_guessing(read[nu]) and not beats_guessing(leaked[nu])]
+    if hidden:
+        said.append(
+            f"At ν = {', '.join(f'{nu:g}' for nu in hidden)} DLG shows no more than the mean image does, and the "
+            "rank-one attack does: that DLG fails does not mean that the image is hidden."
+        )
+    told = [row for row in rows if row[_NOISE] is not None and row["label"] is not None and row["label"] >= 0.5]
+    if told:
+        last = max(told, key=lambda row: (row[_NOISE], row["label"]))
+        said.append(
+            f"Labels are not images: at ν = {last[_NOISE]:g}, the attack {last['attack']!r} still reads "
+            f"{round(last['label'] * images)} of {images} labels rightly."
+        )
+    if 0.0 in leaked and not beats_guessing(leaked[0.0]):
+        said.append(
+            "DLG fails here without any noise, as is to be expected of networks that are not twice differentiable "
+            "(ReLU, max pooling): its failures at larger ν say nothing about the noise. Compare a sigmoid network, "
+            "such as lenet10."
+        )
+    return said
+
+
+def draw(audit: Audit, folder: Path, image: int = 0) -> None:
+    """Draw a picture like the paper's Figure 3: the original above, a row an attack, a column a noise multiplier."""
+    nus = audit.setting.noise_multipliers
+    attacks = [name for name in (DLG, RANK_ONE) if any(one.attack == name for one in audit.attempts)]
+    columns = max(len(nus), 2)
+    size = (1.2 * columns + 0.4, 1.3 * (len(attacks) + 1) + 0.2)
+    with figure(folder, "reconstructions", len(attacks) + 1, columns, size) as axes:
+        for place in axes.flat:
+            place.set(xticks=[], yticks=[])
+            place.set_frame_on(False)
+        _show(axes[0, 0], audit.secret.images[image], "original")
+        _show(axes[0, 1], audit.secret.average, AVERAGE)
+        for row, name in zip(axes[1:], attacks, strict=True):
+            row[0].set_ylabel(name)
+            for place, nu in zip(row, nus, strict=False):
+                (attempt,) = [one for one in audit.attempts if (one.attack, one.noise_multiplier) == (name, nu)]
+                if attempt.images is None:
+                    place.set_title(f"ν = {nu:g}")
+                    place.text(0.5, 0.5, "n/a", ha="center", va="center", transform=place.transAxes)
+                else:
+                    _show(place, attempt.images[image], f"ν = {nu:g}")
+
+
+def _show(place: Any, image: Images, name: str) -> None:
+    place.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    place.set_title(name)

@@ -1,19 +1,23 @@
-"""Commands: ``umbel experiment`` with the papers' experiments, and the frontier."""
+"""Commands: ``umbel experiment`` with the papers' experiments, and the frontier.
+
+An experiment is a module with `specs`, the runs and their arms, `tables`, what it makes of results, and where a run is
+not `umbel.research.experiments.runs.finish`, `play`.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Annotated, Any
 
 import click
 import typer
 
 from umbel.data import find_dataset
-from umbel.protocol.cli import errors_in_one_line, fail
+from umbel.protocol.cli import errors_in_one_line
 from umbel.protocol.home import umbel_home
 from umbel.research.experiments import (
     attacks,
@@ -26,8 +30,8 @@ from umbel.research.experiments import (
     recommender,
     synthetic,
 )
-from umbel.research.experiments.runs import Spec, finish
-from umbel.research.experiments.sweep import FIRST_SEED, Result, Task, sweep
+from umbel.research.experiments.runs import finish
+from umbel.research.experiments.sweep import FIRST_SEED, sweep
 from umbel.research.experiments.tables import good, trained
 
 # Without locals: they hold clients' data.
@@ -36,7 +40,7 @@ app = typer.Typer(
     suggest_commands=False,
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
-    help=__doc__,
+    help="The papers' experiments, and the frontier.",
 )
 
 Seeds = Annotated[int | None, typer.Option(min=1, help="Runs of each kind.", show_default="as in the paper")]
@@ -47,45 +51,39 @@ Out = Annotated[
     Path | None, typer.Option(help="Folder for tables, figures and runs.", show_default="$UMBEL_HOME/experiments/NAME")
 ]
 
-
-@app.command("synthetic")
-def run_synthetic(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
-    """Two linear models in the plane: figures 1 and 2, and how often they look like that."""
-    folder = _folder(out, "synthetic", quick)
-    _run("synthetic", folder, lambda: synthetic.specs(folder, first=first, **_size(seeds, quick, 1)), synthetic.tables)
-
-
-@app.command("hospital")
-def run_hospital(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
-    """Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."""
-    folder = _folder(out, "hospital", quick)
-    _run("hospital", folder, lambda: hospital.specs(folder, first=first, **_size(seeds, quick, 1)), hospital.tables)
-
-
-@app.command("femnist")
-def run_femnist(
-    seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
-) -> None:
-    """Handwritten characters: the accuracies of Table 2."""
-    _run(
-        "femnist",
-        _folder(out, "femnist", quick),
-        lambda: handwriting.specs("femnist", first=first, rounds=rounds, **_size(seeds, quick, 1)),
-        handwriting.tables,
-    )
+_PLAIN: dict[str, tuple[ModuleType, str]] = {
+    "synthetic": (synthetic, "Two linear models in the plane: figures 1 and 2, and how often they look like that."),
+    "hospital": (hospital, "Hospital charges: figures 3 and 4, and the privacy budgets of Table 1."),
+    "drift": (
+        drift,
+        "Clients that change: their data drift, they come and go; old hypotheses, old ledgers.",
+    ),
+    "attacks": (attacks, "What releases show: the headlines of umbel attack, images and local vectors."),
+}
+_HANDWRITING = {
+    "femnist": "Handwritten characters: the accuracies of Table 2.",
+    "qmnist": "Handwritten digits: Table 2's grid on data that two cores can learn.",
+}
 
 
-@app.command("qmnist")
-def run_qmnist(
-    seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
-) -> None:
-    """Handwritten digits: Table 2's grid on data that two cores can learn."""
-    _run(
-        "qmnist",
-        _folder(out, "qmnist", quick),
-        lambda: handwriting.specs("qmnist", first=first, rounds=rounds, **_size(seeds, quick, 1)),
-        handwriting.tables,
-    )
+def _add_plain(name: str, module: ModuleType, text: str) -> None:
+    @app.command(name, help=text)
+    def command(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
+        _run(name, module, out, seeds, first, quick)
+
+
+def _add_handwriting(name: str, text: str) -> None:
+    @app.command(name, help=text)
+    def command(
+        seeds: Seeds = None, first: First = FIRST_SEED, rounds: Rounds = None, quick: Quick = False, out: Out = None
+    ) -> None:
+        _run(name, handwriting, out, seeds, first, quick, dataset=name, rounds=rounds)
+
+
+for _name, (_module, _text) in _PLAIN.items():
+    _add_plain(_name, _module, _text)
+for _name, _text in _HANDWRITING.items():
+    _add_handwriting(_name, _text)
 
 
 @app.command("frontier")
@@ -97,24 +95,7 @@ def run_frontier(
     out: Out = None,
 ) -> None:
     """Accuracy against the epsilon of a client: heuristic and formal, client and site release."""
-    if task not in frontier.TASKS:
-        fail(f"there is no frontier of {task!r}; name one of {', '.join(frontier.TASKS)}")
-    name = f"frontier-{task}"
-    folder = _folder(out, name, quick)
-    _run(
-        name,
-        folder,
-        lambda: frontier.specs(task, folder, first=first, **_size(seeds, quick, 1)),
-        partial(frontier.tables, task),
-        frontier.play,
-    )
-
-
-@app.command("drift")
-def run_drift(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
-    """Clients that change: data that drift, clients that come and go, what old hypotheses and ledgers do then."""
-    folder = _folder(out, "drift", quick)
-    _run("drift", folder, lambda: drift.specs(folder, first=first, **_size(seeds, quick, 1)), drift.tables, drift.play)
+    _run(f"frontier-{task}", frontier, out, seeds, first, quick, task=task)
 
 
 @app.command("recommender")
@@ -126,20 +107,7 @@ def run_recommender(
     out: Out = None,
 ) -> None:
     """A recommender beside baselines, on the rows of newcomers."""
-    folder = _folder(out, "recommender", quick)
-    _run(
-        "recommender",
-        folder,
-        lambda: recommender.specs(dataset, folder, first=first, **_size(seeds, quick, 2)),
-        recommender.tables,
-    )
-
-
-@app.command("attacks")
-def run_attacks(seeds: Seeds = None, first: First = FIRST_SEED, quick: Quick = False, out: Out = None) -> None:
-    """What releases show: the headlines of umbel attack, images and local vectors."""
-    folder = _folder(out, "attacks", quick)
-    _run("attacks", folder, lambda: attacks.specs(first=first, **_size(seeds, quick, 1)), attacks.tables, attacks.play)
+    _run("recommender", recommender, out, seeds, first, quick, dataset=dataset)
 
 
 @app.command("pac")
@@ -162,48 +130,31 @@ def run_page(
         list[str] | None, typer.Argument(help=f"Of {', '.join(page.SOURCES)}.", show_default="none")
     ] = None,
 ) -> None:
-    """Take the tables of experiments into docs/results, and write docs/reproduce.md anew."""
+    """Copy the tables of experiments into docs/results, and write docs/reproduce.md."""
     with errors_in_one_line():
         for name in names or []:
             page.take(name, _folder(None, name, False))
         typer.echo(page.write())
 
 
-def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
-    """Say beside the tables what made them, and in them where that was little."""
-    if click.get_current_context().params["quick"]:
-        page.mark_as_quick(folder)
-    page.stamp(name, folder, _command(), seeds)
-
-
-def _command() -> str:
-    """Return what was typed, but for where results go."""
-    words = sys.argv[1:]
-    if "--out" in words:
-        del words[(at := words.index("--out")) : at + 2]
-    return shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
-
-
-def _size(seeds: int | None, quick: bool, few: int) -> dict[str, Any]:
-    """Return what limits the number of runs."""
-    seeds = seeds or (few if quick else None)
-    return {"quick": quick} | ({"seeds": seeds} if seeds else {})
-
-
-def _folder(out: Path | None, name: str, quick: bool) -> Path:
-    # Apart, so that a quick look does not overwrite the results of hours.
-    return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
-
-
-def _run(name: str, folder: Path, specs: Any, tables: Any, task: Task = finish) -> None:
+def _run(
+    name: str, module: ModuleType, out: Path | None, seeds: int | None, first: int, quick: bool, **options: Any
+) -> None:
+    """Do an experiment's runs that are not done yet, and write what they came to."""
+    folder = _folder(out, name, quick)
+    # Two splits tell whether a deviation is shown.
+    seeds = seeds or ((2 if module is recommender else 1) if quick else module.SEEDS)
     try:
         with errors_in_one_line():
-            results: list[Result] = sweep(_checked(specs()), folder, task)
+            specs = module.specs(folder, seeds=seeds, first=first, quick=quick, **options)
+            for dataset in {spec.config["dataset"] for spec in specs}:
+                find_dataset(dataset)  # a missing one is named before any work
+            results = sweep(specs, folder, getattr(module, "play", finish))
             if any_good := bool(trained(good(results))):
-                tables(results, folder)
+                module.tables(results, folder)
                 _stamp(name, folder, (result.spec.config["seed"] for result in results))
     except KeyboardInterrupt:
-        typer.echo(f"Stopped. The same command goes on from here: {folder}", err=True)
+        typer.echo(f"Stopped. The same command resumes it: {folder}", err=True)
         raise typer.Exit(130) from None
     if any_good:
         typer.echo(folder / "table.md")
@@ -212,11 +163,21 @@ def _run(name: str, folder: Path, specs: Any, tables: Any, task: Task = finish) 
         raise typer.Exit(1)
 
 
-def _checked(specs: list[Spec]) -> list[Spec]:
-    """Raise before any work where a dataset is missing."""
-    for name in {spec.config["dataset"] for spec in specs}:
-        find_dataset(name)
-    return specs
+def _folder(out: Path | None, name: str, quick: bool) -> Path:
+    # Apart, so that a quick look does not overwrite the results of hours.
+    return out.expanduser().absolute() if out else umbel_home() / "experiments" / (f"{name}-quick" if quick else name)
+
+
+def _stamp(name: str, folder: Path, seeds: Iterable[int]) -> None:
+    """Say beside the tables what made them, and in them that a quick look is no result."""
+    if click.get_current_context().params["quick"]:
+        page.mark_as_quick(folder)
+    # What was typed, but for where results go.
+    words = sys.argv[1:]
+    if "--out" in words:
+        del words[(at := words.index("--out")) : at + 2]
+    command = shlex.join(["umbel", "experiment", *words[words[:1] == ["experiment"] :]])
+    page.stamp(name, folder, command, seeds)
 
 
 if __name__ == "__main__":

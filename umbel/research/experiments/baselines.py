@@ -8,13 +8,13 @@ every other row and is measured on the rest, which leaves out clients of a singl
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.metrics import adjusted_rand_score
 
 from umbel.client.cohort import Cohort, LocalUpdate
 from umbel.client.learner import Learner, best_hypothesis
@@ -26,11 +26,13 @@ from umbel.models.optimizers import LocalOptimizer
 from umbel.privacy.gate.policy import Personal
 from umbel.privacy.gate.randomness import streams
 from umbel.protocol.arrays import Arrays, flatten
+from umbel.protocol.errors import DatasetError
 from umbel.protocol.run_config import RunConfig
 from umbel.server.rounds import draw_hypotheses
 
 LOCAL_EPOCHS = 50
 """How often a client that trains by itself goes through its rows."""
+_SINGLE_ROWS = "no validation client has more than one row, so none can both train and be measured"
 _FRESH_SEED = 0  # of the local parameters that validation clients start from
 
 
@@ -76,7 +78,7 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float
         **_summary(model, metrics),
         "held_out": _summary(model, held_out),
         "chosen": np.bincount(chosen, minlength=len(vectors)).tolist(),
-        "rand_index": float(adjusted_rand_score(groups, chosen)) if groups else None,
+        "rand_index": float(rand_index(groups, chosen)) if groups else None,
         "to_truth": [float(np.linalg.norm(vectors - vector, axis=1).min()) for vector in truth],
     }
 
@@ -86,7 +88,7 @@ def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, floa
     learner = try_out(model, dataset)
     support, query = halves(validation_cohort(dataset, learner))
     if not len(query):
-        raise ValueError("no validation client has more than one row, so none can both train and be measured")
+        raise DatasetError(_SINGLE_ROWS, code="data.single-rows")
     start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
     update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     clients = range(len(support))
@@ -106,7 +108,7 @@ def personalised(
     learner = try_out(model, dataset)
     support, query = halves(validation_cohort(dataset, learner))
     if not len(query):
-        raise ValueError("no validation client has more than one row, so none can both train and be measured")
+        raise DatasetError(_SINGLE_ROWS, code="data.single-rows")
     update = LocalUpdate(epochs, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     draws = partial(streams, run.seed, "shuffle", 0, range(len(support)))
     own = personal(how, learner, hypotheses, learner.choose(hypotheses, support), support, update, draws)
@@ -133,6 +135,25 @@ def halves(cohort: Cohort) -> tuple[Cohort, Cohort]:
         return Cohort(cohort.features[rows], cohort.targets[rows], (lengths + 1 - odd) // 2)
 
     return part(0), part(1)
+
+
+def rand_index(one: Sequence[int], other: Sequence[int] | NDArray[np.int64]) -> float:
+    """Return the adjusted Rand index of two partitions: 1 if they agree (Hubert and Arabie, 1985)."""
+    _, rows = np.unique(one, return_inverse=True)
+    _, columns = np.unique(other, return_inverse=True)
+    table = np.zeros((rows.max() + 1, columns.max() + 1), np.int64)
+    np.add.at(table, (rows, columns), 1)
+    # Ordered pairs of items: together in both, in the first alone, in the second alone, and in neither.
+    both, items = int(np.square(table).sum()), len(rows)
+    first, second = (int(np.square(table.sum(axis=axis)).sum()) - both for axis in (1, 0))
+    both, neither = both - items, items**2 - first - second - both
+    if not first and not second:
+        return 1.0
+    return (
+        2.0
+        * (both * neither - second * first)
+        / ((both + second) * (second + neither) + (both + first) * (first + neither))
+    )
 
 
 def worst_decile(values: NDArray[np.float64], higher_is_better: bool) -> float:

@@ -1,7 +1,7 @@
 """Clients that change (the group privacy paper's future work): rows that drift, clients that change sides, come and go.
 
-Seven phases on linear models in the plane, each a run of its own on the same nodes, whose ledgers go on. A run starts
-from what the one before has found, or from hypotheses drawn anew.
+Seven phases on linear models in the plane, each a run on the same nodes, which keep their ledgers. A run starts
+from what the run before found, or from newly drawn hypotheses.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from umbel.data import Manifest, open_dataset, write_leaf
 from umbel.data.recipes import load_recipe
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
-from umbel.research.experiments.figures import COLOURS, figure
 from umbel.research.experiments.runs import Finished, Spec, Trace
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import Section, Value, good, plus_minus, write
+from umbel.research.experiments.tables import by_arm, page
+from umbel.research.output import COLOURS, Section, Value, figure, plus_minus
 from umbel.server.observer import Run
 from umbel.server.run_folder import RunFolder
 from umbel.simulation import in_process
@@ -44,7 +44,7 @@ NEAR = 1.1
 """Errors up to so many times that of the true parameters count as found again."""
 _IN_A_ROW = 3  # rounds
 FRESH, BEFORE = "", "the run before"
-"""What a phase starts from: hypotheses drawn anew, or those of the phase before."""
+"""What a phase starts from: newly drawn hypotheses, or those of the phase before."""
 SPARE = "a spare from"
 """No key of the run config: the phase from which on there is one hypothesis more, 0 for none."""
 
@@ -107,12 +107,8 @@ def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool
             noise_multiplier=3.0,
             step_size=0.3,
         )
-        runs += [Spec(_name(arm, seed), common | {SPARE: 0} | changes) for arm, changes in arms.items()]
+        runs += [Spec.of((arm,), common | {SPARE: 0} | changes) for arm, changes in arms.items()]
     return runs
-
-
-def _name(arm: str, seed: int) -> str:
-    return f"{arm}-seed{seed}".replace(" = ", "").replace(", ", "-").replace(" ", "-")
 
 
 def _files() -> list[str]:
@@ -257,15 +253,9 @@ def _least(path: Path) -> float:
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and the picture of the runs of `specs`."""
-    by_name = {result.spec.name: result for result in good(results)}
-    seeds = sorted({result.spec.config["seed"] for result in results})
-    groups = {
-        arm: runs
-        for arm in ARMS
-        if (runs := [by_name[name] for seed in seeds if (name := _name(arm, seed)) in by_name])
-    }
+    groups = {arm: runs for (arm,), runs in by_arm(results).items()}
     rows = [_row(arm, number, runs) for arm, runs in groups.items() for number in range(len(PHASES))]
-    write(folder, "Clients that change", _sections(rows, groups), rows, results)
+    page("Clients that change", _sections(rows, groups), rows, results).write(folder)
     _picture(groups, folder)
 
 

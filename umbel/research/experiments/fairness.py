@@ -32,7 +32,7 @@ from umbel.data import Dataset, find_dataset, open_dataset
 from umbel.protocol.run_config import RunConfig
 from umbel.research.experiments.baselines import halves, serve, validation_cohort
 from umbel.research.experiments.sweep import Result
-from umbel.research.experiments.tables import Section, plus_minus
+from umbel.research.output import Section, plus_minus
 
 
 @dataclass(frozen=True)

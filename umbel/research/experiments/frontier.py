@@ -10,11 +10,11 @@ from typing import Any
 
 from umbel.data import find_dataset, open_dataset
 from umbel.privacy.accounting.guarantee import DELTA
-from umbel.research.experiments.figures import COLOURS, MARKERS, figure
-from umbel.research.experiments.runs import Finished, Spec, finish
-from umbel.research.experiments.splits import split_by_seed
+from umbel.protocol.errors import ConfigError
+from umbel.research.experiments.runs import Finished, Spec, finish, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import Section, Value, average, good, plus_minus, write
+from umbel.research.experiments.tables import by_arm, page
+from umbel.research.output import Columns, Section, figure, numbers, series, spread
 from umbel.simulation.in_process import run_config
 
 SEEDS = 10
@@ -75,25 +75,27 @@ HANDWRITING = Task("qmnist-features", (2, 4, 8), False, 100, {"k = 1": {}}, (3.0
 TASKS = {task.name: task for task in (HOSPITAL, HANDWRITING)}
 
 CLIENT, OPEN, ONE, SITE = "client release, private choice", "client release, open choice", "k = 1", "site release"
-HEURISTIC, PLAIN = "paper's radius, open choice", "no noise"
+HEURISTIC, PLAIN = "paper's clip norm, open choice", "no noise"
 
 
-def specs(name: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+def specs(
+    folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, task: str = "hospital"
+) -> list[Spec]:
     """Return the runs of a task: every arm at every epsilon it has settings for.
 
     Data whose split the seed draws are written under `folder`.
     """
-    task = TASKS[name]
-    epsilons = task.epsilons[-1:] if quick else task.epsilons
-    points = _points(task, epsilons)
-    data, own = points[0][-1]["dataset"], range(first, first + seeds)
-    return [
-        Spec(
-            f"{arm}-{epsilon}-seed{seed}".replace(" ", "-").replace(",", ""),
-            config | {"dataset": path, "seed": seed},
+    if task not in TASKS:
+        raise ConfigError(
+            f"there is no frontier of {task!r}; name one of {', '.join(TASKS)}", code="config.unknown-experiment"
         )
-        for seed, path in (split_by_seed(data, folder, own) if task.shuffled else ((one, data) for one in own))
-        for arm, epsilon, config in points
+    own = TASKS[task]
+    points = _points(own, own.epsilons[-1:] if quick else own.epsilons)
+    data, drawn = points[0][-1]["dataset"], range(first, first + seeds)
+    return [
+        Spec.of((task, arm, label), config | {"dataset": path, "seed": seed})
+        for seed, path in (split_by_seed(data, folder, drawn) if own.shuffled else ((one, data) for one in drawn))
+        for arm, label, config in points
     ]
 
 
@@ -102,15 +104,12 @@ def play(config: Mapping[str, Any]) -> Finished:
     return finish(config, nodes=SITES if config["strategy"] == "site-average" else 1)
 
 
-def tables(name: str, results: Sequence[Result], folder: Path) -> None:
+def tables(results: Sequence[Result], folder: Path) -> None:
     """Write the table and the picture of the runs of `specs`."""
-    task = TASKS[name]
+    task = TASKS[results[0].spec.arm[0]]
     manifest = open_dataset(find_dataset(results[0].spec.config["dataset"])).manifest
     scale = float(manifest.units.get("target", {}).get("scale", 1.0))
-    by_arm: dict[tuple[str, str], list[Result]] = {}
-    for result in good(results):
-        by_arm.setdefault(_arm(result), []).append(result)
-    rows = [_row(task, arm, label, runs, scale) for (arm, label), runs in by_arm.items()]
+    rows = [_row(task, arm, label, runs, scale) for (_, arm, label), runs in by_arm(results).items()]
     what = "pure" if task.pure else f"at delta {DELTA:g}"
     text = (
         f"{task.metric} of all validation clients under their best hypothesis, of the round of lowest validation loss; "
@@ -118,12 +117,17 @@ def tables(name: str, results: Sequence[Result], folder: Path) -> None:
         f"whole training, its choice included. Where there is no guarantee it says none, and the paper's budget stands "
         f"alone. Sites: the clients are dealt out among {SITES}, which their clients trust."
     )
-    columns = ("who protects what", "setting", "epsilon", "paper's budget", task.metric, "worst seed", "last round")
-    shown = [
-        [str(row[key]) for key in ("arm", "label", "epsilon_text", "paper_text", "text", "worst", "last")]
-        for row in rows
-    ]
-    write(folder, f"The frontier: {name}", [Section("Accuracy against epsilon", text, columns, shown)], rows, results)
+    columns: Columns = {
+        "who protects what": "arm",
+        "setting": "label",
+        "epsilon": "epsilon_text",
+        "paper's budget": "paper_text",
+        task.metric: lambda row: spread(row, "mean", task.digits),
+        "worst seed": f"worst:,.{task.digits}f",
+        "last round": lambda row: spread(row, "last", task.digits),
+    }
+    section = Section.of("Accuracy against epsilon", text, columns, rows)
+    page(f"The frontier: {task.name}", [section], rows, results).write(folder)
     _picture(task, rows, folder)
 
 
@@ -162,34 +166,21 @@ def _by_sites(task: Task, base: Mapping[str, Any], epsilon: int) -> dict[str, An
     return {**base, "strategy": "site-average", "choice-epsilon": choice, "noise-multiplier": nu}
 
 
-def _arm(result: Result) -> tuple[str, str]:
-    config = result.spec.config
-    for task in TASKS.values():
-        for arm, label, other in _points(task, task.epsilons):
-            if other | {key: config[key] for key in ("dataset", "seed")} == config:
-                return arm, label
-    raise KeyError(result.spec.name)
-
-
-def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Value]:
+def _row(task: Task, arm: str, label: str, runs: Sequence[Result], scale: float) -> dict[str, Any]:
     measured = [run.measures["best"]["mean"] * scale for run in runs]
     epsilon = runs[0].measures["pure_epsilon" if task.pure else "epsilon"]
     paper = runs[0].measures["max_budget"]
-    worst = max(measured) if task.pure else min(measured)
-    mean, deviation = average(measured)
     return {
         "arm": arm,
         "label": label,
         "epsilon": epsilon,
         "epsilon_text": "none" if epsilon is None else f"{epsilon:.3g}",
-        "paper_text": "none" if paper is None else f"{paper:.3g}",
-        "mean": mean,
-        "deviation": deviation,
-        "text": plus_minus(measured, task.digits),
-        "worst": f"{worst:,.{task.digits}f}",
-        "last": plus_minus((run.measures["last"]["mean"] * scale for run in runs), task.digits),
-        "runs": len(runs),
         "paper": paper,
+        "paper_text": "none" if paper is None else f"{paper:.3g}",
+        **numbers("mean", measured),
+        "worst": max(measured) if task.pure else min(measured),
+        **numbers("last", (run.measures["last"]["mean"] * scale for run in runs)),
+        "runs": len(runs),
     }
 
 
@@ -198,9 +189,9 @@ def _picture(task: Task, rows: Sequence[Mapping[str, Any]], folder: Path) -> Non
         ax = axes[0, 0]
         formal = [arm for arm in (CLIENT, ONE, SITE) if any(row["arm"] == arm for row in rows)]
         for i, arm in enumerate(formal):
-            points = sorted((row["epsilon"], row["mean"], row["deviation"]) for row in rows if row["arm"] == arm)
+            points = sorted((row["epsilon"], row["mean"], row["mean_sd"]) for row in rows if row["arm"] == arm)
             x, mean, deviation = zip(*points, strict=True)
-            ax.errorbar(x, mean, deviation, color=COLOURS[i], marker=MARKERS[i], capsize=3, linewidth=1, label=arm)
+            ax.errorbar(x, mean, deviation, capsize=3, label=arm, **series(i))
         for i, row in enumerate(row for row in rows if row["arm"] == PLAIN):
             ax.axhline(
                 row["mean"],

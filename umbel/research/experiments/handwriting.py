@@ -6,27 +6,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from umbel.research.experiments.figures import COLOURS, MARKERS, figure
 from umbel.research.experiments.runs import LOCAL_ONLY, Spec
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import (
-    Section,
-    Value,
-    alone,
-    average,
-    good,
-    plus_minus,
-    what_a_client_gets,
-    write,
-)
+from umbel.research.experiments.tables import by_arm, page, what_a_client_gets
+from umbel.research.output import Columns, Row, Section, figure, mean, numbers, plus_minus, series, spread
 from umbel.simulation.in_process import run_config
 
 SEEDS = 3
 LOSSES = ("cross-entropy", "rmse")
 COLLAPSE_SEEDS = 8
 """How many runs show whether hypotheses collapse."""
-_COLLAPSE_NU = 3.0
-_AS_IT_IS, _TOLD_APART = "as-printed", 0.9
+COLLAPSE, AS_PRINTED, IFCA = ("cross-entropy", 2, 3.0), ("as printed", 3.0), "IFCA"
+_TOLD_APART = 0.9
 MULTIPLIERS = (0.0, 0.001, 0.01, 0.1, 1.0, 3.0, 5.0, 10.0, 15.0)
 
 # Table 2: accuracy and its standard deviation by loss, in the order of MULTIPLIERS.
@@ -44,7 +35,12 @@ PRINTED = {(loss, nu): pair for loss in LOSSES for nu, pair in zip(MULTIPLIERS, 
 
 
 def specs(
-    name: str, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, rounds: int | None = None
+    folder: Path,
+    seeds: int = SEEDS,
+    first: int = FIRST_SEED,
+    quick: bool = False,
+    dataset: str = "qmnist",
+    rounds: int | None = None,
 ) -> list[Spec]:
     """Return the runs on a dataset of handwriting, ``femnist`` or ``qmnist``.
 
@@ -54,161 +50,135 @@ def specs(
 
     Parameters
     ----------
-    name : str
+    folder : Path
+        Of the experiment; nothing is written.
     seeds : int
         Runs of each kind.
     first : int
         The first of their seeds.
     quick : bool
         Whether two rounds of a few of them will do, without those for comparison.
+    dataset : str
     rounds : int, optional
         At most so many; by default as many as the configuration says.
     """
     losses, nus = (LOSSES[:1], (0.0,)) if quick else (LOSSES, MULTIPLIERS)
-    base = run_config(name, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
+    base = run_config(dataset, **({"rounds": 2, "clients_per_round": 4} if quick else {}))
     if rounds is not None:
         base["rounds"] = min(rounds, base["rounds"])
     runs, last = [], []
     if base["strategy-options"] and not quick:
         for seed in range(first, first + COLLAPSE_SEEDS):
-            config = base | {"loss": LOSSES[0], "seed": seed, "noise-multiplier": _COLLAPSE_NU}
-            runs.append(Spec(f"{LOSSES[0]}-k2-nu{_COLLAPSE_NU:g}-seed{seed}", config))
-            last.append(Spec(f"{_AS_IT_IS}-nu{_COLLAPSE_NU:g}-seed{seed}", config | {"strategy-options": ""}))
+            config = base | {"loss": LOSSES[0], "seed": seed, "noise-multiplier": COLLAPSE[2]}
+            runs.append(Spec.of(COLLAPSE, config))
+            last.append(Spec.of(AS_PRINTED, config | {"strategy-options": ""}))
     for seed in range(first, first + seeds):
         for loss in losses:
-            common = base | {"loss": loss, "seed": seed}
-            grid = [(2, nu) for nu in nus] + [(1, nu) for nu in (0.0, 3.0) if nu in nus]
-            for k, nu in grid:
-                config = common | {"hypotheses": k, "noise-multiplier": nu}
-                runs.append(Spec(f"{loss}-k{k}-nu{nu:g}-seed{seed}", config))
-        if quick:
-            continue
-        other = base | {"loss": losses[0], "seed": seed, "strategy-options": ""}
-        runs.append(Spec(f"ifca-seed{seed}", other | {"strategy": "ifca", "noise-multiplier": 0.0}))
-        runs.append(Spec(f"local-seed{seed}", other | {"strategy": LOCAL_ONLY}))
+            for k, nu in [(2, nu) for nu in nus] + [(1, nu) for nu in (0.0, 3.0) if nu in nus]:
+                config = base | {"loss": loss, "seed": seed, "hypotheses": k, "noise-multiplier": nu}
+                runs.append(Spec.of((loss, k, nu), config))
+        if not quick:
+            other = base | {"loss": losses[0], "seed": seed, "strategy-options": ""}
+            runs.append(Spec.of((IFCA,), other | {"strategy": "ifca", "noise-multiplier": 0.0}))
+            runs.append(Spec.of((LOCAL_ONLY,), other | {"strategy": LOCAL_ONLY}))
     # The first eight are some of the grid's as well.
     return list({spec.name: spec for spec in [*runs, *last]}.values())
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and the figure of the runs of `specs`."""
-    fine = good(results)
-    grid = _grid(fine)
+    arms = by_arm(results)
+    grid = {arm: runs for arm, runs in arms.items() if len(arm) == 3}
+    rows = [_row(loss, k, nu, runs) for (loss, k, nu), runs in grid.items()]
     name = results[0].spec.config["dataset"]
-    gets = what_a_client_gets("Accuracy, cross entropy,", _arms(fine, grid), alone(fine), 3)
-    sections = [_accuracy(grid, name), *_collapse(fine), gets]
-    write(folder, f"Handwriting: {name}", sections, _rows(grid), results)
-    _figure(grid, folder)
-
-
-Grid = Mapping[tuple[str, int, float], Sequence[Result]]
-
-
-def _grid(results: Sequence[Result]) -> dict[tuple[str, int, float], list[Result]]:
-    grid: dict[tuple[str, int, float], list[Result]] = {}
-    for result in results:
-        config = result.spec.config
-        if config["strategy"] == "group-privacy" and not result.spec.name.startswith(_AS_IT_IS):
-            key = (config["loss"], config["hypotheses"], config["noise-multiplier"])
-            grid.setdefault(key, []).append(result)
-    return grid
+    shown = [("FedAvg (k = 1, ν = 0)", arms.get((LOSSES[0], 1, 0.0), [])), (IFCA, arms.get((IFCA,), []))]
+    shown += [(f"Algorithm 1, ν = {arm[2]:g}", runs) for arm, runs in grid.items() if arm[:2] == (LOSSES[0], 2)]
+    gets = what_a_client_gets("Accuracy, cross entropy,", shown, arms.get((LOCAL_ONLY,), []), 3)
+    page(f"Handwriting: {name}", [_accuracy(rows, name), *_collapse(arms), gets], rows, results).write(folder)
+    _figure(rows, folder)
 
 
 def _mean(result: Result) -> float:
     return float(result.measures["best"]["mean"])
 
 
-def _accuracy(grid: Grid, name: str) -> Section:
-    rows = []
-    for (loss, k, nu), runs in grid.items():
-        printed = PRINTED.get((loss, nu)) if k == 2 else None
-        row = [loss, str(k), f"{nu:g}", plus_minus(map(_mean, runs), 3)]
-        row += [f"{printed[0]:.3f} ± {printed[1]:.3f}"] if printed else [""]
-        row += [f"{average(map(_mean, runs))[0] - printed[0]:+.3f}"] if printed else [""]
-        row += [f"{average(r.measures['rounds'] for r in runs)[0]:.0f}"]
-        row += [plus_minus((r.measures["best"]["rand_index"] for r in runs), 2) if k > 1 else ""]
-        rows.append(row)
+def _row(loss: str, k: int, nu: float, runs: Sequence[Result]) -> dict[str, Any]:
+    accuracy = numbers("accuracy", map(_mean, runs))
+    printed, deviation = PRINTED.get((loss, nu), (None, None)) if k == 2 else (None, None)
+    told = [run.measures["best"]["rand_index"] for run in runs]
+    return {
+        "loss": loss,
+        "k": k,
+        "nu": nu,
+        "runs": len(runs),
+        **accuracy,
+        "printed": printed,
+        "printed_sd": deviation,
+        "difference": None if printed is None else accuracy["accuracy"] - printed,
+        "worst_decile": mean(run.measures["best"]["worst_decile"] for run in runs),
+        "last_round": mean(run.measures["last"]["mean"] for run in runs),
+        "rounds": mean(run.measures["rounds"] for run in runs),
+        **(numbers("rand_index", told) if k > 1 else {"rand_index": None, "rand_index_sd": None}),
+    }
+
+
+def _printed(row: Row) -> str:
+    return "" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"
+
+
+def _accuracy(rows: Sequence[Row], name: str) -> Section:
     text = (
         "Accuracy of every validation client under its best hypothesis, of the round of lowest validation loss: mean "
         "over clients, mean ± standard deviation over seeds. The paper's is on FEMNIST with 62 classes. The RMSE loss "
         "is against one-hot targets. The adjusted Rand index tells whether the hypotheses tell turned images from "
         "upright ones: 1 if they do, 0 if one hypothesis serves both."
     )
-    columns = ("loss", "k", "ν", f"{name}", "printed, FEMNIST", "difference", "rounds", "Rand index")
-    return Section("Accuracy", text, columns, rows)
 
-
-def _collapse(results: Sequence[Result]) -> list[Section]:
-    """Return what became of the hypotheses with and without rebirth, where there are such runs."""
-    arms = {
-        "reborn": [result for result in results if result.spec.name.startswith(f"{LOSSES[0]}-k2-nu{_COLLAPSE_NU:g}-")],
-        "paper's algorithm": [result for result in results if result.spec.name.startswith(_AS_IT_IS)],
+    columns: Columns = {
+        "loss": "loss",
+        "k": "k",
+        "ν": "nu:g",
+        name: lambda row: spread(row, "accuracy", 3),
+        "printed, FEMNIST": lambda row: (
+            "" if row["printed"] is None else f"{row['printed']:.3f} ± {row['printed_sd']:.3f}"
+        ),
+        "difference": "difference:+.3f",
+        "rounds": "rounds:.0f",
+        "Rand index": lambda row: spread(row, "rand_index", 2) if row["k"] > 1 else "",
     }
-    if not any(result.spec.config["strategy-options"] for result in arms["reborn"]):
+    return Section.of("Accuracy", text, columns, rows)
+
+
+def _collapse(arms: Mapping[tuple[Any, ...], Sequence[Result]]) -> list[Section]:
+    """Return what became of the hypotheses with and without rebirth, where there are such runs."""
+    reborn = arms.get(COLLAPSE, [])
+    if not any(run.spec.config["strategy-options"] for run in reborn):
         return []
     rows = []
-    for arm, runs in arms.items():
-        best, last = ([float(result.measures[when]["rand_index"]) for result in runs] for when in ("best", "last"))
+    for arm, runs in (("reborn", reborn), ("paper's algorithm", arms.get(AS_PRINTED, []))):
+        best, last = ([float(run.measures[when]["rand_index"]) for run in runs] for when in ("best", "last"))
         told = f"{sum(index >= _TOLD_APART for index in best)} of {len(best)}"
         accuracy = plus_minus(map(_mean, runs), 3) if runs else ""
         rows.append([arm, told, *(" ".join(f"{index:.2f}" for index in found) for found in (best, last)), accuracy])
     text = (
-        f"Cross entropy, ν = {_COLLAPSE_NU:g}: with hypotheses that are reborn where nobody trains them, and the "
+        f"Cross entropy, ν = {COLLAPSE[2]:g}: with hypotheses that are reborn where nobody trains them, and the "
         "paper's algorithm as it is. The Rand index of each seed, in order, in the best round and in the last; from "
         ".9 on in the best the clients are told apart."
     )
     return [Section("Collapse", text, ("hypotheses", "told apart", "Rand index", "last round", "accuracy"), rows)]
 
 
-def _arms(results: Sequence[Result], grid: Grid) -> list[tuple[str, Sequence[Result]]]:
-    return [
-        ("FedAvg (k = 1, ν = 0)", grid.get((LOSSES[0], 1, 0.0), [])),
-        ("IFCA", [result for result in results if result.spec.config["strategy"] == "ifca"]),
-        *((f"Algorithm 1, ν = {nu:g}", runs) for (loss, k, nu), runs in grid.items() if (loss, k) == (LOSSES[0], 2)),
-    ]
-
-
-def _rows(grid: Grid) -> list[dict[str, Value]]:
-    rows: list[dict[str, Value]] = []
-    for (loss, k, nu), runs in grid.items():
-        accuracy, deviation = average(map(_mean, runs))
-        printed = PRINTED.get((loss, nu)) if k == 2 else None
-        values: dict[str, Any] = {
-            "loss": loss,
-            "k": k,
-            "nu": nu,
-            "runs": len(runs),
-            "accuracy": accuracy,
-            "accuracy_sd": deviation,
-            "printed": printed[0] if printed else None,
-            "printed_sd": printed[1] if printed else None,
-            "difference": accuracy - printed[0] if printed else None,
-            "worst_decile": average(r.measures["best"]["worst_decile"] for r in runs)[0],
-            "last_round": average(r.measures["last"]["mean"] for r in runs)[0],
-            "rounds": average(r.measures["rounds"] for r in runs)[0],
-            "rand_index": average(r.measures["best"]["rand_index"] for r in runs)[0] if k > 1 else None,
-        }
-        rows.append(values)
-    return rows
-
-
-def _figure(grid: Grid, folder: Path) -> None:
+def _figure(rows: Sequence[Row], folder: Path) -> None:
     """Draw Table 2: accuracy by noise multiplier, measured and printed."""
     with figure(folder, "table-2", size=(7, 4)) as axes:
         ax = axes[0, 0]
         for i, loss in enumerate(LOSSES):
-            points = [
-                (nu, *average(map(_mean, runs))) for (name, k, nu), runs in grid.items() if (name, k) == (loss, 2)
-            ]
-            if not points:
-                continue
-            nu, mean, deviation = zip(*points, strict=True)
-            style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "capsize": 3, "linewidth": 1}
-            ax.errorbar(nu, mean, deviation, **style, label=f"{loss}, measured")
-            paper = [PRINTED[loss, x] for x in nu]
-            ax.errorbar(
-                nu, *zip(*paper, strict=True), **style, linestyle=":", markerfacecolor="none", label=f"{loss}, printed"
-            )
+            own = [row for row in rows if (row["loss"], row["k"]) == (loss, 2)]
+            for name, how in (("accuracy", {}), ("printed", {"linestyle": ":", "markerfacecolor": "none"})):
+                points = [(row["nu"], row[name], row[f"{name}_sd"]) for row in own]
+                if points:
+                    label = f"{loss}, {'measured' if name == 'accuracy' else name}"
+                    ax.errorbar(*zip(*points, strict=True), capsize=3, label=label, **series(i) | how)
         # Linear up to the smallest noise, so that 0 has a place.
         ax.set_xscale("symlog", linthresh=0.001)
         ax.set(xlabel="noise multiplier ν", ylabel="accuracy of validation clients", ylim=(0, 1))

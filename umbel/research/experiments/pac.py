@@ -1,9 +1,14 @@
-"""PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does."""
+"""PAC identifiability in federated personalization: its theorems as tables, and what umbel's gate does.
+
+A trial is a client with N labelled items of I, whose local parameters u and whose item vectors are drawn
+from N(0, I), as in no real data: the theorems hold for any. All trials of a table train together, as the
+clients of a cohort do, and the server's estimate is that of `umbel.research.attacks.pac_attack`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -15,29 +20,133 @@ import torch
 from numpy.typing import NDArray
 from rich.progress import track
 
-from umbel.client.cohort import LocalUpdate
+from umbel import models
+from umbel.client.cohort import Cohort, LocalUpdate
+from umbel.client.engines import learner_for
 from umbel.client.noisy_messages import noisy_messages
 from umbel.models.losses import SLOPES
 from umbel.privacy.gate.releases import sanitise
 from umbel.privacy.mechanisms import Laplace
 from umbel.protocol.release import Clipping
-from umbel.research.attacks.pac_attack import checkpoint, theorem_1
-from umbel.research.experiments.figures import COLOURS, MARKERS, figure
-from umbel.research.experiments.pac_trials import (
-    FACTORS,
-    ITEMS,
-    LABELLED,
-    LOSS,
-    NOISE,
-    Matrix,
-    Trials,
-    attack,
-    interactions,
-    vectors,
-)
+from umbel.research.attacks.pac_attack import Estimate, checkpoint, theorem_1
 from umbel.research.experiments.sweep import PACKAGES
-from umbel.research.experiments.tables import Section, Value, write_page
+from umbel.research.output import Columns, Page, Section, Value, cell, figure, series
 from umbel.server.run_folder import versions
+
+ITEMS, FACTORS, LABELLED = 500, 8, 40
+LOSS = "log"
+
+# Draws for different purposes.
+_CLIENTS, _BATCHES, NOISE = range(3)
+Matrix = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Clients to attack.
+
+    Attributes
+    ----------
+    items : ndarray, shape (I, d)
+        The honest item vectors.
+    local : ndarray, shape (trials, d)
+        Their local parameters.
+    cohort : Cohort
+        Each client's N labelled items and labels, of which a share p is positive.
+    """
+
+    items: NDArray[np.float32]
+    local: NDArray[np.float32]
+    cohort: Cohort
+
+    @classmethod
+    def draw(cls, count: int, p: float, seed: int) -> Trials:
+        """Draw clients, each of whom likes what a taste of its own likes, by the sign of a linear score."""
+        rng = np.random.default_rng([seed, _CLIENTS])
+        items = rng.standard_normal((ITEMS, FACTORS)).astype(np.float32)
+        local = rng.standard_normal((count, FACTORS)).astype(np.float32)
+        scores = rng.standard_normal((count, FACTORS)) @ items.T
+        liked = round(p * LABELLED)
+        labelled = np.empty((count, LABELLED), np.int64)
+        for own, score in zip(labelled, scores, strict=True):
+            own[:liked] = rng.choice(np.flatnonzero(score > 0), liked, replace=False)
+            own[liked:] = rng.choice(np.flatnonzero(score < 0), LABELLED - liked, replace=False)
+        labels = np.tile(np.where(np.arange(LABELLED) < liked, 1, -1), count)
+        cohort = Cohort(
+            torch.from_numpy(labelled.reshape(-1, 1).astype(np.float32)),
+            torch.from_numpy(labels),
+            np.full(count, LABELLED, np.int64),
+        )
+        return cls(items, local, cohort)
+
+    def narrowed(self) -> Trials:
+        """Return the same clients with their own items alone, numbered alike.
+
+        Where zeros are sent, all other items come back as zeros.
+        """
+        numbers = torch.arange(LABELLED, dtype=torch.float32).repeat(len(self.local))[:, None]
+        return Trials(self.items[:LABELLED], self.local, Cohort(numbers, self.cohort.targets, self.cohort.lengths))
+
+    def errors(self, estimates: Sequence[Estimate], local: NDArray[np.float32]) -> Matrix:
+        """Return for each client the share of items on which the server's estimate errs (Definition 1)."""
+        wrong = np.sign(vectors(estimates) @ self.items.T) != np.sign(local @ self.items.T)
+        return np.asarray(wrong.mean(axis=1), np.float64)
+
+
+def vectors(estimates: Sequence[Estimate]) -> Matrix:
+    """Return the server's estimate of each client's vector, (m, d)."""
+    return np.stack([estimate.vector for estimate in estimates])
+
+
+def interactions(
+    clients: Trials, update: LocalUpdate, zero: bool, seed: int
+) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield without end the items that clients trained (m, I, d), those they were sent, and their vectors (m, d)."""
+    learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
+    sent = np.zeros_like(clients.items) if zero else clients.items
+    local, nobody = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
+    generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(nobody))]
+    while True:
+        trained, local = learner.train({"items": sent[None]}, nobody, clients.cohort, update, generators, local)
+        yield trained["items"], sent, local["user"]
+
+
+def attack(
+    clients: Trials,
+    update: LocalUpdate,
+    zero: bool,
+    seed: int,
+    release: Callable[[NDArray[np.float32]], NDArray[Any]] | None = None,
+) -> Iterator[tuple[int, list[Estimate], NDArray[np.float32]]]:
+    """Attack all clients at once, without end.
+
+    Parameters
+    ----------
+    clients : Trials
+    update : LocalUpdate
+        What a client does in an interaction.
+    zero : bool
+        Whether the server sends zeros, or else the honest items for the spectral attack.
+    seed : int
+    release : callable, optional
+        Returns what clients release of their updates (m, I, d); by default these as they are.
+
+    Yields
+    ------
+    t : int
+        Number of the interaction, from 1 on.
+    estimates : list of Estimate
+        What the server knows of each client; the same list every time.
+    local : ndarray, shape (m, d)
+        Each client's own vector.
+    """
+    estimates = [Estimate(FACTORS, spectral=not zero) for _ in clients.local]
+    for t, (trained, sent, local) in enumerate(interactions(clients, update, zero, seed), 1):
+        updates = trained - sent
+        for estimate, message in zip(estimates, release(updates) if release else updates, strict=True):
+            estimate.add(message)
+        yield t, estimates, local
+
 
 BATCH, STEP = 10, 0.1
 DELTA, EPSILON, ERROR = 0.1, 0.1, 0.05
@@ -51,7 +160,7 @@ MAX_INTERACTIONS, _MAX_SPECTRAL = 3072, 256
 _RATE, _EPOCHS = 0.3, 50
 # Interactions for Proposition 1.
 _ASKED = 16
-# So small that each radius is the norm of the update.
+# So small that each clip norm is the norm of the update.
 _FLOOR = 1e-9
 SLOPE = abs(float(SLOPES[LOSS](np.zeros(1))[0]))
 
@@ -74,7 +183,7 @@ def tables(trials: int, seed: int, folder: Path) -> None:
     rows = [row for _, own in parts for row in own]
     document = {"versions": versions(PACKAGES), "trials": trials, "seed": seed}
     title = "PAC identifiability in federated personalization"
-    write_page(folder, title, [section for section, _ in parts], rows, document)
+    Page(title, [section for section, _ in parts], rows, document).write(folder)
 
 
 Part = tuple[Section, list[dict[str, Value]]]
@@ -100,9 +209,14 @@ def _theorem_1(trials: int, seed: int) -> Part:
         f"{ITEMS} predictions comes out wrong. Rows are like rates p. Enough is the least T from which on failures "
         "stay below delta."
     )
-    columns = ("p", "bound T", "trials", "failure rate at T", "T that is enough")
-    cells = [[f"{r['p']:g}", str(r["bound"]), str(trials), f"{r['failures']:.4f}", str(r["suffices"])] for r in rows]
-    return Section("Theorem 1", text, columns, cells), rows
+    columns = {
+        "p": "p:g",
+        "bound T": "bound:d",
+        "trials": "trials:d",
+        "failure rate at T": "failures:.4f",
+        "T that is enough": "suffices:d",
+    }
+    return Section.of("Theorem 1", text, columns, rows), rows
 
 
 def _noisy(trials: int, seed: int, theorem: int) -> Part:
@@ -113,11 +227,11 @@ def _noisy(trials: int, seed: int, theorem: int) -> Part:
         for sigma in SIGMAS:
             clients = Trials.draw(trials, p, seed)
             bounds = (_theorem_2 if theorem == 2 else _theorem_3)(clients, p, sigma)
-            errors = _noisy_errors(clients, update, sigma, bounds, seed)
+            at_bound, enough = _noisy_errors(clients, update, sigma, bounds, seed)
             rows.append(
                 {"table": f"theorem {theorem}", "p": p, "sigma": sigma, "bound": float(np.median(bounds)),
-                 "trials": trials, "failures": float((errors.at_bound > EPSILON).mean()),
-                 "suffices": errors.enough, "ratio": float(np.median(bounds)) / errors.enough}
+                 "trials": trials, "failures": float((at_bound > EPSILON).mean()),
+                 "suffices": enough, "ratio": float(np.median(bounds)) / enough}
             )  # fmt: skip
     text = (
         f"Messages with Gaussian noise sigma a component on items that changed, epsilon = {EPSILON:g}, delta = "
@@ -127,25 +241,22 @@ def _noisy(trials: int, seed: int, theorem: int) -> Part:
         "client with more than a share epsilon of predictions wrong. Enough is the least T from which on failures stay "
         "below delta."
     )
-    columns = ("p", "sigma", "bound T (median)", "trials", "failure rate at T", "T that is enough", "bound / enough")
-    cells = [
-        [f"{r['p']:g}", f"{r['sigma']:g}", f"{r['bound']:,.0f}", str(trials), f"{r['failures']:.4f}",
-         str(r["suffices"]), f"{r['ratio']:.0f}"]
-        for r in rows
-    ]  # fmt: skip
-    return Section(f"Theorem {theorem}", text, columns, cells), rows
-
-
-@dataclass(frozen=True)
-class _NoisyErrors:
-    at_bound: Matrix
-    enough: int
+    columns = {
+        "p": "p:g",
+        "sigma": "sigma:g",
+        "bound T (median)": "bound:,.0f",
+        "trials": "trials:d",
+        "failure rate at T": "failures:.4f",
+        "T that is enough": "suffices:d",
+        "bound / enough": "ratio:.0f",
+    }
+    return Section.of(f"Theorem {theorem}", text, columns, rows), rows
 
 
 def _noisy_errors(
     clients: Trials, update: LocalUpdate, sigma: float, bounds: NDArray[np.int64], seed: int
-) -> _NoisyErrors:
-    """Attack each client until its own bound, and see how it stood on the way."""
+) -> tuple[Matrix, int]:
+    """Attack each client until its own bound; return its error then, and the T that is enough for all."""
     noised = partial(_messages, sigma=sigma, noise=np.random.default_rng([seed, NOISE]))
     at_bound = np.full(len(bounds), np.nan)
     times: list[int] = []
@@ -160,7 +271,7 @@ def _noisy_errors(
                 failures.append(float((errors > EPSILON).mean()))
         if t == bounds.max():
             break
-    return _NoisyErrors(at_bound, times[_suffices(failures) - 1])
+    return at_bound, times[_suffices(failures) - 1]
 
 
 def _messages(updates: NDArray[np.float32], sigma: float, noise: np.random.Generator) -> NDArray[np.float32]:
@@ -217,26 +328,22 @@ def _laplace(clients: Trials, seed: int, folder: Path) -> Part:
         "clients go on learning: their vectors move on while it averages, so that more than some dozens of "
         "interactions make it worse."
     )
-    columns = ("attack", "noise per", "ν", "T, half", "T, 9 of 10", "T/ν², half", "lowest median error")
-    lines = [
-        [
-            str(r["attack"]), str(r["noise_per"]), f"{r['nu']:g}", _or_never(r["half"]), _or_never(r["most"]),
-            f"{r['half'] / r['nu'] ** 2:.1f}" if isinstance(r["half"], int) and isinstance(r["nu"], float) else "",
-            f"{r['lowest']:.3f} at T = {r['lowest_at']}",
-        ]
-        for r in rows
-    ]  # fmt: skip
+    columns: Columns = {
+        "attack": "attack",
+        "noise per": "noise_per",
+        "ν": "nu:g",
+        "T, half": lambda row: cell(row["half"]) or "never",
+        "T, 9 of 10": lambda row: cell(row["most"]) or "never",
+        "T/ν², half": lambda row: f"{row['half'] / row['nu'] ** 2:.1f}" if row["half"] else "",
+        "lowest median error": lambda row: f"{row['lowest']:.3f} at T = {row['lowest_at']}",
+    }
     _figure(rows, folder)
-    return Section("The Laplace release", text, columns, lines), rows
-
-
-def _or_never(value: Value) -> str:
-    return f"{value:,}" if isinstance(value, int) else "never"
+    return Section.of("The Laplace release", text, columns, rows), rows
 
 
 def _laplace_cell(clients: Trials, zero: bool, unit: str, nu: float, seed: int) -> dict[str, Value]:
-    """Attack until 9 of 10 are stolen, or it makes no sense to go on."""
-    # With noise on an item's own change alone, items that nobody changed come back as they were.
+    """Attack until 9 of 10 are stolen, or the limit of interactions is reached."""
+    # With noise on an item's own change alone, unchanged items come back as they were.
     narrow = clients.narrowed() if zero and unit == "row" else clients
     noised = partial(_rows if unit == "row" else _whole, nu=nu, noise=np.random.default_rng([seed, NOISE]))
     found: dict[str, Value] = {"half": None, "most": None, "lowest": math.inf, "lowest_at": 0}
@@ -309,12 +416,14 @@ def _proposition_1(clients: Trials, seed: int) -> Part:
         "the share on which the stolen one differs from it, error the share of labels that the server gets wrong; "
         f"means over clients. Guessing that everything is disliked errs on {_RATE:g}."
     )
-    columns = ("ν", "eta", "epsilon", "error", "error ≤ epsilon + eta")
-    cells = [
-        [f"{r['nu']:g}", f"{r['eta']:.3f}", f"{r['epsilon']:.3f}", f"{r['error']:.3f}", f"{r['holds']:.0%}"]
-        for r in rows
-    ]
-    return Section("Proposition 1", text, columns, cells), rows
+    columns = {
+        "ν": "nu:g",
+        "eta": "eta:.3f",
+        "epsilon": "epsilon:.3f",
+        "error": "error:.3f",
+        "error ≤ epsilon + eta": "holds:.0%",
+    }
+    return Section.of("Proposition 1", text, columns, rows), rows
 
 
 def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
@@ -323,8 +432,7 @@ def _figure(rows: Sequence[dict[str, Value]], folder: Path) -> None:
         ax = axes[0, 0]
         for i, (name, unit) in enumerate(dict.fromkeys((r["attack"], r["noise_per"]) for r in rows)):
             own = [r for r in rows if (r["attack"], r["noise_per"]) == (name, unit) and r["half"]]
-            style: dict[str, Any] = {"color": COLOURS[i], "marker": MARKERS[i], "linewidth": 1}
-            ax.plot([r["nu"] for r in own], [r["half"] for r in own], **style, label=f"{name}, noise per {unit}")
+            ax.plot([r["nu"] for r in own], [r["half"] for r in own], **series(i), label=f"{name}, noise per {unit}")
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set(xlabel="noise multiplier ν", ylabel="interactions until half are stolen")

@@ -1,11 +1,13 @@
 """The page of results, ``docs/reproduce.md``: its text is written by hand, its tables are taken from experiments.
 
-What an experiment made, and how, is kept in ``docs/results/NAME``. A table whose experiment has
-changed since says so on the page, until the experiment is done again.
+``docs/results/NAME`` keeps an experiment's tables and what made them: the command, the commit, the seeds, and a digest
+of its settings. Tables are not claimed to be made by today's code. Tests of saved runs pin the numbers that training
+gives; the page says under a table where settings, recipes or these numbers have changed since.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import subprocess
@@ -25,52 +27,70 @@ DOCS = APP / "docs"
 _TEMPLATE, _PAGE, _RESULTS = "reproduce.md.j2", "reproduce.md", "results"
 _TABLE, _MADE = "table.md", "made.toml"
 
-# Numbers that training gives are pinned by the saved runs: whoever changes those changes all results.
-_PINNED = ("tests/saved_runs",)
+_PINNED = "tests/saved_runs/runs.json.gz"
+"""The numbers that training gives: who changes those changes all results."""
 
-_HERE, _DATA = "umbel/research/experiments", "umbel/datasets"
+_HERE, _ATTACKS, _DATA = "umbel/research/experiments", "umbel/research/attacks", "umbel/datasets"
 
 SOURCES: Mapping[str, tuple[str, ...]] = {
-    "synthetic": (f"{_HERE}/synthetic.py", f"{_HERE}/fairness.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
-    "hospital": (
-        f"{_HERE}/hospital.py", f"{_HERE}/splits.py", f"{_HERE}/fairness.py", "configs/hospital.toml",
-        f"{_DATA}/hospital.py",
-    ),
+    "synthetic": (f"{_HERE}/synthetic.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
+    "hospital": (f"{_HERE}/hospital.py", "configs/hospital.toml", f"{_DATA}/hospital.py"),
     "qmnist": (f"{_HERE}/handwriting.py", "configs/qmnist.toml", f"{_DATA}/qmnist.py", f"{_DATA}/writers.py"),
     "femnist": (f"{_HERE}/handwriting.py", "configs/femnist.toml", f"{_DATA}/femnist.py", f"{_DATA}/writers.py"),
-    "frontier-hospital": (
-        f"{_HERE}/frontier.py", f"{_HERE}/splits.py", "configs/hospital-*.toml", f"{_DATA}/hospital.py",
-    ),
+    "frontier-hospital": (f"{_HERE}/frontier.py", "configs/hospital-*.toml", f"{_DATA}/hospital.py"),
     "frontier-qmnist-features": (
         f"{_HERE}/frontier.py", "configs/qmnist-features-*.toml", f"{_DATA}/qmnist_features.py",
     ),
     "drift": (f"{_HERE}/drift.py", "configs/synthetic.toml", f"{_DATA}/synthetic.py"),
-    "recommender": (
-        f"{_HERE}/recommender.py", f"{_HERE}/splits.py", "configs/recommender.toml", "umbel/models/factors.py",
-        "umbel/models/baselines.py", "umbel/strategies/recommender.py", f"{_DATA}/movielens.py",
-    ),
+    "recommender": (f"{_HERE}/recommender.py", "configs/recommender.toml", f"{_DATA}/movielens.py"),
     "attacks": (
-        f"{_HERE}/attacks.py", "umbel/research/attacks/*.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py",
-        f"{_DATA}/movielens.py", f"{_DATA}/writers.py",
+        f"{_HERE}/attacks.py", f"{_ATTACKS}/images.py", f"{_ATTACKS}/reconstruct.py", f"{_ATTACKS}/identify.py",
+        f"{_ATTACKS}/victims.py", "configs/pac-attack.toml", f"{_DATA}/femnist.py", f"{_DATA}/movielens.py",
+        f"{_DATA}/writers.py",
     ),
-    "pac": (f"{_HERE}/pac.py", f"{_HERE}/pac_trials.py", "umbel/research/attacks/pac_attack.py"),
+    "pac": (f"{_HERE}/pac.py",),
 }  # fmt: skip
-"""By its name: the files that make an experiment's numbers, besides what the saved runs pin."""
+"""By its name: the files that hold an experiment's settings, and the recipes of its data."""
 
 
 def digest(name: str) -> str:
-    """Return a digest of the code that makes an experiment's numbers."""
-    content = hashlib.sha256()
-    for pattern in (*SOURCES[name], *(f"{folder}/*" for folder in _PINNED)):
+    """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers that training gives.
+
+    Settings are the entries of run configs, and the constants on top of modules that are no text. What recipes make
+    with theirs, their tests pin.
+    """
+    pinned = source(_PINNED)  # which an installed umbel has not
+    content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
+    for pattern in SOURCES[name]:
         files = source(pattern)
-        for file in sorted(path for path in files.parent.glob(files.name) if path.is_file()):
-            content.update(hashlib.sha256(file.read_bytes()).digest())
+        for file in sorted(files.parent.glob(files.name)):
+            text = file.read_text(encoding="utf-8")
+            said = sorted(tomllib.loads(text).items()) if file.suffix == ".toml" else _constants(text)
+            content.update(repr((file.stem, said)).encode())
     return content.hexdigest()[:16]
 
 
+def _constants(text: str) -> list[str]:
+    """Return the constants of a module's source that are no text, as code."""
+    found = []
+    for node in ast.parse(text).body:
+        names = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        if names and all(isinstance(one, ast.Name) and one.id.isupper() for name in names for one in _parts(name)):
+            value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
+            if not isinstance(value, ast.JoinedStr) and not isinstance(getattr(value, "value", None), str):
+                found.append(ast.unparse(node))
+    return found
+
+
+def _parts(name: ast.expr) -> list[ast.expr]:
+    return name.elts if isinstance(name, ast.Tuple) else [name]
+
+
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:
-    """Write beside an experiment's table what made it: the command, the commit, the seeds, and a digest of the code."""
-    document = {"command": command, "commit": _commit(), "seeds": _ranges(seeds), "code": digest(name)}
+    """Write beside an experiment's table what made it: command, commit, seeds, and a digest of the settings."""
+    document = {"command": command, "commit": _commit(), "seeds": _ranges(seeds), "settings": digest(name)}
     write_atomically(folder / _MADE, tomli_w.dumps(document).encode())
 
 
@@ -90,10 +110,14 @@ def take(name: str, folder: Path, docs: Path = DOCS) -> None:
         When the experiment has no place on the page, or has not been done in this folder.
     """
     if name not in SOURCES:
-        raise ConfigError(f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}")
+        raise ConfigError(
+            f"the page has no experiment {name!r}; name some of {', '.join(SOURCES)}", code="config.unknown-experiment"
+        )
     for file in (_TABLE, _MADE):
         if not (folder / file).is_file():
-            raise ConfigError(f"{folder} has no {file}; do the experiment first: umbel experiment {name}")
+            raise ConfigError(
+                f"{folder} has no {file}; do the experiment first: umbel experiment {name}", code="config.not-done"
+            )
     for file in (_TABLE, _MADE):
         target = docs / _RESULTS / name / file
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +159,10 @@ class _Results:
         lines = [line for line in self._section(name, heading).splitlines() if line.startswith("|")]
         firsts = {line.split("|")[1].strip(): line for line in lines[2:]}
         if missing := [first for first in only if first not in firsts]:
-            raise ConfigError(f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}")
+            raise ConfigError(
+                f"results/{name} has no row {missing[0]!r} under {heading!r}; it has {', '.join(firsts)}",
+                code="config.unknown-table",
+            )
         return "\n".join([*lines[:2], *map(firsts.__getitem__, only)] if only else lines)
 
     def text(self, name: str, heading: str) -> str:
@@ -145,21 +172,26 @@ class _Results:
     def made(self, name: str) -> str:
         said: dict[str, Any] = tomllib.loads(self._read(name, _MADE))
         line = f"Made by `{said['command']}` at commit {said['commit']}, seeds {said['seeds']}."
-        if said["code"] != digest(name):
-            line += " **The code of this experiment has changed since.**"
+        if said["settings"] != digest(name):
+            line += " **Settings, recipes or pinned numbers have changed since.**"
         return line
 
     def _section(self, name: str, heading: str) -> str:
         sections = re.split(r"^## ", self._read(name, _TABLE), flags=re.MULTILINE)[1:]
         found = {title.strip(): body.strip() for title, _, body in (one.partition("\n") for one in sections)}
         if heading not in found:
-            raise ConfigError(f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}")
+            raise ConfigError(
+                f"results/{name} has nothing under {heading!r}; there are {', '.join(found)}",
+                code="config.unknown-table",
+            )
         return found[heading]
 
     def _read(self, name: str, file: str) -> str:
         path = self._folder / name / file
         if name not in SOURCES or not path.is_file():
-            raise ConfigError(f"there is no {path}; do the experiment, then: umbel experiment page {name}")
+            raise ConfigError(
+                f"there is no {path}; do the experiment, then: umbel experiment page {name}", code="config.not-done"
+            )
         return path.read_text(encoding="utf-8")
 
 

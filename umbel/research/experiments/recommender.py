@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from umbel.data import find_dataset, open_dataset
 from umbel.models.baselines import baselines
 from umbel.protocol.errors import DatasetError
-from umbel.research.experiments.runs import Spec
-from umbel.research.experiments.splits import split_by_seed
+from umbel.research.experiments.runs import Spec, split_by_seed
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import Section, Value, good, plus_minus, rate, write
+from umbel.research.experiments.tables import by_arm, page
+from umbel.research.output import Section, plus_minus, rate
 from umbel.simulation.in_process import run_config
 
 SEEDS = 8
@@ -22,71 +23,67 @@ _STRONGEST = "item and user bias"
 _QUICK_ROUNDS = 60
 
 
-def specs(dataset: str, folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
+def specs(
+    folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False, dataset: str = "movielens"
+) -> list[Spec]:
     """Return the runs, and write the dataset that each seed makes of the users.
 
     Parameters
     ----------
-    dataset : str
-        Name or path, of preferences.
     folder : Path
-        Of the experiment (`umbel.research.experiments.splits.split_by_seed`).
+        Of the experiment (`umbel.research.experiments.runs.split_by_seed`).
     seeds, first : int
         Splits of the users, each with one run of each model, and the seed of the first.
     quick : bool
         Fewer rounds.
+    dataset : str
+        Name or path, of preferences.
     """
     data = open_dataset(find_dataset(dataset))
     if not data.manifest.model.startswith("factors ") or not data.manifest.split["validation"]:
         raise DatasetError(
             f"dataset {dataset!r} holds no preferences of users that validate; build one with "
-            "python datasets/movielens.py or python datasets/preferences.py"
+            "umbel data make movielens or umbel data make preferences",
+            code="data.no-preferences",
         )
-    runs = []
-    for seed, path in split_by_seed(dataset, folder, range(first, first + seeds)):
-        for name, model in ARMS.items():
-            config = run_config("recommender", dataset=path, model=model, seed=seed)
-            if quick:
-                config["rounds"] = _QUICK_ROUNDS
-            runs.append(Spec(f"{name.replace(' ', '-')}-{seed}", config))
-    return runs
+    fewer = {"rounds": _QUICK_ROUNDS} if quick else {}
+    return [
+        Spec.of((name,), run_config("recommender", dataset=path, model=model, seed=seed, **fewer))
+        for seed, path in split_by_seed(dataset, folder, range(first, first + seeds))
+        for name, model in ARMS.items()
+    ]
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write how often each is right, over the splits."""
-    done = good(results)
-    rules = {path: baselines(open_dataset(Path(path))) for path in {_data(one) for one in done}}
-    rows: list[dict[str, Value]] = [
-        {"split": Path(path).name, "who": name, "right": value}
-        for path, found in sorted(rules.items())
-        for name, value in found.items()
-    ]
-    cells = [
-        [name, plus_minus((found[name] for found in rules.values()), 4), "", ""] for name in next(iter(rules.values()))
-    ]
-    for name, model in ARMS.items():
+    arms = by_arm(results)
+    paths = sorted({_data(run) for runs in arms.values() for run in runs})
+    found = {path: baselines(open_dataset(Path(path))) for path in paths}
+    rows: list[dict[str, Any]] = []
+    cells = []
+
+    def add(who: str, right: Mapping[str, float], *more: str) -> None:
+        rows.extend({"split": Path(path).name, "who": who, "right": value} for path, value in right.items())
+        cells.append([who, plus_minus(right.values(), 4), *more])
+
+    for name in next(iter(found.values())):
+        add(name, {path: found[path][name] for path in paths}, "", "")
+    for (name,), runs in arms.items():
         for state in ("last", "best"):
-            own = {_data(one): one.measures[state]["mean"] for one in done if one.spec.config["model"] == model}
-            rows += [
-                {"split": Path(path).name, "who": f"{name}, {state}", "right": value} for path, value in own.items()
-            ]
-            ahead = [value - rules[path][_STRONGEST] for path, value in own.items()]
-            cells.append(
-                [
-                    f"{name}, {state} round",
-                    plus_minus(own.values(), 4),
-                    plus_minus(ahead, 4),
-                    rate(sum(one > 0 for one in ahead), len(ahead)),
-                ]
-            )
+            own = {_data(one): one.measures[state]["mean"] for one in runs}
+            ahead = [value - found[path][_STRONGEST] for path, value in own.items()]
+            won = rate(sum(one > 0 for one in ahead), len(ahead))
+            add(f"{name}, {state} round", own, plus_minus(ahead, 4), won)
+    rounds = results[0].spec.config["rounds"]
     text = (
         "Share of the rows of validation users, every fifth, whose sign is right; users count once each, and learn "
-        f"from their other rows. Models train for {done[0].spec.config['rounds']} rounds. Mean ± standard deviation "
-        f"over {len(rules)} splits of the users; ahead of {_STRONGEST} in mean, and in how many splits. The best round "
+        f"from their other rows. Models train for {rounds} rounds. Mean ± standard deviation "
+        f"over {len(paths)} splits of the users; ahead of {_STRONGEST} in mean, and in how many splits. The best round "
         "is that of the lowest loss on these same rows, which flatters a little; the last is not chosen by anything."
     )
     columns = ("who", "right", f"ahead of {_STRONGEST}", "splits")
-    write(folder, "A recommender beside baselines", [Section("Newcomers' rows", text, columns, cells)], rows, done)
+    section = Section("Newcomers' rows", text, columns, cells)
+    page("A recommender beside baselines", [section], rows, results).write(folder)
 
 
 def _data(result: Result) -> str:

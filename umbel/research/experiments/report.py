@@ -10,7 +10,7 @@ import safetensors
 
 from umbel.client.engines import learner_for
 from umbel.client.learner import best_hypothesis
-from umbel.protocol.errors import ConfigError
+from umbel.protocol.errors import ConfigError, DatasetError
 from umbel.research.experiments.baselines import local_only, measure, validation_cohort
 from umbel.server.report import HeldOut, Measured, View, check, render
 from umbel.server.report.compare import MAX_KINDS, runs_of
@@ -29,7 +29,7 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     """Write the report of a run from what it left behind, and return its path.
 
     Of a simulation whose dataset is on this machine, the report also says which hypotheses fit the
-    validation clients, and how the run serves them on rows held out; of sites' own data nobody can tell.
+    validation clients, and how the run serves them on rows held out. Of sites' own data the server knows neither.
 
     Parameters
     ----------
@@ -50,7 +50,10 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
     for other in others:
         check(view, other)
     if len(runs_of(view, others)) > MAX_KINDS + 1:
-        raise ConfigError(f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out")
+        raise ConfigError(
+            f"a report compares a run with at most {MAX_KINDS} kinds of others; leave some out",
+            code="config.too-many-runs",
+        )
     alone = None
     if LOCAL_ONLY in against:
         _needs_data(setup, LOCAL_ONLY)
@@ -58,8 +61,8 @@ def write_report(run: str | Path, against: Sequence[str | Path] = ()) -> Path:
         assert dataset is not None
         try:
             alone = _held_out(local_only(setup.model, dataset, setup.config))
-        except ValueError as error:
-            raise ConfigError(f"{LOCAL_ONLY}: {error}; leave it out") from error
+        except DatasetError as error:
+            raise DatasetError.of(error, f"leave out {LOCAL_ONLY}: ") from error
     page = render(view, folder.read_config()["versions"], folder.read_sections(), others, alone)
     folder.write_report(page)
     return folder.path / "report.html"
@@ -74,7 +77,8 @@ def _open(run: str | Path) -> tuple[RunFolder, Setup, View]:
         setup = Setup.parse(config)
         state, spent, _ = folder.read(list(setup.model.shapes))
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
-        raise ConfigError(f"{path} holds no run that finished a round: {error}; give the folder of one run") from error
+        text = f"{path} holds no run that finished a round: {error}; give the folder of one run"
+        raise ConfigError(text, code="config.no-run") from error
     state.stopped = state.stopped or "it was interrupted"
     clients = setup.manifest.train if setup.manifest else max(spent, default=-1) + 1
     participations = np.zeros(clients, np.int64)
@@ -104,7 +108,10 @@ def _baseline(setup: Setup) -> View:
 
 def _needs_data(setup: Setup, what: str) -> None:
     if setup.manifest is None:
-        raise ConfigError(f"{what} needs the clients' rows, and each site has its own; give a run of it instead")
+        raise ConfigError(
+            f"{what} needs the clients' rows, and each site has its own; give a run of it instead",
+            code="config.no-data-here",
+        )
 
 
 def _measured(setup: Setup, view: View) -> Measured | None:

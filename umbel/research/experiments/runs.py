@@ -1,17 +1,19 @@
-"""One run of an experiment, in this process, and what is measured of it."""
+"""One run of an experiment, in this process, what is measured of it, and a split of the clients by seed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from umbel.data import Dataset
+from umbel.data import Dataset, find_dataset, offsets_of, open_dataset, write_dataset
 from umbel.privacy.accounting.guarantee import guarantee
 from umbel.privacy.gate.policy import Personal
 from umbel.protocol.arrays import Arrays
@@ -42,10 +44,19 @@ class Spec:
         Tells it from the other runs of a sweep; the name of its folder.
     config : dict
         The whole run config. The strategy may also be one of `HELD_OUT_ALONE`.
+    arm : tuple
+        What it has in common with the runs from other seeds.
     """
 
     name: str
     config: dict[str, Any]
+    arm: tuple[Any, ...] = ()
+
+    @classmethod
+    def of(cls, arm: tuple[Any, ...], config: dict[str, Any]) -> Spec:
+        """Return a run of an arm, named by it and by the seed."""
+        words = f"{' '.join(map(str, arm))} seed{config['seed']}".lower().replace("ν", "nu")
+        return cls("-".join(re.sub(r"[^\w.\s-]", "", words).split()), config, arm)
 
 
 @dataclass(frozen=True)
@@ -152,5 +163,42 @@ def finish(config: Mapping[str, Any], nodes: int = 1) -> Finished:
 def _dataset(setup: Setup) -> Dataset:
     dataset = setup.open_dataset()
     if dataset is None:
-        raise ConfigError("an experiment measures on the validation clients of a dataset; name one in dataset")
+        raise ConfigError(
+            "an experiment measures on the validation clients of a dataset; name one in dataset",
+            code="config.no-dataset",
+        )
     return dataset
+
+
+def split_by_seed(name: str, folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, str]]:
+    """Write the dataset called `name` once a seed, its clients in the seed's order, and yield seeds and paths.
+
+    Parameters
+    ----------
+    name : str
+        As in a run config.
+    folder : Path
+        Of the experiment; what is written lies in its folder ``data``.
+    seeds : iterable of int
+    """
+    source = open_dataset(find_dataset(name))
+    for seed in seeds:
+        split = shuffled(source, seed)
+        path = folder / "data" / f"{source.manifest.name}-{seed}"
+        write_dataset(path, split.manifest, split.features, split.targets, split.offsets, split.names)
+        yield seed, str(path)
+
+
+def shuffled(dataset: Dataset, seed: int) -> Dataset:
+    """Return a dataset whose clients are in random order, as many of which train as before."""
+    manifest = dataset.manifest
+    order = np.random.default_rng(seed).permutation(manifest.clients)
+    lengths = np.diff(dataset.offsets)[order]
+    offsets = offsets_of(lengths)
+    rows = np.arange(offsets[-1]) + np.repeat(dataset.offsets[order] - offsets[:-1], lengths)
+    changes = {
+        "groups": [manifest.groups[client] for client in order] if manifest.groups else [],
+        "provenance": f"{manifest.provenance} Clients put in random order with seed {seed}.".strip(),
+    }
+    names = [dataset.names[client] for client in order] if len(dataset.names) else ()
+    return Dataset(manifest.model_copy(update=changes), dataset.features[rows], dataset.targets[rows], offsets, names)

@@ -1,4 +1,4 @@
-"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep goes on."""
+"""Many runs on all cores, or on a Ray cluster; each saved when it is done, so that a stopped sweep can be resumed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _CODE = (
     "umbel/server/observer.py", "umbel/server/observers.py", "umbel/server/run_folder.py", "umbel/simulation/grid.py",
     "umbel/simulation/in_process.py", "umbel/research/experiments/runs.py", "umbel/research/experiments/baselines.py",
 )  # fmt: skip
-PACKAGES = ("umbel", "flwr", "numpy", "torch", "scikit-learn", "ray")
+PACKAGES = ("umbel", "flwr", "numpy", "torch", "ray")
 # One thread a worker. And workers keep the memory that they free: to give it back and take it again
 # costs a third of a round's time where models have a million parameters.
 _WORKER = {
@@ -120,7 +120,9 @@ def sweep(specs: Sequence[Spec], folder: Path, task: Task = finish) -> list[Resu
         with FileLock(folder / ".lock", timeout=0):
             return _sweep(specs, folder, task)
     except Timeout:
-        raise SweepError(f"another sweep is running in {folder}; wait for it, or give another folder") from None
+        raise SweepError(
+            f"another sweep is running in {folder}; wait for it, or give another folder", code="sweep.running"
+        ) from None
 
 
 def _sweep(specs: Sequence[Spec], folder: Path, task: Task) -> list[Result]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,10 @@ from umbel.data import write_leaf
 from umbel.data.recipes import load_recipe
 from umbel.protocol.arrays import flatten
 from umbel.research.experiments.fairness import Grouping, group_fairness
-from umbel.research.experiments.figures import COLOURS, MARKERS, figure
 from umbel.research.experiments.runs import FINE_TUNE, INTERPOLATE, LOCAL_ONLY, Spec
 from umbel.research.experiments.sweep import FIRST_SEED, Result
-from umbel.research.experiments.tables import (
-    Section,
-    Value,
-    alone,
-    average,
-    good,
-    plus_minus,
-    rate,
-    what_a_client_gets,
-    write,
-)
+from umbel.research.experiments.tables import alone, by_arm, good, page, what_a_client_gets
+from umbel.research.output import COLOURS, MARKERS, Columns, Row, Section, figure, mean, numbers, rate, spread
 from umbel.simulation.in_process import run_config
 
 SEEDS = 100
@@ -70,59 +60,42 @@ TRUE_GROUPS = Grouping(("first", "second"), lambda dataset: np.array(dataset.man
 
 
 def specs(folder: Path, seeds: int = SEEDS, first: int = FIRST_SEED, quick: bool = False) -> list[Spec]:
-    """Return the runs, and write the data of each seed, drawn anew, under `folder`."""
-    wanted = [
-        (arm, setting, keys) for setting in SETTINGS for arm, keys in ARMS.items() if setting == PAPER or not quick
-    ]
-    wanted += [(other, LONG, keys) for other, keys in OTHERS.items()]
-    return [
-        Spec(
-            _name(kind, setting, seed),
-            run_config("synthetic", dataset=str(path), seed=seed, **SETTINGS[setting] | changes),
-        )
-        for seed, path in _data(folder, range(first, first + seeds))
-        for kind, setting, changes in wanted
-    ]
+    """Return the runs, and write the data that each seed draws under `folder`."""
+    settings = [PAPER] if quick else SETTINGS
+    wanted = {(arm, setting): keys for setting in settings for arm, keys in ARMS.items()}
+    wanted |= {(other, LONG): keys for other, keys in OTHERS.items()}
+    found = []
+    for seed in range(first, first + seeds):
+        path = folder / "data" / f"synthetic-{seed}.json"
+        write_leaf(path, *load_recipe("synthetic").make(seed))
+        for (arm, setting), keys in wanted.items():
+            config = run_config("synthetic", dataset=str(path), seed=seed, **SETTINGS[setting] | keys)
+            found.append(Spec.of((arm, setting), config))
+    return found
 
 
 def tables(results: Sequence[Result], folder: Path) -> None:
     """Write tables and figures of the runs of `specs`."""
-    groups = _groups(good(results))
-    write(folder, "Two linear models", _sections(groups, results), _rows(groups), results)
-    by_name = {result.spec.name: result for result in good(results)}
+    arms = by_arm(results)
+    learnt = {key: runs for key, runs in arms.items() if key[0] in (*ARMS, CFL)}
+    rows = [_row(arm, setting, runs) for (arm, setting), runs in learnt.items()]
+    named = {", ".join(key): runs for key, runs in learnt.items()}
+    own = [(", ".join(key), runs) for key, runs in arms.items() if key[0] in OWN]
+    gets = what_a_client_gets("RMSE", named.items(), alone(good(results)), 3, own=own)
+    text = (
+        "Groups of clients are the two distributions. Losses are RMSE; what is decided of a row is whether its target "
+        f"is above {TRUE_GROUPS.threshold:g}, which half of the rows of both are."
+    )
+    sections = [claims(arms), _outcomes(rows), gets, group_fairness(named, TRUE_GROUPS, text, 3)]
+    page("Two linear models", sections, rows, results).write(folder)
     seed = min(result.spec.config["seed"] for result in results)
-    for setting, name in ((PAPER, "figure-1"), (RESTARTS, "figure-1-long")):
-        shown = [by_name.get(_name(arm, setting, seed)) for arm in ARMS]
-        if all(shown):
-            _figure_1([result for result in shown if result], folder, name)
-    for setting, name in ((PAPER, "figure-2"), (RESTARTS, "figure-2-long")):
-        if result := by_name.get(_name("Algorithm 1", setting, seed)):
-            _figure_2(result, folder, name)
-
-
-def _data(folder: Path, seeds: Iterable[int]) -> Iterator[tuple[int, Path]]:
-    make = load_recipe("synthetic").make
-    for seed in seeds:
-        path = folder / "data" / f"synthetic-{seed}.json"
-        write_leaf(path, *make(seed))
-        yield seed, path
-
-
-def _name(arm: str, setting: str, seed: int) -> str:
-    words = f"{arm} {setting} seed{seed}".lower().replace("≤", "").replace("ν", "nu").replace("=", "").replace(",", "")
-    return "-".join(words.split())
-
-
-def _groups(results: Sequence[Result]) -> dict[tuple[str, str], list[Result]]:
-    """Return the runs of each arm in each setting, and of `OTHERS`."""
-    by_name = {result.spec.name: result for result in results}
-    seeds = sorted({result.spec.config["seed"] for result in results})
-    wanted = [(arm, setting) for setting in SETTINGS for arm in ARMS] + [(other, LONG) for other in OTHERS]
-    return {
-        (arm, setting): runs
-        for arm, setting in wanted
-        if (runs := [by_name[name] for seed in seeds if (name := _name(arm, setting, seed)) in by_name])
-    }
+    first = {key: [run for run in runs if run.spec.config["seed"] == seed] for key, runs in arms.items()}
+    for setting, ending in ((PAPER, ""), (RESTARTS, "-long")):
+        shown = [run for arm in ARMS for run in first.get((arm, setting), [])]
+        if len(shown) == len(ARMS):
+            _figure_1(shown, folder, f"figure-1{ending}")
+        for run in first.get(("Algorithm 1", setting), []):
+            _figure_2(run, folder, f"figure-2{ending}")
 
 
 def _found(result: Result) -> bool:
@@ -139,46 +112,52 @@ def _as_printed(result: Result) -> bool:
     return _found(result) and float(result.measures["max_budget"]) <= PRINTED_LEAKAGE + 1e-9
 
 
-def _sections(groups: Mapping[tuple[str, str], Sequence[Result]], results: Sequence[Result]) -> list[Section]:
-    rows = []
-    learnt = {key: runs for key, runs in groups.items() if key[0] in (*ARMS, CFL)}
-    for (arm, setting), runs in learnt.items():
-        losses = [result.measures["best_loss"] for result in runs]
-        private = runs[0].measures["max_budget"] is not None
-        rows.append(
-            [
-                arm,
-                setting,
-                plus_minus(losses, 3),
-                f"{np.median(losses):.3f}",
-                f"{average(r.measures['rounds'] for r in runs)[0]:.0f}",
-                rate(sum(map(_found, runs)), len(runs)) if arm != "FedAvg" else "",
-                rate(sum(map(_collapsed, runs)), len(runs)) if arm != "FedAvg" else "",
-                plus_minus((r.measures["max_budget"] for r in runs), 2) if private else "no bound",
-            ]
-        )
-    outcomes = Section(
-        "What comes out",
+def _loss(result: Result) -> float:
+    return float(result.measures["best_loss"])
+
+
+def _row(arm: str, setting: str, runs: Sequence[Result]) -> dict[str, Any]:
+    private, several = runs[0].measures["max_budget"] is not None, arm != "FedAvg"
+    leakage = numbers("leakage", (run.measures["max_budget"] for run in runs)) if private else {"leakage": None}
+    printed = PRINTED_LEAKAGE if private and setting == PAPER else None
+    return {
+        "who": arm,
+        "setting": setting,
+        "runs": len(runs),
+        **numbers("rmse", map(_loss, runs)),
+        "rmse_median": float(np.median([*map(_loss, runs)])),
+        "rounds": mean(run.measures["rounds"] for run in runs),
+        "optima_found": sum(map(_found, runs)) if several else None,
+        "collapsed": sum(map(_collapsed, runs)) if several else None,
+        "as_printed": sum(map(_as_printed, runs)) if private else None,
+        **leakage,
+        "leakage_printed": printed,
+        "leakage_difference": leakage["leakage"] / printed - 1 if printed and leakage["leakage"] else None,
+    }
+
+
+def _outcomes(rows: Sequence[Row]) -> Section:
+    def often(name: str) -> Callable[[Row], str]:
+        return lambda row: "" if row[name] is None else rate(row[name], row["runs"])
+
+    text = (
         "Lowest validation RMSE (mean ± standard deviation over seeds, and median); runs in which both optima have a "
         f"hypothesis within {NEAR:g}, and runs in which what validation clients pick does not "
         f"tell the two distributions apart (adjusted Rand index below {TOLD_APART:g}), each with a 95 % interval; "
         "highest privacy leakage of a client. Without noise nothing bounds the leakage. The irreducible RMSE is "
-        "√(1/3) = .577.",
-        ("who", "setting", "RMSE", "median", "rounds", "optima found", "not told apart", "leakage"),
-        rows,
+        "√(1/3) = .577."
     )
-    arms = {f"{arm}, {setting}": runs for (arm, setting), runs in learnt.items()}
-    own = [(f"{kind}, {LONG}", groups[kind, LONG]) for kind in OWN if (kind, LONG) in groups]
-    gets = what_a_client_gets("RMSE", arms.items(), alone(good(results)), 3, own=own)
-    text = (
-        "Groups of clients are the two distributions. Losses are RMSE; what is decided of a row is whether its target "
-        f"is above {TRUE_GROUPS.threshold:g}, which half of the rows of both are."
-    )
-    return [_claims(groups), outcomes, gets, group_fairness(arms, TRUE_GROUPS, text, 3)]
-
-
-def _loss(result: Result) -> float:
-    return float(result.measures["best_loss"])
+    columns: Columns = {
+        "who": "who",
+        "setting": "setting",
+        "RMSE": lambda row: spread(row, "rmse", 3),
+        "median": "rmse_median:.3f",
+        "rounds": "rounds:.0f",
+        "optima found": often("optima_found"),
+        "not told apart": often("collapsed"),
+        "leakage": lambda row: "no bound" if row["leakage"] is None else spread(row, "leakage", 2),
+    }
+    return Section.of("What comes out", text, columns, rows)
 
 
 CLAIMS: Mapping[str, Callable[[Result, Result, Result], bool]] = {
@@ -193,13 +172,13 @@ CLAIMS: Mapping[str, Callable[[Result, Result, Result], bool]] = {
 """What the paper says of figures 1 and 2, of the runs of `ARMS` from one seed."""
 
 
-def _claims(groups: Mapping[tuple[str, str], Sequence[Result]]) -> Section:
+def claims(arms: Mapping[tuple[str, str], Sequence[Result]]) -> Section:
     """Count the seeds for which what the paper says of its figures is true."""
     trios: dict[str, list[tuple[Result, ...]]] = {}
     for setting in SETTINGS:
-        arms = [{run.spec.config["seed"]: run for run in groups.get((arm, setting), ())} for arm in ARMS]
-        if seeds := set.intersection(*map(set, arms)):
-            trios[setting] = [tuple(runs[seed] for runs in arms) for seed in sorted(seeds)]
+        by_seed = [{run.spec.config["seed"]: run for run in arms.get((arm, setting), ())} for arm in ARMS]
+        if seeds := set.intersection(*map(set, by_seed)):
+            trios[setting] = [tuple(runs[seed] for runs in by_seed) for seed in sorted(seeds)]
     rows = []
     for claim, holds in CLAIMS.items():
         times = [sum(holds(*trio) for trio in runs) for runs in trios.values()]
@@ -212,35 +191,6 @@ def _claims(groups: Mapping[tuple[str, str], Sequence[Result]]) -> Section:
         f"does in {100 * HOLDS:.0f} % of the runs with the paper's setting, {PAPER}."
     )
     return Section("The paper's claims", text, ("the paper says", *trios, "so here?"), rows)
-
-
-def _rows(groups: Mapping[tuple[str, str], Sequence[Result]]) -> list[dict[str, Value]]:
-    rows: list[dict[str, Value]] = []
-    for (arm, setting), runs in groups.items():
-        if arm not in (*ARMS, CFL):
-            continue
-        rmse, deviation = average(result.measures["best_loss"] for result in runs)
-        private = runs[0].measures["max_budget"] is not None
-        leakage = average(result.measures["max_budget"] for result in runs)[0] if private else None
-        printed = PRINTED_LEAKAGE if private and setting == PAPER else None
-        several = arm != "FedAvg"
-        rows.append(
-            {
-                "who": arm,
-                "setting": setting,
-                "runs": len(runs),
-                "rmse": rmse,
-                "rmse_sd": deviation,
-                "rmse_median": float(np.median([result.measures["best_loss"] for result in runs])),
-                "optima_found": sum(map(_found, runs)) if several else None,
-                "collapsed": sum(map(_collapsed, runs)) if several else None,
-                "as_printed": sum(map(_as_printed, runs)) if private else None,
-                "leakage": leakage,
-                "leakage_printed": printed,
-                "leakage_difference": leakage / printed - 1 if leakage and printed else None,
-            }
-        )
-    return rows
 
 
 def _figure_1(results: Sequence[Result], folder: Path, name: str) -> None:

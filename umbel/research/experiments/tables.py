@@ -2,81 +2,38 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import tomli_w
-
-from umbel.protocol.home import write_atomically
 from umbel.research.experiments.baselines import LOCAL_EPOCHS
 from umbel.research.experiments.runs import HELD_OUT_ALONE, LOCAL_ONLY
 from umbel.research.experiments.sweep import PACKAGES, Result
+from umbel.research.output import Page, Row, Section, plus_minus
 from umbel.server.run_folder import versions
 
-Value = str | int | float | None
 
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the Markdown page: a heading, a paragraph or more, and a table if there are columns."""
-
-    title: str
-    text: str
-    columns: Sequence[str] = ()
-    rows: Sequence[Sequence[str]] = field(default_factory=list)
-
-
-def write(
-    folder: Path,
-    title: str,
-    sections: Iterable[Section],
-    rows: Sequence[Mapping[str, Value]],
-    results: Sequence[Result],
-) -> None:
-    """Write ``table.md``, ``table.csv`` and ``config.toml`` of a sweep.
+def page(title: str, sections: Iterable[Section], rows: Sequence[Row], results: Sequence[Result]) -> Page:
+    """Return the page of a sweep, with a list of bad runs, all configurations and versions.
 
     Parameters
     ----------
-    folder : Path
-        Of the sweep.
     title : str
     sections : iterable of Section
-        Of the Markdown page, which a list of bad runs is added to.
     rows : sequence of mapping
-        Of the CSV file, all with the same keys.
+        Of the CSV file.
     results : sequence of Result
-        All runs; their configurations and the versions go to ``config.toml``.
+        All runs.
     """
-    write_page(folder, title, [*sections, _bad_runs(results)], rows, _configuration(results))
+    return Page(title, [*sections, _bad_runs(results)], rows, _configuration(results))
 
 
-def write_page(
-    folder: Path,
-    title: str,
-    sections: Iterable[Section],
-    rows: Sequence[Mapping[str, Value]],
-    document: Mapping[str, Any],
-) -> None:
-    """Write ``table.md``, ``table.csv`` with the keys of all rows, and ``config.toml`` with a document."""
-    page = [f"# {title}\n"]
-    for section in sections:
-        page.append(f"## {section.title}\n\n{section.text}\n")
-        if section.columns:
-            lines = [section.columns, ["---"] * len(section.columns), *section.rows]
-            page.append("".join(f"| {' | '.join(line)} |\n" for line in lines))
-    write_atomically(folder / "table.md", "\n".join(page).encode())
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _plain(value) for key, value in row.items()} for row in rows)
-    write_atomically(folder / "table.csv", buffer.getvalue().encode())
-    write_atomically(folder / "config.toml", tomli_w.dumps(document).encode())
+def by_arm(results: Sequence[Result]) -> dict[Any, list[Result]]:
+    """Return the good runs of each arm that has some, in the order of `results`."""
+    arms: dict[Any, list[Result]] = {result.spec.arm: [] for result in results}
+    for result in good(results):
+        arms[result.spec.arm].append(result)
+    return {arm: runs for arm, runs in arms.items() if runs}
 
 
 def _configuration(results: Sequence[Result]) -> dict[str, Any]:
@@ -85,38 +42,6 @@ def _configuration(results: Sequence[Result]) -> dict[str, Any]:
     common = {key: first[key] for key in first if all(one.spec.config.get(key) == first[key] for one in results)}
     own = {one.spec.name: {k: v for k, v in one.spec.config.items() if k not in common} for one in results}
     return {"versions": versions(PACKAGES), "common": common, "runs": own}
-
-
-def average(values: Iterable[float]) -> tuple[float, float]:
-    """Return mean and empirical standard deviation (divisor n - 1, 0 for a single value)."""
-    array = np.asarray(list(values), float)
-    if not len(array):
-        return math.nan, math.nan
-    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else 0.0
-
-
-def difference(measured: float, printed: float) -> str:
-    """Return by how many per cent a measured number lies above or below a printed one."""
-    return f"{100 * (measured / printed - 1):+.0f} %"
-
-
-def plus_minus(values: Iterable[float], digits: int) -> str:
-    """Return mean and standard deviation as text; of a single value there is no deviation."""
-    numbers = list(values)
-    mean, deviation = average(numbers)
-    if math.isnan(mean):
-        return "none"
-    return f"{mean:,.{digits}f}" + (f" ± {deviation:,.{digits}f}" if len(numbers) > 1 else "")
-
-
-def rate(successes: int, runs: int) -> str:
-    """Return a count of runs with its 95 % Wilson interval, as text."""
-    if not runs:
-        return "no runs"
-    z = 1.959964
-    centre = (successes + z**2 / 2) / (runs + z**2)
-    half = z * math.sqrt(successes * (runs - successes) / runs + z**2 / 4) / (runs + z**2)
-    return f"{successes} of {runs} ({100 * max(centre - half, 0):.0f} to {100 * min(centre + half, 1):.0f} %)"
 
 
 def what_a_client_gets(
@@ -207,9 +132,3 @@ def _bad_runs(results: Sequence[Result]) -> Section:
         return Section("Bad runs", f"None of {len(results)} runs failed or diverged.")
     text = f"{len(bad)} of {len(results)} runs failed or diverged; they are left out of the figures above."
     return Section("Bad runs", text, ("run", "what happened"), bad)
-
-
-def _plain(value: Value) -> str:
-    if value is None:
-        return ""
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

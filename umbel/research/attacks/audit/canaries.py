@@ -62,11 +62,13 @@ class Setting:
 
     def __post_init__(self) -> None:
         if self.release is not None and (why := gap(self.release)):
-            raise ConfigError(f"nothing is claimed, since {why}; there is nothing to audit")
+            raise ConfigError(
+                f"nothing is claimed, since {why}; there is nothing to audit", code="config.nothing-claimed"
+            )
         if self.release is None and not self.report_noise_multiplier > 0:
-            raise ConfigError("canaries that neither train nor report give nothing away")
+            raise ConfigError("canaries that neither train nor report give nothing away", code="config.idle-canaries")
         if self.times < 1:
-            raise ConfigError(f"canaries take part at least once, not {self.times} times")
+            raise ConfigError(f"canaries take part at least once, not {self.times} times", code="config.out-of-range")
 
     @property
     def by_site(self) -> bool:
@@ -152,7 +154,7 @@ class _Herd:
         ledger = MemoryLedger(self._grid.contexts[self._node].state)
         first = ledger.account(0)
         if ledger.account(self._step * (len(self.coins) - 1)) != first:
-            raise FleetError("the ledger charges canaries differently")
+            raise FleetError("the ledger charges canaries differently", code="nodes.uneven-charges")
         return first
 
     def _ask(self, number: int) -> RecordDict:
@@ -172,7 +174,7 @@ class _Herd:
         message = self._grid.create_message(content, "train", self._node, "1")
         (reply,) = self._grid.send_and_receive([message])
         if reply.has_error():
-            raise FleetError("the gate refused; its reason is in the log above")
+            raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
         return reply.content
 
     def _answer(self, msg: Message, context: Context) -> Message:

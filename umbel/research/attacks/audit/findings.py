@@ -114,9 +114,12 @@ def audit(
         Of each lower bound.
     """
     if not 0 < delta < 1 or not 0 < confidence < 1:
-        raise ConfigError(f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}")
+        raise ConfigError(
+            f"delta and confidence must lie between 0 and 1, got {delta:g} and {confidence:g}",
+            code="config.out-of-range",
+        )
     if canaries < _FEWEST:
-        raise ConfigError(f"an audit takes at least {_FEWEST} canaries, got {canaries}")
+        raise ConfigError(f"an audit takes at least {_FEWEST} canaries, got {canaries}", code="config.too-few-canaries")
     seen = watch(setting, affordable(setting, canaries), seed)
     claimed = guarantee(seen.account, delta)
     assert claimed is not None, "no setting is without a guarantee"
@@ -164,12 +167,12 @@ def settings_of(release: Release, times: int = 1, report_noise_multiplier: float
 
 
 def training(n: int, nu: float, k: int = 1, choice_epsilon: float = 0.0, mechanism: str = LAPLACE) -> Release:
-    """Return a training release with a public radius."""
+    """Return a training release with a public clip norm."""
     return Release(Kind.TRAIN, n, nu, Clipping.PUBLIC, mechanism=mechanism, hypotheses=k, choice_epsilon=choice_epsilon)
 
 
 def standard() -> list[Setting]:
-    """Return the settings that are audited where nobody names one: of small models, with meaningful claims."""
+    """Return the settings that are audited by default: of small models, with meaningful claims."""
     joint, often = training(2, 4, 2, 1.0), training(2, 16, 2, 0.25)
     return [
         *(Setting(f"laplace, n = {n}, nu = {nu:g}", training(n, nu)) for n, nu in _LAPLACE),

@@ -53,7 +53,7 @@ class Audit(Observer):
         if why := gap(release):
             self.reason = f"Nothing is claimed, since {why}. So there is nothing to audit."
             return
-        # The price does not depend on the radius; the gate may.
+        # The price does not depend on the clip norm; the gate may.
         release = replace(release, radius=run.setup.config.schedule.at(1))
         most_often = max((entry.max_participations for entry in run.state.history), default=1)
         times = max(1, min(most_often, self.options.participations))
@@ -63,7 +63,7 @@ class Audit(Observer):
         except UmbelError as error:
             # The run is over and good; what it learnt must not be lost for this.
             log(WARNING, "the audit could not be made: %s", error)
-            self.findings, self.reason = [], f"The audit could not be made: {error}."
+            self.findings, self.reason = [], f"The audit could not be made: {error.text}."
         for finding in self.findings:
             if finding.verdict is Verdict.EXCEEDS:
                 log(WARNING, "the audit of this run's mechanism (%s) exceeds what is claimed", finding.setting.name)

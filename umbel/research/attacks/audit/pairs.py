@@ -1,7 +1,7 @@
 """The two data sets of a canary, as far from each other as a client's can be, and the likelihood of what they lead to.
 
 By how its coin fell, the updates of a canary point in opposite directions, another hypothesis fits it best, or it
-reports from the opposite corner. An update is longer than the radius and a report beyond its square, so that a gate
+reports from the opposite corner. An update is longer than the clip norm and a report beyond its square, so that a gate
 that does not clip is found as well.
 """
 
@@ -37,7 +37,7 @@ BOUND = 1.0
 REPORTED = 2
 """Numbers of a report: loss and metric."""
 
-_BEYOND = 10.0  # radii that an update is long before it is clipped
+_BEYOND = 10.0  # clip norms that an update is long before it is clipped
 _APART = 100.0  # between hypotheses, in deviations of a component of the noise: which one was trained can be told
 
 
@@ -58,11 +58,11 @@ class TrainingPair(ABC):
 
     def __init__(self, release: Release, moves: bool) -> None:
         self.release, self.moves = release, moves
-        self.radius = 1.0 if release.radius is None else release.radius
+        self.clip_norm = 1.0 if release.radius is None else release.radius
         self.mechanism = mechanisms.load(release.mechanism)(release.noise_multiplier)
         k, n = release.hypotheses, release.n
         self.hypotheses = np.zeros((k, n), np.float32)
-        self.hypotheses[:, 0] = _APART * self.mechanism.deviation(n) * self.radius * np.arange(k)
+        self.hypotheses[:, 0] = _APART * self.mechanism.deviation(n) * self.clip_norm * np.arange(k)
 
     @classmethod
     def of(cls, release: Release, moves: bool) -> TrainingPair:
@@ -80,7 +80,7 @@ class TrainingPair(ABC):
             batch_size=0,
             noise_multiplier=release.noise_multiplier,
             clipping=Clipping.PUBLIC,
-            clip_norm=self.radius,
+            clip_norm=self.clip_norm,
             mechanism=release.mechanism,
             choice_epsilon=release.choice_epsilon,
             release_by=self.by,
@@ -109,8 +109,8 @@ class TrainingPair(ABC):
         return np.where((coins < 0) & self.release.chooses, 1, 0)
 
     def updates(self, coins: Coins | int, directions: Matrix) -> Matrix:
-        """Return updates of the length of the radius, or of 0."""
-        updates: Matrix = self.radius * coins * directions * self.moves
+        """Return updates of the length of the clip norm, or of 0."""
+        updates: Matrix = self.clip_norm * coins * directions * self.moves
         return updates
 
     @abstractmethod
@@ -124,7 +124,7 @@ class _ByItself(TrainingPair):
     def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
         arrays, released, _ = released_in(content, asked)
         if not released.all():
-            raise FleetError("some canaries could not pay: the environment holds a limit")
+            raise FleetError("some canaries could not pay: the environment holds a limit", code="nodes.budget")
         releases = flatten(arrays)
         one, other = (self._likelihood(releases, coin, directions) for coin in (1, -1))
         return one - other
@@ -136,7 +136,7 @@ class _ByItself(TrainingPair):
         for j, hypothesis in enumerate(self.hypotheses.astype(np.float64)):
             away = np.linalg.norm(releases - hypothesis - self.updates(coin, directions), axis=1)
             # Randomised response: the best has e^eps times the probability of any other.
-            logs[j] = log_density(release.mechanism, release.noise_multiplier, release.n, self.radius, away)
+            logs[j] = log_density(release.mechanism, release.noise_multiplier, release.n, self.clip_norm, away)
             logs[j] += release.choice_epsilon if j == best else 0.0
         total: Matrix = special.logsumexp(logs, axis=0)
         return total
@@ -145,8 +145,8 @@ class _ByItself(TrainingPair):
 class _InSite(TrainingPair):
     """A canary in a site of its own, with another client whose data the auditor knows.
 
-    With one hypothesis its two updates are two radii apart in one sum; with several it moves two sums by one
-    radius each, and two counts by one client each.
+    With one hypothesis its two updates are two clip norms apart in one sum; with several it moves two sums by one
+    clip norm each, and two counts by one client each.
     """
 
     per_canary = 2
@@ -155,7 +155,7 @@ class _InSite(TrainingPair):
     def score(self, content: RecordDict, asked: int, directions: Matrix) -> Matrix:
         arrays, counts, released = site_sums_in(content, asked)
         if not released.all():
-            raise FleetError("some canaries could not pay: the environment holds a limit")
+            raise FleetError("some canaries could not pay: the environment holds a limit", code="nodes.budget")
         one, other = (self._likelihood(flatten(arrays), counts, coin, directions) for coin in (1, -1))
         return np.array([one - other])
 
@@ -166,10 +166,10 @@ class _InSite(TrainingPair):
         away[best] -= self.updates(coin, directions)[0]
         others[best] -= 1
         others[0] -= self.per_canary - 1
-        total = log_density(release.mechanism, nu, release.n, self.radius, np.linalg.norm(away, axis=1)).sum()
+        total = log_density(release.mechanism, nu, release.n, self.clip_norm, np.linalg.norm(away, axis=1)).sum()
         if release.chooses:
-            radius = self.mechanism.count_radius(release.choice_epsilon)
-            total += log_density(release.mechanism, nu, 1, radius, np.abs(others)).sum()
+            clip_norm = self.mechanism.count_radius(release.choice_epsilon)
+            total += log_density(release.mechanism, nu, 1, clip_norm, np.abs(others)).sum()
         return float(total)
 
 
@@ -188,25 +188,27 @@ class ReportPair:
         """Return the log likelihood ratio of the coins, by loss and metric."""
         reported = scores_in(content, asked)
         if reported is None or not np.isfinite(reported).all():
-            raise FleetError("the gate let no reports of canaries out; its reason is in the log above")
+            raise FleetError(
+                "the gate let no reports of canaries out; its reason is in the log above", code="nodes.refused"
+            )
         far, near = (np.linalg.norm(reported.T - corner, axis=1) for corner in (0.0, BOUND))
-        radius = math.sqrt(2) * BOUND
-        return log_density(LAPLACE, self._nu, REPORTED, radius, near) - log_density(
-            LAPLACE, self._nu, REPORTED, radius, far
+        clip_norm = math.sqrt(2) * BOUND
+        return log_density(LAPLACE, self._nu, REPORTED, clip_norm, near) - log_density(
+            LAPLACE, self._nu, REPORTED, clip_norm, far
         )
 
 
-def log_density(mechanism: str, nu: float, n: int, radius: float, distances: Matrix) -> Matrix:
+def log_density(mechanism: str, nu: float, n: int, clip_norm: float, distances: Matrix) -> Matrix:
     """Return the log density of noise in R^n at distances from its centre, up to a constant.
 
     Of a mechanism that is not umbel's own only the deviation is known. Its scores are worse then, and what
     they show holds all the same.
     """
     if mechanism == mechanisms.Gaussian.name:
-        return -np.square(distances / (nu * radius)) / 2
+        return -np.square(distances / (nu * clip_norm)) / 2
     if mechanism == LAPLACE:
-        return -distances * n / (nu * radius)
-    return -distances / (mechanisms.load(mechanism)(nu).deviation(n) * radius)
+        return -distances * n / (nu * clip_norm)
+    return -distances / (mechanisms.load(mechanism)(nu).deviation(n) * clip_norm)
 
 
 def report_release(noise_multiplier: float) -> Release:

@@ -1,6 +1,6 @@
-"""The attack in each mode of release, and how far what it finds is off.
+"""The attack on rows in each mode of release, how far off its answers are, and the table of it.
 
-In a mode with noise the server first tries designs (how many hypotheses, where, how large a radius) on hospitals
+In a mode with noise the server first tries designs (how many hypotheses, where, how large a clip norm) on hospitals
 that it makes up from those it knows, takes the best, asks the victims once, and answers with the posterior mean
 under the mechanism's law. Without noise it computes the rows from one release. Where it may ask often and the
 choice is open, it reads digit after digit off the choices, however much noise there is.
@@ -9,10 +9,14 @@ choice is open, it reads digit after digit off the choices, however much noise t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from itertools import repeat
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,28 +24,16 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
-from umbel.data import find_dataset, open_dataset
+from umbel.data import Manifest, find_typed, open_dataset
 from umbel.privacy.accounting.guarantee import in_words
 from umbel.privacy.mechanisms import choice
 from umbel.privacy.mechanisms.laplace import Laplace
+from umbel.protocol.arrays import flatten
 from umbel.protocol.errors import ConfigError, DatasetError
-from umbel.research.attacks.modes import SITE, Mode
-from umbel.research.attacks.rows.behind_the_gate import Victims, victims
-from umbel.research.attacks.rows.modes import modes
-from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
-from umbel.research.attacks.rows.probes import (
-    N,
-    Probe,
-    aimed_at,
-    aims,
-    feature_probe,
-    feature_shift,
-    probe_for,
-    tail_probe,
-    train,
-    whole_probe,
-)
-from umbel.research.attacks.rows.tables import (
+from umbel.protocol.project import CONFIGS
+from umbel.protocol.release import Clipping, ReleaseBy
+from umbel.research.attacks import victims as behind_the_gate
+from umbel.research.attacks.rows.hospitals import (
     FEATURES,
     HOW,
     PAYMENT,
@@ -51,9 +43,93 @@ from umbel.research.attacks.rows.tables import (
     Data,
     Hospitals,
     public_guess,
+    write_clients,
 )
+from umbel.research.attacks.rows.posterior import Law, log_likelihood, site_log_likelihood, weights
+from umbel.research.attacks.rows.probes import (
+    N,
+    Probe,
+    aimed_at,
+    aims,
+    as_arrays,
+    feature_probe,
+    feature_shift,
+    probe_for,
+    tail_probe,
+    train,
+    whole_probe,
+)
+from umbel.research.attacks.victims import SITE, Mode
+from umbel.research.output import Page, Section
+
+EPSILONS = (2, 4, 8, 16)
+"""Of ``configs/hospital-epsilon-*.toml``."""
+MULTIPLIERS = (1.0, 3.0, 10.0)
+"""nu of the paper's heuristic."""
+ASKED_OFTEN = 24
+"""Releases of a client in the 500 rounds of ``configs/hospital.toml``, where 100 of 2062 take part in each."""
+_EVERYWHERE = {"max-hypotheses": 10, "max-local-epochs": 100, "clip-norm-floor": 0.01}
+
+
+def modes() -> list[Mode]:
+    """Return all modes."""
+    found = [Mode("no noise", 0.0, policy={**_EVERYWHERE, "allow-unsanitised": True})]
+    for releases in (1, ASKED_OFTEN):
+        found += [
+            Mode("paper's heuristic", nu, releases=releases, policy={**_EVERYWHERE, "min-noise-multiplier": nu})
+            for nu in MULTIPLIERS
+        ]
+    found += [formal(epsilon) for epsilon in EPSILONS]
+    found += [formal(epsilon, ReleaseBy.SITE) for epsilon in EPSILONS]
+    return [*found, *(formal(epsilon, ReleaseBy.SITE, others_known=True) for epsilon in EPSILONS[2:])]
+
+
+def formal(epsilon: int, by: ReleaseBy = ReleaseBy.CLIENT, others_known: bool = False) -> Mode:
+    """Return the mode of ``configs/hospital-epsilon-*.toml``, at a site that accepts that and a budget of `epsilon`."""
+    file = CONFIGS / f"hospital-epsilon-{epsilon}.toml"
+    config = tomllib.loads(file.read_text(encoding="utf-8"))
+    nu, choice = float(config["noise-multiplier"]), float(config["choice-epsilon"])
+    policy = {
+        **_EVERYWHERE,
+        "clipping": "public",
+        "min-noise-multiplier": nu,
+        "max-choice-epsilon": choice,
+        "budget": float(epsilon),
+        "max-participations": int(config["max-participations"]),
+        "release": str(by),
+    }
+    name = "formal, a client's release"
+    if by is ReleaseBy.SITE:
+        policy["min-clients"] = SITE
+        name = f"formal, a site's sums of {SITE}" + (", others known" if others_known else "")
+    return Mode(name, nu, choice, Clipping.PUBLIC, by, others_known=others_known, policy=policy)
+
 
 Matrix = NDArray[np.float64]
+
+
+class Victims(behind_the_gate.Victims):
+    """Hospitals behind the gate, as vectors of the model's parameters."""
+
+    def release(self, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> Matrix:
+        """Return what clients release (m, n)."""
+        return flatten(self.releases(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm)))
+
+    def sums(self, mode: Mode, probe: Probe, clip_norm: float, clients: Sequence[int]) -> tuple[Matrix, Matrix]:
+        """Return the sums (k, n) and counts (k,) that the site releases of clients."""
+        arrays, counts = self.site_sums(mode, as_arrays(probe.hypotheses), clients, **probe.asked(clip_norm))
+        return flatten(arrays), counts
+
+
+@contextmanager
+def victims(hospitals: Hospitals, manifest: Manifest) -> Iterator[Path]:
+    """Write a dataset of hospitals for as long as it is needed, and return its folder."""
+    with tempfile.TemporaryDirectory(prefix="umbel-rows-") as scratch:
+        folder = Path(scratch) / "victims"
+        write_clients(folder, hospitals, manifest)
+        yield folder
+
+
 Generator = np.random.Generator
 
 CLIENTS = 300
@@ -64,7 +140,7 @@ FEW = 20
 
 _EPOCHS = 20
 _CANDIDATES = 2000
-_FLOOR = 0.01  # the least radius where it is the norm of the update
+_FLOOR = 0.01  # the least clip norm where it is the norm of the update
 _IN_SITES = 1200  # candidates there, where each is weighed with many made-up others
 # For the choice of a design: pilots, and candidates.
 _PILOTS, _TRIED = 200, 500
@@ -76,25 +152,6 @@ _BY_SITE = ((1, 1.0), (2, 1.0))
 _RADII = (0.25, 1.0, 2.5)  # of the median norm of an update
 _BOOTSTRAPS = 1000
 _GATE, _ATTACK = 1, 2  # streams of the seed
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What is audited.
-
-    Attributes
-    ----------
-    dataset : str
-        Name or path.
-    clients : int
-        Victims of each kind, at most.
-    seed : int
-        Of every draw.
-    """
-
-    dataset: str = "hospital"
-    clients: int = CLIENTS
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -138,18 +195,11 @@ class Finding:
     clients: int
 
 
-@dataclass(frozen=True)
-class Design:
-    """What the server asks, once.
-
-    Attributes
-    ----------
-    probe : Probe
-    radius : float
-    """
+class Design(NamedTuple):
+    """What the server asks, once."""
 
     probe: Probe
-    radius: float
+    clip_norm: float
 
 
 @dataclass(frozen=True)
@@ -161,10 +211,19 @@ class _Guess:
     claimed: str
 
 
-def audit(setting: Setting) -> list[Finding]:
+def audit(dataset: str = "hospital", clients: int = CLIENTS, seed: int = 0) -> list[Finding]:
     """Attack hospitals in all modes.
 
     One thread computes, so that the digits do not depend on the number of cores.
+
+    Parameters
+    ----------
+    dataset : str
+        Name or path.
+    clients : int
+        Victims of each kind, at most.
+    seed : int
+        Of every draw.
 
     Raises
     ------
@@ -173,27 +232,29 @@ def audit(setting: Setting) -> list[Finding]:
     FleetError
         When the gate refuses, as it does where the environment holds a stricter policy.
     """
-    if setting.clients < SITE:
-        raise ConfigError(f"the audit takes at least {SITE} clients, which a site's sums are of; got {setting.clients}")
-    path = Path(setting.dataset)
+    if clients < SITE:
+        raise ConfigError(
+            f"the audit takes at least {SITE} clients, which a site's sums are of; got {clients}",
+            code="config.too-few-clients",
+        )
     try:
-        path = find_dataset(str(path.absolute()) if path.exists() else setting.dataset)
+        path = find_typed(dataset)
     except DatasetError as error:
-        raise DatasetError(f"{error}. For the audit {HOW}") from None
-    data = Data.of(open_dataset(path), setting.seed)
+        raise DatasetError.of(error, f"{HOW}: ") from None
+    data = Data.of(open_dataset(path), seed)
     torch.set_num_threads(1)
     found: list[Finding] = []
     kinds = [(mode, rows) for mode in modes() for rows in data.victims]
     for rows in data.victims:
-        found += guesses(data, _asked(data, rows, setting), rows)
+        found += guesses(data, _asked(data, rows, clients), rows)
     for mode, rows in track(kinds, "modes", console=Console(stderr=True), transient=True):
-        found += attack(data, mode, rows, _asked(data, rows, setting), setting.seed)
+        found += attack(data, mode, rows, _asked(data, rows, clients), seed)
     return found
 
 
-def _asked(data: Data, rows: int, setting: Setting) -> Hospitals:
+def _asked(data: Data, rows: int, clients: int) -> Hospitals:
     """Return the victims of so many rows: as many whole sites as there are."""
-    there = min(setting.clients, len(data.victims[rows]))
+    there = min(clients, len(data.victims[rows]))
     return data.victims[rows].some(slice(0, max(SITE, there // SITE * SITE)))
 
 
@@ -251,10 +312,10 @@ def _once(
         law = law_of(mode, design)
         if mode.by_site:
             sites = [range(at, at + SITE) for at in range(0, len(asked), SITE)]
-            seen = [node.sums(mode, design.probe, design.radius, site) for site in sites]
+            seen = [node.sums(mode, design.probe, design.clip_norm, site) for site in sites]
             posterior = _of_sites(mode, law, design.probe, seen, candidates, asked, known, generator)
         else:
-            releases = node.release(mode, design.probe, design.radius, range(len(asked)))
+            releases = node.release(mode, design.probe, design.clip_norm, range(len(asked)))
             updates, best = train(design.probe, candidates)
             posterior = weights(log_likelihood(law, design.probe.hypotheses, releases, updates, best))
         secret = candidates.secret(quantity)
@@ -266,7 +327,7 @@ def _once(
 def law_of(mode: Mode, design: Design) -> Law:
     """Return how a release of this mode comes about."""
     several = len(design.probe.hypotheses) > 1
-    return Law(mode.noise_multiplier, design.radius, mode.public, mode.choice_epsilon if several else 0.0)
+    return Law(mode.noise_multiplier, design.clip_norm, mode.public, mode.choice_epsilon if several else 0.0)
 
 
 def design_for(mode: Mode, known: Hospitals, quantity: str, generator: Generator) -> Design:
@@ -298,11 +359,11 @@ def designs(mode: Mode, known: Hospitals, quantity: str) -> Iterator[Design]:
             updates, chosen = train(probe, known.some(slice(0, _TRIED)))
             norms = np.linalg.norm(updates, axis=-1)
             for factor in (_RADII[:2] if mode.by_site else _RADII) if mode.public else (None,):
-                radius = _FLOOR if factor is None else max(_FLOOR, factor * float(np.median(norms)))
+                clip_norm = _FLOOR if factor is None else max(_FLOOR, factor * float(np.median(norms)))
                 own = norms[np.arange(len(norms)), chosen]
-                longest = radius if factor is not None else float(own.max())
+                longest = clip_norm if factor is not None else float(own.max())
                 deviation = Laplace(mode.noise_multiplier).deviation(N) * longest
-                yield Design(probe.marked(deviation), radius)
+                yield Design(probe.marked(deviation), clip_norm)
 
 
 def _tried(
@@ -317,18 +378,18 @@ def _tried(
         seen = []
         for at in range(0, len(pilots), SITE):
             sums, counts = _summed(law, theirs[at : at + SITE][None], chosen[at : at + SITE][None])
-            noise = mechanism.noise([N] * k, np.full((1, k), law.radius), repeat(generator))
+            noise = mechanism.noise([N] * k, np.full((1, k), law.clip_norm), repeat(generator))
             sums = sums[0] + noise.reshape(k, N)
             if k > 1:
-                radius = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
-                counts = counts + mechanism.noise([1] * k, radius, repeat(generator))
+                clip_norm = np.full((1, k), mechanism.count_radius(law.choice_epsilon))
+                counts = counts + mechanism.noise([1] * k, clip_norm, repeat(generator))
             seen.append((sums, counts[0]))
         return _of_sites(mode, law, probe, seen, candidates, pilots, known, generator)
     if law.choice_epsilon:
         assigned = choice.draw(law.choice_epsilon, k, [generator] * len(pilots))
         chosen = np.where(assigned == choice.OWN, chosen, assigned)
     own = theirs[np.arange(len(pilots)), chosen]
-    noise = mechanism.noise([N], law.radii(own)[:, None], repeat(generator))
+    noise = mechanism.noise([N], law.clip_norms(own)[:, None], repeat(generator))
     releases = probe.hypotheses[chosen] + law.clipped(own) + noise
     return weights(log_likelihood(law, probe.hypotheses, releases, updates, best))
 
@@ -389,7 +450,7 @@ def _likeliest(posterior: Matrix, values: Matrix) -> Matrix:
 def _digit_by_digit(mode: Mode, known: Hospitals, asked: Hospitals, node: Victims) -> Callable[[str], _Guess]:
     """Ask each client again and again, with ever nearer hypotheses: which it chose stands out from any noise.
 
-    The update is made so short that the radius is its floor, and the hypotheses lie far apart.
+    The update is made so short that the clip norm is its floor, and the hypotheses lie far apart.
     """
     services = np.unique(known.features[0, :, 0])
     width = float(np.diff(services).min()) if known.rows > 1 else 1.0
@@ -465,7 +526,7 @@ def _without_noise(
 def single_row_probe(known: Hospitals, epochs: int = 99) -> Probe:
     """Return constants all over the range of payments, which end next to the payment of a client's only row.
 
-    With an odd number of epochs no client ends where it began, whatever it did in between.
+    With an odd number of epochs no client ends where it began.
     """
     edges = np.linspace(0.9 * known.payments.min(), 1.1 * known.payments.max(), _OPEN + 1)
     centres, half = (edges[1:] + edges[:-1]) / 2, float(edges[1] - edges[0]) / 2
@@ -567,3 +628,52 @@ def _finding(data: Data, mode: Mode, nu: float | None, asked: Hospitals, quantit
         float((np.abs(guess.likeliest - truth) < 1e-6).mean()) if quantity == SERVICE else None,
         len(asked),
     )
+
+
+def page(dataset: str, seed: int, findings: Sequence[Finding]) -> Page:
+    """Return a table for each kind of client, and the words under it."""
+    sections = []
+    for rows in dict.fromkeys(one.rows for one in findings):
+        clients = max(one.clients for one in findings if one.rows == rows)
+        own: dict[tuple[str, float | None, int], list[Finding]] = {}
+        for one in findings:
+            if one.rows == rows:
+                own.setdefault((one.mode, one.noise_multiplier, one.releases), []).append(one)
+        heading = f"Clients of {rows} row{'s' if rows > 1 else ''} ({clients} attacked)"
+        columns = ("mode", "ν", "releases", "pure ε", *QUANTITIES)
+        sections.append(Section(heading, "", columns, [_cells(some) for some in own.values()]))
+    sections.append(Section("", "\n\n".join(NOTES)))
+    title = f"What releases show of a hospital's rows ({Path(dataset).name}, seed {seed})"
+    return Page(title, sections, [asdict(one) for one in findings])
+
+
+NOTES = (
+    "Root mean square error relative to guessing the mean of other hospitals (1: nothing learnt), with a 95 % "
+    "bootstrap interval over clients; in brackets the same in the data's units, or how many services are guessed "
+    f"right. Where clients are asked more than once, {FEW} are attacked. Epsilon is the node's own count, the "
+    "largest where the attacks on the quantities cost differently.",
+    "Each quantity is attacked by itself, by a server that may ask nothing else. A client of several rows has all "
+    "services, which is no secret; its payments are all of its rows'. An attack that fails proves nothing.",
+)
+
+
+def _cells(some: Sequence[Finding]) -> tuple[str, ...]:
+    first, by_quantity = some[0], {one.quantity: one for one in some}
+    nu = "" if first.noise_multiplier is None else f"{first.noise_multiplier:g}"
+    claims = [one.claimed for one in some]
+    claimed = claims[0] if claims[0] in ("", "none") else max(claims, key=float)
+    texts = (_text(by_quantity[quantity]) if quantity in by_quantity else "" for quantity in QUANTITIES)
+    return first.mode, nu, str(first.releases or ""), claimed, *texts
+
+
+def _text(one: Finding) -> str:
+    amount = f"{_short(one.relative)} ({_short(one.low)} to {_short(one.high)})" if one.low < one.high else "1"
+    if one.quantity == SERVICE:
+        assert one.right is not None
+        return f"{amount} [{one.right:.0%}]"
+    digits = "< 0.001" if one.error < 0.001 else f"{one.error:,.0f}" if one.error >= 100 else f"{one.error:.3g}"
+    return f"{amount} [{digits} {one.unit}]".replace(" ]", "]")
+
+
+def _short(number: float) -> str:
+    return f"{number:.2f}" if number >= 0.095 else f"{number:.1g}" if number >= 1e-4 else "0"

@@ -23,16 +23,16 @@ class Law:
     ----------
     noise_multiplier : float
         nu, above 0.
-    radius : float
-        That updates are clipped to; where `public` is false, the least radius.
+    clip_norm : float
+        That updates are clipped to; where `public` is false, the least clip norm.
     public : bool
-        Otherwise the radius is the norm of the update.
+        Otherwise the clip norm is the norm of the update.
     choice_epsilon : float
         Of the choice; 0 for an open one.
     """
 
     noise_multiplier: float
-    radius: float
+    clip_norm: float
     public: bool
     choice_epsilon: float
 
@@ -41,15 +41,15 @@ class Law:
         if not self.public:
             return updates
         norms = np.linalg.norm(updates, axis=-1, keepdims=True)
-        clipped: Matrix = updates * (self.radius / np.maximum(norms, self.radius))
+        clipped: Matrix = updates * (self.clip_norm / np.maximum(norms, self.clip_norm))
         return clipped
 
-    def radii(self, updates: Matrix) -> Matrix:
-        """Return the radius (...) of the noise on updates (..., n)."""
+    def clip_norms(self, updates: Matrix) -> Matrix:
+        """Return the clip norm (...) of the noise on updates (..., n)."""
         if self.public:
-            return np.full(updates.shape[:-1], self.radius)
-        radii: Matrix = np.maximum(np.linalg.norm(updates, axis=-1), self.radius)
-        return radii
+            return np.full(updates.shape[:-1], self.clip_norm)
+        clip_norms: Matrix = np.maximum(np.linalg.norm(updates, axis=-1), self.clip_norm)
+        return clip_norms
 
 
 def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matrix, best: Chosen) -> Matrix:
@@ -66,11 +66,11 @@ def log_likelihood(law: Law, hypotheses: Matrix, releases: Matrix, updates: Matr
         The hypothesis that fits each best.
     """
     (k, n), nu = hypotheses.shape, law.noise_multiplier
-    moved, radii = law.clipped(updates), law.radii(updates)
+    moved, clip_norms = law.clipped(updates), law.clip_norms(updates)
     logs = np.empty((k, len(releases), len(updates)))
     for j in range(k):
         apart = distances(releases - hypotheses[j], moved[:, j])
-        logs[j] = -n * apart / (nu * radii[:, j]) - n * np.log(radii[:, j])
+        logs[j] = -n * apart / (nu * clip_norms[:, j]) - n * np.log(clip_norms[:, j])
         # Randomised response: the best has e^eps times the probability of any other.
         if law.choice_epsilon:
             logs[j] += law.choice_epsilon * (best == j)
@@ -99,7 +99,7 @@ def site_log_likelihood(
         How many of these others chose each hypothesis.
     """
     (k, n), moved = sums.shape, law.clipped(updates)
-    rate = n / (law.noise_multiplier * law.radius)
+    rate = n / (law.noise_multiplier * law.clip_norm)
     logs = np.zeros((len(others), len(updates)))
     for j in range(k):
         rest, left = sums[j] - others[:, j], counts[j] - chosen[:, j]

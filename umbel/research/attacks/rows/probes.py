@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from umbel.models.losses import TINY
 from umbel.protocol.arrays import Arrays
-from umbel.research.attacks.rows.tables import FEATURES, PAYMENT, PLACE, SERVICE, Hospitals
+from umbel.research.attacks.rows.hospitals import FEATURES, PAYMENT, PLACE, SERVICE, Hospitals
 
 Matrix = NDArray[np.float64]
 
@@ -44,6 +45,10 @@ class Probe:
     hypotheses: Matrix
     epochs: int
     step_size: float
+
+    def asked(self, clip_norm: float) -> dict[str, Any]:
+        """Return the part of a task that belongs to it: steps on all rows, clipped updates."""
+        return {"local_epochs": self.epochs, "step_size": self.step_size, "batch_size": 0, "clip_norm": clip_norm}
 
     def marked(self, length: float) -> Probe:
         """Return the same with the last unit's weight in the second layer so that noise of such a length hides no j."""

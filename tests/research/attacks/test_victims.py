@@ -1,4 +1,4 @@
-"""The mean of what one client releases, until the gate refuses."""
+"""Asking one client again and again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from umbel.models.model import Parameters
 from umbel.protocol.errors import FleetError
-from umbel.research.attacks.averaging import averaged
+from umbel.research.attacks.victims import averaged
 
 
 class Answers:

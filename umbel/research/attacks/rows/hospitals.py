@@ -1,6 +1,6 @@
-"""Hospitals: those that are attacked, and those that the attacker knows already.
+"""Hospitals: those that are attacked, those that the attacker knows already, and the modes in which they release.
 
-A row is a service, a place (longitude, latitude) and a payment, as `datasets/hospital.py` has them. All rows of
+A row is a service, a place (longitude, latitude) and a payment, as the recipe ``hospital`` has them. All rows of
 a hospital share its place.
 """
 
@@ -24,7 +24,7 @@ QUANTITIES = (SERVICE, PLACE, PAYMENT)
 FEATURES = 3
 
 HOW = (
-    "build the dataset hospital with python datasets/hospital.py --csv FILE (see --help for where FILE is "
+    "build the dataset hospital with umbel data make hospital --csv FILE (see --help for where FILE is "
     "published), or name another of the same columns"
 )
 
@@ -99,10 +99,15 @@ class Data:
         """Sort the clients of a dataset; raise `DatasetError` for one that has no such rows."""
         manifest, name = dataset.manifest, dataset.manifest.name
         if dataset.features.shape[1:] != (FEATURES,) or dataset.targets.ndim != 1 or manifest.model != "mlp":
-            raise DatasetError(f"{name}: no rows of service, longitude, latitude and payment; {HOW}")
+            raise DatasetError(
+                f"{name}: no rows of service, longitude, latitude and payment; {HOW}", code="data.not-hospitals"
+            )
         services = np.unique(dataset.features[:, 0])
         if not 2 <= len(services) <= 50:
-            raise DatasetError(f"{name}: its first column has {len(services)} values and is no service; {HOW}")
+            raise DatasetError(
+                f"{name}: its first column has {len(services)} values and is no service; {HOW}",
+                code="data.not-hospitals",
+            )
         generator = np.random.default_rng(seed)
         train, everybody = manifest.train, manifest.clients
         victims = _by_rows(dataset, generator.permutation(train), services, generator)
@@ -111,7 +116,8 @@ class Data:
             if len(hospitals) < _FEWEST or not len(victims[rows]):
                 raise DatasetError(
                     f"{name}: {len(victims[rows])} training and {len(hospitals)} validation hospitals of {rows} rows; "
-                    f"the audit takes 1 and {_FEWEST} at least. Or {HOW}"
+                    f"the audit takes 1 and {_FEWEST} at least. Or {HOW}",
+                    code="data.too-few-clients",
                 )
         return cls(manifest, victims, known)
 

@@ -1,0 +1,317 @@
+"""Whom attacks attack: clients of the real app behind their own gate, under the policy of a site.
+
+A mode of release comes with the policy of a site that lets it through and no more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+import umbel.client.app
+from umbel.data import Dataset, Manifest, offsets_of, write_dataset
+from umbel.models.model import Parameters
+from umbel.privacy.accounting.guarantee import DELTA, Guarantee, guarantee
+from umbel.privacy.accounting.plan import Task, plan_for
+from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.privacy.mechanisms import Gaussian
+from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.errors import FleetError
+from umbel.protocol.messages import released_in, round_request, site_sums_in
+from umbel.protocol.records import pack
+from umbel.protocol.release import LAPLACE, Clipping, NoisePer, ReleaseBy
+from umbel.protocol.tasks import TrainingSpec
+from umbel.simulation.grid import InProcessGrid
+
+SITE = 10
+"""Clients of a site's sums; the policy's ``min-clients``, of which a malicious server asks no more than it must."""
+
+NU, CHOICE_EPSILON, EPSILON = 3.0, 1.0, 8.0
+"""Of the modes that are compared: the paper's noise multiplier, a private choice, and a guarantee at `DELTA`."""
+
+PAPER, CHOICE, FORMAL, SUMS, FORMAL_SUMS = (
+    f"paper's, ν = {NU:g}",
+    f"paper's, choice-ε = {CHOICE_EPSILON:g}",
+    f"formal, ε = {EPSILON:g}",
+    f"site's sums, ν = {NU:g}",
+    f"site's sums, ε = {EPSILON:g}",
+)
+
+
+NO_NOISE = "no noise"
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A mode of release.
+
+    Attributes
+    ----------
+    name : str
+    noise_multiplier : float
+    choice_epsilon : float
+        0 for an open choice.
+    clipping : Clipping
+    release_by : ReleaseBy
+    mechanism : str
+    noise_per : NoisePer
+    releases : int
+        Of each client that are attacked together.
+    others_known : bool
+        Of a site's sums, whether the server knows all clients but the one that it attacks.
+    policy : mapping
+        Entries of the site's policy.
+    """
+
+    name: str
+    noise_multiplier: float
+    choice_epsilon: float = 0.0
+    clipping: Clipping = Clipping.UPDATE
+    release_by: ReleaseBy = ReleaseBy.CLIENT
+    mechanism: str = LAPLACE
+    noise_per: NoisePer = NoisePer.VECTOR
+    releases: int = 1
+    others_known: bool = False
+    policy: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def by_site(self) -> bool:
+        """Whether a site adds the noise, to sums."""
+        return self.release_by is ReleaseBy.SITE
+
+    @property
+    def public(self) -> bool:
+        """Whether the clip norm is public."""
+        return self.clipping is Clipping.PUBLIC
+
+
+def open_() -> Mode:
+    """Return the mode that hides nothing, as a simulation allows it."""
+    return Mode(NO_NOISE, 0.0, policy={"allow-unsanitised": True})
+
+
+def compared(choosing: bool = False) -> tuple[Mode, ...]:
+    """Return the modes that all attacks are tried on.
+
+    The paper's, with noise on each layer as in its own attack (Sec. 5.3); the same with a private choice; a client's
+    release that keeps (`EPSILON`, `DELTA`) for one participation, by Gaussian noise, which does as well as any for
+    many parameters; a site's sums at the paper's noise multiplier; and a site's sums that keep as much.
+
+    Parameters
+    ----------
+    choosing : bool
+        Whether the server spends a part of a guarantee on a client's choice between two hypotheses, instead of all of
+        it on the update.
+    """
+    task = Task(1, 2 if choosing else 1, 1, 1, Gaussian.name)
+    formal = plan_for(task, EPSILON, DELTA, 1, CHOICE_EPSILON if choosing else 0).release.noise_multiplier
+    open_policy = {"min-noise-multiplier": NU}
+    paper = Mode(PAPER, NU, noise_per=NoisePer.LAYER, policy=open_policy)
+    choice = Mode(
+        CHOICE, NU, CHOICE_EPSILON, noise_per=NoisePer.LAYER, policy={**open_policy, "max-choice-epsilon": 1.0}
+    )
+    kept = {
+        "clipping": "public",
+        "mechanisms": Gaussian.name,
+        "min-noise-multiplier": formal,
+        "max-choice-epsilon": CHOICE_EPSILON,
+        "budget": EPSILON,
+        "delta": DELTA,
+    }
+    public, by_site = Clipping.PUBLIC, ReleaseBy.SITE
+    sums = {"release": "site", "min-clients": SITE}
+    return (
+        paper,
+        choice,
+        Mode(FORMAL, formal, CHOICE_EPSILON, public, mechanism=Gaussian.name, policy=kept),
+        Mode(SUMS, NU, CHOICE_EPSILON, public, by_site, policy={**open_policy, **sums}),
+        Mode(FORMAL_SUMS, formal, CHOICE_EPSILON, public, by_site, Gaussian.name, policy={**kept, **sums}),
+    )
+
+
+class Victims:
+    """Clients that answer one task after the other.
+
+    Parameters
+    ----------
+    folder : Path
+        Their dataset.
+    policy : mapping
+        The site's.
+    seed : int
+        Of the gate's draws.
+    config : mapping
+        Further entries of the run config.
+    """
+
+    def __init__(self, folder: Path, policy: Mapping[str, Any], seed: int, config: Mapping[str, Any] | None = None):
+        run = {"dataset": str(folder), "seed": seed, "device": "cpu", "engine": "auto", **(config or {})}
+        node = {"partition-id": 0, "num-partitions": 1, **policy}
+        self._grid = InProcessGrid(umbel.client.app.app, run, node_configs=[node])
+        (self._node,) = self._grid.get_node_ids()
+        self._round = 0
+
+    def releases(self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any) -> Arrays:
+        r"""Return what clients release, each array (m, \*shape).
+
+        Parameters
+        ----------
+        mode : Mode
+        hypotheses : dict of ndarray, each (k, \*shape)
+        clients : sequence of int
+        asked
+            Further entries of the task (`umbel.protocol.tasks.TrainingSpec`).
+
+        Raises
+        ------
+        FleetError
+            When the gate refuses.
+        """
+        arrays, released, _ = released_in(self._ask(mode, hypotheses, clients, asked), len(clients))
+        _check(released)
+        return arrays
+
+    def site_sums(
+        self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], **asked: Any
+    ) -> tuple[Arrays, NDArray[np.float64]]:
+        r"""Return the sums, each (k, \*shape), and counts (k,) that the site releases of clients; see `releases`."""
+        arrays, counts, released = site_sums_in(self._ask(mode, hypotheses, clients, asked), len(clients))
+        _check(released)
+        return arrays, counts
+
+    def claimed(self, client: int) -> Guarantee | None:
+        """Return what is guaranteed to a client by the node's own ledger; None for nothing."""
+        return guarantee(MemoryLedger(self._grid.contexts[self._node].state).account(client), DELTA)
+
+    def _ask(self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], asked: Mapping[str, Any]) -> RecordDict:
+        self._round += 1
+        task = TrainingSpec(
+            round=self._round,
+            clients=tuple(ClientOnNode(int(client)) for client in clients),
+            noise_multiplier=mode.noise_multiplier,
+            clipping=mode.clipping,
+            noise_per=mode.noise_per,
+            mechanism=mode.mechanism,
+            choice_epsilon=mode.choice_epsilon if len(next(iter(hypotheses.values()))) > 1 else 0.0,
+            release_by=mode.release_by,
+            **asked,
+        )
+        content = round_request(pack(hypotheses), task)
+        (reply,) = self._grid.send_and_receive([self._grid.create_message(content, "train", self._node, "1")])
+        if reply.has_error():
+            raise FleetError("the gate refused; its reason is in the log above", code="nodes.refused")
+        return reply.content
+
+
+def write_victims(folder: Path, dataset: Dataset, rows: Sequence[NDArray[np.int64]]) -> None:
+    """Write a dataset of training clients that hold these rows of another's."""
+    every = np.concatenate(rows)
+    manifest = Manifest(
+        name="victims",
+        clients=len(rows),
+        split={"train": len(rows), "validation": 0},
+        feature_scale=dataset.manifest.feature_scale,
+    )
+    features, targets = dataset.features[every], dataset.targets[every]
+    write_dataset(folder, manifest, features, targets, offsets_of([len(own) for own in rows]))
+
+
+def _check(released: NDArray[np.bool_]) -> None:
+    if not released.all():
+        raise FleetError("some clients could not pay: the environment holds a limit", code="nodes.budget")
+
+
+STEP = 1.0
+"""The step size that is asked for. A long step leaves little of the gradient to the rounding of 32-bit numbers."""
+
+FLOOR = 1e-6
+"""Where the clip norm is the norm of the update: so small a floor that it is, as in the paper."""
+
+CLIP_NORM = 0.1
+"""Where the clip norm is public. Updates are longer and are clipped to it, so that noise hides no more than it must."""
+
+
+def gradients(victims: Victims, mode: Mode, hypothesis: Arrays, sites: Sequence[Sequence[int]]) -> list[Parameters]:
+    r"""Return for each site what the server takes for the gradient of its first client.
+
+    A client's release less the hypothesis is minus its gradient with noise. Of a site's sums, that is minus the sum of
+    its clients' gradients, each clipped.
+
+    Parameters
+    ----------
+    victims : Victims
+    mode : Mode
+    hypothesis : dict of ndarray, each of its own \*shape
+    sites : sequence of sequences of int
+        Clients. Only the first of each is asked, unless the site releases.
+    """
+    if not mode.by_site:
+        found = victims.releases(mode, sent(mode, hypothesis), [site[0] for site in sites], **asked(mode))
+        return [_difference(hypothesis, found, i) for i in range(len(sites))]
+    every = []
+    for site in sites:
+        sums, _ = victims.site_sums(mode, sent(mode, hypothesis), site, **asked(mode))
+        every.append({name: torch.from_numpy(-value[0].astype(np.float64) / STEP) for name, value in sums.items()})
+    return every
+
+
+def asked(mode: Mode) -> dict[str, Any]:
+    """Return what is asked besides: one step on all rows."""
+    return {"local_epochs": 1, "step_size": STEP, "batch_size": 0, "clip_norm": CLIP_NORM if mode.public else FLOOR}
+
+
+def sent(mode: Mode, hypothesis: Arrays) -> Arrays:
+    r"""Return what is sent, each array (k, \*shape): the hypothesis, and again where a choice is hidden.
+
+    Of two hypotheses that are alike it does not matter which one a client trains.
+    """
+    k = 2 if mode.choice_epsilon and not mode.public else 1
+    return {name: np.repeat(value[None], k, axis=0) for name, value in hypothesis.items()}
+
+
+def _difference(hypothesis: Arrays, releases: Arrays, i: int) -> Parameters:
+    return {
+        name: torch.from_numpy((value.astype(np.float64) - releases[name][i]) / STEP)
+        for name, value in hypothesis.items()
+    }
+
+
+def averaged(ask: Callable[[], Sequence[Parameters]], times: int) -> tuple[list[Parameters], int]:
+    """Ask clients again and again; return the mean of what each answers, and how often they answer.
+
+    Noise is drawn afresh each time and the update is the same, so T releases turn nu into nu / sqrt(T), for T n / nu
+    of the paper's budget. Only a limit on what a client spends stops it. With a guarantee, T releases within one
+    budget show no more than one release that spends it all, since each has sqrt(T) times the noise.
+
+    Parameters
+    ----------
+    ask : callable
+        Returns the gradient that each client shows, with fresh noise.
+    times : int
+        How often clients are asked, unless the gate refuses before, as it does when a budget is spent.
+
+    Raises
+    ------
+    FleetError
+        When the gate refuses the first time.
+    """
+    total = [dict(one) for one in ask()]
+    answered = 1
+    while answered < times:
+        try:
+            following = ask()
+        except FleetError:
+            break
+        for one, other in zip(total, following, strict=True):
+            for name, value in other.items():
+                one[name] += value
+        answered += 1
+    return [{name: value / answered for name, value in one.items()} for one in total], answered

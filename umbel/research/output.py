@@ -1,0 +1,213 @@
+"""What experiments and attacks leave behind: a page of tables, a CSV file, figures.
+
+An experiment or an attack makes rows, which are dicts of numbers. A `Section` shows rows to people, and a `Page` holds
+sections and rows. The same numbers give the same bytes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import tomli_w
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from umbel.protocol.home import write_atomically
+
+Value = str | int | float | None
+Row = Mapping[str, Any]
+Columns = Mapping[str, str | Callable[[Row], str]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a page: a heading if there is one, a paragraph or more, and a table if there are columns."""
+
+    title: str
+    text: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[str]] = ()
+
+    @classmethod
+    def of(cls, title: str, text: str, columns: Columns, rows: Iterable[Row]) -> Section:
+        """Show rows. A column is a key, a key with a format ("rmse:.3f"; None is empty), or a function of the row."""
+        return cls(title, text, tuple(columns), [[_shown(row, how) for how in columns.values()] for row in rows])
+
+
+def _shown(row: Row, how: str | Callable[[Row], str]) -> str:
+    if not isinstance(how, str):
+        return how(row)
+    key, _, layout = how.partition(":")
+    return format(row[key], layout) if layout and row[key] is not None else cell(row[key])
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one experiment or attack leaves behind.
+
+    Attributes
+    ----------
+    title : str
+    sections : sequence of Section
+        For people.
+    rows : sequence of mapping
+        Of the CSV file, which has the keys of all.
+    document : mapping or None
+        Of ``config.toml``; None for no such file.
+    file : str
+        Name of the CSV file.
+    draw : callable or None
+        Draws figures into the folder.
+    aside : str
+        Printed below the tables, and not written.
+    """
+
+    title: str
+    sections: Sequence[Section]
+    rows: Sequence[Row]
+    document: Mapping[str, Any] | None = None
+    file: str = "table.csv"
+    draw: Callable[[Path], None] | None = None
+    aside: str = ""
+
+    def write(self, folder: Path) -> None:
+        """Write ``table.md``, the CSV file, ``config.toml`` if there is a document, and the figures."""
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = [f"# {self.title}\n"]
+        for section in self.sections:
+            lines = [section.columns, ["---"] * len(section.columns), *section.rows] if section.columns else []
+            table = "".join(f"| {' | '.join(line)} |\n" for line in lines)
+            heading = f"## {section.title}" if section.title else ""
+            above = "\n\n".join(part for part in (heading, section.text) if part)
+            parts += [f"{above}\n"] * bool(above) + [table] * bool(table)
+        write_atomically(folder / "table.md", "\n".join(parts).encode())
+        buffer = io.StringIO()
+        names = list(dict.fromkeys(key for row in self.rows for key in row))
+        writer = csv.DictWriter(buffer, names, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({key: _plain(value) for key, value in row.items()} for row in self.rows)
+        write_atomically(folder / self.file, buffer.getvalue().encode())
+        if self.document is not None:
+            write_atomically(folder / "config.toml", tomli_w.dumps(self.document).encode())
+        if self.draw:
+            self.draw(folder)
+
+    def show(self) -> None:
+        """Print the page."""
+        console = Console()
+        for section in (*self.sections, Section("", self.aside)):
+            if section.columns:
+                table = Table(*section.columns, title=section.title or self.title)
+                for row in section.rows:
+                    table.add_row(*map(escape, row))  # brackets are no markup here
+                console.print(table)
+            if section.text:
+                console.print(section.text, soft_wrap=True, markup=False)
+
+
+def cell(value: Any) -> str:
+    """Return a table's value as text."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        return f"{value:,.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _plain(value: Value) -> str:
+    if value is None:
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def average(values: Iterable[float]) -> tuple[float, float]:
+    """Return mean and empirical standard deviation (divisor n - 1, 0 for a single value)."""
+    array = np.asarray(list(values), float)
+    if not len(array):
+        return math.nan, math.nan
+    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else 0.0
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the mean; NaN of nothing."""
+    return average(values)[0]
+
+
+def plus_minus(values: Iterable[float], digits: int) -> str:
+    """Return mean and standard deviation as text; a single value has no deviation."""
+    found = list(values)
+    return spread({"runs": len(found), **numbers("value", found)}, "value", digits)
+
+
+def spread(row: Row, name: str, digits: int) -> str:
+    """Return what `plus_minus` says of a row's NAME and NAME_sd, of as many values as it has ``runs``."""
+    if math.isnan(row[name]):
+        return "none"
+    return f"{row[name]:,.{digits}f}" + (f" ± {row[f'{name}_sd']:,.{digits}f}" if row["runs"] > 1 else "")
+
+
+def numbers(name: str, values: Iterable[float]) -> dict[str, float]:
+    """Return the entries NAME and NAME_sd of a row."""
+    return dict(zip((name, f"{name}_sd"), average(values), strict=True))
+
+
+def difference(measured: float, printed: float) -> str:
+    """Return by how many per cent a measured number lies above or below a printed one."""
+    return f"{100 * (measured / printed - 1):+.0f} %"
+
+
+def rate(successes: int, runs: int) -> str:
+    """Return a count of runs with its 95 % Wilson interval, as text."""
+    if not runs:
+        return "no runs"
+    z = 1.959964
+    centre = (successes + z**2 / 2) / (runs + z**2)
+    half = z * math.sqrt(successes * (runs - successes) / runs + z**2 / 4) / (runs + z**2)
+    return f"{successes} of {runs} ({100 * max(centre - half, 0):.0f} to {100 * min(centre + half, 1):.0f} %)"
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers tell series apart in grey as well.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+
+_STYLE: dict[Any, Any] = {
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#DDDDDD",
+    "legend.frameon": False,
+    "svg.fonttype": "none",
+}
+
+
+@contextmanager
+def figure(
+    folder: Path, name: str, rows: int = 1, columns: int = 1, size: tuple[float, float] = (6, 4)
+) -> Iterator[Any]:
+    """Give the axes, shape (rows, columns), of a figure that is saved as ``NAME.svg`` and ``NAME.png`` in the end."""
+    # Ids in an SVG are random unless they are salted.
+    with matplotlib.rc_context(_STYLE | {"svg.hashsalt": name}):
+        drawing = Figure(figsize=size, layout="constrained")
+        yield drawing.subplots(rows, columns, squeeze=False)
+        for ending, metadata in (("svg", {"Date": None}), ("png", {"Software": None})):
+            buffer = io.BytesIO()
+            drawing.savefig(buffer, format=ending, dpi=150, metadata=metadata)
+            write_atomically(folder / f"{name}.{ending}", buffer.getvalue())
+
+
+def series(i: int) -> dict[str, Any]:
+    """Return how the i-th line of a figure looks."""
+    return {"color": COLOURS[i], "marker": MARKERS[i], "linewidth": 1}
