@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import pytest
 from pydantic import Field
@@ -30,21 +30,21 @@ def test_an_object_is_found_by_its_name() -> None:
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("garden.roses:Factory", (ConfigError, "config.import", "garden.roses:Factory")),
-        ("os.roses:Factory", (ConfigError, "config.import", "os.roses:Factory")),
-        ("umbel.protocol:Roses", (ConfigError, "config.import", "umbel.protocol:Roses")),
-        ("umbel.protocol:", (ConfigError, "config.import", "umbel.protocol")),
-        ("umbel.protocol", (ConfigError, "config.import", "umbel.protocol")),
+        ("garden.roses:Factory", "cannot import 'garden.roses' of 'garden.roses:Factory': No module named 'garden'"),
+        ("os.roses:Factory", "cannot import 'os.roses' of 'os.roses:Factory': No module named 'os.roses'"),
+        ("umbel.protocol:Roses", r"'umbel.protocol' has no 'Roses' \(asked for 'umbel.protocol:Roses'\)"),
+        ("umbel.protocol:", r"'umbel.protocol' has no '' \(asked for 'umbel.protocol:'\)"),
+        ("umbel.protocol", r"'umbel.protocol' has no '' \(asked for 'umbel.protocol'\)"),
     ],
 )
-def test_the_missing_half_of_a_name_is_told(name: str, reason: Any) -> None:
-    with raises(*reason):
+def test_the_missing_half_of_a_name_is_told(name: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=reason):
         import_by_name(name)
 
 
 @pytest.mark.parametrize("name", [":Factory", ".roses:Factory", ""])
 def test_a_name_without_a_module_is_told(name: str) -> None:
-    with raises(ConfigError, "config.import", name):
+    with pytest.raises(ConfigError, match=f"cannot import '.*' of '{name}'"):
         import_by_name(name)
 
 
@@ -114,23 +114,23 @@ def test_a_name_may_be_written_with_hyphens_or_as_the_field() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("petals=4", (ConfigError, "config.option-value", "4", "5")),
-        ("petals=100", (ConfigError, "config.option-value", "100")),
-        ("max-height=0", (ConfigError, "config.option-value", "0", "max_height")),
-        ("petals=five", (ConfigError, "config.option-value", "five")),
-        ("petals=5.5", (ConfigError, "config.option-value", "5.5")),
-        ("petals=", (ConfigError, "config.option-value")),
-        ("max-height=tall", (ConfigError, "config.option-value", "tall", "max_height")),
-        ("thorns=some", (ConfigError, "config.option-value", "some")),
-        ("colour=blue", (ConfigError, "config.option-value", "red", "white", "blue")),
-        ("kind=climbing", (ConfigError, "config.option-value", "tea", "wild", "climbing")),
-        ("petal=7", (ConfigError, "config.unknown-option")),
-        ("max-heigth=7", (ConfigError, "config.unknown-option", "max_heigth", "max_height")),
-        ("zzz=7", (ConfigError, "config.unknown-option", "max_height")),
+        ("petals=4", "petals must be at least 5, got '4'"),
+        ("petals=100", "petals must be below 100, got '100'"),
+        ("max-height=0", "max_height must be above 0, got '0'"),
+        ("petals=five", "petals must be a whole number, got 'five'"),
+        ("petals=5.5", "petals must be a whole number, got '5.5'"),
+        ("petals=", "petals must be a whole number, got ''"),
+        ("max-height=tall", "max_height must be a number, got 'tall'"),
+        ("thorns=some", "thorns must be true or false, got 'some'"),
+        ("colour=blue", "colour must be 'red' or 'white', got 'blue'"),
+        ("kind=climbing", "kind must be 'tea' or 'wild', got 'climbing'"),
+        ("petal=7", "there is no option petal; did you mean petals?"),
+        ("max-heigth=7", "there is no option max_heigth; did you mean max_height?"),
+        ("zzz=7", "there is no option zzz; the options are petals, max_height, thorns, name, colour, kind, path"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(text: str, reason: Any) -> None:
-    with raises(*reason):
+def test_an_option_that_cannot_be_used_is_named(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=f"^strategy-options: {reason}"):
         parse_options(Options, text, "strategy-options")
 
 
@@ -141,13 +141,13 @@ def test_an_option_that_is_missing_is_named() -> None:
 
 
 def test_who_has_no_options_says_so() -> None:
-    with raises(ConfigError, "config.unknown-option"):
+    with pytest.raises(ConfigError, match="there is no option petals; there are none"):
         parse_options(Nothing, "petals=3", "strategy-options")
 
 
 @pytest.mark.parametrize("text", ["petals=6 petals=7", "max-height=1 max_height=2"])
 def test_an_option_is_given_once(text: str) -> None:
-    with raises(ConfigError, "config.option-pairs"):
+    with pytest.raises(ConfigError, match=r"each (name|option) once"):
         parse_options(Options, text, "strategy-options")
 
 

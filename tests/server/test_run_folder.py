@@ -338,7 +338,6 @@ def test_latest_is_as_it_was_written_or_not_read(folder: RunFolder, state: State
 )
 def test_a_folder_without_a_round_is_no_run(folder: RunFolder, state: State, missing: str) -> None:
     folder.write_round(state, np.array([1]), ONE, {})
-    (folder.path / "ledger.csv").unlink()  # which could stand for the participations
     (folder.path / missing).unlink()
     with pytest.raises(FileNotFoundError, match=missing):
         folder.read(NAMES)

@@ -13,7 +13,7 @@ import pytest
 from tests.helpers.errors import raises
 from umbel import strategies
 from umbel.data import Manifest, write_dataset, write_leaf
-from umbel.protocol.errors import ConfigError, DatasetError, ModelError, UmbelError
+from umbel.protocol.errors import ConfigError, DatasetError, ModelError
 from umbel.protocol.release import Clipping, Kind, Release
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
@@ -83,8 +83,8 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     setup = Setup.parse(run_config)
     strategy, fleet = setup.strategy, setup.fleet
     assert type(strategy) is GroupPrivacy
-    assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (2, 7, 0)
-    assert (strategy.min_releases, fleet.min_nodes, fleet.node_wait) == (1, 1, 300.0)
+    assert (strategy.hypotheses, fleet.clients_per_round, fleet.run.validation_clients_per_round) == (2, 7, 0)
+    assert (strategy.min_releases, fleet.run.min_nodes, fleet.run.node_wait) == (1, 1, 300.0)
     assert strategy.radius == ClipSchedule(Clipping.UPDATE, floor=0.01, start=1.0, decay=1.0)
     assert (setup.model.name, setup.model.loss.name) == ("linear", "mse")
     assert setup.manifest is not None
@@ -114,9 +114,9 @@ def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
     run_config |= {"clipping": "public", "clip-norm-floor": 0.24, "clip-norm": 25.0, "clip-norm-decay": 0.26}
     setup = Setup.parse(run_config)
     strategy, fleet, run = setup.strategy, setup.fleet, setup.config
-    assert (strategy.hypotheses, fleet.clients_per_round, fleet.validation_clients_per_round) == (3, 11, 12)
-    assert (strategy.min_releases, fleet.seed, fleet.min_nodes, fleet.node_wait) == (4, 13, 5, 14.0)
-    assert fleet.quorum == 0.28
+    assert (strategy.hypotheses, fleet.clients_per_round, fleet.run.validation_clients_per_round) == (3, 11, 12)
+    assert (strategy.min_releases, fleet.run.seed, fleet.run.min_nodes, fleet.run.node_wait) == (4, 13, 5, 14.0)
+    assert fleet.run.quorum == 0.28
     assert strategy.radius == ClipSchedule(Clipping.PUBLIC, floor=0.24, start=25.0, decay=0.26)
     assert (run.seed, run.round_timeout, run.rounds, run.patience) == (13, 15.0, 16, 17)
     assert (run.validate_every, run.restarts) == (18, 19)
@@ -199,7 +199,7 @@ def test_parameters_are_frozen_or_local_as_the_run_says_or_else_the_data(
     assert first not in asked.model.shapes
     assert asked.release.n == asked.model.num_parameters < own.release.n
     assert asked.task().frozen_digest == asked.model.frozen_digest != ""
-    with pytest.raises(ModelError, match="frozen = 'nothing' matches no parameter of model 'mlp'"):
+    with raises(ModelError, "model.no-match", "nothing", "mlp"):
         Setup.parse(run_config | {"dataset": "mine", "frozen": "nothing"})
 
 
@@ -243,7 +243,7 @@ def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
     assert setup.task().noise_multiplier == 0.0
     assert setup.task().step_size == 1.0
     assert isinstance(setup.task().step_size, float)
-    assert setup.fleet.node_wait == 10.0
+    assert setup.fleet.run.node_wait == 10.0
 
 
 def test_the_server_reads_what_a_dataset_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
@@ -259,7 +259,7 @@ def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any
     manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="linear")
     write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
     path.write_text(path.read_text().replace("1.5", "NaN"))
-    with pytest.raises(DatasetError, match="features of client 0, row 0, are not finite"):
+    with raises(DatasetError, "data.not-finite", "client 0", "row 0"):
         Setup.parse(run_config | {"dataset": str(path)})
 
 
@@ -290,11 +290,24 @@ def test_an_unknown_key_is_named(run_config: dict[str, Any], key: str, reason: s
         Setup.parse(run_config | {key: 1})
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.parametrize("key", WHOLE)
+@pytest.mark.parametrize("wrong", ["below", -1, 1.0, 2.5, True, "1", NAN])
+def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    least, most = WHOLE[key], MOST.get(key, "")
+    value = least - 1 if wrong == "below" else wrong
+    with pytest.raises(ConfigError, match=f"^{key} must be a whole number of at least {least}{most}, got {value!r}"):
+        Setup.parse(run_config | {key: value})
+
+
+>>>>>>> refs/helpers/server
 def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
     assert (setup.config.rounds, setup.fleet.clients_per_round, setup.task().batch_size) == (1, 1, 0)
 
 
+<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("key", "wrong"),
     [
@@ -306,6 +319,23 @@ def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> N
 )
 def test_each_key_has_a_rule(run_config: dict[str, Any], key: str, wrong: Any) -> None:
     with raises(ConfigError, "config.wrong-value", key):
+=======
+@pytest.mark.parametrize("key", ABOVE_ZERO)
+@pytest.mark.parametrize("wrong", [0, 0.0, -0.1, NAN, INF, -INF, True, "0.1"])
+def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    # A whole number may come back as what it stands for.
+    got = re.escape(repr(float(wrong) if type(wrong) is int else wrong)).replace(r"0\.0", r"0(\.0)?")
+    rule = f"a finite number above 0{MOST.get(key, '')}"
+    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {got}"):
+        Setup.parse(run_config | {key: wrong})
+
+
+@pytest.mark.parametrize("key", NOT_NEGATIVE)
+@pytest.mark.parametrize("wrong", [-0.1, -1.0, NAN, INF, -INF, False, "5"])
+def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    rule = f"a finite number of at least 0{MOST.get(key, '')}"
+    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}"):
+>>>>>>> refs/helpers/server
         Setup.parse(run_config | {key: wrong})
 
 
@@ -315,7 +345,7 @@ def test_an_unknown_mechanism_is_named_before_any_work(run_config: dict[str, Any
 
 
 def test_a_quorum_is_a_share(run_config: dict[str, Any]) -> None:
-    assert Setup.parse(run_config | {"quorum": 0.8}).strategy.fleet.quorum == 0.8
+    assert Setup.parse(run_config | {"quorum": 0.8}).strategy.fleet.run.quorum == 0.8
     with pytest.raises(ConfigError, match=r"quorum must be a finite number above 0, at most 1, got 1\.5"):
         Setup.parse(run_config | {"quorum": 1.5})
 
@@ -326,6 +356,17 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
         Setup.parse(run_config | {"local-epochs": 0})
 
 
+<<<<<<< HEAD
+=======
+@pytest.mark.parametrize("key", [*TEXTS, *CHOICES])
+@pytest.mark.parametrize("wrong", [1, 0.5, True])
+def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    rule = f"one of {CHOICES[key]}" if key in CHOICES else "text"
+    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}"):
+        Setup.parse(run_config | {key: wrong})
+
+
+>>>>>>> refs/helpers/server
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -333,6 +374,7 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
         ({"clipping": ""}, "clipping must be one of update, public, got ''"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
+<<<<<<< HEAD
         (
             {"strategy": "fedmax"},
             "unknown strategy 'fedmax'; choose from group-privacy, trimmed-mean, geometric-median",
@@ -356,12 +398,44 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
         ({"optimizer": "adam", "optimizer-options": "beta1=1"}, "optimizer-options: beta1 must be .*, got '1'"),
         ({"dataset": "lilies"}, "no dataset 'lilies': looked for .*; umbel data list shows those there are"),
         ({"dataset": ""}, "no model is named; set model to one of linear, mlp, cnn"),
+=======
+>>>>>>> refs/helpers/server
     ],
 )
-def test_what_is_not_there_is_named_with_what_is(
+def test_what_is_no_choice_is_named_with_those_there_are(
     run_config: dict[str, Any], changes: dict[str, str], reason: str
 ) -> None:
-    with pytest.raises(UmbelError, match=reason):
+    with pytest.raises(ConfigError, match=reason):
+        Setup.parse(run_config | changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"strategy": "fedmax"}, (ConfigError, "config.unknown-name", "fedmax", "group-privacy")),
+        ({"strategy": ""}, (ConfigError, "config.unknown-name", "group-privacy")),
+        ({"strategy": "nowhere:Mine"}, (ConfigError, "config.import", "nowhere:Mine")),
+        ({"strategy": "umbel.protocol.tasks:TrainingSpec"}, (ConfigError, "config.not-built-on", "TrainingSpec")),
+        ({"strategy-options": "x=1"}, (ConfigError, "config.unknown-option", "strategy-options", "respawn")),
+        ({"observers": "nowhere:Mine"}, (ConfigError, "config.import", "nowhere:Mine")),
+        ({"track": "mlflo"}, (ConfigError, "config.unknown-name", "mlflo", "tensorboard")),
+        ({"track": "tensorboard", "track-options": "x=1"}, (ConfigError, "config.unknown-option", "track-options")),
+        ({"model": "resnet"}, (ModelError, "model.unknown", "resnet", "linear")),
+        ({"loss": "absolute"}, (ModelError, "model.unknown-loss", "absolute", "rmse")),
+        ({"pretrained": "/nowhere"}, (ModelError, "model.pretrained", "/nowhere")),
+        ({"metric": "distance"}, (ModelError, "model.unknown-metric", "distance", "accuracy")),
+        ({"loss": "nowhere:mine"}, (ConfigError, "config.import", "nowhere:mine")),
+        ({"optimizer-options": "momentun=0.9"}, (ConfigError, "config.unknown-option", "momentun", "momentum")),
+        (
+            {"optimizer": "adam", "optimizer-options": "beta1=1"},
+            (ConfigError, "config.option-value", "optimizer-options", "beta1"),
+        ),
+        ({"dataset": "lilies"}, (DatasetError, "data.unknown", "lilies")),
+        ({"dataset": ""}, (ModelError, "model.none", "linear")),
+    ],
+)
+def test_what_is_not_there_is_named(run_config: dict[str, Any], changes: dict[str, str], expected: Any) -> None:
+    with raises(*expected):
         named(Setup.parse(run_config | changes))
 
 
@@ -377,7 +451,7 @@ def test_a_dataset_without_a_model_needs_one(run_config: dict[str, Any], umbel_h
 def test_a_dataset_that_cannot_be_read_is_named(run_config: dict[str, Any], umbel_home: Path) -> None:
     folder = umbel_home / "data" / "empty"
     folder.mkdir(parents=True)
-    with pytest.raises(DatasetError, match=f"{folder}/manifest.json is missing"):
+    with raises(DatasetError, "data.no-file", folder, "manifest.json"):
         Setup.parse(run_config | {"dataset": "empty"})
 
 

@@ -109,8 +109,7 @@ def _files(folder: Path) -> dict[str, Path]:
 def run_superexec(arguments: Sequence[str], launch: Callable[[Any], None]) -> None:
     """Run Flower's SuperExec with its own command-line options.
 
-    Whatever kind of task a server asks for, it goes to `launch`, where Flower would look for a command
-    on the PATH and start it.
+    Every task goes to `launch`, of any kind. Flower itself would look for a command on the PATH and start it.
 
     Parameters
     ----------
@@ -154,7 +153,7 @@ def run_superlink(arguments: Sequence[str], guard: Callable[[Any], Any]) -> None
     patient = dict(sql.SQLITE_PRAGMAS) | {"busy_timeout": f"{1000 * _LOCKED_S:.0f}"}
     _replace(sql, sql._set_sqlite_pragmas, SQLITE_PRAGMAS=tuple(patient.items()))
     for second_door in (command.FLWR_INTERNAL_GRPC_CONTROL_API, command.FLWR_INTERNAL_GRPC_FLEET_API):
-        # With these Flower serves the same once more, on ports that nobody guards.
+        # With these Flower serves the same once more, on unguarded ports.
         os.environ.pop(second_door, None)
     sys.argv = ["flower-superlink", *arguments]
     command.flower_superlink()
@@ -235,7 +234,7 @@ def keep_secret(home: Path, address: str, secret: str) -> None:
 def run_task(
     address: str, token: str, insecure: bool, certificates: str | None, parent_pid: int | None, app: Callable[..., Any]
 ) -> None:
-    """Answer one message as Flower's ``flwr-clientapp`` does, with an app of one's own in place of the bundle's.
+    """Answer one message as Flower's ``flwr-clientapp`` does, with another app in place of the bundle's.
 
     Parameters
     ----------

@@ -18,7 +18,7 @@ def umbel_home() -> Path:
 
 
 def make_home_of(file: Path) -> None:
-    """Make umbel's own folder where a file shall lie in it; any other folder must be there."""
+    """Make the folder of a file if it is umbel's home; any other folder must be there."""
     if file.parent == umbel_home():
         file.parent.mkdir(parents=True, exist_ok=True)
 

@@ -81,7 +81,7 @@ class Scores:
     loss, metric : float
     clients : int
     loss_spread, metric_spread : list of float
-        The quantiles `SPREAD` over these clients, as they reported; empty where a strategy of one's own tells none.
+        The quantiles `SPREAD` over these clients, as they reported; empty where a strategy tells none.
     """
 
     loss: float

@@ -44,7 +44,7 @@ class Round:
     dropped : int
         Replies that came late, twice or unasked, and releases that lie too far from what was sent.
     loss_spread, metric_spread : list of float
-        How the validation clients differ (`umbel.protocol.releases.SPREAD`); empty where nobody validated.
+        How the validation clients differ (`umbel.protocol.releases.SPREAD`); empty without validation.
     ratio : list of float
         Both sides of the group privacy paper's Eq. 9 as a ratio, which it assumes to be far below 1: the longest
         sanitised update assigned to each hypothesis, as a part of the distance to the nearest other one. 0 where there
@@ -131,7 +131,7 @@ def collapsed(history: Sequence[Round]) -> bool:
     """Return whether a run has become one of a single model: nearly all its last releases are of one hypothesis.
 
     Where Eq. 9's ratio is below 1/2 no release can stray, since none is half of the way from its hypothesis to the
-    next. One of another hypothesis is then of a client that trained that one: a small group has a model of its own.
+    next. A release of another hypothesis then comes from a client that trained it: a small group keeps its own model.
     """
     last = last_rounds(history)
     # Rounds of other hypotheses say nothing of these.

@@ -1,7 +1,7 @@
-"""What watches a run: early stopping, checkpoints and the log are observers, and so may be code of one's own.
+"""Observers watch a run: early stopping, checkpoints, the log, and classes of a user.
 
 An observer is a class on `Observer`, named in the run config: ``observers = "package.module:Class
-name=value; another.module:Class"``. Options of its own are the fields of a dataclass, `Options`.
+name=value; another.module:Class"``. The fields of a dataclass, `Options`, are its options.
 """
 
 from __future__ import annotations

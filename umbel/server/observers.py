@@ -72,7 +72,7 @@ class Released(Observer):
 
 
 class Resumed(Observer):
-    """Says, in the log and in the report, what nobody remembers in a simulation that goes on.
+    """Says, in the log and in the report, what a resumed simulation has forgotten.
 
     What a site keeps on its disk a simulated node keeps in memory, for as long as it runs.
     """
@@ -193,7 +193,7 @@ class Checkpoints(Observer):
             run.folder.write_releases(self._snapshots.to_bytes())
 
     def at_end(self, run: Run) -> None:
-        """Save why the run ended, which where nobody validates is known only now."""
+        """Save why the run ended, which without validation is known only now."""
         if run.folder is not None:
             self._save(run, run.folder)
 

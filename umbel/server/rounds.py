@@ -121,7 +121,7 @@ def _run_round(run: Run, number: int, arrays: ArrayRecord, task: ConfigRecord, t
             # More hypotheses fit better what they are scored on: the best of one number is not that of another.
             state.best_loss, state.stale = math.inf, 0
     if not state.best_round:
-        state.best = state.hypotheses  # nobody validates, so the newest have to do
+        state.best = state.hypotheses  # no validation: use the latest hypotheses
     spent = fleet.participations
     state.history.append(
         Round(

@@ -6,7 +6,6 @@ much however many there were; a last line that a killed run left half is none.
 
 from __future__ import annotations
 
-import csv
 import fcntl
 import json
 import math
@@ -214,7 +213,7 @@ class RunFolder:
         """Save what the next round starts from; arguments as of `write_round`, of which this is the last part."""
         latest = state.hypotheses | {_STRATEGY + name: value for name, value in kept.items()}
         rounds = str(len(state.history))
-        # What no loss is known of, whatever it is, has none when it is read again.
+        # Hypotheses without a known loss have none when they are read again.
         if self._known is None or self._known[0] is not state.best:
             self._known = state.best, _digest(state.best, "")
         best = self._known[1] if math.isfinite(state.best_loss) else "new"
@@ -265,8 +264,7 @@ class RunFolder:
             metadata = latest.metadata() or {}
         latest_arrays, best = self._read_arrays("latest"), self.read_best()
         number, *digests = metadata["rounds"].split(" ")
-        # A run of an earlier version has no digest, or that of the latest alone.
-        if digests[:1] and digests[0] != _digest(latest_arrays, number):
+        if len(digests) != 2 or digests[0] != _digest(latest_arrays, number):
             raise ValueError("latest.safetensors is not as the run wrote it")
         rounds = int(number)
         history = self.read_history(rounds)
@@ -283,7 +281,7 @@ class RunFolder:
         losses = {entry.number: entry.loss for entry in history if entry.loss is not None}
         # Not the best of these rounds where a round that was not finished had found better ones: it scores them again.
         same = len(latest_arrays[names[0]]) == len(best[names[0]])
-        same = same and digests[1:] in ([], [_digest(best, "")])
+        same = same and digests[1] == _digest(best, "")
         state = State(
             hypotheses={name: latest_arrays[name] for name in names},
             best={name: best[name] for name in names},
@@ -307,19 +305,18 @@ class RunFolder:
 
     def read_participations(self) -> dict[ClientInRun, int]:
         """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
+<<<<<<< HEAD
         file, spent = self.participations_file, Counter[ClientInRun]()
         if file.suffix == ".csv":
             with file.open(encoding="utf-8") as opened:
                 return {ClientInRun(int(row["client"])): int(row["participations"]) for row in csv.DictReader(opened)}
         for line in _read_lines(file, _participations):
+=======
+        spent = Counter[int]()
+        for line in _read_lines(self.path / "participations.jsonl", _participations):
+>>>>>>> refs/helpers/server
             spent.update(line)
         return dict(sorted(spent.items()))
-
-    @property
-    def participations_file(self) -> Path:
-        """Where participations are read: a run of an earlier version had ``ledger.csv`` alone."""
-        file, ledger = self.path / "participations.jsonl", self.path / "ledger.csv"
-        return ledger if ledger.exists() and not file.exists() else file
 
     def read_best(self) -> Arrays:
         """Return the best hypotheses; errors as `read`."""

@@ -55,7 +55,7 @@ class Saved:
 
     @classmethod
     def of(cls, setup: Setup) -> Saved:
-        """Return the run that the run config says shall go on; nothing is written.
+        """Return the run that the run config resumes; nothing is written.
 
         Raises
         ------
@@ -75,7 +75,7 @@ class Saved:
             check_hypotheses(state.hypotheses, setup.model.shapes, setup.strategy.hypotheses)
             check_hypotheses(state.best, setup.model.shapes, setup.strategy.hypotheses)
             newest = folder.read_history(len(state.history))[-1]
-            _check_participations(spent, nodes, state.history, newest, folder.participations_file.name)
+            _check_participations(spent, nodes, state.history, newest)
             releases = path / "releases.safetensors"
             snapshots = Snapshots.of_bytes(state, releases.read_bytes()) if releases.exists() else Snapshots(state)
         # Entries after the last round of training evaluate what it left, and come again at the end.
@@ -127,11 +127,15 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
 
 
 def _check_participations(
+<<<<<<< HEAD
     spent: Mapping[ClientInRun, int],
     nodes: Sequence[tuple[int, Hosting]],
     history: Sequence[Round],
     newest: Round,
     file: str,
+=======
+    spent: Mapping[int, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
+>>>>>>> refs/helpers/server
 ) -> None:
     """Raise `ValueError` unless participations are of these nodes and rounds; errors of nodes as `Hosting.from_record`.
 
@@ -143,20 +147,18 @@ def _check_participations(
         Up to the last finished round.
     newest : Round
         That round, or one that a run which was killed had not finished: the participations may know of it.
-    file : str
-        The file that says what is checked.
     """
     if not nodes:
         raise ValueError("nodes.json names no node")
     clients = sum(Hosting.from_record(hosting.to_record()).train for _, hosting in nodes)
     for client, times in spent.items():
         if not 0 <= client < clients or times < 1:
-            raise ValueError(f"{file} says that client {client} of {clients} released {times} times")
+            raise ValueError(f"participations.jsonl says that client {client} of {clients} released {times} times")
     released = sum(entry.releases for entry in history)
     most = max(spent.values(), default=0)
     # A run that was killed twice in a round had counted less, the first time, than the second time's history says.
     if sum(spent.values()) < released or not history[-1].max_participations <= most <= newest.max_participations:
         raise ValueError(
-            f"{file} says that there were {sum(spent.values())} releases, {most} of one client, and "
+            f"participations.jsonl says that there were {sum(spent.values())} releases, {most} of one client, and "
             f"history.jsonl {released}, {history[-1].max_participations} of one client"
         )

@@ -59,7 +59,7 @@ class Setup:
             For the first entry that cannot be used, or what it names.
         """
         run = RunConfig.parse(run_config)
-        fleet = Fleet.of(run)
+        fleet = Fleet(run)
         strategy = strategies.make(run, fleet)
         # Opened, and with that checked, here too: a simulation should fail before its nodes start to.
         dataset = _open(run, part=True)
@@ -93,7 +93,7 @@ class Setup:
     def first(self) -> Arrays:
         r"""The hypotheses of the run to start from, each array (j, \*shape) with j up to k; empty where all are drawn.
 
-        They are made of releases, which have had their noise: to start from them costs nobody anything.
+        They are made of releases, which have their noise already, so starting from them costs no client anything.
 
         Raises
         ------

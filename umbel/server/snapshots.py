@@ -47,7 +47,7 @@ class Snapshots:
     """Keeps the first round of a run and its best one.
 
     The best round is the one that started from the best hypotheses. Where these are what the
-    last round of training left, no round started from them, and where nobody validates there
+    last round of training left, no round started from them, and without validation there
     is no best round: in both cases the last round of training is kept.
 
     Parameters

@@ -59,7 +59,7 @@ def address() -> str:
 
 
 def probe() -> None:
-    """Raise `ClusterError` where nobody listens at ``HOST:PORT``, or what does is not Ray.
+    """Raise `ClusterError` where nothing listens at ``HOST:PORT``, or something other than Ray does.
 
     Ray would try for minutes, without a word.
     """
@@ -78,7 +78,7 @@ def probe() -> None:
         raise ClusterError(
             f"RAY_ADDRESS={named}: {error}; start the cluster, or unset RAY_ADDRESS", code="cluster.unreachable"
         ) from None
-    if answer[3:] != b"\x04":  # the settings with which whoever speaks gRPC begins
+    if answer[3:] != b"\x04":  # the settings, with which gRPC begins
         raise ClusterError(
             f"RAY_ADDRESS={named}: what listens there is not Ray; give the port of ray start --head --port=PORT, or "
             "unset RAY_ADDRESS",
@@ -123,7 +123,7 @@ def joined(environment: Mapping[str, str] | None = None, modules: Sequence[Path]
 
 
 def quiet() -> None:
-    """Keep Ray from warning about a default of its own that will change."""
+    """Keep Ray from warning that one of its defaults will change."""
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 

@@ -79,7 +79,7 @@ class SimulatedGrid(Grid):
         """Return those replies to the given messages that are there, each once."""
 
     def numbered(self, message: Message) -> str:
-        """Give a message an id of its own, and return it."""
+        """Give a message a new id, and return it."""
         message.metadata.__dict__["_message_id"] = str(next(self._ids))
         return message.metadata.message_id
 

@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import ray
 from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -33,25 +33,6 @@ class Lost:
     """
 
     reason: str
-
-
-class Hosts(Protocol):
-    """Hosts of simulated nodes, and where they may live."""
-
-    def places(self) -> list[Place]:
-        """Return where hosts may live now."""
-
-    def lost(self, place: Place) -> None:
-        """Hear that a host is gone: whether its machine is there will be looked at again."""
-
-    def start(self, place: Place) -> Any:
-        """Start a host, and return it at once."""
-
-    def ask(self, host: Any, config: Mapping[str, Any], message: Message) -> Any:
-        """Have a host answer a message to a node of this configuration; return a ticket for the answer."""
-
-    def answers(self, tickets: Iterable[Any]) -> dict[Any, tuple[Message, list[Line]] | Lost]:
-        """Return the answers that are there, each with what was written to the log, and whose hosts are gone."""
 
 
 class Host:
@@ -176,7 +157,7 @@ def without_arrays(message: Message) -> tuple[Message, dict[str, ArrayRecord]]:
 
 
 def environment() -> dict[str, str]:
-    """Return what hosts shall have of this process's environment: what its user says of a simulated node's policy.
+    """Return the part of this process's environment that hosts get: the policy of simulated nodes.
 
     Not ``UMBEL_HOME``, which is each machine's own.
     """

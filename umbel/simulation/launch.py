@@ -1,7 +1,7 @@
-"""Run the app in a Flower simulation of its own, and leave nothing behind but the results.
+"""Run the app in its own Flower simulation, and leave nothing behind but the results.
 
 ``flwr run`` alone uses a SuperLink that goes on running, in the directory and environment of
-whoever started it first, and installs the app's dependencies anew for each run. This launcher
+the user who started it first, and installs the app's dependencies again for each run. This launcher
 starts one just for the run, in an empty directory on a free port, and stops it afterwards. It
 raises an error when the run failed, which ``flwr run --stream`` does not.
 """
@@ -94,7 +94,7 @@ def submit(
     flwr += ["--federation-config", federation_config(nodes, cpus)]
     if values:
         flwr += ["--run-config", str(override)]
-    # In a session of its own: an interrupt is this process's to act on.
+    # In its own session: this process acts on an interrupt.
     process = subprocess.Popen(
         flwr,
         env=dict(environment),

@@ -100,7 +100,7 @@ def places(found: Sequence[tuple[Machine, Holding]], own: Holding, dataset: str)
     Raises
     ------
     ClusterError
-        When two have different data by that name, or nobody has any.
+        When two have different data by that name, or none has any.
     """
     first = {own.part: ("this machine", own)}
     there: list[Place] = []
@@ -141,7 +141,7 @@ def deal(there: Sequence[Place], nodes: int = 0) -> list[Place]:
     Raises
     ------
     ClusterError
-        When nobody has some part, or so many nodes cannot share the parts.
+        When no machine has some part, or so many nodes cannot share the parts.
     """
     splits = sorted({place.holding.part[1] for place in there} - {1})
     if len(splits) > 1:

@@ -15,7 +15,7 @@ from umbel.protocol.flower import ErrorCode, log
 from umbel.protocol.polling import pause
 from umbel.server.observer import Observer, Run, Section
 from umbel.simulation.grid import SimulatedGrid, partitions
-from umbel.simulation.hosts import Hosts, Lost
+from umbel.simulation.hosts import Lost, RayHosts
 from umbel.simulation.places import Place, deal
 
 
@@ -46,13 +46,13 @@ class _Sent:
 class RayGrid(SimulatedGrid):
     """Simulated nodes on the machines of a cluster.
 
-    Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made anew
+    Where a host is gone, its nodes' answers are errors, as of SuperNodes that are gone. They are made again
     when the nodes are next asked for, on machines that have their parts of the dataset. Where there is none,
     a node is not there until there is one.
 
     Parameters
     ----------
-    hosts : Hosts
+    hosts : RayHosts
     nodes : int
         How many; 0 for one a machine, or a GPU.
 
@@ -64,7 +64,7 @@ class RayGrid(SimulatedGrid):
         In the order in which they were seen.
     """
 
-    def __init__(self, hosts: Hosts, nodes: int = 0) -> None:
+    def __init__(self, hosts: RayHosts, nodes: int = 0) -> None:
         homes = deal(hosts.places(), nodes)
         super().__init__(partitions(len(homes)))
         self.homes = dict(zip(self.node_configs, homes, strict=True))
@@ -77,7 +77,7 @@ class RayGrid(SimulatedGrid):
         self._replies: dict[str, Message] = {}
 
     def get_node_ids(self) -> Iterable[int]:
-        """Return the ids of the nodes that live somewhere; those that were lost are made anew where that can be."""
+        """Return the ids of the nodes that live somewhere; lost ones are made again where that is possible."""
         if self._homeless:
             self._settle()
         return [node for node in self.homes if node not in self._homeless]

@@ -1,7 +1,7 @@
 """Ends what a launcher started and could not end itself, because it was killed.
 
-It is a process of its own, which waits for its standard input to end: that does when the launcher does, however it
-ends. Its argument is the launcher's scratch folder, the FLWR_HOME of all that the launcher started.
+It is a process that waits for its standard input to end, as it does when the launcher ends in any way. Its argument is
+the launcher's scratch folder, the FLWR_HOME of all that the launcher started.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ import psutil
 def started(home: str) -> list[psutil.Process]:
     """Return the processes with this FLWR_HOME.
 
-    Some are in sessions of their own, and not all are children of who started them any more; what they inherited
-    tells.
+    Some have their own sessions, and not all are still children of the launcher. The inherited variable tells.
     """
     return [one for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get("FLWR_HOME") == home]
 

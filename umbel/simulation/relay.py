@@ -12,7 +12,7 @@ from pathlib import Path
 from umbel.protocol.errors import UmbelError
 from umbel.protocol.flower import FLOWER_LOGGER
 
-# What nobody can act on, or what a user of this command need not: it starts and stops all of this by itself.
+# Lines that a user of this command need not act on: it starts and stops all of this by itself.
 _CHATTER = re.compile(
     "|".join(
         (

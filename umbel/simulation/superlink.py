@@ -1,4 +1,4 @@
-"""A SuperLink of one's own for a simulation: it, and all that it starts, ends with who started it."""
+"""A SuperLink for one simulation. It ends, with all that it started, when the launcher ends."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def starting(home: Path, more: Mapping[str, str] | None = None) -> Iterator[Wait
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A Ray of its own, not one that happens to run here and may end before the run does.
+        # Its own Ray, not one that happens to run here and may end before the run does.
         "RAY_ADDRESS": "local",
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         **(more or {}),
     }
     command = [tool("flower-superlink"), "--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--disable-runtime-dependency-installation"]
-    # In sessions of their own: an interrupt is this process's to act on.
+    # In their own sessions: this process acts on an interrupt.
     watch = subprocess.Popen(
         [sys.executable, reaper.__file__, str(home)], stdin=subprocess.PIPE, start_new_session=True
     )
@@ -117,7 +117,7 @@ def _wait_until_up(process: subprocess.Popen[bytes], port: int, log_file: Path) 
 
 
 def free_port() -> int:
-    """Return a port that nobody uses now."""
+    """Return a port that is free now."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])

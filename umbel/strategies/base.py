@@ -3,7 +3,7 @@
 To write one of your own, subclass `HypothesisStrategy` or one of its children and override
 `assign` (which hypothesis does each release belong to?), `combine` (what becomes of a group?) or
 `reshape` (are there more hypotheses from now on, or fewer?), then name it in the run config:
-``strategy = "package.module:Class"``. Options of its own are the fields of a dataclass, `Options`;
+``strategy = "package.module:Class"``. The fields of a dataclass, `Options`, are its options;
 what it must remember from round to round lies in `state`, which comes back when a run is resumed.
 """
 
@@ -62,7 +62,7 @@ class Clients(Protocol):
         """Return the sums in them, where sites were asked for sums."""
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
+        """Return the scores in the replies to the last `ask_evaluation`; None without an answer."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Outcome:
         The training clients that released.
     groups : ndarray of int, shape (m,)
         The hypothesis that each release was assigned to; -1 when there were too few releases, and where
-        sites released sums, of which nobody knows whose hypothesis is which.
+        sites released sums, which hide who trained which hypothesis.
     counts : ndarray of int, shape (k,)
         Releases a hypothesis; where sites released sums, about how many clients trained it.
     releases : ndarray, shape (m, 2), or None
@@ -266,7 +266,7 @@ class HypothesisStrategy(Strategy):
         return self.learn(round, self.fleet.releases(replies))
 
     def validate(self, round: int, replies: Iterable[Message]) -> Scores | None:
-        """Return what the validation clients report of the hypotheses; None when nobody answered."""
+        """Return what the validation clients report of the hypotheses; None without an answer."""
         return self.fleet.scores(replies)
 
     # --- Flower's hooks; its own loop, and not a run of umbel's, calls the last two
@@ -323,8 +323,8 @@ class HypothesisStrategy(Strategy):
         Returns
         -------
         MetricRecord or None
-            ``loss``, ``metric``, ``clients``, and how these differ (`Scores`); None when nobody
-            answered.
+            ``loss``, ``metric``, ``clients``, and how these differ (`Scores`); None without an
+            answer.
         """
         scores = self.validate(server_round, replies)
         return None if scores is None else MetricRecord(asdict(scores))

@@ -33,8 +33,8 @@ def nearest(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64
 def seeded_kmeans(points: Vectors, centroids: NDArray[np.float64]) -> NDArray[np.int64]:
     """Cluster by Lloyd's iterations from given centroids (Algorithm 1, line 9).
 
-    A centroid that attracts nobody stays where it is: moving it into another cluster, as
-    library implementations do, would throw away a hypothesis that nobody happened to train.
+    A centroid without points stays where it is. Library implementations move it into another
+    cluster, which would throw away a hypothesis that no client happened to train.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ class GroupPrivacy(HypothesisStrategy):
 
     @property
     def _respawn(self) -> int:
-        # A strategy that is built on this one has options of its own, among which it need not be.
+        # The options of a strategy that is built on this one may lack it.
         return int(getattr(self.options, "respawn", 0))
 
     def assign(

@@ -70,7 +70,7 @@ class HowMany:
         Parameters
         ----------
         state : dict of ndarray
-            The strategy's. What it keeps a hypothesis is of no use once these change, so it begins anew then.
+            The strategy's. It is cleared when the hypotheses change.
         round : int
         moved, hypotheses : ndarray, shape (k, n)
             After and before the round.

@@ -1,4 +1,4 @@
-"""A hypothesis that nobody trains any more is reborn as half of the largest group.
+"""A hypothesis that no client trains any more is reborn as half of the largest group.
 
 One hypothesis that fits every client best at the start wins them all; it alone is trained then, so it keeps
 them, and the run has collapsed into one model. Random networks differ in ways that suit all clients alike,
@@ -56,7 +56,7 @@ def respawned(
         The strategy's; kept there are the rounds that each hypothesis has been idle, and what as many rounds as `after`
         have told of whether its releases are of two kinds.
     after : int
-        Rounds in a row in which nobody trained a hypothesis after which it is reborn: it had less than a quarter of its
+        A hypothesis is reborn after so many rounds in a row without training: it had less than a quarter of its
         share of the releases, and none of them near it. A few that stray to it from afar are no use of it, and a small
         group of clients is.
     round : int

@@ -1,6 +1,6 @@
 """Server optimizers: the average of each cluster is not the next hypothesis but a step towards it (FedOpt).
 
-Clusters are those of group privacy, and each has an optimizer of its own; with one hypothesis they are the
+Clusters are those of group privacy, and each has its own optimizer; with one hypothesis they are the
 strategies of the papers. What they keep is computed from releases, so it costs no privacy.
 """
 

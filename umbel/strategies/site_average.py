@@ -26,7 +26,7 @@ from umbel.strategies.base import HypothesisStrategy, Outcome, moved_to
 class Explore:
     """Options of `SiteAverage`.
 
-    Without it, a hypothesis that suits nobody best at first is never trained, and all clients end with one.
+    Without it, a hypothesis that suits no client best at first is never trained, and all clients end with one.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class SiteAverage(HypothesisStrategy):
 
     That is iterative federated clustering (Ghosh et al., 2020), but the server reads neither updates nor choices:
     of each site it gets, with noise, the sum of the updates of each hypothesis and how many clients trained it.
-    Every client counts once, whatever its site.
+    Every client counts once, at any site.
     """
 
     Options: ClassVar[type] = Explore

@@ -168,11 +168,9 @@ def _aggregate(
     with _quiet():
         messages = list(strategy.configure_train(round, sent, config, _TwoNodes()))
     if asked := sorted(set(config) - {"server-round"}):
-        raise ConfigError(
-            f"asks clients for {', '.join(asked)}, which umbel's do not know", code="config.flower-strategy"
-        )
+        raise _unfit(f"asks clients for {', '.join(asked)}, which umbel's do not know")
     if not messages:
-        raise ConfigError("asks nobody to train", code="config.flower-strategy")
+        raise _unfit("asks nobody to train")
     replies = [
         Message(RecordDict({"arrays": record, "metrics": MetricRecord({_WEIGHT: 1})}), reply_to=messages[0])
         for record in _records(group, like)
@@ -182,7 +180,7 @@ def _aggregate(
     if following is None:
         return None
     if {name: array.shape for name, array in following.items()} != {name: v.shape[1:] for name, v in like.items()}:
-        raise ConfigError("returns other arrays than it was given", code="config.flower-strategy")
+        raise _unfit("returns other arrays than it was given")
     vector: NDArray[np.float64] = flatten({name: following[name].numpy()[None] for name in like})[0]
     return vector
 
@@ -207,50 +205,51 @@ def _quiet() -> Iterator[None]:
 
 
 class _TwoNodes(Grid):
-    """What a strategy that asks who is there sees: two nodes, for which Flower's wait, and nothing is sent to them."""
+    """The nodes that a strategy sees: two, for which Flower's strategies wait. It can send them nothing."""
 
-    _LOOKS = 4  # who looks more often waits for more of them
+    _LOOKS = 4  # a strategy that looks more often waits for more nodes
 
     def __init__(self) -> None:
         self._looks = 0
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the nodes' ids."""
+        self._looks += 1
+        if self._looks > self._LOOKS:
+            raise _unfit("waits for more than two nodes; a release is a reply here, and min-releases bounds them")
+        return [1, 2]
+
+    def get_nodes(self) -> Iterable[Any]:
+        """Return nothing: nothing else is known of the nodes."""
+        return []
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return none."""
+        return []
 
     def set_run(self, run: Run) -> None:
         """Do nothing."""
 
     @property
     def run(self) -> Run:
-        """The run, which is not shown."""
-        raise ConfigError("looks at the run, which it is not shown", code="config.flower-strategy")
+        """Refuse."""
+        raise _unfit("looks at the run, which it is not shown")
 
     def create_message(self, *_: Any, **__: Any) -> Message:
         """Refuse."""
-        raise ConfigError("makes messages of its own", code="config.flower-strategy")
-
-    def get_node_ids(self) -> Iterable[int]:
-        """Return the nodes' ids."""
-        self._looks += 1
-        if self._looks > self._LOOKS:
-            raise ConfigError(
-                "waits for more than two nodes; a release is a reply here, and min-releases bounds them",
-                code="config.flower-strategy",
-            )
-        return [1, 2]
-
-    def get_nodes(self) -> Iterable[Any]:
-        """Return nothing that is known of it."""
-        return []
+        raise _unfit("makes messages")
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Refuse."""
-        raise ConfigError("sends messages of its own", code="config.flower-strategy")
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return none."""
-        return []
+        raise _unfit("sends messages")
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
         """Refuse."""
-        raise ConfigError("sends messages of its own", code="config.flower-strategy")
+        raise _unfit("sends messages")
+
+
+def _unfit(text: str) -> ConfigError:
+    return ConfigError(text, code="config.flower-strategy")
 
 
 # --- what a strategy of Flower's remembers, as arrays
@@ -295,9 +294,7 @@ def _leave(value: Any, name: str, arrays: Arrays) -> Any:
         return {"dict": {key: _leave(one, f"{name}/{key}", arrays) for key, one in value.items()}}
     if isinstance(value, (list, tuple)):
         return {"list": [_leave(one, f"{name}/{i}", arrays) for i, one in enumerate(value)]}
-    raise ConfigError(
-        f"keeps a {type(value).__name__} as {name}, which a run cannot save", code="config.flower-strategy"
-    )
+    raise _unfit(f"keeps a {type(value).__name__} as {name}, which a run cannot save")
 
 
 def _found(form: Any, arrays: Arrays) -> Any:

@@ -21,6 +21,7 @@ from tests.helpers.grids import PaperGrid
 from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import ErrorCode
 from umbel.protocol.messages import hosting_reply
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, Hosting
 from umbel.server.nodes.exchange import Exchange
 from umbel.server.nodes.roster import (
@@ -36,8 +37,14 @@ from umbel.server.nodes.roster import (
 from umbel.server.nodes.transport import transport_of
 
 
-def gather(grid: Grid, min_nodes: int, wait_s: float, **options: Any) -> Roster:
-    return umbel.server.nodes.roster.gather(Exchange(transport_of(grid)), min_nodes, wait_s, **options)
+def gather(
+    grid: Grid, min_nodes: int, wait_s: float, clients: tuple[int, int] = (1, 0), max_clients: int = 1_000_000
+) -> Roster:
+    run = RunConfig(
+        min_nodes=min_nodes, node_wait=wait_s, clients_per_round=clients[0], validation_clients_per_round=clients[1],
+        max_clients_per_node=max_clients,
+    )  # fmt: skip
+    return umbel.server.nodes.roster.gather(Exchange(transport_of(grid)), run)
 
 
 REFUSED = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, "refused")
@@ -277,7 +284,7 @@ def test_of_a_thousand_slow_nodes_none_is_forgotten() -> None:
 def test_who_is_not_waited_for_is_not_asked_again_and_answers_all_the_same() -> None:
     grid = PaperGrid({5: Hosting(2, 0), 6: Hosting(1, 0)}, slow={6: 1})
     exchange = Exchange(transport_of(grid))
-    assert umbel.server.nodes.roster.gather(exchange, min_nodes=1, wait_s=60).train == 2
+    assert umbel.server.nodes.roster.gather(exchange, RunConfig(clients_per_round=1, node_wait=60)).train == 2
     assert exchange.awaited("query") == {6}
     (late,) = exchange.run([], timeout=1, keep_late=("query",))
     assert (late.node, exchange.awaited("query")) == (6, set())

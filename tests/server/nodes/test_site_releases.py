@@ -26,6 +26,7 @@ from umbel.protocol.messages import number_released, site_reply, training_reply
 from umbel.protocol.records import to_array_record
 from umbel.protocol.release import Clipping
 from umbel.protocol.releases import Sums
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum, near
 from umbel.server.nodes.exchange import Answer
@@ -168,7 +169,7 @@ def test_a_site_cannot_lengthen_its_sums_by_clients_that_did_not_take_part() -> 
 
 def test_a_longer_update_is_allowed_by_the_run_config() -> None:
     one = Sites()
-    one.fleet.max_update_norm = 1e3
+    one.fleet.run = RunConfig(clients_per_round=one.fleet.clients_per_round, max_update_norm=1e3)
     assert len(heard(one.fleet.sums([one.says(1, sums=((0, 0, 0), (0, 1e3, 0)))]))) == 3
 
 

@@ -304,7 +304,7 @@ class PacAttack(Recommender, Observer):
         """Draw the victims."""
         population = self.fleet.roster(run.grid).train
         size = min(self.options.victims, population)
-        self._victims = sample([self.fleet.seed, _SAMPLE_VICTIMS], population, size)
+        self._victims = sample([self.fleet.run.seed, _SAMPLE_VICTIMS], population, size)
         factors, biases = factors_of(self._model), has_biases(self._model)
         spectral = "spectral" in (self.options.attack, self.options.reading)
         victims = self._victims.tolist()
@@ -359,7 +359,7 @@ class PacAttack(Recommender, Observer):
             return honest
         if self.options.attack == "zero":
             return np.zeros_like(honest)
-        generator = np.random.default_rng([self.fleet.seed, _JITTER, round])
+        generator = np.random.default_rng([self.fleet.run.seed, _JITTER, round])
         return _JITTERED * generator.standard_normal(honest.shape, np.float32)
 
     def learn(self, round: int, releases: Releases) -> Outcome:

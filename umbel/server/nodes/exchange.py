@@ -76,7 +76,7 @@ class Exchange:
         self._overdue: dict[str, _Sent] = {}
 
     def awaited(self, kind: str) -> set[int]:
-        """Return the nodes that still owe a reply to a message of a type, of whatever round."""
+        """Return the nodes that still owe a reply to a message of a type, of any round."""
         return {sent.node for sent in self._overdue.values() if sent.kind == kind}
 
     def run(
@@ -96,8 +96,7 @@ class Exchange:
         enough : callable
             Whether the answers so far will do, so that the others need not be waited for.
         keep_late : sequence of str
-            Types of message whose replies are of use however late they come; nobody waits for
-            them.
+            Types of message whose late replies are kept. A round does not wait for them.
 
         Returns
         -------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from logging import INFO, WARNING
+from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message
@@ -28,11 +29,11 @@ from umbel.protocol.messages import (
 from umbel.protocol.records import from_array_record, pack
 from umbel.protocol.release import ReleaseBy
 from umbel.protocol.releases import Releases, Scores, Sums
-from umbel.protocol.run_config import MAX_CLIENTS, RunConfig
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import EvaluationSpec, Hosting, TrainingSpec
 from umbel.server.nodes.bounds import furthest, furthest_sum
 from umbel.server.nodes.exchange import Answer, Exchange
-from umbel.server.nodes.replies import Asked, Average, read_releases, read_scores, read_sums
+from umbel.server.nodes.replies import Asked, read_releases, read_scores, read_sums
 from umbel.server.nodes.roster import (
     TRAIN,
     VALIDATION,
@@ -58,58 +59,15 @@ class Fleet:
 
     Parameters
     ----------
-    clients_per_round : int
-        U, the number of training clients asked in a round.
-    validation_clients_per_round : int
-        Number of validation clients asked; 0 for all.
-    quorum : float
-        Share of the asked clients with whose answers a round closes; 1 waits for all of them, or
-        until time is up.
-    seed : int
-        Of the server's sampling.
-    min_nodes : int
-        Number of nodes to wait for.
-    node_wait : float
-        Seconds to wait for them.
-    max_clients_per_node : int
-        A node that says it hosts more is left out, but for the parts of a simulation.
-    max_node_share : float
-        The largest share of a round's clients that one node may have; plays no part in simulation.
-    max_participations : int
-        How often a training client is asked at most, in turn with the others; 0 for no limit, and a random
-        draw each round.
-    max_update_norm : float
-        Releases of longer updates are left out; 0 for what `umbel.server.nodes.bounds.furthest` says.
-    validate_by : str
-        ``mean`` or ``median``: what the losses of the validation clients become.
+    run : RunConfig, optional
+        Says how many clients a round asks, and how many nodes a run waits for.
+    **entries
+        In place of a run config: some of its entries; others are as by default.
     """
 
-    def __init__(
-        self,
-        *,
-        clients_per_round: int = 7,
-        validation_clients_per_round: int = 0,
-        quorum: float = 1.0,
-        seed: int = 0,
-        min_nodes: int = 1,
-        node_wait: float = 300.0,
-        max_clients_per_node: int = MAX_CLIENTS,
-        max_node_share: float = 1.0,
-        max_participations: int = 0,
-        max_update_norm: float = 0.0,
-        validate_by: Average = "mean",
-    ) -> None:
-        self.clients_per_round = clients_per_round
-        self.validation_clients_per_round = validation_clients_per_round
-        self.quorum = quorum
-        self.seed = seed
-        self.min_nodes = min_nodes
-        self.node_wait = node_wait
-        self.max_clients_per_node = max_clients_per_node
-        self.max_node_share = max_node_share
-        self.max_participations = max_participations
-        self.max_update_norm = max_update_norm
-        self.validate_by = validate_by
+    def __init__(self, run: RunConfig | None = None, **entries: Any) -> None:
+        self.run = run or RunConfig(**entries)
+        self.clients_per_round = self.run.clients_per_round
         self.metric_is_share = False
         """Whether the metric is one from 0 to 1, as an accuracy."""
         self.participations: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -126,36 +84,12 @@ class Fleet:
         self._furthest = 0.0
         self._outside = 0
 
-    @classmethod
-    def of(cls, run: RunConfig) -> Fleet:
-        """Return the clients that a run config asks for."""
-        return cls(
-            clients_per_round=run.clients_per_round,
-            validation_clients_per_round=run.validation_clients_per_round,
-            quorum=run.quorum,
-            seed=run.seed,
-            min_nodes=run.min_nodes,
-            node_wait=run.node_wait,
-            max_clients_per_node=run.max_clients_per_node,
-            max_node_share=run.max_node_share,
-            max_participations=run.max_participations,
-            max_update_norm=run.max_update_norm,
-            validate_by=run.validate_by,
-        )
-
     def roster(self, grid: Grid) -> Roster:
         """Return the nodes and their clients, asking them the first time."""
         if self._roster is None:
-            roster = gather(
-                self.exchange_on(grid),
-                self.min_nodes,
-                self.node_wait,
-                clients=(self.clients_per_round, self.validation_clients_per_round),
-                max_clients=self.max_clients_per_node,
-                max_share=self.max_node_share,
-            )
+            roster = gather(self.exchange_on(grid), self.run)
             check_enough("clients-per-round", self.clients_per_round, roster.train)
-            check_enough("validation-clients-per-round", self.validation_clients_per_round, roster.validation)
+            check_enough("validation-clients-per-round", self.run.validation_clients_per_round, roster.validation)
             self.participations, self._turns = np.zeros((2, roster.train), np.int64)
             self._roster = roster
         return self._roster
@@ -212,7 +146,7 @@ class Fleet:
         self._sent, packed = self._open(hypotheses)
         rows = len(next(iter(self._sent.values()))) if task.release_by is ReleaseBy.SITE else None
         self._training = _asked(clients, placed, task.disclose_choice, rows)
-        self._furthest = furthest(task, flatten(self._sent), self.max_update_norm)
+        self._furthest = furthest(task, flatten(self._sent), self.run.max_update_norm)
         return [
             Message(
                 round_request(packed, training=replace(task, round=round, clients=tuple(locals_))),
@@ -228,8 +162,8 @@ class Fleet:
     ) -> list[Message]:
         """Return the messages that ask a sample of the validation clients to score the hypotheses, one a node."""
         roster = self._present(grid)
-        seed = [self.seed, _SAMPLE_VALIDATION, round]
-        clients = roster.draw(VALIDATION, round, seed, self.validation_clients_per_round or roster.validation)
+        seed = [self.run.seed, _SAMPLE_VALIDATION, round]
+        clients = roster.draw(VALIDATION, round, seed, self.run.validation_clients_per_round or roster.validation)
         if not len(clients):
             self._evaluation = None
             return []
@@ -258,7 +192,7 @@ class Fleet:
     @property
     def used_up(self) -> bool:
         """Whether every training client has taken part as often as it may."""
-        return len(self._turns) > 0 and 0 < self.max_participations <= int(self._turns.min())
+        return len(self._turns) > 0 and 0 < self.run.max_participations <= int(self._turns.min())
 
     def _present(self, grid: Grid) -> Roster:
         """Return the roster, which knows which nodes of a simulation that may lose some are away."""
@@ -269,11 +203,11 @@ class Fleet:
 
     def _draw(self, roster: Roster, round: int) -> NDArray[np.int64]:
         """Draw the training clients of a round."""
-        seed = [self.seed, _SAMPLE_TRAIN, round]
-        if not self.max_participations:
+        seed = [self.run.seed, _SAMPLE_TRAIN, round]
+        if not self.run.max_participations:
             return roster.draw(TRAIN, round, seed, self.clients_per_round)
         # Turns count, and not releases: those that refuse would be asked before all others for ever.
-        clients = roster.in_turn(round, seed, self.clients_per_round, self._turns, self.max_participations)
+        clients = roster.in_turn(round, seed, self.clients_per_round, self._turns, self.run.max_participations)
         self._turns[clients] += 1
         return clients
 
@@ -345,7 +279,7 @@ class Fleet:
             answers,
             asked,
             self._sent,
-            lambda clients: furthest_sum(self._task, k, n, clients, self.max_update_norm),
+            lambda clients: furthest_sum(self._task, k, n, clients, self.run.max_update_norm),
         )
         self._note(found.clients, found.outside)
         return found
@@ -365,10 +299,10 @@ class Fleet:
             self.participations[clients] += 1
 
     def scores(self, replies: Iterable[Message]) -> Scores | None:
-        """Return the scores in the replies to the last `ask_evaluation`; None when nobody answered."""
+        """Return the scores in the replies to the last `ask_evaluation`; None without an answer."""
         if (asked := self._evaluation) is None:
             return None
-        return read_scores(_usable(replies, asked), asked, self.validate_by, self.metric_is_share)
+        return read_scores(_usable(replies, asked), asked, self.run.validate_by, self.metric_is_share)
 
     @property
     def sent(self) -> Arrays:
@@ -382,18 +316,18 @@ class Fleet:
 
     def _enough(self, answers: Sequence[Answer], messages: Sequence[Message]) -> bool:
         """Return whether a quorum of the clients that were asked has answered."""
-        if self.quorum >= 1:
+        if self.run.quorum >= 1:
             return False
         own = [answer for answer in answers if answer.kind != "query" and not answer.reply.has_error()]
         trains = any(asks(message.content)[0] for message in messages)
         scores = any(asks(message.content)[1] for message in messages)
         if trains and self._training is not None:
             there = sum(_released(one, self._training) for one in own)
-            if there < self.quorum * len(self._training.clients):
+            if there < self.run.quorum * len(self._training.clients):
                 return False
         if scores and self._evaluation is not None:
             there = sum(_reported(one, self._evaluation) for one in own)
-            if there < self.quorum * len(self._evaluation.clients):
+            if there < self.run.quorum * len(self._evaluation.clients):
                 return False
         return True
 
@@ -414,12 +348,12 @@ class Fleet:
         try:
             if answer.reply.has_error():
                 raise ProtocolError(f"says {answer.reply.error.reason}", code="protocol.node-error")
-            hosting = admitted(answer.reply.content, self.max_clients_per_node, together)
+            hosting = admitted(answer.reply.content, self.run.max_clients_per_node, together)
             if answer.node in self._roster:
                 raise ProtocolError("takes part already", code="protocol.hosting")
             if hosting.simulated:
                 raise ProtocolError("says that it is simulated", code="protocol.hosting")
-        except Exception as error:  # whatever one node sends, the run goes on
+        except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
             return
         self._roster.join({answer.node: hosting})

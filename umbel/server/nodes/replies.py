@@ -1,4 +1,4 @@
-"""What nodes answered in a round, checked: whatever one of them sends, the run goes on."""
+"""The replies of a round, checked. Invalid replies are dropped, and the round goes on."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
     """Return the releases in a node's reply, but for those too far from what was sent; None for a reply of no use."""
     try:
         matrix, released, chosen = _read(reply, len(asked.positions[node]), asked.disclose, hypotheses)
-    except Exception as error:  # whatever one node sends, the run goes on
+    except Exception as error:  # keep running: one bad node must not stop the round
         log(WARNING, "dropped the reply of node %s: %s", node, told(error))
         return None
     inside, mine = near(matrix, flatten(hypotheses), furthest), asked.positions[node][released]
@@ -111,16 +111,16 @@ def _take(node: int, reply: Message, asked: Asked, hypotheses: Arrays, furthest:
 def read_scores(
     answers: Mapping[int, Message], asked: Asked, by: Average = "mean", share: bool = False
 ) -> Scores | None:
-    """Return the mean, or the median, of loss and metric in nodes' replies; None when nobody answered.
+    """Return the mean, or the median, of loss and metric in nodes' replies; None without an answer.
 
-    Where the metric is a share, as an accuracy is, it counts as one from 0 to 1 whatever a node says.
+    A metric that is a share, such as an accuracy, is clipped to 0 to 1.
     """
     scores = np.full((2, len(asked.clients)), np.nan)
     for node, reply in answers.items():
         positions = asked.positions[node]
         try:
             values = scores_in(reply.content, len(positions))
-        except Exception as error:  # whatever one node sends, the run goes on
+        except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "dropped the report of node %s: %s", node, told(error))
             continue
         if values is not None:
@@ -147,7 +147,7 @@ def read_scores(
 def _in_order(taken: list[_Taken], order: NDArray[np.int64], n: int) -> Vectors:
     """Return the rows (m, n) of all replies in order; those of one reply, which has its clients in order, as they are.
 
-    Models may be large, and there shall be one copy of all: a reply that is copied lets go of its arrays.
+    Models may be large, so there is one copy of all: a reply drops its arrays once they are copied.
     """
     if len(taken) == 1:
         return taken[0].matrix
@@ -211,7 +211,7 @@ def read_sums(
     for node in sorted(answers, key=lambda node: int(asked.positions[node][0])):
         try:
             matrix, count, part = _read_sums(answers[node], len(asked.positions[node]), hypotheses)
-        except Exception as error:  # whatever one node sends, the run goes on
+        except Exception as error:  # keep running: one bad node must not stop the round
             log(WARNING, "dropped the reply of node %s: %s", node, told(error))
             lost += 1
             continue

@@ -18,7 +18,7 @@ from umbel.protocol.errors import ConfigError, FleetError, ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import hosting_in, query
 from umbel.protocol.polling import pause
-from umbel.protocol.run_config import MAX_CLIENTS
+from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
 from umbel.server.nodes.exchange import Answer, Exchange
 from umbel.server.nodes.words import told
@@ -43,7 +43,7 @@ class Absence:
 
 
 class Roster:
-    """The clients of all nodes, numbered the same whatever the number of nodes.
+    """The clients of all nodes. Their numbers do not depend on the number of nodes.
 
     Training clients have the numbers 0 to `train` - 1 and validation clients 0 to
     `validation` - 1. In simulation the numbers are the dataset's own order; elsewhere nodes
@@ -75,7 +75,7 @@ class Roster:
         """Return the nodes of a run that goes on: numbered as they were, with new ones after them.
 
         Those that are not there now keep their numbers, for when they come back. A node that hosts
-        other clients than it did is left out: nobody knows which of them are those that were numbered.
+        other clients than it did is left out: its clients can no longer be told apart.
         """
         if now.simulated:
             return now
@@ -104,7 +104,7 @@ class Roster:
                 "some nodes are simulated and some are not, or they split the dataset differently", code="nodes.mixed"
             )
         if self.simulated:
-            # By partition, because node ids are drawn anew in each run.
+            # By partition, because each run draws new node ids.
             order = np.argsort([hosting.first for hosting in self._hosting])
             self._nodes = [self._nodes[i] for i in order]
             self._hosting = [self._hosting[i] for i in order]
@@ -244,55 +244,37 @@ class Roster:
         return placed
 
 
-def gather(
-    exchange: Exchange,
-    min_nodes: int,
-    wait_s: float,
-    *,
-    clients: tuple[int, int] = (0, 0),
-    max_clients: int = MAX_CLIENTS,
-    max_share: float = 1.0,
-) -> Roster:
+def gather(exchange: Exchange, run: RunConfig) -> Roster:
     """Ask the nodes what they host, until all are there.
 
-    Waits for `min_nodes` nodes, for as many `clients` and, in simulation, for every part of the
-    dataset, since the first look at a simulation may show only some of its nodes. A node whose
-    answer cannot be is left out.
+    Waits for the nodes and the clients that the run asks for, and in simulation for every part of the dataset, since
+    the first look at a simulation may show only some of its nodes. A node with an invalid answer is left out.
 
-    A node starts a process and imports PyTorch before its first answer, which takes a slow machine
-    minutes. So a query lives as long as the run waits, and a node is not asked again before Flower
-    says that its query is lost.
+    A node starts a process and imports PyTorch before its first answer, which takes a slow machine minutes. So a
+    query lives as long as the run waits, and a node is not asked again before Flower says that its query is lost.
 
     Parameters
     ----------
     exchange : Exchange
         The one that the rounds are sent with: it brings the answers that are not waited for.
-    min_nodes : int
-    wait_s : float
-        Seconds after which nodes that are missing are not waited for any more.
-    clients : (int, int)
-        Training and validation clients that a round asks; the roster may have fewer.
-    max_clients : int
-        A node that says it hosts more is left out, but for the parts of a simulation.
-    max_share : float
-        See `Roster`.
+    run : RunConfig
 
     Raises
     ------
     FleetError
-        When the nodes are not there after `wait_s` seconds.
+        When the nodes are not there after `node_wait` seconds.
     """
     began, together = time.monotonic(), exchange.transport.together
     nodes: dict[int, Hosting] = {}
     refused: set[int] = set()
     waiting = False
     while True:
-        left = max(_POLL_S, began + wait_s - time.monotonic())
+        left = max(_POLL_S, began + run.node_wait - time.monotonic())
         asked = {*nodes, *refused, *exchange.awaited("query")}
         new = [node for node in exchange.transport.nodes() if node not in asked]
         queries = [Message(query(), node, "query", group_id="query", ttl=left) for node in new]
         for answer in exchange.run(queries, _POLL_S, keep_late=("query",)):
-            hosting = hosting_of(answer, max_clients, together)
+            hosting = hosting_of(answer, run.max_clients_per_node, together)
             if hosting is not None:
                 nodes[answer.node] = hosting
             elif not answer.gone:
@@ -300,34 +282,34 @@ def gather(
         fitting = fellows(nodes)
         parts = max(1, next((hosting.step for hosting in fitting.values()), 1))
         waited = time.monotonic() - began
-        if len(fitting) >= max(min_nodes, parts):
+        if len(fitting) >= max(run.min_nodes, parts):
             there = [sum(one.train for one in fitting.values()), sum(one.validation for one in fitting.values())]
             # Where nodes are in many places, more of them may come.
-            enough = there[0] >= clients[0] and there[1] >= clients[1]
-            if together or enough or waited >= wait_s:
+            enough = there[0] >= run.clients_per_round and there[1] >= run.validation_clients_per_round
+            if together or enough or waited >= run.node_wait:
                 for node in set(nodes) - set(fitting):
                     log(WARNING, "node %s shares the dataset otherwise than most; it is left out", node)
                 log(INFO, "%d nodes host %d training and %d validation clients", len(fitting), *there)
-                return Roster(fitting, max_share)
+                return Roster(fitting, run.max_node_share)
         if together and refused and parts > 1:
             raise FleetError(
                 f"{len(refused)} of the simulated nodes refused to take part; the log above says why",
                 code="nodes.refused",
             )
-        if waited >= wait_s:
+        if waited >= run.node_wait:
             raise FleetError(
-                f"after {wait_s:.0f} s {len(fitting)} nodes host clients, {len(refused)} refused, and the run needs "
-                f"{max(min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait",
+                f"after {run.node_wait:.0f} s {len(fitting)} nodes host clients, {len(refused)} refused, and the run "
+                f"needs {max(run.min_nodes, parts)}; start more nodes, or lower min-nodes or raise node-wait",
                 code="nodes.missing",
             )
         if not waiting:
-            log(INFO, "waiting for nodes to say what they host, for %.0f s at most", wait_s)
+            log(INFO, "waiting for nodes to say what they host, for %.0f s at most", run.node_wait)
             waiting = True
         time.sleep(pause(waited))
 
 
 def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | None:
-    """Return what a node hosts; None, and a line in the log, where it cannot take part, whatever it sent."""
+    """Return what a node hosts; None, and a line in the log, where it cannot take part."""
     try:
         if answer.reply.has_error():
             raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)", code="protocol.node-error")

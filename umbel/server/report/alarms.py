@@ -76,7 +76,7 @@ def _validation(history: Sequence[Round], validate_every: int, validators: int |
     given = [entry for entry in due if entry.loss is not None and math.isfinite(entry.loss)]
     some = any(entry.loss is not None for entry in history)
     if not some and not validators:
-        return []  # nobody validates
+        return []  # no validation clients
     found = []
     if len(given) < len(due):
         missing = [entry.number for entry in due if entry not in given]

@@ -144,7 +144,7 @@ def releases(name: str, alt: str, rounds: Sequence[int], groups: NDArray[np.int6
     rounds : sequence of int, T of them
     groups : ndarray of int, shape (T, k)
     shown : sequence of int
-        The hypotheses with a strip of their own.
+        The hypotheses that each get a strip.
     """
     rest = [j for j in range(groups.shape[1]) if j not in shown]
     columns = [groups[:, j] for j in shown] + ([groups[:, rest].sum(axis=1)] if rest else [])
@@ -219,7 +219,7 @@ def lines(
     series : mapping from label to sequence of float
         One value for each round; NaN for none. At most `STYLED` lines.
     beside : mapping from label to (rounds, values)
-        Lines with rounds of their own.
+        Lines, each with its own rounds.
     spent : sequence of float
         The paper's budget, a heuristic, of a client that took part in all rounds up to each; empty for no line.
     """

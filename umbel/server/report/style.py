@@ -13,7 +13,7 @@ from markupsafe import Markup, escape
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-STYLED = 8  # hypotheses that get a colour of their own; the others share one
+STYLED = 8  # hypotheses that each get a colour; the others share one
 # In points, which the page takes for pixels. So narrow that a phone shows it in full size: text that is drawn
 # at 12 pixels stays above 11 where the page is 390 wide, and grows on a desk.
 WIDTH, HEIGHT = 340, 230
@@ -81,7 +81,7 @@ def key(place: int | None) -> Markup:
 
 @contextmanager
 def styled_as(salt: str) -> Iterator[None]:
-    """Draw as here, whatever the machine's own matplotlibrc says."""
+    """Draw in this style, and ignore the machine's matplotlibrc."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE | {"svg.hashsalt": salt})

@@ -124,7 +124,7 @@ class View:
 
     @property
     def best(self) -> Round | None:
-        """The round that started from the best hypotheses; None where nobody validated."""
+        """The round that started from the best hypotheses; None without validation."""
         return next((entry for entry in self.history if entry.number == self.state.best_round), None)
 
     @property

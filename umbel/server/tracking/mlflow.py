@@ -56,7 +56,7 @@ class MLflow(Tracker):
                 "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
                 code="config.track-password",
             )
-        # It tells its makers of its use otherwise. And a server that is gone should hold nobody up for minutes.
+        # It tells its makers of its use otherwise. A server that is gone should not hold up a run for minutes.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")

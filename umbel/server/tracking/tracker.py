@@ -117,7 +117,7 @@ class Tracker(Observer):
             return
         try:
             call()
-        except Exception as error:  # whatever a tool does, the run goes on
+        except Exception as error:  # keep running: a tool must not stop the run
             self._failed = True
             log(WARNING, "track: %s failed, and the run goes on without it: %s", self.tool, _first_line(error))
 
