@@ -290,24 +290,11 @@ def test_an_unknown_key_is_named(run_config: dict[str, Any], key: str, reason: s
         Setup.parse(run_config | {key: 1})
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("key", WHOLE)
-@pytest.mark.parametrize("wrong", ["below", -1, 1.0, 2.5, True, "1", NAN])
-def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    least, most = WHOLE[key], MOST.get(key, "")
-    value = least - 1 if wrong == "below" else wrong
-    with pytest.raises(ConfigError, match=f"^{key} must be a whole number of at least {least}{most}, got {value!r}"):
-        Setup.parse(run_config | {key: value})
-
-
->>>>>>> refs/helpers/server
 def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
     assert (setup.config.rounds, setup.fleet.clients_per_round, setup.task().batch_size) == (1, 1, 0)
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(
     ("key", "wrong"),
     [
@@ -319,23 +306,6 @@ def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> N
 )
 def test_each_key_has_a_rule(run_config: dict[str, Any], key: str, wrong: Any) -> None:
     with raises(ConfigError, "config.wrong-value", key):
-=======
-@pytest.mark.parametrize("key", ABOVE_ZERO)
-@pytest.mark.parametrize("wrong", [0, 0.0, -0.1, NAN, INF, -INF, True, "0.1"])
-def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    # A whole number may come back as what it stands for.
-    got = re.escape(repr(float(wrong) if type(wrong) is int else wrong)).replace(r"0\.0", r"0(\.0)?")
-    rule = f"a finite number above 0{MOST.get(key, '')}"
-    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {got}"):
-        Setup.parse(run_config | {key: wrong})
-
-
-@pytest.mark.parametrize("key", NOT_NEGATIVE)
-@pytest.mark.parametrize("wrong", [-0.1, -1.0, NAN, INF, -INF, False, "5"])
-def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    rule = f"a finite number of at least 0{MOST.get(key, '')}"
-    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}"):
->>>>>>> refs/helpers/server
         Setup.parse(run_config | {key: wrong})
 
 
@@ -356,17 +326,6 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
         Setup.parse(run_config | {"local-epochs": 0})
 
 
-<<<<<<< HEAD
-=======
-@pytest.mark.parametrize("key", [*TEXTS, *CHOICES])
-@pytest.mark.parametrize("wrong", [1, 0.5, True])
-def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    rule = f"one of {CHOICES[key]}" if key in CHOICES else "text"
-    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}"):
-        Setup.parse(run_config | {key: wrong})
-
-
->>>>>>> refs/helpers/server
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -374,32 +333,6 @@ def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> 
         ({"clipping": ""}, "clipping must be one of update, public, got ''"),
         ({"device": "tpu"}, "device must be one of auto, cpu, cuda, got 'tpu'"),
         ({"engine": "warp"}, "engine must be one of auto, loop, batched, got 'warp'"),
-<<<<<<< HEAD
-        (
-            {"strategy": "fedmax"},
-            "unknown strategy 'fedmax'; choose from group-privacy, trimmed-mean, geometric-median",
-        ),
-        ({"strategy": ""}, "unknown strategy ''; choose from"),
-        ({"strategy": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
-        (
-            {"strategy": "umbel.protocol.tasks:TrainingSpec"},
-            "strategy 'umbel.protocol.tasks:TrainingSpec' is no class built on",
-        ),
-        ({"strategy-options": "x=1"}, "strategy-options: there is no option x; the options are respawn"),
-        ({"observers": "nowhere:Mine"}, "cannot import 'nowhere' of 'nowhere:Mine'"),
-        ({"track": "mlflo"}, "track must be one of mlflow, tensorboard, wandb, got 'mlflo'; did you mean mlflow"),
-        ({"track": "tensorboard", "track-options": "x=1"}, "track-options: there is no option x; the options are"),
-        ({"model": "resnet"}, "unknown model 'resnet'; choose from linear, mlp, cnn"),
-        ({"loss": "absolute"}, "unknown loss 'absolute'; choose from mse, rmse, cross-entropy"),
-        ({"pretrained": "/nowhere"}, "pretrained = '/nowhere': there is no file /nowhere; give an absolute path"),
-        ({"metric": "distance"}, "unknown metric 'distance'; choose from rmse, accuracy, right-sign or give package"),
-        ({"loss": "nowhere:mine"}, "cannot import 'nowhere' of 'nowhere:mine'"),
-        ({"optimizer-options": "momentun=0.9"}, "there is no option momentun; did you mean momentum"),
-        ({"optimizer": "adam", "optimizer-options": "beta1=1"}, "optimizer-options: beta1 must be .*, got '1'"),
-        ({"dataset": "lilies"}, "no dataset 'lilies': looked for .*; umbel data list shows those there are"),
-        ({"dataset": ""}, "no model is named; set model to one of linear, mlp, cnn"),
-=======
->>>>>>> refs/helpers/server
     ],
 )
 def test_what_is_no_choice_is_named_with_those_there_are(

@@ -305,16 +305,8 @@ class RunFolder:
 
     def read_participations(self) -> dict[ClientInRun, int]:
         """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
-<<<<<<< HEAD
-        file, spent = self.participations_file, Counter[ClientInRun]()
-        if file.suffix == ".csv":
-            with file.open(encoding="utf-8") as opened:
-                return {ClientInRun(int(row["client"])): int(row["participations"]) for row in csv.DictReader(opened)}
-        for line in _read_lines(file, _participations):
-=======
-        spent = Counter[int]()
+        spent = Counter[ClientInRun]()
         for line in _read_lines(self.path / "participations.jsonl", _participations):
->>>>>>> refs/helpers/server
             spent.update(line)
         return dict(sorted(spent.items()))
 

@@ -127,15 +127,7 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
 
 
 def _check_participations(
-<<<<<<< HEAD
-    spent: Mapping[ClientInRun, int],
-    nodes: Sequence[tuple[int, Hosting]],
-    history: Sequence[Round],
-    newest: Round,
-    file: str,
-=======
-    spent: Mapping[int, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
->>>>>>> refs/helpers/server
+    spent: Mapping[ClientInRun, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
 ) -> None:
     """Raise `ValueError` unless participations are of these nodes and rounds; errors of nodes as `Hosting.from_record`.
 
