@@ -10,6 +10,7 @@ from typing import Any
 
 import safetensors
 
+from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
 from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError, ProtocolError
@@ -118,7 +119,7 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
                 f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was",
                 code="config.resume-changed",
             )
-    if data and (now := setup.digests["data"]) and data != now:
+    if data and (now := setup.digests["data"]) and now not in (data, old_names.DIGESTS.get(data)):
         raise ConfigError(
             f"resume: the rows of dataset {setup.config.dataset!r} are others than those that the run began "
             f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}",
