@@ -457,7 +457,7 @@ def test_a_site_may_accept_a_public_radius_alone(tmp_path: Path, run_config: dic
     assert refused(site.ask())
     assert not site.ask(replace(HONEST, clipping="public", clip_norm=0.5)).has_error()
     [first, *_] = Ledger(site.ledger_path).rows()
-    assert (first["clipping"], first["radius"]) == ("public", 0.5)
+    assert (first["clipping"], first["clip_norm"]) == ("public", 0.5)
 
 
 @pytest.mark.parametrize(
