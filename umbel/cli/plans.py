@@ -77,17 +77,11 @@ def plan(
         When something is missing, given twice or impossible.
     """
     if target_epsilon is not None and (noise_multiplier is not None or rounds is not None):
-        raise ConfigError(
-            "give a target-epsilon and participations, or a noise-multiplier and rounds, not both",
-            code="config.both-ways",
-        )
+        raise ConfigError("give target-epsilon, or noise-multiplier and rounds, not both", code="config.both-ways")
     radius = None
     if str(config):
         if any(number is not None for number in (parameters, hypotheses, clients, clients_per_round, mechanism)):
-            raise ConfigError(
-                "a configuration gives n, k, the clients, U and the mechanism itself; leave them out",
-                code="config.given-twice",
-            )
+            raise ConfigError("leave n, k, clients, U and mechanism to the configuration", code="config.given-twice")
         task, run, radius = _measured(config)
         if target_epsilon is None:
             noise_multiplier = run.noise_multiplier if noise_multiplier is None else noise_multiplier
@@ -104,9 +98,7 @@ def plan(
         wanted = (task, target_epsilon, delta, participations, choice_epsilon)
         return Planned(plan_for(*wanted), delta, what_helps(*wanted), radius)
     if noise_multiplier is None or rounds is None:
-        raise ConfigError(
-            "give noise-multiplier and rounds, or target-epsilon and participations", code="config.missing-figure"
-        )
+        raise ConfigError("give noise-multiplier and rounds, or target-epsilon", code="config.missing-figure")
     return Planned(plan_forward(task, noise_multiplier, choice_epsilon or 0.0, rounds, delta), delta, {}, radius)
 
 

@@ -141,14 +141,9 @@ class Runs(Store):
                 )
             }
             if not known:
-                raise Refused(
-                    "the run tells what it found, and has asked nothing of this site", code="refused.unknown-run"
-                )
+                raise Refused("the run has asked nothing of this site before", code="refused.unknown-run")
             if evaluates and digest_of(hypotheses) not in known:
-                raise Refused(
-                    "the run says that it found hypotheses which it never sent to this site",
-                    code="refused.unknown-result",
-                )
+                raise Refused("the run never sent these hypotheses to this site", code="refused.unknown-result")
             if connection.execute("SELECT 1 FROM ended WHERE node = ? AND run = ?", (self._node, run)).fetchone():
                 raise Refused("the run has told what it found before", code="refused.told-before")
             connection.execute("INSERT INTO ended (node, run) VALUES (?, ?)", (self._node, run))
@@ -160,10 +155,7 @@ class Runs(Store):
         """Raise `Refused` unless this was approved. A request that comes for the first time then waits."""
         text = request_text(asks)
         if len(text) > _LONGEST_REQUEST:
-            raise Refused(
-                f"the request is {len(text)} characters long, more than {_LONGEST_REQUEST}, and is not kept",
-                code="refused.long-request",
-            )
+            raise Refused(f"a request of {len(text)} characters, above {_LONGEST_REQUEST}", code="refused.long-request")
         digest = request_digest(text)
         look = f"umbel approvals list --ledger {self.path}"
         with self._transaction(write=True) as connection:
@@ -201,10 +193,7 @@ class Runs(Store):
     def decide(self, beginning: str, status: Status) -> Request:
         """Approve or refuse the request whose digest begins so, with as many digits as are shown, or more."""
         if len(beginning) < SHOWN:
-            raise LedgerError(
-                f"{beginning!r} is short; give a request's {SHOWN} digits, as the list shows them",
-                code="ledger.short-name",
-            )
+            raise LedgerError(f"give the {SHOWN} digits of a request, as the list has them", code="ledger.short-name")
         with self._transaction(write=True) as connection:
             found = [row for row in connection.execute("SELECT digest FROM requests") if row[0].startswith(beginning)]
             if len(found) != 1:

@@ -164,7 +164,7 @@ class Store:
             application, version = _header(path)
         except FileNotFoundError:
             raise LedgerError(
-                f"there is no ledger {path}; a new one is made by: umbel ledger create PATH", code="ledger.missing"
+                f"there is no ledger {path}; make a new one: umbel ledger create PATH", code="ledger.missing"
             ) from None
         except OSError as error:
             raise LedgerError(f"the ledger {path} cannot be opened: {error}", code="ledger.unusable") from error
@@ -173,9 +173,7 @@ class Store:
                 f"the ledger {path} is empty: charges may be lost; restore it from a backup", code="ledger.empty"
             )
         if application != _APPLICATION:
-            raise LedgerError(
-                f"{path} is not umbel's ledger; set ledger-path to another file", code="ledger.another-file"
-            )
+            raise LedgerError(f"{path} is not umbel's ledger; set another ledger-path", code="ledger.another-file")
         if version not in (_ALONE, _VERSION):
             raise LedgerError(
                 f"the ledger {path} is of version {version}, this umbel reads {_VERSION}; upgrade umbel",
@@ -237,9 +235,7 @@ def request_text(asks: Mapping[str, Any]) -> str:
 def _make(path: Path) -> None:
     """Make an empty store in one step, so that no process ever opens half of one."""
     if not path.parent.is_dir():
-        raise LedgerError(
-            f"the folder of the ledger {path} is not there; make it, or set ledger-path", code="ledger.no-folder"
-        )
+        raise LedgerError(f"there is no folder for {path}; make it, or set ledger-path", code="ledger.no-folder")
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
         os.close(handle)
