@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from flwr.app import Message
 
+from tests.helpers.errors import raises
 from umbel.client.app import app
 from umbel.client.node import Node
 from umbel.protocol.errors import DatasetError, SiteError
@@ -104,7 +105,7 @@ def test_a_provider_keeps_its_number_whoever_comes(site: dict[str, str]) -> None
     table.write_text(providers(9, 7, 5, 1))
     assert paid(site) == [5, 9, 1, 7]
     table.write_text(providers(1, 5, 7))
-    with pytest.raises(DatasetError, match=r"clients \[20009\] have taken part and are not there any more"):
+    with raises(DatasetError, "data.gone-clients", 20009):
         paid(site)
 
 

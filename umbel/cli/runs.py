@@ -73,7 +73,7 @@ class Run:
         """
         rounds = RunFolder(self.path).read_history() if (self.path / "history.jsonl").exists() else []
         if not rounds:
-            raise ConfigError(f"{self.path} holds no run that finished a round", code="config.no-round")
+            raise ConfigError(f"{self.path} holds no run that finished a round", code="config.no-run")
         found = pd.DataFrame(map(asdict, rounds)).set_index("number")
         factor, _ = self._summary.scale
         found["loss"] = found["loss"].astype(float) * (factor or 1.0)

@@ -78,7 +78,7 @@ def test_a_run_to_start_from_is_found_from_where_the_user_is(
         (["nothing-like-it"], "config.unknown-configuration", "synthetic"),
         (["hospital", "qmnist"], "config.two-configurations", "'qmnist'"),
         (["--resume"], "config.no-run", "umbel run RUN --resume"),
-        (["nowhere", "--resume"], "config", "'nowhere'"),
+        (["nowhere", "--resume"], "config.no-run", "'nowhere'"),
     ],
 )
 def test_what_cannot_be_run_is_told_in_one_line_before_anything_starts(
