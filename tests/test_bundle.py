@@ -77,6 +77,15 @@ print(umbel.server.app.__file__)
     assert done.stdout.strip() == str(bundle / "umbel" / "server" / "app.py")
 
 
+def test_an_installed_datasets_library_is_found_from_the_root_of_the_checkout(tmp_path: Path) -> None:
+    """The link of that name there is to a folder without ``__init__.py``."""
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "__init__.py").write_text("print('found')\n")
+    code = f"import sys; sys.path.append({str(tmp_path)!r}); import datasets"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "found\n"
+
+
 @pytest.mark.parametrize(
     ("package", "others"),
     [

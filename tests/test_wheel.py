@@ -5,17 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 import tarfile
+import tomllib
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import tomli_w
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from tests.deploy.conftest import SHORT, write_site
 from tests.deploy.processes import Deployment
 from tests.helpers.environments import build, environment
-from tests.helpers.sources import ROOT
+from tests.helpers.sources import ROOT, packages_imported
 from umbel.client.bundle import Bundle
 from umbel.protocol.flower import build_bundle
 
@@ -77,6 +82,37 @@ def test_recipes_and_configurations_are_found(python: Path, tmp_path: Path) -> N
     assert made.endswith(str(tmp_path / "made.json"))
     code = "from umbel.cli.configs import read_values; print(read_values('hospital')['dataset'])"
     assert output(python, "-c", code, cwd=tmp_path) == "hospital"
+
+
+def installed_with(*requirements: str) -> set[str]:
+    """Return the distributions that come with some, by what those say that are installed here."""
+    found: set[str] = set()
+    waiting = [Requirement(one) for one in requirements]
+    while waiting:
+        one = waiting.pop()
+        key = f"{canonicalize_name(one.name)}[{','.join(sorted(one.extras))}]"
+        if key not in found:
+            found |= {key, canonicalize_name(one.name)}
+            needed = map(Requirement, metadata.requires(one.name) or [])
+            extras = [*one.extras, ""]
+            waiting += [
+                more for more in needed if not more.marker or any(more.marker.evaluate({"extra": e}) for e in extras)
+            ]
+    return found
+
+
+def test_what_umbel_imports_comes_with_it() -> None:
+    """Or with the extra of a room; libraries of models and trackers are the user's to install."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras, homes = project["optional-dependencies"], metadata.packages_distributions()
+    optional = {"mlflow", "onnx", "onnxruntime", "wandb"}
+    for room in (ROOT / "umbel").iterdir():
+        more = {"datasets": extras["recipes"], "research": extras["research"]}.get(room.name, [])
+        there = installed_with(*project["dependencies"], *more)
+        own = {file.stem for file in room.glob("*.py")} if room.name == "datasets" else set()
+        for file in room.rglob("*.py") if room.is_dir() else [room]:
+            for name in packages_imported(file) - sys.stdlib_module_names - {"umbel", *optional, *own}:
+                assert there & {canonicalize_name(home) for home in homes[name]}, f"{file} imports {name}"
 
 
 RUDE = "raise RuntimeError('umbel imported the module of another project')"

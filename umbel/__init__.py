@@ -3,26 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from umbel.cli.exports import export as export
-    from umbel.cli.plans import plan as plan
-    from umbel.cli.runs import Run as Run
-    from umbel.cli.runs import load as load
-    from umbel.cli.runs import run as run
-    from umbel.cli.sweeps import sweep as sweep
-    from umbel.data import Manifest as Manifest
-    from umbel.data import Schema as Schema
-    from umbel.data import write_dataset as write_dataset
-    from umbel.data.importers import Dirichlet as Dirichlet
-    from umbel.data.importers import Quantity as Quantity
-    from umbel.data.importers import Uniform as Uniform
-    from umbel.data.importers import from_arrays as from_arrays
-    from umbel.data.importers import from_dataframe as from_dataframe
-    from umbel.data.importers import from_datasets as from_datasets
-    from umbel.data.importers import from_image_folder as from_image_folder
-    from umbel.privacy.gate.stock_app import Gate as Gate
+from typing import Any
 
 _HOMES = {
     "Dirichlet": "umbel.data.importers",
@@ -45,10 +26,16 @@ _HOMES = {
 }
 """Where each public name is: it is imported when it is asked for, since PyTorch takes a second."""
 
+_OLD = {"write_federation": "write_dataset"}
+"""Names of umbel 0.1, understood until 2.0."""
+
 __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OLD:
+        import_module("umbel.protocol.old_names").hint(f"umbel.{name}", f"umbel.{_OLD[name]}")
+        name = _OLD[name]
     if name not in _HOMES:
         raise AttributeError(f"module 'umbel' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

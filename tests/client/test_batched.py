@@ -29,6 +29,7 @@ from umbel.models import LOSSES, METRICS, Model
         ),
         lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Identity(), nn.Linear(4, 4, bias=False)),
         lambda: nn.Sequential(nn.Linear(3, 4), relu := nn.ReLU(), nn.Linear(4, 4), relu, nn.Linear(4, 1)),
+        models.load("mlp inputs=3 hidden=4,2 outputs=1").network,
     ],
 )
 def test_a_chain_of_dense_layers_gives_what_each_network_gives_by_itself(network: Any) -> None:

@@ -13,6 +13,7 @@ import torch
 
 import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
+from tests.helpers.errors import raises
 from tests.helpers.models import write_module
 from umbel.client.engines import learner_for
 from umbel.client.node import Node
@@ -110,7 +111,7 @@ def test_who_does_not_train_here_is_not_trained(asked: tuple[int, ...], run_conf
 
 @pytest.mark.parametrize("asked", [(14,), (20, 0), (29,), (10**6,)])
 def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run_config: Config) -> None:
-    with pytest.raises(ProtocolError, match=rf"clients \[{asked[-1]}\] are not validation clients .* \(15 to 28\)"):
+    with raises(ProtocolError, "protocol.strangers", f"[{asked[-1]}]", "validation", "15 to 28"):
         part(0, 7, run_config).validation_clients(asked)
 
 
@@ -170,7 +171,7 @@ def test_a_node_that_is_no_simulation_needs_data_of_its_own(
     run_config: Config, monkeypatch: pytest.MonkeyPatch, opened: list[Path]
 ) -> None:
     monkeypatch.setattr("umbel.privacy.gate.site.runs_in_simulation", lambda: False)
-    with pytest.raises(SiteError, match="this node serves no data: start it with --node-config"):
+    with raises(SiteError, "site.no-data", "data-path"):
         part(0, 1, run_config)
     assert not opened
 
@@ -200,7 +201,7 @@ def test_a_site_never_opens_what_a_server_names(
     node = Node.of({"data-path": str(own), "role": "split"}, run_config | {"dataset": named})
     assert node.hosting == Hosting(3, 2)
     assert opened == [own]
-    with pytest.raises(ConfigError, match="there is no data-path"):
+    with raises(ConfigError, "config.unknown-key", "data-path"):
         Node.of({"data-path": str(own), "role": "split"}, run_config | {"data-path": named})
     assert opened == [own]
 
@@ -295,7 +296,7 @@ def test_hypotheses_that_fit_pass_whatever_their_number(run_config: Config) -> N
     ids=["nothing", "too flat", "too wide", "another name", "one more"],
 )
 def test_hypotheses_of_another_model_are_refused(hypotheses: dict[str, Any], run_config: Config) -> None:
-    with pytest.raises(ProtocolError, match=r"hypotheses of shapes .* do not fit model 'linear': {'weight': \(1, 2\)}"):
+    with raises(ProtocolError, "protocol.shapes", "linear", "(1, 2)"):
         part(0, 1, run_config).check(hypotheses)
 
 
@@ -311,7 +312,7 @@ def of_four_arrays(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> tuple
 def test_hypotheses_of_which_some_parts_are_more_than_others_are_refused(of_four_arrays: tuple[Node, Arrays]) -> None:
     node, hypotheses = of_four_arrays
     node.check(hypotheses)
-    with pytest.raises(ProtocolError, match="hypotheses"):
+    with raises(ProtocolError, "protocol.shapes"):
         node.check(hypotheses | {"0.bias": np.zeros((3, 2), np.float32)})
 
 
@@ -320,7 +321,7 @@ def test_parameters_in_another_order_than_the_models_are_refused_before_any_data
 ) -> None:
     """The answer of a client that cannot train is in the model's order: a server could tell it from others'."""
     node, hypotheses = of_four_arrays
-    with pytest.raises(ProtocolError, match="do not fit model 'mlp'"):
+    with raises(ProtocolError, "protocol.shapes", "mlp"):
         node.check(dict(reversed(hypotheses.items())))
 
 
@@ -328,7 +329,7 @@ def test_a_model_with_local_parameters_may_come_as_several_hypotheses(tmp_path: 
     node = Node.of(preferences(tmp_path / "own", [[0], [2], [1]], [1, -1, 1]), run_config)
     for k in (1, 3):
         node.check({"items": np.zeros((k, 3, 2), np.float32)})
-    with pytest.raises(ProtocolError, match="do not fit model 'factors items=3 size=2'"):
+    with raises(ProtocolError, "protocol.shapes", "factors items=3 size=2"):
         node.check({"items": np.zeros((1, 3, 2), np.float32), "user": np.zeros((1, 2), np.float32)})
 
 
@@ -417,7 +418,7 @@ def test_a_head_that_a_sites_manifest_keeps_is_not_taken_from_a_server(
     """A server that does not know of it sends the whole network."""
     node = Node.of(own(tmp_path, module, local="head.*"), run_config)
     node.check({name: np.zeros((1, *shape), np.float32) for name, shape in BODY.items()})
-    with pytest.raises(ProtocolError, match="do not fit model"):
+    with raises(ProtocolError, "protocol.shapes"):
         node.check({name: np.zeros((1, *shape), np.float32) for name, shape in (BODY | HEAD).items()})
 
 
@@ -426,7 +427,7 @@ def test_a_site_whose_models_are_each_clients_own_already_is_told(
 ) -> None:
     """It would believe that they are fine-tuned."""
     entries = {"keep-model": str(tmp_path / "models"), "personalise": "fine-tune"}
-    with pytest.raises(SiteError, match=r"personalise would do nothing: model '.*' has local parameters"):
+    with raises(SiteError, "site.personalise", "local parameters"):
         Node.of(own(tmp_path, module, local="head.*") | entries, run_config)
     assert Node.of(own(tmp_path / "other", module) | entries, run_config).model.local_shapes == {}
 
@@ -451,7 +452,7 @@ def test_hypotheses_for_other_frozen_parameters_are_refused(tmp_path: Path, modu
 def test_a_server_with_frozen_parameters_does_not_suit_a_model_that_has_none(run_config: Config) -> None:
     hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
     part(0, 1, run_config).check(hypotheses, "")
-    with pytest.raises(ProtocolError, match="give both sides the same files"):
+    with raises(ProtocolError, "protocol.frozen"):
         part(0, 1, run_config).check(hypotheses, "00")
 
 
@@ -467,7 +468,7 @@ def test_a_server_names_no_function_that_a_sites_manifest_does_not(
         if passes:
             assert getattr(Node.of(config, run_config | {what: asked}).model, what).name == own
             continue
-        with pytest.raises(ProtocolError, match=f"the server asks for {what} '{asked}'"):
+        with raises(ProtocolError, "protocol.other-model", what, asked):
             Node.of(config, run_config | {what: asked})
 
 
@@ -479,7 +480,7 @@ def test_where_the_data_name_no_loss_the_models_own_is_theirs(model: str, tmp_pa
     """
     config = preferences(tmp_path / "own", np.ones((3, 2), np.float32), [1.0, -1.0, 1.0], model=model)
     assert Node.of(config, run_config | {"loss": "mse"}).model.loss.name == "mse"
-    with pytest.raises(ProtocolError, match="the server asks for loss 'hinge'; this site's data are for 'mse'"):
+    with raises(ProtocolError, "protocol.other-model", "hinge", "mse"):
         Node.of(config, run_config | {"loss": "hinge"})
 
 
@@ -500,8 +501,8 @@ def test_a_site_starts_from_a_file_of_its_own_and_opens_no_other(
     assert node.model.initial(0)["weight"].tolist() == [[1, 1]]
     hypotheses = {"weight": np.zeros((1, 1, 2), np.float32)}
     node.check(hypotheses, node.model.frozen_digest)
-    with pytest.raises(ProtocolError, match="or the weights that it starts from; give both sides the same files"):
+    with raises(ProtocolError, "protocol.frozen"):
         node.check(hypotheses, "00")
     without = preferences(tmp_path / "b", rows, [1.0, 2.0, 3.0], model="linear")
-    with pytest.raises(ProtocolError, match=r"the server starts from weights .*; name the same file as pretrained"):
+    with raises(ProtocolError, "protocol.other-model", "pretrained"):
         Node.of(without, run_config | {"pretrained": str(own)})

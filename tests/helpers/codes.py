@@ -78,13 +78,14 @@ def made(root: Path = ROOT) -> Iterator[Made]:
             codes = tuple(
                 code for one in (call.keywords if call else ()) if one.arg == "code" for code in _texts(one.value)
             )
-            if name not in KINDS:
+            found = {name: codes} if name in KINDS else {}
+            for code in codes if name not in KINDS else ():
                 # A function that makes one of a code that it is given.
-                codes = tuple(code for code in codes if code.partition(".")[0] in _BY_KIND and SHAPE.fullmatch(code))
-                name = _BY_KIND[codes[0].partition(".")[0]].__name__ if codes else ""
-            if node is not None and name:
+                if (kind := _BY_KIND.get(code.partition(".")[0])) and SHAPE.fullmatch(code):
+                    found[kind.__name__] = (*found.get(kind.__name__, ()), code)
+            for kind_name, own in found.items() if node is not None else ():
                 text = _sentence(call.args[0]) if call and call.args else ""
-                yield Made(f"{inside}:{node.lineno}", inside.parts[1].removesuffix(".py"), name, codes, text)
+                yield Made(f"{inside}:{node.lineno}", inside.parts[1].removesuffix(".py"), kind_name, own, text)
 
 
 def _texts(value: ast.expr) -> Iterator[str]:
@@ -94,6 +95,9 @@ def _texts(value: ast.expr) -> Iterator[str]:
             yield text
         case ast.IfExp(body=one, orelse=other):
             yield from (*_texts(one), *_texts(other))
+        case ast.JoinedStr(values=[ast.FormattedValue(), ast.Constant(value=str(text))]):
+            # Of settings (`umbel.protocol.rules`), which raise an error of their own kind.
+            yield from (kind + text for kind in ("config", "data", "site"))
 
 
 def _sentence(value: ast.expr) -> str:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+import os
+import sys
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -12,7 +15,8 @@ from pydantic import Field
 
 from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError
-from umbel.protocol.plugins import import_by_name, parse_options, parse_pairs
+from umbel.protocol.plugins import import_by_name, own_path, parse_options, parse_pairs
+from umbel.protocol.project import OWN_PATH
 from umbel.protocol.tasks import TrainingSpec
 
 # --- by name
@@ -145,3 +149,17 @@ def test_who_has_no_options_says_so() -> None:
 def test_an_option_is_given_once(text: str) -> None:
     with pytest.raises(ConfigError, match=r"each (name|option) once"):
         parse_options(Options, text, "strategy-options")
+
+
+def test_a_users_module_is_found_before_an_installed_one_of_its_name_and_then_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("own", "installed"):
+        (tmp_path / place).mkdir()
+        for name in ("umbel_test_models", "umbel_test_library"):
+            (tmp_path / place / f"{name}.py").write_text(f"net = {place!r}\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "installed"), *sys.path])
+    monkeypatch.setenv(OWN_PATH, str(tmp_path / "own"))
+    assert import_by_name("umbel_test_models:net") == "own"
+    assert importlib.import_module("umbel_test_library").net == "installed"
+    assert own_path().split(os.pathsep)[:2] == [str(tmp_path / "own"), str(tmp_path / "installed")]

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 import pytest
 from pydantic import Field, ValidationError, model_validator
 
+from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError, SiteError, UmbelError
 from umbel.protocol.release import NoisePer
 from umbel.protocol.rules import Settings, rule, shown
@@ -42,7 +43,7 @@ def reason(**entries: Any) -> str:
     """Return why the garden cannot be."""
     with pytest.raises(SiteError) as error:
         Garden.parse({"name": "mine"} | entries)
-    return str(error.value)
+    return error.value.text
 
 
 # --- what is read
@@ -129,13 +130,22 @@ def test_an_entry_that_nobody_knows_is_told_before_all_else(entries: dict[str, A
     assert reason(**entries) == f"the garden: {told}"
 
 
+@pytest.mark.parametrize(
+    ("entries", "code"),
+    [({"open": 1}, "wrong-value"), ({"min-roses": 6, "kind": "kitchen"}, "conflict"), ({"zzz": 4}, "unknown-key")],
+)
+def test_a_code_says_what_kind_of_fault_it_is(entries: dict[str, Any], code: str) -> None:
+    with raises(SiteError, f"site.{code}"):
+        Garden.parse({"name": "mine"} | entries)
+
+
 def test_what_is_missing_is_named() -> None:
-    with pytest.raises(SiteError, match=r"^the garden lacks name$"):
+    with raises(SiteError, "site.missing-key", "name"):
         Garden.parse({})
 
 
 def test_the_file_is_put_before_the_text() -> None:
-    with pytest.raises(SiteError, match=r"^/etc/garden\.toml: the garden lacks name$"):
+    with raises(SiteError, "site.missing-key", "/etc/garden.toml: the garden lacks name"):
         Garden.parse({}, "/etc/garden.toml")
 
 
@@ -144,7 +154,7 @@ def test_each_class_raises_its_own_error() -> None:
         error: ClassVar[type[UmbelError]] = ConfigError
         source: ClassVar[str] = "the other"
 
-    with pytest.raises(ConfigError, match="the other: there is no x"):
+    with raises(ConfigError, "config.unknown-key", "x"):
         Other.parse({"x": 1})
 
 

@@ -290,35 +290,22 @@ def test_an_unknown_key_is_named(run_config: dict[str, Any], key: str, reason: s
         Setup.parse(run_config | {key: 1})
 
 
-@pytest.mark.parametrize("key", WHOLE)
-@pytest.mark.parametrize("wrong", ["below", -1, 1.0, 2.5, True, "1", NAN])
-def test_what_must_be_a_whole_number(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    least, most = WHOLE[key], MOST.get(key, "")
-    value = least - 1 if wrong == "below" else wrong
-    with pytest.raises(ConfigError, match=f"^{key} must be a whole number of at least {least}{most}, got {value!r}"):
-        Setup.parse(run_config | {key: value})
-
-
 def test_the_smallest_of_everything_is_accepted(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | WHOLE | {"local-epochs": 1})
     assert (setup.config.rounds, setup.fleet.clients_per_round, setup.task().batch_size) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("key", ABOVE_ZERO)
-@pytest.mark.parametrize("wrong", [0, 0.0, -0.1, NAN, INF, -INF, True, "0.1"])
-def test_what_must_be_above_zero(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    # A whole number may come back as what it stands for.
-    got = re.escape(repr(float(wrong) if type(wrong) is int else wrong)).replace(r"0\.0", r"0(\.0)?")
-    rule = f"a finite number above 0{MOST.get(key, '')}"
-    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {got}"):
-        Setup.parse(run_config | {key: wrong})
-
-
-@pytest.mark.parametrize("key", NOT_NEGATIVE)
-@pytest.mark.parametrize("wrong", [-0.1, -1.0, NAN, INF, -INF, False, "5"])
-def test_what_must_not_be_negative(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    rule = f"a finite number of at least 0{MOST.get(key, '')}"
-    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}"):
+@pytest.mark.parametrize(
+    ("key", "wrong"),
+    [
+        *((key, least - 1) for key, least in WHOLE.items()),
+        *((key, 0.0) for key in ABOVE_ZERO),
+        *((key, -0.1) for key in NOT_NEGATIVE),
+        *((key, 1) for key in (*TEXTS, *CHOICES)),
+    ],
+)
+def test_each_key_has_a_rule(run_config: dict[str, Any], key: str, wrong: Any) -> None:
+    with raises(ConfigError, "config.wrong-value", key):
         Setup.parse(run_config | {key: wrong})
 
 
@@ -337,14 +324,6 @@ def test_a_run_trains_for_epochs_or_for_steps(run_config: dict[str, Any]) -> Non
     Setup.parse(run_config | {"local-epochs": 0, "local-steps": 1})
     with pytest.raises(ConfigError, match="local-epochs = 0 and local-steps = 0 train nothing"):
         Setup.parse(run_config | {"local-epochs": 0})
-
-
-@pytest.mark.parametrize("key", [*TEXTS, *CHOICES])
-@pytest.mark.parametrize("wrong", [1, 0.5, True])
-def test_what_must_be_text(run_config: dict[str, Any], key: str, wrong: Any) -> None:
-    rule = f"one of {CHOICES[key]}" if key in CHOICES else "text"
-    with pytest.raises(ConfigError, match=f"^{key} must be {rule}, got {wrong!r}"):
-        Setup.parse(run_config | {key: wrong})
 
 
 @pytest.mark.parametrize(

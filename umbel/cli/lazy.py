@@ -9,8 +9,10 @@ import click
 import typer
 from typer.core import TyperGroup
 
+from umbel.protocol.cli import fail
 
-def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typer]) -> type[TyperGroup]:
+
+def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typer], extra: str) -> type[TyperGroup]:
     """Return the class of a group.
 
     Parameters
@@ -19,6 +21,8 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
         Returns what each command does, in a sentence, by its name.
     load : callable
         Returns a command by its name.
+    extra : str
+        The extra of umbel that has what a command may import besides.
     """
 
     class Lazy(TyperGroup):
@@ -37,7 +41,12 @@ def lazy(known: Callable[[], Mapping[str, str]], load: Callable[[str], typer.Typ
 
         @staticmethod
         def _load(name: str) -> click.Command:
-            command: Any = typer.main.get_command(load(name))
+            try:
+                command: Any = typer.main.get_command(load(name))
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] == "umbel":
+                    raise
+                fail(f"{error.name} is not installed: pip install 'umbel[{extra}]' [config.not-installed]", 2)
             command.name = name
             return command  # type: ignore[no-any-return]
 

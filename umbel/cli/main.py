@@ -47,7 +47,7 @@ def _load(name: str) -> typer.Typer:
     return found
 
 
-_Commands = lazy(lambda: {name: told for name, (_, told) in COMMANDS.items()}, _load)
+_Commands = lazy(lambda: {name: told for name, (_, told) in COMMANDS.items()}, _load, "research")
 app = typer.Typer(cls=_Commands, no_args_is_help=True, pretty_exceptions_show_locals=False)
 
 

@@ -65,7 +65,7 @@ def plan(
     target_epsilon : float
         The guarantee that is wanted, between any two data sets of a client; nu is worked out.
     participations : int
-        The most often that a client takes part, with `target_epsilon`.
+        The most participations of a client, with `target_epsilon`.
     choice_epsilon : float
         Of the randomised choice; by default open, or a quarter of the target a participation.
     delta : float

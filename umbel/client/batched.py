@@ -143,6 +143,8 @@ def _dense_layers(module: nn.Module, prefix: str = "") -> list[tuple[str, nn.Mod
         return None
     if type(module) in (*_ELEMENTWISE, nn.Linear, Linear):
         return [(prefix, module)]
+    if type(module) is nn.Flatten and module.start_dim == 1:
+        return []  # rows are vectors here, and stay as they are
     if type(module) is not nn.Sequential:
         return None
     chain: list[tuple[str, nn.Module]] = []

@@ -93,14 +93,16 @@ class Node:
         policy, source = site.policy, _Source.of(site, run.dataset)
         if policy.reader and policy.role is Role.SPLIT:
             raise SiteError(
-                "a table does not say which clients train and which report: set role to train or validation"
+                "a table does not say which clients train and which report: set role to train or validation",
+                code="site.role",
             )
         dataset = _open(source)
         manifest = dataset.manifest
         if not dataset.holds(site.first, site.step):
             raise SiteError(
                 f"{source.path} holds part {manifest.part} of the clients, and this node is to host those of part "
-                f"{site.first}/{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole"
+                f"{site.first}/{site.step}; run on the Ray cluster whose machines hold all parts, or give the whole",
+                code="site.part",
             )
         if not site.simulated:
             _refuse_foreign(run, manifest)
@@ -110,7 +112,8 @@ class Node:
         if policy.personalise is not Personal.NO and learner.model.local_shapes:
             raise SiteError(
                 f"personalise would do nothing: model {learner.model.name!r} has local parameters, each client's own "
-                "already; leave it out"
+                "already; leave it out",
+                code="site.personalise",
             )
         hosted = range(site.first, manifest.clients, site.step)
         train = len(range(site.first, manifest.train, site.step))
@@ -165,22 +168,27 @@ class Node:
         if frozen_digest is not None and frozen_digest != self.model.frozen_digest:
             raise ProtocolError(
                 f"the server's frozen parameters of model {self.model.name!r} differ from this node's, or the weights "
-                "that it starts from; give both sides the same files"
+                "that it starts from; give both sides the same files",
+                code="protocol.frozen",
             )
         shapes = {name: value.shape[1:] for name, value in hypotheses.items()}
         # In the same order: what depends on it would differ between clients whose training fails and others.
         if list(shapes.items()) != list(self.model.shapes.items()):
             raise ProtocolError(
-                f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}"
+                f"hypotheses of shapes {shapes} do not fit model {self.model.name!r}: {self.model.shapes}",
+                code="protocol.shapes",
             )
         if len({len(value) for value in hypotheses.values()}) != 1:
-            raise ProtocolError("the hypotheses are not stacked arrays of one length")
+            raise ProtocolError("the hypotheses are not stacked arrays of one length", code="protocol.shapes")
 
     @staticmethod
     def _pick(asked: tuple[ClientOnNode, ...], first: int, clients: range, role: str) -> list[ClientInDataset]:
         stop = first + len(clients)
         if strangers := [client for client in asked if not first <= client < stop]:
-            raise ProtocolError(f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})")
+            raise ProtocolError(
+                f"clients {strangers} are not {role} clients of this node ({first} to {stop - 1})",
+                code="protocol.strangers",
+            )
         return cast(list[ClientInDataset], [clients[client - first] for client in asked])
 
 
@@ -191,23 +199,33 @@ def _refuse_foreign(run: RunConfig, manifest: Manifest) -> None:
     make what a client answers depend on its data.
     """
     if run.model and run.model != manifest.model and (manifest.model or run.model not in models.MODELS):
-        raise ProtocolError(f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}")
+        raise ProtocolError(
+            f"the server asks for model {run.model!r}; this site's data are for {manifest.model!r}",
+            code="protocol.other-model",
+        )
     own = manifest.loss or _loss_of(manifest.model or run.model)
     if run.loss and own and run.loss != own:
-        raise ProtocolError(f"the server asks for loss {run.loss!r}; this site's data are for {own!r}")
+        raise ProtocolError(
+            f"the server asks for loss {run.loss!r}; this site's data are for {own!r}", code="protocol.other-model"
+        )
     if run.pretrained and not manifest.pretrained:
         raise ProtocolError(
-            f"the server starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest"
+            f"the server starts from weights {run.pretrained!r}; name the same file as pretrained in the manifest",
+            code="protocol.other-model",
         )
     for what in ("loss", "metric"):
         asked, own = getattr(run, what), getattr(manifest, what)
         if ":" in asked and asked != own:
-            raise ProtocolError(f"the server asks for {what} {asked!r}; the manifest of this site's data names {own!r}")
+            raise ProtocolError(
+                f"the server asks for {what} {asked!r}; the manifest of this site's data names {own!r}",
+                code="protocol.other-model",
+            )
     for what in ("frozen", "local"):
         asked, own = getattr(run, what), getattr(manifest, what)
         if asked and asked != own:
             raise ProtocolError(
-                f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}"
+                f"the server asks for {what} parameters {asked!r}; the manifest of this site's data allows {own!r}",
+                code="protocol.other-model",
             )
 
 
@@ -226,7 +244,7 @@ def _try_out(source: _Source, model: Model, device: str, engine: str) -> Learner
     try:
         return try_out(model, _open(source), device, engine)
     except ModelError as error:
-        raise DatasetError(f"{source.path}: {error}") from error
+        raise DatasetError.of(error, f"{source.path}: ") from error
 
 
 def _stats(path: Path) -> list[os.stat_result]:
@@ -242,11 +260,14 @@ def _open(source: _Source) -> Dataset:
     if not source.reader:
         if source.path.name.lower().endswith(_TABLES):
             raise SiteError(
-                f"{source.path} is a table: name the function that reads it, as reader = package.module:function"
+                f"{source.path} is a table: name the function that reads it, as reader = package.module:function",
+                code="site.table",
             )
         return open_dataset(source.path, part=True)
     if source.register is None:
-        raise SiteError("only a site can serve a table: name it with data-path in the node's configuration")
+        raise SiteError(
+            "only a site can serve a table: name it with data-path in the node's configuration", code="site.table"
+        )
     read = import_by_name(source.reader)
     dataset: Dataset = read(source.path, Names(source.register), **dict(source.options))
     check(dataset, source.path)

@@ -164,14 +164,9 @@ def build(
 
     Returns
     -------
-    manifest : Manifest
-        What the data are.
-    features : ndarray of float32, shape (rows, 3)
-        Service index, longitude and latitude in the units of `FEATURES`; a client's rows by increasing service.
-    targets : ndarray of float32, shape (rows,)
-        Average total payment / 10,000 dollars.
-    offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    manifest, features, targets, offsets
+        As in `umbel.data.Dataset`: a row (3,) is the service's index, longitude and latitude in the units of
+        `FEATURES`, and the target is in 10,000 dollars; a client's rows come by increasing service.
 
     Raises
     ------

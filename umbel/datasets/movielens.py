@@ -161,14 +161,9 @@ def build(
 
     Returns
     -------
-    manifest : Manifest
-        What the data are.
-    features : ndarray of int32, shape (rows, 1)
-        Index of the item, from 0 on; a client's rows by increasing index.
-    targets : ndarray of int8, shape (rows,)
-        1 where the client likes the item, -1 where not.
-    offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    manifest, features, targets, offsets
+        As in `umbel.data.Dataset`: a row (1,) is the item's index, and the target is 1 for a like, else -1; a client's
+        rows come by increasing index.
 
     Raises
     ------

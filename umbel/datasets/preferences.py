@@ -77,12 +77,9 @@ def draw(
 
     Returns
     -------
-    features : ndarray of int32, shape (sum of rows, 1)
-        Index of the item, from 0 on; a client's rows by increasing index.
-    targets : ndarray of int8, shape (sum of rows,)
-        1 where the client likes the item, -1 where not.
-    offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    features, targets, offsets
+        As in `umbel.data.Dataset`: a row (1,) is the item's index, and the target is 1 for a like, else -1; a client's
+        rows come by increasing index.
     users : ndarray of float64, shape (clients, factors)
         The vector u of each client.
     item_vectors : ndarray of float64, shape (items, factors)

@@ -93,14 +93,9 @@ def build(
 
     Returns
     -------
-    manifest : Manifest
-        What the data are.
-    features : ndarray of uint8, shape (rows, 28, 28)
-        Images, the rows of a client together, in random order.
-    targets : ndarray of int64, shape (rows,)
-        Classes.
-    offsets : ndarray of int64, shape (clients + 1,)
-        Client ``i`` owns rows ``offsets[i]`` to ``offsets[i + 1]``.
+    manifest, features, targets, offsets
+        As in `umbel.data.Dataset`: a row is an image (28, 28) of bytes, and the target its class; a client's rows come
+        in random order.
 
     Raises
     ------

@@ -100,7 +100,7 @@ def run_in(content: RecordDict) -> str:
     """Return the name of the run that has found what a message tells."""
     name = record_in(content, _RUN, ConfigRecord).get(_RUN)
     if not isinstance(name, str):
-        raise ProtocolError("the message does not name its run")
+        raise ProtocolError("the message does not name its run", code="protocol.run-name")
     return name
 
 
@@ -227,7 +227,7 @@ def hosting_in(content: RecordDict) -> Hosting:
     """Check and return what a node says of itself."""
     record = content.get(_HOSTING)
     if not isinstance(record, MetricRecord):
-        raise ProtocolError("does not say what it hosts")
+        raise ProtocolError("does not say what it hosts", code="protocol.hosting")
     return Hosting.from_record(record)
 
 
@@ -240,7 +240,7 @@ def released_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.boo
         arrays = times_step(arrays, counts[_STEP])
     choices = np.asarray(counts["choices"]) if "choices" in counts else None
     if choices is not None and (choices.dtype.kind not in "iu" and choices.size):
-        raise ProtocolError("it does not say what its clients chose")
+        raise ProtocolError("it does not say what its clients chose", code="protocol.choices")
     return arrays, flags, None if choices is None else choices.astype(np.int64)
 
 
@@ -251,14 +251,14 @@ def site_sums_in(content: RecordDict, asked: int) -> tuple[Arrays, NDArray[np.fl
     arrays = unpack(record_in(content, _ARRAYS, ArrayRecord))
     counts = np.asarray(record.get("counts", ()), np.float64)
     if counts.shape != (len(next(iter(arrays.values()))),) or not np.isfinite(counts).all():
-        raise ProtocolError("it does not say how many clients trained each hypothesis")
+        raise ProtocolError("it does not say how many clients trained each hypothesis", code="protocol.counts")
     return arrays, counts, flags
 
 
 def _flags(record: MetricRecord, asked: int) -> NDArray[np.bool_]:
     flags = np.asarray(record.get("clients", ()))
     if flags.shape != (asked,) or not ((flags == 0) | (flags == 1)).all():
-        raise ProtocolError("it does not say who released")
+        raise ProtocolError("it does not say who released", code="protocol.released")
     return flags.astype(bool)
 
 

@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any, TypeVar
@@ -75,7 +75,8 @@ def _own_first() -> Iterator[None]:
         yield
     finally:
         for folder in folders:
-            sys.path.remove(folder)
+            with suppress(ValueError):  # the user's code may have changed the path
+                sys.path.remove(folder)
         sys.path += [folder for folder in folders if folder not in sys.path]
 
 

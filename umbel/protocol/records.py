@@ -42,7 +42,7 @@ def held_in(content: RecordDict, name: str, kind: type[T]) -> T:
     """Return the value of that name which is held in a message; `ProtocolError` if there is none of that kind."""
     value = getattr(content.get(name), "value", None)
     if not isinstance(value, kind):
-        raise ProtocolError(f"there is no {kind.__name__} {name!r}")
+        raise ProtocolError(f"there is no {kind.__name__} {name!r}", code="protocol.records")
     return value
 
 
@@ -51,7 +51,7 @@ def record_in(content: RecordDict, name: str, kind: type[R]) -> R:
     # By itself: `RecordDict.array_records` and its like make a new dictionary of all of them each time.
     record = content.get(name)
     if not isinstance(record, kind):
-        raise ProtocolError(f"there is no {kind.__name__} {name!r}")
+        raise ProtocolError(f"there is no {kind.__name__} {name!r}", code="protocol.records")
     return record
 
 
@@ -76,7 +76,7 @@ def from_array_record(record: ArrayRecord) -> Arrays:
         try:
             arrays[name] = _decode(value)
         except Exception as error:  # whatever numpy makes of bytes that are no array
-            raise ProtocolError(f"array {name!r} cannot be read: {error}") from None
+            raise ProtocolError(f"array {name!r} cannot be read: {error}", code="protocol.arrays") from None
     return arrays
 
 
@@ -102,13 +102,13 @@ def unpack(record: ArrayRecord) -> Packed:
         When the record is anything else.
     """
     if len(record) != 1:
-        raise ProtocolError(f"there are {len(record)} arrays where one matrix should be")
+        raise ProtocolError(f"there are {len(record)} arrays where one matrix should be", code="protocol.arrays")
     ((name, array),) = record.items()
     try:
         matrix, columns = _decode(array), _columns(name)
         return Packed(matrix, columns)
     except Exception as error:  # whatever a sender makes of it
-        raise ProtocolError(f"the matrix cannot be read: {error}") from None
+        raise ProtocolError(f"the matrix cannot be read: {error}", code="protocol.arrays") from None
 
 
 MOST_STEPS = 2**15 - 1
@@ -125,7 +125,7 @@ def times_step(arrays: Arrays, step: Any) -> Packed:
     """Return what `in_steps` was given; `ProtocolError` where this is something else."""
     matrix = as_matrix(arrays)
     if type(step) is not float or math.frexp(step)[0] != 0.5 or matrix.dtype != np.int16:
-        raise ProtocolError("its numbers are no multiples of a power of two")
+        raise ProtocolError("its numbers are no multiples of a power of two", code="protocol.arrays")
     with np.errstate(over="ignore"):  # what is too large is infinite, and no release
         return _of(matrix * np.float32(step), arrays)
 

@@ -52,7 +52,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**entries)
         except ValidationError as error:
-            raise self.error(self._explain(error)) from None
+            raise self._explain(error) from None
 
     @classmethod
     def parse(cls, entries: Mapping[str, Any], source: str = "") -> Self:
@@ -75,10 +75,10 @@ class Settings(BaseModel):
         try:
             # By the fields' own names, with underscores, they come from code alone.
             if strange := entries.keys() - cls.names():
-                raise cls.error(cls._unknown(list(strange)))
+                raise cls._unknown(list(strange))
             return cls(**entries)
         except cls.error as error:
-            raise cls.error(f"{source}: {error}" if source else str(error)) from None
+            raise cls.error.of(error, f"{source}: " if source else "") from None
 
     @classmethod
     def current(cls, entries: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,8 +104,9 @@ class Settings(BaseModel):
         return settings
 
     @classmethod
-    def _explain(cls, error: ValidationError) -> str:
+    def _explain(cls, error: ValidationError) -> UmbelError:
         """Return what is wrong with the first entry, unknown ones before all others."""
+        kind = cls.error.kind
         found = error.errors(include_url=False)
         strange = [str(one["loc"][0]) for one in found if one["type"] == "extra_forbidden"]
         if strange:
@@ -113,17 +114,20 @@ class Settings(BaseModel):
         first = found[0]
         if not first["loc"] or first["type"] == "value_error":
             # What a validator of the class raised says it all.
-            return str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
+            text = str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
+            return cls.error(text, code=f"{kind}.conflict")
         key = str(first["loc"][0])
         if first["type"] == "missing":
-            return f"{cls.source} lacks {key}"
+            return cls.error(f"{cls.source} lacks {key}", code=f"{kind}.missing-key")
         if len(first["loc"]) > 1:
-            return f"{'.'.join(map(str, first['loc']))} {fault_text(first)}, got {first['input']!r}"
-        field = next(field for name, field in cls.model_fields.items() if key in (field.alias, name))
-        return f"{key} must be {rule(field)}, got {first['input']!r}"
+            text = f"{'.'.join(map(str, first['loc']))} {fault_text(first)}"
+        else:
+            field = next(field for name, field in cls.model_fields.items() if key in (field.alias, name))
+            text = f"{key} must be {rule(field)}"
+        return cls.error(f"{text}, got {first['input']!r}", code=f"{kind}.wrong-value")
 
     @classmethod
-    def _unknown(cls, names: list[str]) -> str:
+    def _unknown(cls, names: list[str]) -> UmbelError:
         known = cls.names()
         told = []
         for name in sorted(names):
@@ -134,7 +138,7 @@ class Settings(BaseModel):
                 told.append(f"there is no {name}; did you mean {near[0]}?")
             else:
                 told.append(f"there is no {name}")
-        return f"{cls.source}: {'; '.join(told)}"
+        return cls.error(f"{cls.source}: {'; '.join(told)}", code=f"{cls.error.kind}.unknown-key")
 
     @classmethod
     @cache

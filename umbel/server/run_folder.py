@@ -19,7 +19,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import safetensors
@@ -30,6 +30,7 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter
 
 from umbel.privacy.accounting.guarantee import pure_cost
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, write_atomically
 from umbel.protocol.release import Release
@@ -244,7 +245,7 @@ class RunFolder:
         """Return what `write_config` saved: ``config``, ``versions``, and digests by name."""
         return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
 
-    def read(self, names: Sequence[str]) -> tuple[State, dict[int, int], Arrays]:
+    def read(self, names: Sequence[str]) -> tuple[State, dict[ClientInRun, int], Arrays]:
         """Return the state, how often each client that released did so, and what the strategy kept.
 
         Parameters
@@ -302,9 +303,9 @@ class RunFolder:
         """
         return _read_lines(self.path / "history.jsonl", _round, finished)
 
-    def read_participations(self) -> dict[int, int]:
+    def read_participations(self) -> dict[ClientInRun, int]:
         """Return how often each client that released did so, also in rounds that a run does again; errors as `read`."""
-        spent = Counter[int]()
+        spent = Counter[ClientInRun]()
         for line in _read_lines(self.path / "participations.jsonl", _participations):
             spent.update(line)
         return dict(sorted(spent.items()))
@@ -347,10 +348,10 @@ def _read_lines(path: Path, read: Callable[[str, int], T], finished: int = 0) ->
     return found
 
 
-def _participations(line: str, number: int) -> dict[int, int]:
+def _participations(line: str, number: int) -> dict[ClientInRun, int]:
     """Return how often clients released, as a line says."""
     try:
-        return _TIMES.validate_json(line, strict=True)
+        return cast(dict[ClientInRun, int], _TIMES.validate_json(line, strict=True))
     except ValueError as error:
         raise ValueError(f"line {number} of participations.jsonl does not say how often clients released") from error
 

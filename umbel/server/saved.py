@@ -10,7 +10,9 @@ from typing import Any
 
 import safetensors
 
+from umbel.protocol import old_names
 from umbel.protocol.arrays import Arrays
+from umbel.protocol.clients import ClientInRun
 from umbel.protocol.errors import ConfigError, ProtocolError
 from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import Hosting
@@ -36,7 +38,7 @@ class Saved:
     ----------
     folder : RunFolder
     state : State
-    spent : dict from int to int
+    spent : dict from ClientInRun to int
         How often each client that released did so.
     kept : dict of ndarray
         What the strategy keeps from round to round.
@@ -47,7 +49,7 @@ class Saved:
 
     folder: RunFolder
     state: State
-    spent: dict[int, int]
+    spent: dict[ClientInRun, int]
     kept: Arrays
     nodes: list[tuple[int, Hosting]]
     snapshots: Snapshots
@@ -117,7 +119,7 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
                 f"resume: {key} was {value!r} and is {config.get(key)!r}; set it as it was",
                 code="config.resume-changed",
             )
-    if data and (now := setup.digests["data"]) and data != now:
+    if data and (now := setup.digests["data"]) and now not in (data, old_names.DIGESTS.get(data)):
         raise ConfigError(
             f"resume: the rows of dataset {setup.config.dataset!r} are others than those that the run began "
             f"with; put these back, or start a new run: start-from={name} seed={setup.config.seed + 1}",
@@ -126,13 +128,13 @@ def _check_the_same(setup: Setup, was: Mapping[str, Any], data: str, name: str) 
 
 
 def _check_participations(
-    spent: Mapping[int, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
+    spent: Mapping[ClientInRun, int], nodes: Sequence[tuple[int, Hosting]], history: Sequence[Round], newest: Round
 ) -> None:
     """Raise `ValueError` unless participations are of these nodes and rounds; errors of nodes as `Hosting.from_record`.
 
     Parameters
     ----------
-    spent : mapping from int to int
+    spent : mapping from ClientInRun to int
     nodes : sequence of (int, Hosting)
     history : sequence of Round
         Up to the last finished round.

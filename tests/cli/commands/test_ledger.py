@@ -86,8 +86,8 @@ def test_export_writes_every_charge_as_csv(tmp_path: Path) -> None:
     assert code == 0
     rows = list(csv.DictReader(io.StringIO(output)))
     assert len(rows) == 12
-    assert [rows[0][key] for key in ("n", "noise_multiplier", "radius")] == ["11", "3.0", "0.5"]
-    assert rows[-1]["radius"] == ""
+    assert [rows[0][key] for key in ("n", "noise_multiplier", "clip_norm")] == ["11", "3.0", "0.5"]
+    assert rows[-1]["clip_norm"] == ""
 
 
 @pytest.mark.parametrize("table", ["clients", "evaluations", "sent", "ended", "requests"])

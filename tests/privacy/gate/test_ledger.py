@@ -74,12 +74,12 @@ def test_every_charge_is_a_row(path: Path) -> None:
     assert [row["client"] for row in rows] == [4, 9]
     assert rows[0]["at"].startswith("20")  # type: ignore[attr-defined]
     expected = {"run": "run", "round": 3, "kind": "train", "n": 11, "noise_multiplier": 3.0}
-    assert rows[0].items() >= (expected | {"clipping": "public", "radius": 0.25}).items()
+    assert rows[0].items() >= (expected | {"clipping": "public", "clip_norm": 0.25}).items()
 
 
 def test_the_norm_of_an_update_is_not_written_down(path: Path) -> None:
     Ledger(path).charge(TRAIN, [0])
-    assert next(Ledger(path).rows())["radius"] is None
+    assert next(Ledger(path).rows())["clip_norm"] is None
 
 
 def test_what_a_client_spent_is_told_by_release_whatever_its_radius(path: Path) -> None:

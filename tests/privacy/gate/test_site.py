@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 
+from tests.helpers.errors import raises
 from tests.helpers.messages import refused
 from tests.helpers.sites import OWN, PARTITION, field, own, simulated
 from umbel.client.app import app
@@ -56,7 +57,7 @@ def test_a_home_in_the_data_path_is_the_users(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("key", ["data-path", "ledger-path", "keep-model"])
 def test_a_path_is_absolute_because_a_process_may_work_anywhere(key: str) -> None:
-    with pytest.raises(SiteError, match=f"{key} must be an absolute path, got 'here/it/is'"):
+    with raises(SiteError, "site.relative-path", key, "here/it/is"):
         Site.of(OWN | {key: "here/it/is"})
 
 
@@ -73,12 +74,12 @@ def test_a_site_may_host_a_part_of_a_dataset_of_many_sites() -> None:
 
 @pytest.mark.parametrize("place", ["5/5", "2", "/5", "a/b", "-1/5", "1/0", "", 2])
 def test_a_place_is_one_of_so_many(place: Any) -> None:
-    with pytest.raises(SiteError, match='place must be "i/n" with i from 0 to n - 1, got'):
+    with raises(SiteError, "site.place", "i/n"):
         own(role="split", place=place)
 
 
 def test_a_place_is_for_a_split_dataset() -> None:
-    with pytest.raises(SiteError, match="place is for role split, where clients are numbered over the whole"):
+    with raises(SiteError, "site.role", "split"):
         own(place="2/5")
 
 
@@ -91,7 +92,7 @@ def test_a_site_with_data_of_its_own_has_no_seed() -> None:
 
 @pytest.mark.parametrize("node_config", [{}, PARTITION, {"data-path": ""}])
 def test_a_node_without_data_names_the_fix(node_config: dict[str, Any]) -> None:
-    with pytest.raises(SiteError, match="start it with --node-config 'data-path=\"/path/to/data\"'"):
+    with raises(SiteError, "site.no-data", "data-path"):
         Site.of(node_config)
 
 
@@ -371,16 +372,16 @@ def test_a_key_may_come_from_the_environment_and_the_node_configuration_wins(
 
 def test_no_way_lets_a_site_release_without_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable(NEVER), "true")
-    with pytest.raises(SiteError, match="allow-unsanitised is for simulation; a site with data of its own cannot"):
+    with raises(SiteError, "site.allow-unsanitised"):
         own()
     assert simulated().policy.allow_unsanitised
 
 
 def test_where_the_data_lie_is_said_to_a_node_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_DATA_PATH", "/data/elsewhere")
-    with pytest.raises(SiteError, match="this node serves no data"):
+    with raises(SiteError, "site.no-data"):
         Site.of({})
-    with pytest.raises(SiteError, match="data-path is for the node's own configuration alone; unset UMBEL_DATA_PATH"):
+    with raises(SiteError, "site.variable", "UMBEL_DATA_PATH"):
         own()
     assert simulated().data_path is None
 
@@ -400,7 +401,7 @@ def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulati
 ) -> None:
     without = simulated()
     monkeypatch.setenv(name, "50")
-    with pytest.raises(SiteError, match="this node's configuration: there is no "):
+    with raises(SiteError, "site.unknown-key"):
         own()
     assert simulated() == without
 
@@ -417,13 +418,13 @@ def test_a_variable_of_an_old_name_is_understood_with_a_hint(
 
 def test_a_setting_under_both_names_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     """Which of the two counts would be a guess."""
-    with pytest.raises(SiteError, match="radius-floor is now called clip-norm-floor; give one of them"):
+    with raises(SiteError, "site.unknown-key", "radius-floor", "clip-norm-floor"):
         own(**{"radius-floor": 0.5, "clip-norm-floor": 0.1})
 
 
 def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UMBEL_BUDGET", "lots")
-    with pytest.raises(SiteError, match="budget must be a number of at least 0, got 'lots'"):
+    with raises(SiteError, "site.wrong-value", "budget", "lots"):
         own()
     assert own(budget=3).limits.budget == 3, "what the node's configuration overrules plays no part"
 
@@ -432,5 +433,5 @@ def test_a_value_of_the_environment_that_cannot_be_used_closes_the_site(monkeypa
 def test_a_limit_in_another_spelling_closes_the_site(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be no limit, or one of two."""
     monkeypatch.setenv(name, "1")
-    with pytest.raises(SiteError, match=f"{name}: write it as UMBEL_"):
+    with raises(SiteError, "site.variable", name, "UMBEL_"):
         own()

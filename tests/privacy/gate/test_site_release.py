@@ -557,7 +557,7 @@ def test_every_client_that_takes_part_pays_the_whole_price() -> None:
     assert (paid.kind, paid.hypotheses, paid.choice_epsilon, times) == (Kind.SITE, 2, 0.5, 1)
     assert pure_cost(paid) == Fraction(3, 2)
     assert {row["kind"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()} == {"site"}
-    assert {row["radius"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()} == {1.0}
+    assert {row["clip_norm"] for row in Ledger(umbel_home() / "ledger.sqlite").rows()} == {1.0}
 
 
 @pytest.mark.parametrize("able", [9, 10, 11])

@@ -103,7 +103,7 @@ def _by_field(entries: dict[str, Any]) -> dict[str, Any]:
 def _price(run: RunConfig, n: int, by_site: bool) -> list[tuple[str, str]]:
     """Return what a participation costs, in a site's sums or by itself, and what all that the run may ask cost."""
     if run.mechanism not in MECHANISMS:
-        # A name may lead to any code that is installed, and nobody here has said yes to it.
+        # A name may lead to any code that is installed, and the site has not approved it.
         return [("price", f"not told: mechanism {run.mechanism!r} is code of its own, which is not run for a list")]
     release = run.release(n, run.most_hypotheses)
     if by_site:

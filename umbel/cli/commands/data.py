@@ -51,7 +51,7 @@ def _load(name: str) -> typer.Typer:
 
 
 _make = typer.Typer(
-    cls=lazy(recipes, _load), no_args_is_help=True, help="Make a dataset of public raw data by its recipe."
+    cls=lazy(recipes, _load, "recipes"), no_args_is_help=True, help="Make a dataset of public raw data by its recipe."
 )
 app.add_typer(_make, name="make")
 app.command("split")(split.main)

@@ -33,7 +33,7 @@ def command(
     rounds: Annotated[int | None, typer.Option(help="Number of rounds; with --noise-multiplier.")] = None,
     target_epsilon: Annotated[float | None, typer.Option(help="The epsilon that is wanted; nu is worked out.")] = None,
     participations: Annotated[
-        int, typer.Option(min=1, help="The most often that a client takes part; with --target-epsilon.")
+        int, typer.Option(min=1, help="The most participations of a client; with --target-epsilon.")
     ] = 1,
     choice_epsilon: Annotated[
         float | None,

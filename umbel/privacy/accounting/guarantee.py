@@ -28,7 +28,7 @@ from umbel.privacy.mechanisms.choice import RandomisedResponse
 from umbel.protocol.release import Clipping, Kind, Release, exact
 
 DELTA = 1e-5
-"""Of the figures that are printed, where nobody says another."""
+"""Delta of the figures that are printed, by default."""
 
 MEANINGFUL = 20
 """Beyond this epsilon, a factor of e**epsilon between what two data sets may lead to says nothing."""
@@ -124,12 +124,12 @@ def within_budget(
     max_choice_epsilon: float = math.inf,
     reports: bool = False,
 ) -> bool:
-    r"""Return whether an epsilon of `budget` at `delta` holds, whatever a server picked as it went.
+    r"""Return whether an epsilon of `budget` at `delta` holds, also where a server picked parameters during the run.
 
     Sums of pure epsilons hold for parameters that are picked during the run (Rogers et al., 2016).
     Numerical composition is proven for parameters fixed in advance. So releases of a client's first sort
-    are all taken for ones with the least noise that the site accepts: that dominates whatever the server
-    picked, and is fixed. Beside them there is room for nothing else, as a server could turn to it at the
+    are all taken for ones with the least noise that the site accepts: that dominates every pick of the server,
+    and is fixed. Beside them there is room for nothing else, as a server could turn to it at the
     moment that suits it best; but where training clients report, a quarter of the budget is set apart for
     reports and all other sorts, by their pure epsilons.
 

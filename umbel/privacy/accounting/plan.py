@@ -50,7 +50,7 @@ class Task:
         load(self.mechanism)
 
     def release(self, noise_multiplier: float, choice_epsilon: float) -> Release:
-        """Return what a client gives away each time that it takes part, with a public radius."""
+        """Return the release of one participation, with a public clip norm."""
         return Release(
             Kind.TRAIN,
             self.parameters,
@@ -147,7 +147,7 @@ def plan_for(task: Task, target: float, delta: float, participations: int, choic
     delta : float
         With which it holds; 0 for a pure epsilon.
     participations : int
-        The most often that a client takes part.
+        The most participations of a client.
     choice_epsilon : float, optional
         By default a quarter of a participation's share of the target, and no more than 2.
 

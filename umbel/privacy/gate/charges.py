@@ -10,6 +10,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from umbel.privacy.accounting.guarantee import within_budget
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Clipping, Kind, Release
 
 Account = Mapping[Release, int]
@@ -76,12 +77,16 @@ class Limits:
         return paper_spent(after) <= self.paper_budget and self._covers(after, self.budget)
 
     def paying(
-        self, clients: Sequence[int], account: Callable[[int], Account], release: Release, at_least: int = 1
+        self,
+        clients: Sequence[ClientInDataset],
+        account: Callable[[ClientInDataset], Account],
+        release: Release,
+        at_least: int = 1,
     ) -> list[bool]:
         """Return for each client whether it may release once more; no client may where fewer than `at_least` may."""
         allowed: dict[tuple[tuple[Release, int], ...], bool] = {}  # many clients have released the same
 
-        def allow(client: int) -> bool:
+        def allow(client: ClientInDataset) -> bool:
             spent = account(client)
             key = tuple(spent.items())
             if key not in allowed:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
@@ -20,13 +20,14 @@ from typing import Any
 
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
 from umbel.privacy.gate.store import Store, digest_of_totals
+from umbel.protocol.clients import ClientInDataset
 from umbel.protocol.release import Release
 
 # A ledger of so many charges is checked from the first on in some 50 ms. Each message opens it.
 _WHOLE = 10_000
 _TAIL = 2_000  # of a longer one, so many of the last
 
-_Totals = dict[int, dict[int, tuple[int, int]]]
+_Totals = dict[ClientInDataset, dict[int, tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class _Books:
     charges: int = 0
     hash: bytes = bytes(32)
     releases: Mapping[int, str] = field(default_factory=dict)
-    totals: Mapping[int, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    totals: Mapping[ClientInDataset, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
 
-    def account(self, client: int) -> dict[Release, int]:
+    def account(self, client: ClientInDataset) -> dict[Release, int]:
         """Return what a client has released."""
         account: dict[Release, int] = {}
         for number, (_, times) in self.totals.get(client, {}).items():
@@ -98,7 +99,7 @@ class Ledger(Store):
             self._read(connection)
 
     def charge(
-        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+        self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
         """Charge each client that can pay, all at once, and return which those are.
 
@@ -118,13 +119,13 @@ class Ledger(Store):
                 self._known = _append(connection, books, row, paid)
         return paying
 
-    def accounts(self) -> dict[int, Account]:
+    def accounts(self) -> dict[ClientInDataset, Account]:
         """Return what every client has released, by client."""
         with self._transaction() as connection:
             books = self._read(connection)
             return {client: books.account(client) for client in sorted(books.totals)}
 
-    def account(self, client: int) -> Account:
+    def account(self, client: ClientInDataset) -> Account:
         """Return what a client has released."""
         with self._transaction() as connection:
             return self._read(connection).account(client)
@@ -135,8 +136,8 @@ class Ledger(Store):
             releases = self._read(connection).releases
             rows = connection.execute("SELECT at, run, round, client, release, clip_norm FROM charges ORDER BY id")
             for at, run, round, client, release, clip_norm in rows:
-                what = asdict(replace(read(releases[release]), radius=clip_norm))
-                yield {"at": at, "run": run, "round": round, "client": client, **what}
+                what = {key: value for key, value in asdict(read(releases[release])).items() if key != "radius"}
+                yield {"at": at, "run": run, "round": round, "client": client, **what, "clip_norm": clip_norm}
 
     def _check(self, connection: sqlite3.Connection) -> None:
         """Raise unless the tables are a store's, and SQLite itself finds nothing wrong with the file."""
@@ -195,7 +196,10 @@ def _hash(before: bytes, *content: Any) -> bytes:
 
 
 def _append(
-    connection: sqlite3.Connection, books: _Books, charge: tuple[str, str, int, str, float | None], clients: list[int]
+    connection: sqlite3.Connection,
+    books: _Books,
+    charge: tuple[str, str, int, str, float | None],
+    clients: list[ClientInDataset],
 ) -> _Books:
     """Write a charge of each client; return how the ledger then stands."""
     at, run, round, what, clip_norm = charge

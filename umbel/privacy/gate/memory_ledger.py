@@ -10,6 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from umbel.privacy.gate.charges import NO_LIMITS, Account, Charge, Limits, read, written
+from umbel.protocol.clients import ClientInDataset
 
 _RECORD = "umbel.ledger"
 
@@ -31,17 +32,17 @@ class MemoryLedger:
         self._record = state.config_records.get(_RECORD, ConfigRecord())
 
     def charge(
-        self, charge: Charge, clients: Sequence[int], limits: Limits = NO_LIMITS, at_least: int = 1
+        self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
     ) -> list[bool]:
-        """Charge each client that can afford it, and return which those are; nobody where fewer than `at_least` can."""
-        affords = limits.paying(clients, self.account, charge.release, at_least)
-        paying = [client for client, fits in zip(clients, affords, strict=True) if fits]
+        """Charge each client that can pay, and return which those are; none where fewer than `at_least` can."""
+        paying = limits.paying(clients, self.account, charge.release, at_least)
+        paid = [client for client, pays in zip(clients, paying, strict=True) if pays]
         key = written(charge.release)
-        self._record[key] = _paid_once_more(self._paid(key), np.array(paying, np.int64)).tobytes()
+        self._record[key] = _paid_once_more(self._paid(key), np.array(paid, np.int64)).tobytes()
         self._state[_RECORD] = self._record
-        return affords
+        return paying
 
-    def account(self, client: int) -> Account:
+    def account(self, client: ClientInDataset) -> Account:
         """Return what a client has released."""
         times = {key: self._times(key, client) for key in self._record}
         return {read(key): often for key, often in times.items() if often}

@@ -285,41 +285,52 @@ class Policy(Settings):
         self._check_release(task)
         if task.noise_multiplier == 0 and not self.allow_unsanitised:
             raise Refused(
-                "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it"
+                "the server asks for an unsanitised release (noise multiplier 0); this site does not allow it",
+                code="refused.unsanitised",
             )
         if task.noise_multiplier < self.min_noise_multiplier:
             raise Refused(
                 f"the server asks for noise multiplier {task.noise_multiplier}; "
-                f"this site accepts no less than {self.min_noise_multiplier}"
+                f"this site accepts no less than {self.min_noise_multiplier}",
+                code="refused.noise",
             )
         if self.clipping is AcceptedRadius.PUBLIC and task.clipping is not Clipping.PUBLIC:
             raise Refused(
-                f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm"
+                f"the server asks for clipping {task.clipping.value!r}; this site accepts only a public clip norm",
+                code="refused.clipping",
             )
         if task.noise_multiplier > 0 and task.mechanism not in self.mechanisms.split() and not self.allow_unsanitised:
             raise Refused(
-                f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms or 'none'}"
+                f"the server asks for mechanism {task.mechanism!r}; this site accepts {self.mechanisms or 'none'}",
+                code="refused.mechanism",
             )
         if hypotheses > 1 and math.isfinite(self.max_choice_epsilon):
             # A site's release covers the choice by itself, or its mechanism says what it lacks.
             if task.choice_epsilon == 0 and task.release_by is ReleaseBy.CLIENT:
                 raise Refused(
                     f"the server leaves the choice among {hypotheses} hypotheses open (choice-epsilon 0); "
-                    f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most"
+                    f"this site accepts a choice-epsilon of {self.max_choice_epsilon:g} at most",
+                    code="refused.choice",
                 )
             if task.choice_epsilon > self.max_choice_epsilon:
                 raise Refused(
                     f"the server asks for choice-epsilon {task.choice_epsilon:g}; "
-                    f"this site accepts {self.max_choice_epsilon:g} at most"
+                    f"this site accepts {self.max_choice_epsilon:g} at most",
+                    code="refused.choice",
                 )
         for key, asked, most in (
             ("local-epochs", task.local_epochs, self.max_local_epochs),
             ("local-steps", task.local_steps, self.max_local_steps),
         ):
             if asked > most:
-                raise Refused(f"the server asks for {key} = {asked}; this site accepts {most:g} at most")
+                raise Refused(
+                    f"the server asks for {key} = {asked}; this site accepts {most:g} at most", code="refused.work"
+                )
         if task.disclose_choice and not self.allow_unsanitised:
-            raise Refused("the server asks which hypothesis each client chose; this site does not disclose it")
+            raise Refused(
+                "the server asks which hypothesis each client chose; this site does not disclose it",
+                code="refused.disclose-choice",
+            )
 
     def _check_release(self, task: TrainingSpec) -> None:
         """Raise `Refused` where another would add the noise than the site says, or too few clients are asked."""
@@ -327,16 +338,19 @@ class Policy(Settings):
             if self.release is AcceptedRelease.SITE:
                 raise Refused(
                     "the server asks for each client's own model; this site releases sums over its clients alone "
-                    '(release = "site"): use strategy site-average'
+                    '(release = "site"): use strategy site-average',
+                    code="refused.release",
                 )
             return
         if self.release is AcceptedRelease.CLIENT:
             raise Refused(
                 "the server asks for sums over this site's clients; here each client releases its own model: set "
-                'release = "site", or "any", if they trust the site'
+                'release = "site", or "any", if they trust the site',
+                code="refused.release",
             )
         if len(task.clients) < self.min_clients:
             raise Refused(
                 f"the server asks for the sums of {len(task.clients)} clients; this site's are of {self.min_clients} "
-                "at least (min-clients): ask for more clients a round"
+                "at least (min-clients): ask for more clients a round",
+                code="refused.min-clients",
             )

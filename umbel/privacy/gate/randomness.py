@@ -1,8 +1,8 @@
 """Where random draws of a client come from.
 
-In simulation every client has streams of its own, keyed by seed, round and client, so that a
+In simulation every client has separate streams, keyed by seed, round and client, so that a
 result does not depend on which node computes it. Where the data are a site's own there is no
-seed: whoever knows it could predict the noise and subtract it.
+seed: a server that knows the seed could predict the noise and subtract it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from umbel.privacy.mechanisms.base import NoiseSource
 
 
 def noise(seed: int | None, round: int, clients: Iterable[int], purpose: str = "noise") -> Iterator[NoiseSource]:
-    """Yield what each client's noise is drawn from, each good until the next is asked for.
+    """Yield what each client's noise is drawn from; each is valid until the next is taken.
 
     Without a seed that is a `SecureGenerator` each.
     """

@@ -236,7 +236,7 @@ def _layers(hypotheses: Arrays) -> Sequence[slice]:
         stop = start + int(np.prod(value.shape[1:]))
         layer = name.rpartition(".")[0]
         if layer in layers and layers[layer].stop != start:
-            raise Refused(f"the parameters of layer {layer!r} are not next to each other")
+            raise Refused(f"the parameters of layer {layer!r} are not next to each other", code="refused.layers")
         layers[layer] = slice(layers[layer].start if layer in layers else start, stop)
         start = stop
     return list(layers.values())

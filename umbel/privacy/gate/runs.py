@@ -26,7 +26,7 @@ from umbel.protocol.errors import LedgerError, Refused
 _KEPT_RUNS, _KEPT_SENT = 10_000, 20_000
 _MOST_WAITING, _LONGEST_REQUEST = 100, 1 << 16
 SHOWN = 32
-"""Hex digits by which a request is known: so many that nobody finds another request with the same ones."""
+"""Hex digits by which a request is known: too many to find another request with the same digits."""
 _ALL = ""  # the run that stands for all together
 
 
@@ -79,7 +79,7 @@ class Runs(Store):
 
     @classmethod
     def of(cls, site: Site) -> Self:
-        """Return what a node of a site with data of its own remembers."""
+        """Return what a node of a site that serves data remembers."""
         runs = super().of(site)
         runs._node = sha256(site.identity.encode("utf-8", "surrogatepass")).hexdigest()
         return runs
@@ -157,7 +157,7 @@ class Runs(Store):
     # --- what the site's people approve
 
     def check_approved(self, run: str, asks: Mapping[str, Any]) -> None:
-        """Raise `Refused` unless this was approved; what is asked for the first time then waits."""
+        """Raise `Refused` unless this was approved. A request that comes for the first time then waits."""
         text = request_text(asks)
         if len(text) > _LONGEST_REQUEST:
             raise Refused(

@@ -110,14 +110,20 @@ class Site:
         # The site's own path is asked for first: real nodes may have a partition-id as well.
         if own.get(DATA_PATH):
             if DATA_PATH in environment:
-                raise SiteError(f"{DATA_PATH} is for the node's own configuration alone; unset UMBEL_DATA_PATH")
+                raise SiteError(
+                    f"{DATA_PATH} is for the node's own configuration alone; unset UMBEL_DATA_PATH",
+                    code="site.variable",
+                )
             policy = Policy.of(environment | own)
             first, step = _place(policy)
             site = cls(policy, _path(DATA_PATH, policy.data_path), first, step)
             site._check_own()
             return site
         if not runs_in_simulation():
-            raise SiteError(f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'")
+            raise SiteError(
+                f"this node serves no data: start it with --node-config '{DATA_PATH}=\"/path/to/data\"'",
+                code="site.no-data",
+            )
         # What else a user has in the environment is no policy of a simulated node.
         policy = Policy.of(
             _SIMULATED | {key: environment[key] for key in _KNOWN & environment.keys() - {DATA_PATH}} | own
@@ -128,18 +134,28 @@ class Site:
         """Raise unless the policy is fit for data of one's own."""
         policy = self.policy
         if policy.allow_unsanitised:
-            raise SiteError("allow-unsanitised is for simulation; a site with data of its own cannot set it")
+            raise SiteError(
+                "allow-unsanitised is for simulation; a site with data of its own cannot set it",
+                code="site.allow-unsanitised",
+            )
         for key, value in (
             ("min-noise-multiplier", policy.min_noise_multiplier),
             ("clip-norm-floor", policy.clip_norm_floor),
         ):
             if not value > 0:
-                raise SiteError(f"{key} must be a number above 0 where the data are a site's own, got {value:g}")
+                raise SiteError(
+                    f"{key} must be a number above 0 where the data are a site's own, got {value:g}",
+                    code="site.not-positive",
+                )
         if "min_clients" in policy.model_fields_set and policy.release is AcceptedRelease.CLIENT:
-            raise SiteError('min-clients is for sums over clients: set release = "site", or "any", or leave it out')
+            raise SiteError(
+                'min-clients is for sums over clients: set release = "site", or "any", or leave it out',
+                code="site.min-clients",
+            )
         if self.placed and policy.role is not Role.SPLIT:
             raise SiteError(
-                f"place is for role split, where clients are numbered over the whole dataset; not {policy.role}"
+                f"place is for role split, where clients are numbered over the whole dataset; not {policy.role}",
+                code="site.role",
             )
         _ = self.ledger_path, self.keep_model
 
@@ -151,7 +167,10 @@ class Site:
                 return None
             if "ledger_path" in self.policy.model_fields_set:
                 # Written down as empty it may be a slip, and another ledger has forgotten what was spent.
-                raise SiteError("ledger-path must be an absolute path, got ''; leave it out for the default")
+                raise SiteError(
+                    "ledger-path must be an absolute path, got ''; leave it out for the default",
+                    code="site.relative-path",
+                )
             return umbel_home() / "ledger.sqlite"
         return _path("ledger-path", self.policy.ledger_path)
 
@@ -187,7 +206,8 @@ class Site:
         reason = gap(release) or f"mechanism {release.mechanism!r} has no pure epsilon"
         raise Refused(
             f"this site has a budget, and nothing bounds what is asked for: {reason}; {fix} "
-            "(the paper's heuristic has a limit of its own, paper-budget)"
+            "(the paper's heuristic has a limit of its own, paper-budget)",
+            code="refused.unbounded",
         )
 
     @property
@@ -236,7 +256,7 @@ def _environment() -> dict[str, Any]:
             continue
         # What is written otherwise would be no limit, or of two limits one.
         if name != name.upper() or "-" in name:
-            raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}")
+            raise SiteError(f"{name}: write it as {name.upper().replace('-', '_')}", code="site.variable")
         entries[name.removeprefix(_PREFIX).replace("_", "-").lower()] = os.environ[name]
     return entries
 
@@ -245,7 +265,10 @@ def _app_keys(entries: Mapping[str, Any]) -> list[str]:
     """Return the entries that are for an app of the site's, and none of umbel's."""
     named = str(entries.get("app-keys", "")).split()
     if taken := sorted(_KNOWN.intersection(named)):
-        raise SiteError(f"app-keys names {taken[0]}, which is an entry of umbel's; call the app's own otherwise")
+        raise SiteError(
+            f"app-keys names {taken[0]}, which is an entry of umbel's; call the app's own otherwise",
+            code="site.app-keys",
+        )
     return named
 
 
@@ -253,7 +276,7 @@ def _place(policy: Policy) -> tuple[int, int]:
     """Return i and n of ``place = "i/n"``."""
     first, _, step = policy.place.partition("/")
     if not (first.isdecimal() and step.isdecimal() and int(first) < int(step)):
-        raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}')
+        raise SiteError(f'place must be "i/n" with i from 0 to n - 1, got {policy.place!r}', code="site.place")
     return int(first), int(step)
 
 
@@ -263,5 +286,5 @@ def _path(key: str, text: str) -> Path | None:
         return None
     path = Path(text).expanduser()
     if not path.is_absolute():
-        raise SiteError(f"{key} must be an absolute path, got {text!r}")
+        raise SiteError(f"{key} must be an absolute path, got {text!r}", code="site.relative-path")
     return path

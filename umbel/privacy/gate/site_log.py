@@ -1,9 +1,9 @@
-"""A site's own log: a line for each message, for whoever answers for the data.
+"""A site's log: a line for each message, for the people who answer for the data.
 
 It lies beside the ledger, as JSON lines. Each line says what a message asked, what the site decided and
 why, and how many clients paid; never what the data are. Each has the SHA-256 of the line before and of
-itself, so that a line that was changed, moved or taken out is found. There is no key in it: whoever can
-write the file can write it anew.
+itself, so that a line that was changed, moved or taken out is found. There is no key: this finds no forger
+who can write the file.
 
 What is not on record does not leave: where a line cannot be written, the site refuses. A line that was
 cut off while it was written, as a process that is killed leaves it, let nothing leave: the next one takes
@@ -141,7 +141,7 @@ class SiteLog:
         if site.simulated:
             return None
         ledger = site.ledger_path
-        assert ledger is not None, "a site of its own has a ledger"
+        assert ledger is not None, "a site that serves data has a ledger"
         make_home_of(ledger)
         return cls(beside(ledger))
 
@@ -282,7 +282,7 @@ def beside(ledger: Path) -> Path:
 
 
 def outline(content: RecordDict) -> dict[str, Any]:
-    """Return what a message asks, in few words whatever a server has put into it."""
+    """Return what a message asks, in few words, however much a server has put into it."""
     asked: dict[str, Any] = {}
     for name in PARTS:
         record = content.get(name)
@@ -346,7 +346,7 @@ def on_record(
     message : Message
     context : Context
     answer : callable
-        Is asked once the log is known to be writable, so that nobody pays for what cannot leave.
+        Called once the log is known to be writable, so that no client pays for a release that cannot leave.
     refuse : callable
         Makes the refusal.
     """

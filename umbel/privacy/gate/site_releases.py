@@ -130,5 +130,6 @@ class SiteSanitiser:
         ):
             raise Refused(
                 f"noise multiplier {mechanism.noise_multiplier:g} is too little for sums of {clients} clients: 32-bit "
-                "numbers as large as these may be are coarser than the noise; ask for more noise or fewer clients"
+                "numbers as large as these may be are coarser than the noise; ask for more noise or fewer clients",
+                code="refused.noise-out-of-range",
             )

@@ -99,12 +99,12 @@ class Store:
 
     @classmethod
     def of(cls, site: Site) -> Self:
-        """Open the store of a site with data of its own. Where there is none, and no limit, make it.
+        """Open the store of a site that serves data. Where there is none, and no limit, make it.
 
-        Where there is a limit, a store that is not there may be one that was lost.
+        Where there is a limit, a missing store may be one that was lost.
         """
         path = site.ledger_path
-        assert path is not None, "a site of its own has a ledger"
+        assert path is not None, "a site that serves data has a ledger"
         if not path.exists() and not site.limits.any:
             make_home_of(path)
             log(WARNING, "umbel made a new, empty ledger: %s", path)

@@ -109,7 +109,7 @@ class Mechanism(ABC):
         radii : ndarray, shape (m, parts)
             Part p of row i is scaled to ``radii[i, p]``.
         generators : iterator of NoiseSource, one a row
-            Each is used up before the next is asked for.
+            Each is used up before the next is taken.
 
         Returns
         -------

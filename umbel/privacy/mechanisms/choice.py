@@ -2,7 +2,7 @@
 
 A client that is told OWN takes the hypothesis that fits it best, one that is told a number takes that
 one. Together P(best) = e^eps/(e^eps + k - 1) and each other has 1/(e^eps + k - 1): eps bounds the privacy
-loss, also when whoever sees the choice knows eps and k.
+loss, also against a reader of the choice who knows eps and k.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def keep_probability(epsilon: float, k: int) -> float:
 
 
 def draw(epsilon: float, k: int, sources: Iterable[NoiseSource]) -> NDArray[np.int64]:
-    """Return for each client OWN, or which of the k hypotheses it shall train.
+    """Return for each client OWN, or which of the k hypotheses it trains.
 
     Parameters
     ----------
     epsilon : float
     k : int
     sources : iterable of NoiseSource, one a client
-        Two numbers are drawn from each, whatever comes of them.
+        Two numbers are drawn from each, also where one would do.
 
     Returns
     -------

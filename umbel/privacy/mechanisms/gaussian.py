@@ -1,7 +1,7 @@
 """The Gaussian mechanism: independent normals whose deviation is nu times the radius.
 
 nu is the field's usual noise multiplier. Between inputs a distance d apart, in radii, the privacy loss is
-normal with mean mu^2/2 and variance mu^2, mu = d/nu, whatever the number of components; so is that of
+normal with mean mu^2/2 and variance mu^2, mu = d/nu, for any number of components; so is that of
 many releases, whose mu^2 add up. No pure epsilon bounds it.
 """
 

@@ -8,7 +8,7 @@ own. A run names it by import path: ``strategy = "umbel.research.attacks.pac_att
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from logging import INFO
 from typing import Annotated, Any, Literal
@@ -224,13 +224,8 @@ class AttackOptions:
         return self.after + len(self.multipliers) * self.interactions + 1
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Of an estimate: under the better of both signs, and under those that the attack settles on."""
-
-    error: float | None = None
-    by_rate: float | None = None
-    by_items: float | None = None
+_ERRORS = ("error", "by_rate", "by_items")
+"""Of an estimate: under the better of both signs, and under those that the attack settles on."""
 
 
 @dataclass
@@ -407,7 +402,9 @@ class PacAttack(Recommender, Observer):
             return
         errors, content = self._errors(run), self.options.error
         self._note(errors)
-        if last or (len(errors) == len(self._victims) and max(one.error or 0.0 for one in errors.values()) <= content):
+        if last or (
+            len(errors) == len(self._victims) and max(one["error"] or 0.0 for one in errors.values()) <= content
+        ):
             remark = self._remark()
             log(INFO, remark)
             self.remarks.append(remark)
@@ -420,8 +417,8 @@ class PacAttack(Recommender, Observer):
         """Return what each phase came to."""
         return Section("What the server stole", tuple(self.remarks)) if self.remarks else None
 
-    def _errors(self, run: Run) -> dict[int, _Errors]:
-        """Return the errors of each victim's estimate; empty where the truth is unknown."""
+    def _errors(self, run: Run) -> dict[int, dict[str, float | None]]:
+        """Return the errors of each victim's estimate by `_ERRORS`; empty where the truth is unknown."""
         factors, phase = factors_of(self._model), self._phase
         items = flatten(self._honest).reshape(self._shape)[:, :factors]
         truth = local_parameters(run.grid, self.fleet.roster(run.grid), self._victims, run.name)
@@ -430,86 +427,51 @@ class PacAttack(Recommender, Observer):
             for client, estimate in phase.estimates.items()
             if client in truth and estimate.messages
         }
-        by_rate = dict.fromkeys(known, 1.0)
-        by_items = dict.fromkeys(known, 1.0)
+        rate, by_items = 1.0, np.ones(len(known))
         if known and not has_biases(self._model):
-            lean = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[self.options.lean]
+            rate = {"dislikes": 1.0, "likes": -1.0, "unknown": np.nan}[self.options.lean]
             pushes = np.stack([phase.pushed[client] @ vector for client, (vector, _) in known.items()])
             # Items are pushed up, on the whole, where likes are more frequent.
-            signs = -lean * signs_by_items(pushes)
-            by_rate, by_items = dict.fromkeys(known, lean), dict(zip(known, signs.tolist(), strict=True))
+            by_items = -rate * signs_by_items(pushes)
+        found = {}
+        for (client, (vector, own)), sign in zip(known.items(), by_items.tolist(), strict=True):
+            signed = [None if np.isnan(one) else error_rate(one * vector, own, items) for one in (rate, sign)]
+            found[client] = dict(zip(_ERRORS, [direction_error(vector, own, items), *signed], strict=True))
+        return found
 
-        def signed(sign: float, vector: Matrix, own: Matrix) -> float | None:
-            return None if np.isnan(sign) else error_rate(sign * vector, own, items)
-
-        return {
-            client: _Errors(
-                direction_error(vector, own, items),
-                signed(by_rate[client], vector, own),
-                signed(by_items[client], vector, own),
-            )
-            for client, (vector, own) in known.items()
-        }
-
-    def _note(self, errors: Mapping[int, _Errors]) -> None:
+    def _note(self, errors: Mapping[int, Mapping[str, float | None]]) -> None:
         """Add a row for each victim of which there is something new."""
-        phase = self._phase
-        n, nu = self._model.num_parameters, phase.noise_multiplier
-        release = Release(Kind.TRAIN, n, nu, self._clipping, mechanism=self._mechanism)
+        phase, nu = self._phase, self._phase.noise_multiplier
+        release = Release(Kind.TRAIN, self._model.num_parameters, nu, self._clipping, mechanism=self._mechanism)
         for client, estimate in phase.estimates.items():
             times = estimate.messages
             if times == phase.measured.get(client):
                 continue
             phase.measured[client] = times
-            self.findings.append(
-                {
-                    "attack": self.options.attack,
-                    "noise_multiplier": phase.noise_multiplier,
-                    "client": client,
-                    "interactions": times,
-                    **vars(errors.get(client, _Errors())),
-                    "spent": None if release.paper_cost is None else release.paper_spend(times),
-                }
-            )
+            row = {"attack": self.options.attack, "noise_multiplier": nu, "client": client, "interactions": times}
+            spent = None if release.paper_cost is None else release.paper_spend(times)
+            self.findings.append(row | dict(errors.get(client, dict.fromkeys(_ERRORS))) | {"spent": spent})
 
     def _remark(self) -> str:
         """Say what the phase came to."""
-        phase = self._phase
+        phase, error = self._phase, self.options.error
         own = [row for row in self.findings if row["noise_multiplier"] == phase.noise_multiplier]
-        remark = f"Attack {self.options.attack}, {phase.name}: "
-        if not any(estimate.messages for estimate in phase.estimates.values()):
-            remark += "no client released anything, so nothing was stolen."
-        elif all(row["error"] is None for row in own):
-            remark += (
-                f"clients released {max(row['interactions'] for row in own)} times at most. Their own local parameters "
-                "cannot be read here, so what was stolen is unknown."
-            )
-        else:
-            first = needed(own, self.options.error)
+        most = max((estimate.messages for estimate in phase.estimates.values()), default=0)
+        remark = f"Attack {self.options.attack}, {phase.name}: clients released {most} times at most"
+        if any(row["error"] is not None for row in own):
+            first = needed(own, error)
             stolen = [times for times in first.values() if times is not None]
-            remark += (
-                f"local parameters of {len(stolen)} of {len(first)} clients stolen, but for "
-                f"{self.options.error:.0%} of what they predict" + ("" if has_biases(self._model) else " and the sign")
-            )
+            remark += f"; {len(stolen)} of {len(first)} vectors stolen but for {error:.0%} of what they predict"
             if stolen:
                 remark += f", in {np.median(stolen):g} interactions (median; at most {max(stolen)})"
-            if len(stolen) < len(first):
-                held_out = max(phase.estimates[client].messages for client, times in first.items() if times is None)
-                remark += f"; the others held out for {held_out}"
-            remark += f". {self._signed(own)}"
-        return remark + (" Then no victim released anything any more." if phase.exhausted else "")
-
-    def _signed(self, own: Sequence[Mapping[str, Any]]) -> str:
-        """Say how many vectors are known with their signs, at the end."""
-        if has_biases(self._model):
-            return "Items' biases tell the sign."
-        if self.options.lean == "unknown":
-            return "Nothing tells the sign."
-        last = {row["client"]: row for row in own}.values()
-        rate, items = (
-            sum(row[by] is not None and row[by] <= self.options.error for row in last) for by in ("by_rate", "by_items")
-        )
-        return f"With the sign, by the population's rate: {rate}; by the items of all victims: {items}."
+            last = {row["client"]: row for row in own}.values()
+            known = [[row[name] for row in last if row[name] is not None] for name in _ERRORS[1:]]
+            if all(known):
+                rate, items = (sum(one <= error for one in errors) for errors in known)
+                remark += f"; with the sign, by the population's rate {rate}, by the items of all victims {items}"
+        elif most:
+            remark += "; their own vectors cannot be read here, so what was stolen is unknown"
+        return remark + ("; in the end none released anything." if phase.exhausted else ".")
 
 
 def needed(findings: Iterable[Mapping[str, Any]], error: float) -> dict[int, int | None]:

@@ -23,7 +23,7 @@ from umbel.privacy.accounting.plan import Task, plan_for
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.mechanisms import Gaussian
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import FleetError
 from umbel.protocol.messages import released_in, round_request, site_sums_in
 from umbel.protocol.records import pack
@@ -189,7 +189,7 @@ class Victims:
 
     def claimed(self, client: int) -> Guarantee | None:
         """Return what is guaranteed to a client by the node's own ledger; None for nothing."""
-        return guarantee(MemoryLedger(self._grid.contexts[self._node].state).account(client), DELTA)
+        return guarantee(MemoryLedger(self._grid.contexts[self._node].state).account(ClientInDataset(client)), DELTA)
 
     def _ask(self, mode: Mode, hypotheses: Arrays, clients: Sequence[int], asked: Mapping[str, Any]) -> RecordDict:
         self._round += 1

@@ -21,6 +21,7 @@ from umbel.data import Manifest, open_dataset, write_leaf
 from umbel.data.recipes import load_recipe
 from umbel.privacy.accounting.guarantee import DELTA, guarantee
 from umbel.privacy.gate.memory_ledger import MemoryLedger
+from umbel.protocol.clients import ClientInDataset
 from umbel.research.experiments.runs import Finished, Spec, Trace
 from umbel.research.experiments.sweep import FIRST_SEED, Result
 from umbel.research.experiments.tables import by_arm, page
@@ -227,7 +228,7 @@ def play(config: Mapping[str, Any]) -> Finished:
         "price": release.paper_spend(1),
         "pure": once.pure if once else None,
         "epsilon": most.epsilon if most else None,
-        "charged": [sum(ledger.account(client).values()) for client in range(len(often))],
+        "charged": [sum(ledger.account(ClientInDataset(client)).values()) for client in range(len(often))],
     }
     return Finished(measures, participations=often)
 

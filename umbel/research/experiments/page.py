@@ -56,8 +56,8 @@ SOURCES: Mapping[str, tuple[str, ...]] = {
 def digest(name: str) -> str:
     """Return a digest of an experiment's settings, of its recipes' settings, and of the numbers that training gives.
 
-    Settings are the entries of run configs, and the constants on top of modules that are no text. What recipes make
-    with theirs, their tests pin.
+    Settings are the entries of run configs, the constants of modules that are no text, and the literal constants of
+    recipes. Their own tests pin what recipes make.
     """
     pinned = source(_PINNED)  # which an installed umbel has not
     content = hashlib.sha256(pinned.read_bytes() if pinned.exists() else b"")
@@ -65,13 +65,13 @@ def digest(name: str) -> str:
         files = source(pattern)
         for file in sorted(files.parent.glob(files.name)):
             text = file.read_text(encoding="utf-8")
-            said = sorted(tomllib.loads(text).items()) if file.suffix == ".toml" else _constants(text)
+            said = sorted(tomllib.loads(text).items()) if file.suffix == ".toml" else _constants(text, _DATA in pattern)
             content.update(repr((file.stem, said)).encode())
     return content.hexdigest()[:16]
 
 
-def _constants(text: str) -> list[str]:
-    """Return the constants of a module's source that are no text, as code."""
+def _constants(text: str, recipe: bool) -> list[str]:
+    """Return the constants of a module's source that are no text, as code; of a recipe, literals alone."""
     found = []
     for node in ast.parse(text).body:
         names = (
@@ -79,13 +79,25 @@ def _constants(text: str) -> list[str]:
         )
         if names and all(isinstance(one, ast.Name) and one.id.isupper() for name in names for one in _parts(name)):
             value = node.value if isinstance(node, ast.Assign | ast.AnnAssign) else None
-            if not isinstance(value, ast.JoinedStr) and not isinstance(getattr(value, "value", None), str):
+            if value is not None and not _is_text(value) and not (recipe and not _is_literal(value)):
                 found.append(ast.unparse(node))
     return found
 
 
 def _parts(name: ast.expr) -> list[ast.expr]:
     return name.elts if isinstance(name, ast.Tuple) else [name]
+
+
+def _is_text(value: ast.expr) -> bool:
+    return isinstance(value, ast.JoinedStr) or (isinstance(value, ast.Constant) and isinstance(value.value, str))
+
+
+def _is_literal(value: ast.expr) -> bool:
+    try:
+        ast.literal_eval(value)
+    except ValueError:
+        return False
+    return True
 
 
 def stamp(name: str, folder: Path, command: str, seeds: Iterable[int]) -> None:

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from umbel.protocol.arrays import Arrays, flatten
-from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.clients import ClientInRun, ClientOnNode
 from umbel.protocol.errors import ProtocolError
 from umbel.protocol.flower import log
 from umbel.protocol.messages import (
@@ -100,7 +100,7 @@ class Fleet:
             self._exchange = Exchange(transport_of(grid))
         return self._exchange
 
-    def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[int, int]) -> None:
+    def resume(self, grid: Grid, nodes: Sequence[tuple[int, Hosting]], spent: Mapping[ClientInRun, int]) -> None:
         """Go on with a run.
 
         Parameters
@@ -108,7 +108,7 @@ class Fleet:
         grid : Grid
         nodes : sequence of (int, Hosting)
             The nodes that there were, in the order of their clients.
-        spent : mapping from int to int
+        spent : mapping from ClientInRun to int
             How often each client that released did so.
         """
         self._roster = Roster.resumed(nodes, self.roster(grid))

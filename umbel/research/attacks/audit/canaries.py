@@ -19,7 +19,7 @@ from umbel.privacy.accounting.guarantee import gap
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.privacy.gate.own_app import RoundGate
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.clients import ClientOnNode
+from umbel.protocol.clients import ClientInDataset, ClientOnNode
 from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import evaluation_in, round_request, training_in
 from umbel.protocol.records import pack
@@ -152,8 +152,8 @@ class _Herd:
     def account(self) -> Mapping[Release, int]:
         """Return what the node's ledger has of each canary."""
         ledger = MemoryLedger(self._grid.contexts[self._node].state)
-        first = ledger.account(0)
-        if ledger.account(self._step * (len(self.coins) - 1)) != first:
+        first = ledger.account(ClientInDataset(0))
+        if ledger.account(ClientInDataset(self._step * (len(self.coins) - 1))) != first:
             raise FleetError("the ledger charges canaries differently", code="nodes.uneven-charges")
         return first
 
