@@ -33,6 +33,7 @@ IMPORTED = [
 ]
 
 LOOK = {
+    "in_memory": "whether the grid of Flower's simulation still has this class, of which the app gets one",
     "build_bundle": "whether `_files` still finds what Flower would, and what it returns first is the bundle",
     "_files": "whether Flower looks at other files: test_a_bundle_is_what_flower_makes_whatever_is_ignored",
     "run_superexec": (
@@ -83,6 +84,7 @@ PINNED = {
     "flwr.superlink.cli.flower_superlink:_run_superlink_http_api": "eb0d78b85f99",
     "flwr.superlink.cli.flower_superlink:flower_superlink": "398ce9c85755",
     "flwr.superlink.grid.http_grid:HttpGrid.pull_messages": "3e88fb5bcc84",
+    "flwr.superlink.grid.inmemory_grid:InMemoryGrid": "ed7b7b9af493",
     "flwr.superlink.grid.http_grid:pull_objects": "31bb2de46b45",
     "flwr.superlink.routers.fleet.router:fleet_handlers.push_messages": "70c2fe927c66",
     "flwr.superlink.routers.fleet.router:fleet_push_messages": "925bc195db09",

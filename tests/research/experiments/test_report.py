@@ -23,6 +23,7 @@ from umbel.research.experiments.report import _baseline
 from umbel.research.experiments.runs import Spec, finish
 from umbel.research.experiments.sweep import _save
 from umbel.server.observer import Observer, Section
+from umbel.server.run_folder import _digest
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 from umbel.simulation.in_process import run_config
@@ -124,7 +125,7 @@ def test_baselines_need_the_clients_rows(umbel_home: Path, monkeypatch: pytest.M
 
 def test_a_run_that_was_interrupted_says_so(run: Path) -> None:
     latest = run / "latest.safetensors"
-    save_file(load_file(latest), latest, {"rounds": "3"})
+    save_file(arrays := load_file(latest), latest, {"rounds": f"3 {_digest(arrays, '3')} new"})
     (run / "outcome.json").write_text(json.dumps({"stopped": ""}))
     assert report(run).exit_code == 0
     assert "it was interrupted" in (run / "report.html").read_text()
