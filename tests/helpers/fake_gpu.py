@@ -157,4 +157,6 @@ def fake_gpu(memory: float = math.inf, said_free: int = 1 << 30) -> Iterator[_Co
             "set_rng_state": lambda state, _: torch.set_rng_state(state),
         }.items():
             patch.setattr(torch.cuda, name, answer)
+        # Built for CUDA, PyTorch would ask the GPU for its stream.
+        patch.setattr(torch.accelerator, "current_accelerator", lambda check_available=False: None)
         yield gpu
