@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Iterator
-from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from textwrap import dedent
@@ -70,7 +69,5 @@ def found(name: str) -> Any:
 def digest(name: str) -> str:
     """Return the beginning of the SHA-256 of the source of a part, or of a constant's value."""
     part = found(name)
-    while isinstance(part, partial):  # a test before this one may have put it there
-        part = part.func
     source = repr(part) if isinstance(part, str | int | tuple) else dedent(inspect.getsource(part))
     return hashlib.sha256(source.encode()).hexdigest()[:12]
