@@ -10,15 +10,14 @@ import pytest
 from flwr.app import ConfigRecord, Message, RecordDict
 from numpy.typing import NDArray
 
-import umbel.client.node
 from tests.helpers.datasets import manifest, save_plane
 from tests.helpers.messages import asked, refused, released, releases, scores, task_of
 from tests.helpers.nodes import ask
 from umbel.client.app import app
 from umbel.data import BUNDLED, offsets_of, open_dataset, write_dataset
 from umbel.protocol.arrays import Arrays
-from umbel.protocol.messages import hosting_in, query
-from umbel.protocol.tasks import VERSION, EvaluationSpec, Hosting, TrainingSpec
+from umbel.protocol.messages import query
+from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
 Config = dict[str, Any]
@@ -40,11 +39,6 @@ def evaluate(grid: InProcessGrid, *clients: int, hypotheses: Arrays | None = Non
     """Ask clients to score hypotheses."""
     task = EvaluationSpec(1, clients, **changes)
     return ask(grid, asked(hypotheses or {"weight": HYPOTHESES[:, None]}, evaluation=task), "evaluate")
-
-
-def hosting(grid: InProcessGrid, node: int = 0) -> Hosting:
-    """Return what a node says of itself."""
-    return hosting_in(ask(grid, query(), "query", node).content)
 
 
 def rows(reply: Message) -> NDArray[Any]:
@@ -69,15 +63,6 @@ def rmse(number: int) -> NDArray[np.float64]:
 
 
 # --- query
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 7])
-def test_nodes_tell_what_they_host(nodes: int, run_config: Config) -> None:
-    grid = InProcessGrid(app, run_config, nodes)
-    told = [hosting(grid, node) for node in range(nodes)]
-    assert [(one.first, one.step) for one in told] == [(node, nodes) for node in range(nodes)]
-    assert sum(one.train for one in told) == 100
-    assert sum(one.validation for one in told) == 100
 
 
 @pytest.mark.parametrize("version", [VERSION + 1, str(VERSION)])
@@ -145,7 +130,7 @@ def test_shuffles_and_noise_are_those_of_seed_and_round(run_config: Config) -> N
     assert (once(0, 1) != once(1, 1)).any()
 
 
-@pytest.mark.parametrize("clients", [(100,), (0, 150), (200,)])
+@pytest.mark.parametrize("clients", [(100,), (0, 200)])
 def test_validation_clients_and_strangers_are_not_trained(
     clients: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -163,19 +148,8 @@ def test_a_way_to_compute_that_does_not_exist_is_refused(
         caplog.clear()
 
 
-@pytest.mark.parametrize(
-    "hypotheses",
-    [
-        {"weight": np.zeros((2, 1, 3), np.float32)},
-        {"weight": np.zeros((2, 2), np.float32)},
-        {"bias": np.zeros((2, 1, 2), np.float32)},
-        {"weight": np.zeros((2, 1, 2), np.float32), "bias": np.zeros((2, 1), np.float32)},
-    ],
-    ids=["too wide", "too flat", "another name", "one more"],
-)
-def test_hypotheses_of_another_model_are_refused(
-    hypotheses: Arrays, run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_hypotheses_of_another_model_are_refused(run_config: Config, caplog: pytest.LogCaptureFixture) -> None:
+    hypotheses: Arrays = {"weight": np.zeros((2, 1, 3), np.float32)}
     grid = InProcessGrid(app, run_config)
     assert_refused(train(grid, 0, hypotheses=hypotheses), "do not fit model 'linear'", caplog)
     caplog.clear()
@@ -196,13 +170,6 @@ def test_a_message_without_hypotheses_is_refused(
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_a_message_that_asks_for_nothing_is_refused(kind: str, run_config: Config) -> None:
     assert refused(ask(InProcessGrid(app, run_config), asked({"weight": HYPOTHESES[:, None]}), kind))
-
-
-@pytest.mark.parametrize("kind", ["query.local", "query.something", "train.local", "evaluate.all"])
-def test_there_is_no_other_door(kind: str, run_config: Config) -> None:
-    reply = ask(InProcessGrid(app, run_config), RecordDict({"clients": ConfigRecord({"clients": [0]})}), kind)
-    assert reply.has_error()
-    assert not reply.has_content()
 
 
 # --- both at once
@@ -250,14 +217,6 @@ def test_clients_are_counted_within_their_node(run_config: Config) -> None:
     assert loss == pytest.approx(rmse(105).min(), rel=1e-5)
 
 
-def test_both_engines_report_the_same(run_config: Config) -> None:
-    loop, batched = (
-        scores(evaluate(InProcessGrid(app, run_config | {"engine": engine}), *range(100, 200)))
-        for engine in ("loop", "batched")
-    )
-    np.testing.assert_allclose(batched, loop, rtol=1e-6)
-
-
 def test_a_model_that_blows_up_has_an_infinite_loss_and_not_none(run_config: Config) -> None:
     hypotheses = {"weight": np.array([[[3e38, -3e38]]], np.float32)}
     losses, metrics = scores(evaluate(InProcessGrid(app, run_config), 100, 101, hypotheses=hypotheses))
@@ -288,31 +247,12 @@ def test_the_metric_is_that_of_the_hypothesis_of_lowest_loss(
         assert accuracy == pytest.approx(1 / 3), "only the row on the other side"
 
 
-@pytest.mark.parametrize("clients", [(99,), (150, 0), (200,)])
+@pytest.mark.parametrize("clients", [(99,), (150, 200)])
 def test_training_clients_and_strangers_are_not_evaluated(
     clients: tuple[int, ...], run_config: Config, caplog: pytest.LogCaptureFixture
 ) -> None:
     reply = evaluate(InProcessGrid(app, run_config), *clients)
     assert_refused(reply, f"clients [{clients[-1]}] are not validation clients of this node (100 to 199)", caplog)
-
-
-@pytest.mark.parametrize(
-    ("clients", "reason"),
-    [
-        ([], "with at least one entry"),
-        ([100, 100], "each client may be asked once"),
-        ([-1], "counted from 0"),
-        ([100.0], "list of whole numbers"),
-        ([True], "list of whole numbers"),
-    ],
-)
-def test_evaluation_of_impossible_clients_is_refused(
-    clients: list[Any], reason: str, run_config: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    task = EvaluationSpec(1, (100,)).to_record()
-    task["clients"] = clients
-    content = asked({"weight": HYPOTHESES[:, None]}, evaluation=task)
-    assert_refused(ask(InProcessGrid(app, run_config), content, "evaluate"), reason, caplog)
 
 
 # --- a site with data of its own
@@ -329,57 +269,11 @@ def own_grid(run_config: Config, *paths: Path) -> InProcessGrid:
     return InProcessGrid(app, run_config, node_configs=[{"data-path": str(path), "role": "split"} for path in paths])
 
 
-def test_a_site_tells_counts_and_nothing_of_its_place(site: Path, tmp_path: Path, run_config: Config) -> None:
-    other = save_plane(tmp_path / "other", 1, 4)
-    grid = own_grid(run_config, site, other)
-    assert [hosting(grid, node) for node in (0, 1)] == [Hosting(3, 2, -1, -1), Hosting(1, 4, -1, -1)]
-
-
 def test_all_clients_of_a_site_train_and_validate(site: Path, run_config: Config) -> None:
     grid = own_grid(run_config, site)
     assert rows(train(grid, 0, 1, 2, noise_multiplier=5.0)).shape == (3, 2)
     losses, _ = scores(evaluate(grid, 3, 4, hypotheses={"weight": np.array([[[5, 6]]], np.float32)}))
     assert losses == pytest.approx([0, 0], abs=1e-5)
-
-
-@pytest.mark.parametrize("named", ["synthetic", "nothing-by-this-name", "/no/such/folder", "another site"])
-def test_a_site_never_opens_what_a_server_names(
-    named: str, site: Path, tmp_path: Path, run_config: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    other = save_plane(tmp_path / "other", 5, 5)
-    looked: list[str] = []
-    monkeypatch.setattr(umbel.client.node, "find_dataset", looked.append)
-    config = run_config | {"dataset": str(other) if named == "another site" else named}
-    grid = own_grid(config, site)
-    assert hosting(grid) == Hosting(3, 2)
-    assert len(rows(train(grid, 2, noise_multiplier=5.0))) == 1
-    assert len(scores(evaluate(grid, 4))[0]) == 1
-    assert not looked
-
-
-def test_in_simulation_the_dataset_is_looked_up(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    looked: list[str] = []
-
-    def find(name: str) -> Path:
-        looked.append(name)
-        return BUNDLED / "synthetic.json"
-
-    monkeypatch.setattr(umbel.client.node, "find_dataset", find)
-    assert hosting(InProcessGrid(app, run_config)).train == 100
-    assert looked == ["synthetic"]
-
-
-def test_noise_at_a_site_does_not_follow_the_servers_seed(site: Path, run_config: Config) -> None:
-    first, second = (rows(train(own_grid(run_config, site), 0, 1, 2, noise_multiplier=5.0)) for _ in range(2))
-    # Single numbers may coincide, on the grid that they are rounded to.
-    assert (first != second).any()
-
-
-def test_data_that_change_are_read_again(site: Path, run_config: Config) -> None:
-    grid = own_grid(run_config, site)
-    assert hosting(grid) == Hosting(3, 2)
-    save_plane(site, 1, 1, seconds=2)
-    assert hosting(grid) == Hosting(1, 1)
 
 
 def test_a_site_without_its_data_is_refused(

@@ -92,10 +92,6 @@ def cases() -> Iterator[Case]:
 
 
 CASES = list(cases())
-every_case = pytest.mark.parametrize(
-    ("case", "kind"),
-    [pytest.param(case, kind, id=f"{case.model.name}-{kind.__name__}") for case in CASES for kind in case.learners],
-)
 EPOCH = LocalUpdate(1, 0.1, 2)
 ADAM = LocalUpdate(
     1, 0.1, 0, 2, descent=LocalOptimizer(OPTIMIZERS["adam"](), 1.0, 0.1)

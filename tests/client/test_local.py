@@ -20,7 +20,6 @@ from umbel.protocol.arrays import Arrays
 
 FACTORS = models.load("factors items=9 size=2")
 SIMULATED = Site(Policy(), None)
-FINITE: Arrays = {"items": np.zeros((2, 9, 2), np.float32)}
 
 
 def site(folder: Path) -> Site:

@@ -84,7 +84,7 @@ def test_nodes_split_the_dataset(parts: int, counts: list[tuple[int, int]], run_
     assert hosting == [Hosting(*both, first=index, step=parts) for index, both in enumerate(counts)]
 
 
-@pytest.mark.parametrize("parts", [1, 2, 7, 200, 300])
+@pytest.mark.parametrize("parts", [1, 7, 201])
 def test_every_client_is_hosted_once(parts: int, run_config: Config) -> None:
     training: list[int] = []
     validation: list[int] = []
@@ -101,15 +101,13 @@ def test_clients_keep_the_order_in_which_they_were_asked(run_config: Config) -> 
     assert part(1, 7, run_config).training_clients((3, 0, 14)) == [1 + 7 * 3, 1, 1 + 7 * 14]
 
 
-@pytest.mark.parametrize("asked", [(15,), (0, 15), (28,), (29,), (10**6,)])
+@pytest.mark.parametrize("asked", [(15,), (0, 29)])
 def test_who_does_not_train_here_is_not_trained(asked: tuple[int, ...], run_config: Config) -> None:
-    with pytest.raises(
-        ProtocolError, match=rf"clients \[{asked[-1]}\] are not training clients of this node \(0 to 14\)"
-    ):
+    with raises(ProtocolError, "protocol.strangers", f"[{asked[-1]}]", "training", "0 to 14"):
         part(0, 7, run_config).training_clients(asked)
 
 
-@pytest.mark.parametrize("asked", [(14,), (20, 0), (29,), (10**6,)])
+@pytest.mark.parametrize("asked", [(14,), (20, 0), (29,)])
 def test_who_does_not_validate_here_is_not_evaluated(asked: tuple[int, ...], run_config: Config) -> None:
     with raises(ProtocolError, "protocol.strangers", f"[{asked[-1]}]", "validation", "15 to 28"):
         part(0, 7, run_config).validation_clients(asked)

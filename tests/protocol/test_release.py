@@ -72,10 +72,6 @@ def test_a_guarantee_takes_noise_a_public_radius_and_a_private_choice() -> None:
     assert not replace(chosen, hypotheses=0).formal, "how many there were is not on record"
 
 
-def test_equal_releases_are_one_key() -> None:
-    assert {release(11, 3.0): 2}[release(11, 3.0)] == 2
-
-
 # --- words
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 
-from tests.helpers.messages import arrived, asked, records, refused, released, releases, scores, stacked, task_of, wire
+from tests.helpers.messages import arrived, asked, records, refused, released, releases, stacked, task_of, wire
 from umbel.client.app import app
-from umbel.data import BUNDLED, open_dataset
+from umbel.data import BUNDLED
 from umbel.privacy.gate.ledger import Ledger
 from umbel.protocol.messages import keep_request, query
 from umbel.protocol.records import pack
@@ -40,10 +40,6 @@ def training(clients: tuple[int, ...], **changes: Any) -> RecordDict:
 
 def evaluation(clients: tuple[int, ...]) -> RecordDict:
     return asked(stacked(TRUTH, LINEAR), None, EvaluationSpec(1, clients))
-
-
-def both(train: tuple[int, ...], evaluate: tuple[int, ...], **changes: Any) -> RecordDict:
-    return asked(stacked(TRUTH, LINEAR), task_of(train, **changes), EvaluationSpec(1, evaluate))
 
 
 def test_the_app_has_no_door_but_these() -> None:
@@ -82,30 +78,6 @@ def test_steps_that_the_server_makes_too_long_do_not_tell_whose_curvature_is_lar
     assert released(reply) == [1] * 5
 
 
-def test_loss_and_metric_of_validation_clients_leave(run_config: dict[str, Any]) -> None:
-    reply = ask_app(evaluation((100, 199)), "evaluate", run_config)
-    assert set(reply.content) == {"scores"}
-    losses, metrics = scores(reply)
-    # The RMSE of the better of the two true models, from the file itself.
-    dataset = open_dataset(SYNTHETIC)
-    for position, client in enumerate((100, 199)):
-        x, y = dataset.client(client)
-        rmse = min(np.sqrt(np.mean((y - x @ theta) ** 2)) for theta in TRUTH)
-        assert losses[position] == pytest.approx(rmse, rel=1e-5)
-        assert metrics[position] == pytest.approx(rmse, rel=1e-5)
-
-
-@pytest.mark.parametrize("message_type", ["train", "evaluate"])
-def test_one_message_asks_for_both_and_gets_what_two_would(message_type: str, run_config: dict[str, Any]) -> None:
-    """Of whichever type it is: both go by the same door."""
-    together = ask_app(both((0, 17), (100, 199)), message_type, run_config)
-    assert set(together.content) == {"arrays", "released", "scores"}
-    apart = ask_app(training((0, 17)), "train", run_config), ask_app(evaluation((100, 199)), "evaluate", run_config)
-    np.testing.assert_array_equal(releases(together)["weight"], releases(apart[0])["weight"])
-    assert released(together) == released(apart[0])
-    assert scores(together) == scores(apart[1])
-
-
 def test_the_app_tells_how_many_clients_a_node_has_and_no_more(run_config: dict[str, Any]) -> None:
     reply = ask_app(query(), "query", run_config, **OWN, role="split")
     hosting = {"version": VERSION, "train": 100, "validation": 100, "first": -1, "step": -1}
@@ -118,45 +90,6 @@ GOOD: dict[str, RecordDict] = {
     "train": training((0,)),
     "evaluate": evaluation((100,)),
 }
-OTHER_MODEL = pack(stacked(np.zeros((2, 3)), {"weight": (1, 3)}))
-TWICE = EvaluationSpec(1, (100,)).to_record()
-TWICE["clients"] = [100, 100]
-BAD: list[tuple[str, RecordDict]] = [
-    ("query", RecordDict({"version": ConfigRecord({"version": VERSION + 1})})),
-    ("query", RecordDict({"version": ConfigRecord({"version": VERSION - 1})})),
-    ("query", RecordDict()),
-    ("train", training((100,))),  # a validation client
-    ("train", training((200,))),
-    ("train", asked(OTHER_MODEL, task_of())),
-    ("train", asked(stacked(TRUTH, LINEAR))),
-    ("train", RecordDict()),
-    ("evaluate", evaluation((99,))),  # a training client
-    ("evaluate", evaluation((200,))),
-    ("evaluate", asked(stacked(TRUTH, LINEAR), None, TWICE)),
-    ("evaluate", asked(OTHER_MODEL, None, EvaluationSpec(1, (100,)))),
-    ("evaluate", RecordDict()),
-]
-
-
-@pytest.mark.parametrize(("message_type", "content"), BAD)
-def test_a_bad_message_is_answered_with_one_word(
-    message_type: str, content: RecordDict, run_config: dict[str, Any]
-) -> None:
-    assert refused(ask_app(content, message_type, run_config))
-
-
-@pytest.mark.parametrize(
-    ("content", "left"),
-    [
-        (both((0, 100), (100, 199)), {"scores"}),
-        (both((0, 17), (100, 17)), {"arrays", "released"}),
-        (both((0, 17), (100, 199), frozen_digest="another"), {"scores"}),
-    ],
-)
-def test_of_two_parts_the_one_that_is_right_is_answered(
-    content: RecordDict, left: set[str], run_config: dict[str, Any]
-) -> None:
-    assert set(ask_app(content, "train", run_config).content) == left
 
 
 @pytest.mark.parametrize("message_type", GOOD)

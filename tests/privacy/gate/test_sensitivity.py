@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
-from scipy import stats
 
 from tests.helpers.messages import SIMULATED, asked, of_node, releases, stacked, task_of, through_gate
 from tests.helpers.sites import simulated
@@ -131,7 +130,3 @@ def guarantee_of(nu: float) -> float:
     found = guarantee({Sanitiser.of(simulated(), hypotheses, task).release: 1}, 0.01)
     assert found is not None
     return found.epsilon
-
-
-def test_five_sigma_are_rare() -> None:
-    assert stats.norm.sf(5) * 20_000 < 0.01

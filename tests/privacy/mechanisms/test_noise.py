@@ -30,25 +30,6 @@ def rows(mechanism: Mechanism, n: int, draws: int, radius: float = 1.0, seed: in
 # --- Laplace
 
 
-@pytest.mark.parametrize("n", [1, 2, 11, 1000])
-def test_the_norm_of_laplace_noise_is_gamma(n: int) -> None:
-    """|rho| ~ Gamma(n, scale nu r / n): Kolmogorov-Smirnov. False alarm 1e-6 for each n."""
-    norms = np.linalg.norm(rows(Laplace(3.0), n, 4000, radius=2.0), axis=1)
-    assert stats.kstest(norms, stats.gamma(n, scale=6.0 / n).cdf).pvalue > FALSE_ALARM
-    normal = np.linalg.norm(rows(Gaussian(Laplace(6.0).deviation(n)), n, 4000), axis=1)
-    assert stats.kstest(normal, stats.gamma(n, scale=6.0 / n).cdf).pvalue < FALSE_ALARM
-
-
-@pytest.mark.parametrize("n", [2, 11, 1000])
-def test_the_direction_of_laplace_noise_is_uniform(n: int) -> None:
-    """(1 + cosine with a fixed vector)/2 ~ Beta((n-1)/2, (n-1)/2): Kolmogorov-Smirnov. False alarm 1e-6 for each n."""
-    noise = rows(Laplace(3.0), n, 4000)
-    cosines = noise.sum(axis=1) / np.linalg.norm(noise, axis=1) / np.sqrt(n)
-    law = stats.beta((n - 1) / 2, (n - 1) / 2)
-    assert stats.kstest((1 + cosines) / 2, law.cdf).pvalue > FALSE_ALARM
-    assert stats.kstest((1 + np.abs(cosines)) / 2, law.cdf).pvalue < FALSE_ALARM
-
-
 def first_release(sizes: list[int], epsilons: Matrix, sources: list[np.random.Generator]) -> Matrix:
     """The draws that saved runs were made of, line by line."""
     n, shapes = sum(sizes), [(size + 1) / 2 for size in sizes]
