@@ -104,7 +104,7 @@ def test_they_survive_the_rounds(factors_config: Config) -> None:
 
 def test_what_a_client_answers_does_not_depend_on_the_number_of_nodes(factors_config: Config) -> None:
     found: list[list[NDArray[Any]]] = []
-    for nodes in (1, 2, 7):
+    for nodes in (1, 7):
         grid = InProcessGrid(app, factors_config, nodes)
         mine: list[NDArray[Any]] = []
         for number in (3, 17, 20):
@@ -365,14 +365,6 @@ def test_heads_survive_a_nodes_restart_and_other_runs_do_not_see_them(headed_con
     np.testing.assert_allclose(again, first, atol=1e-3)  # on from there, not from a new beginning
     folder = Path(site["ledger-path"] + ".local")
     assert len(list(folder.rglob("*.safetensors"))) == 2
-
-
-def test_heads_survive_training_that_blew_up(headed_config: Config, site: Config) -> None:
-    at_site(headed_config, site, "spring")
-    first = heads(headed_config, site, "spring")
-    reply = at_site(headed_config, site, "spring", round=2, step_size=1e38, local_steps=5)
-    assert all(np.isfinite(value).all() for value in releases(reply).values())
-    np.testing.assert_array_equal(heads(headed_config, site, "spring"), first)
 
 
 def test_a_server_that_wishes_otherwise_is_refused(

@@ -123,15 +123,13 @@ def test_a_client_of_fewer_rows_moves_by_the_sum_over_its_own(engine: str) -> No
 
 
 @engines
-@losses
-@pytest.mark.parametrize("update", [steps(0, 2), epochs(0, 2), steps(0), epochs(0)])
-@pytest.mark.parametrize("balanced", [False, True])
-def test_without_steps_and_epochs_nothing_changes(engine: str, loss: str, update: LocalUpdate, balanced: bool) -> None:
+def test_without_steps_and_epochs_nothing_changes(engine: str) -> None:
     """R = 0 is how a server gives items to a client without an update."""
     cohort = labelled(LIKES_ONE_OF_THREE, ([1], [1]))
-    items, users = train(engine, ITEMS[:4], ITEMS[:2], cohort, replace(update, balanced=balanced), loss)
-    np.testing.assert_array_equal(items, [ITEMS[:4]] * 2)
-    np.testing.assert_array_equal(users, ITEMS[:2])
+    for update in (steps(0, 2), steps(0), replace(steps(0, 2), balanced=True)):
+        items, users = train(engine, ITEMS[:4], ITEMS[:2], cohort, update)
+        np.testing.assert_array_equal(items, [ITEMS[:4]] * 2)
+        np.testing.assert_array_equal(users, ITEMS[:2])
 
 
 # --- any steps, against the paper
@@ -188,7 +186,7 @@ updates = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(clients(), updates, st.sampled_from(list(SLOPES)), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_training_is_the_papers_client_update(
     asked: list[Rows], update: LocalUpdate, loss: str, factors: int, seed: int
@@ -283,7 +281,7 @@ def test_labels_of_a_balanced_minibatch_add_up_to_nothing(asked: list[Rows], upd
 
 @engines
 @losses
-@pytest.mark.parametrize(("batch_size", "taken"), [(1, 2), (2, 2), (3, 2), (4, 4), (5, 4), (6, 4), (0, 4)])
+@pytest.mark.parametrize(("batch_size", "taken"), [(1, 2), (3, 2), (4, 4), (0, 4)])
 def test_what_balanced_minibatches_say_of_items_of_zeros_adds_up_to_nothing(
     engine: str, loss: str, batch_size: int, taken: int
 ) -> None:

@@ -6,6 +6,7 @@ import ast
 import builtins
 import inspect
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ from umbel.protocol import errors
 CLASSES = [kind for kind in vars(errors).values() if inspect.isclass(kind) and issubclass(kind, Exception)]
 WITHOUT: set[str] = set()
 """Rooms that still make errors without a code."""
+
+
+@cache
+def made() -> list[codes.Made]:
+    """Every place of the app that makes an error."""
+    return [*codes.made()]
 
 
 def is_exception(name: str) -> bool:
@@ -73,7 +80,7 @@ def test_each_says_what_it_is_for(kind: type[Exception]) -> None:
 
 
 def test_every_error_has_a_code() -> None:
-    lack = {one.where: one.room for one in codes.made() if not one.codes}
+    lack = {one.where: one.room for one in made() if not one.codes}
     assert not {where for where, room in lack.items() if room not in WITHOUT}
     assert {*lack.values()} == WITHOUT, "a room whose errors all have codes leaves WITHOUT"
 
@@ -81,7 +88,7 @@ def test_every_error_has_a_code() -> None:
 def test_a_code_begins_with_the_kind_of_its_class_and_is_for_a_search() -> None:
     odd = {
         f"{one.where}: {code}"
-        for one in codes.made()
+        for one in made()
         for code in one.codes
         if not (match := codes.SHAPE.fullmatch(code)) or match[1] != codes.KINDS[one.kind].kind
     }

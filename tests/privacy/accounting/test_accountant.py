@@ -88,8 +88,7 @@ def test_one_laplace_release(n: int) -> None:
     assert epsilon == pytest.approx(expected, rel=1e-3 if n > 10_000 else 1e-6)
 
 
-@pytest.mark.parametrize("n", SHIFTS)
-@pytest.mark.parametrize("times", [3, 30, 300])
+@pytest.mark.parametrize(("n", "times"), [*((n, times) for n in SHIFTS for times in (3, 300)), (11, 30)])
 def test_laplace_releases(n: int, times: int) -> None:
     epsilon = compose({LaplaceLoss(n, SHIFTS[n]): times}, DELTA)
     # Rounding down takes half an interval a release, here 0.5 % of epsilon; on the line, all of the atom's stay.
@@ -101,7 +100,7 @@ def test_laplace_releases(n: int, times: int) -> None:
 
 
 @pytest.mark.parametrize("mu", [0.01, 0.3, 2.0])
-@pytest.mark.parametrize("times", [1, 7, 100, 10_000])
+@pytest.mark.parametrize("times", [1, 100, 10_000])
 def test_gaussian_releases_on_the_grid(mu: float, times: int) -> None:
     """Their sum is N(T mu^2/2, T mu^2), whatever the grid makes of each."""
     root = mu * math.sqrt(times)
@@ -129,7 +128,7 @@ def response_sums(epsilon: float, k: int, times: int) -> list[tuple[float, float
 
 
 @pytest.mark.parametrize(("own", "k"), [(0.1, 2), (0.5, 3), (1.0, 10), (4.0, 5), (3.0, 10_000)])
-@pytest.mark.parametrize("times", [1, 2, 10, 40])
+@pytest.mark.parametrize("times", [1, 2, 40])
 def test_choices(own: float, k: int, times: int) -> None:
     sums = response_sums(own, k, times)
 

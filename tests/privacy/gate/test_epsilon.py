@@ -11,7 +11,7 @@ from tests.helpers.noise import sanitise
 from umbel.privacy.gate.randomness import streams
 
 # Enough for the bound to come above the halves and ones below; it proves less from as many draws where n is larger.
-DRAWS = {1: 40_000, 2: 40_000, 3: 60_000, 5: 200_000}
+DRAWS = {1: 40_000, 2: 40_000, 3: 60_000}
 FALSE_ALARM = 1e-6
 
 
@@ -44,7 +44,7 @@ def proved(a: NDArray[np.float64], b: NDArray[np.float64], thresholds: NDArray[n
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_a_public_radius_keeps_what_it_states(n: int) -> None:
     """Updates one radius apart are told apart by at most n / nu; nu = n, so by at most 1."""
     radius, axis = 0.5, np.eye(1, n)[0]
@@ -56,7 +56,7 @@ def test_a_public_radius_keeps_what_it_states(n: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("n", [1, 2, 3, 5])
+@pytest.mark.parametrize("n", [1, 2, 3])
 def test_the_audit_catches_a_mechanism_with_half_the_noise(n: int) -> None:
     radius, axis = 0.5, np.eye(1, n)[0]
     first = releases(radius / 2 * axis, n / 2, radius, "public", 1)

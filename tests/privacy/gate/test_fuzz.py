@@ -4,7 +4,7 @@ Each is an honest message with parts changed, left out, doubled or made up, draw
 comes: the reply is one word or well-formed, each number of a training client in it went through the
 mechanism with the site's own noise, and the ledger holds at least what was released.
 
-``FUZZ_MESSAGES=100000`` sends so many; by default there are 1,200.
+``FUZZ_MESSAGES=100000`` sends so many; by default there are 720, to each kind of site.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from umbel.protocol.run_config import RunConfig
 from umbel.protocol.tasks import VERSION, EvaluationSpec, TrainingSpec
 from umbel.simulation.grid import InProcessGrid
 
-MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "1200"))
+MESSAGES = int(os.environ.get("FUZZ_MESSAGES", "720"))
 SEED = int(os.environ.get("FUZZ_SEED", "1"))
-BLOCK = 150  # messages to a site before another takes its place: a ledger is read whole each time
+BLOCK = 80  # messages to a site before another takes its place: a ledger is read whole each time
 CLIENTS, TRAIN = 6, 4
 SECRET = "patient-17"  # in every path and every text of the site's own
 RECORDS = ("training", "evaluation", "hypotheses", "run", "version", "local", "arrays", "released", "")

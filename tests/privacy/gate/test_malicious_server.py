@@ -292,11 +292,6 @@ def test_an_empty_message(site: Site) -> None:
     assert site.lives()
 
 
-def test_a_choice_is_not_disclosed(site: Site) -> None:
-    assert refused(site.ask(replace(HONEST, disclose_choice=True)))
-    assert site.spent() == [0, 0, 0, 0]
-
-
 def test_training_clients_do_not_report(site: Site) -> None:
     for clients in ((0,), (CLIENTS,), (0, 1, 2, 3)):
         assert refused(site.evaluate(clients))
@@ -525,15 +520,6 @@ def test_a_loss_that_the_data_are_not_for_is_refused(tmp_path: Path, run_config:
     assert refused(Site(tmp_path, run_config | {"loss": "cross-entropy"}).ask())
 
 
-@pytest.mark.parametrize("hypotheses", [stacked(2, math.nan), stacked(11)])
-def test_evaluation_takes_no_other_hypotheses_than_training(
-    tmp_path: Path, run_config: dict[str, Any], hypotheses: dict[str, Any]
-) -> None:
-    site = Site(tmp_path, run_config, role="validation")
-    assert not refused(site.evaluate((0,)))
-    assert refused(site.evaluate((0,), hypotheses))
-
-
 # --- exact losses, of which six are enough for a small model
 
 
@@ -585,31 +571,6 @@ def test_a_ledger_that_cannot_be_used_closes_the_site(tmp_path: Path, run_config
     assert site.ledger_path.read_text() == "not a ledger"
 
 
-def test_data_that_cannot_be_opened_say_so_at_the_site_alone(
-    tmp_path: Path, run_config: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    site = Site(tmp_path, run_config)
-    (tmp_path / "own" / "targets.npy").unlink()
-    caplog.set_level("ERROR", "flwr")
-    from flwr.supercore import logger
-
-    logger.FLOWER_LOGGER.propagate = True
-    try:
-        assert refused(site.ask())
-    finally:
-        logger.FLOWER_LOGGER.propagate = False
-    assert "targets.npy is missing; write the dataset again" in caplog.text
-
-
-def test_the_policy_may_come_from_the_environment(
-    tmp_path: Path, run_config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a container; the node's own configuration wins over it."""
-    monkeypatch.setenv("UMBEL_MIN_NOISE_MULTIPLIER", "4")
-    assert refused(Site(tmp_path / "a", run_config).ask())
-    assert not Site(tmp_path / "b", run_config, **{"min-noise-multiplier": 2.0}).ask().has_error()
-
-
 class TestReports:
     """A site may let training clients report, with noise that is charged."""
 
@@ -630,24 +591,6 @@ class TestReports:
         assert len(first) == 4
         assert first != second
         assert site.spent() == [1, 1, 0, 0]
-
-    def test_the_noise_of_reports_is_that_of_the_mechanism(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
-        """RMSE is loss and metric, so both report the same number: their difference is noise alone.
-
-        Its variance is twice (n+1)/epsilon^2 with epsilon = n/(nu r): n = 2, nu = 1, r = sqrt(2)
-        gives 3. Of 400 reports the sample variance is within half of it but for a chance below
-        1e-6 (chi-square with a kurtosis of at most 6).
-        """
-        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 1.0, "report-bound": 1.0})
-        differences = []
-        for _ in range(100):
-            differences += np.subtract(*self.report(site, 0, 1, 2, 3)).tolist()
-        assert 1.5 < np.var(differences) < 4.5
-
-    def test_a_client_without_budget_reports_nothing(self, tmp_path: Path, run_config: dict[str, Any]) -> None:
-        site = Site(tmp_path, run_config, **{"report-noise-multiplier": 4.0, "paper-budget": 0.5})
-        assert np.isfinite(self.report(site, 0)).all()
-        assert np.isnan(self.report(site, 0, 1)).tolist() == [[True, False], [True, False]]
 
     def test_a_validation_site_reports_as_it_is_and_never_trains(
         self, tmp_path: Path, run_config: dict[str, Any]

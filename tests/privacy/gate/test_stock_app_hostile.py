@@ -348,7 +348,7 @@ ANY_RECORD = st.one_of(
 )
 
 
-@settings(derandomize=True, max_examples=100)
+@settings(derandomize=True, max_examples=60)
 @given(
     st.fixed_dictionaries({"arrays": ANY_ARRAYS.map(arrays)}, optional={"config": ANY_RECORD, "more": ANY_RECORD}),
     st.sampled_from(["train", "train", "evaluate", "query", "train.steal"]),

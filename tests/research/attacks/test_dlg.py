@@ -53,16 +53,6 @@ def test_the_same_starts_give_the_same_image(smooth: Model, image: Tensor) -> No
     assert first.distance == again.distance
 
 
-def test_more_starts_never_match_worse(smooth: Model, image: Tensor) -> None:
-    start = start_of(smooth)
-    gradient = noisy(gradient_of(smooth, start, image, 1), share=2.0)
-    distances = [
-        deep_leakage(smooth, start, gradient, SHAPE, generator(), restarts, iterations=10).distance
-        for restarts in (1, 2, 4)
-    ]
-    assert distances == sorted(distances, reverse=True)
-
-
 @pytest.mark.parametrize("value", [0.0, 1e30])
 def test_a_gradient_that_no_image_has_does_no_harm(smooth: Model, value: float) -> None:
     start = start_of(smooth)

@@ -82,19 +82,6 @@ def test_the_bound_of_theorem_1_is_that_of_the_paper() -> None:
 # --- defences
 
 
-def test_a_budget_caps_the_interactions() -> None:
-    # Whoever sat out an honest round has one more left.
-    found = behind("budget", multipliers="3")
-    assert max(one.interactions for one in found) <= 8 + 5
-    assert stolen(found) < 6
-
-
-def test_a_tripwire_stops_zeros_and_nobody_who_knows_of_it() -> None:
-    assert [one.interactions for one in behind("tripwire")] == [0] * 6
-    assert all(one.error is None for one in behind("tripwire"))
-    assert stolen(behind("tripwire", "spectral")) == 6
-
-
 def test_balanced_batches_leave_the_sum_a_guess_and_the_direction_as_it_is() -> None:
     # A guess errs on one half; that all six lie below .2 by chance happens less than once in 10,000.
     assert min(one.error or 0 for one in behind("balanced batches")) > 0

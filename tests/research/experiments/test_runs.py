@@ -84,13 +84,6 @@ def test_gaussian_noise_has_an_epsilon_at_a_delta_alone() -> None:
     assert measures["epsilon"] == guarantee({formal("gaussian"): measures["max_participations"]}).epsilon
 
 
-def test_an_open_choice_has_no_epsilon() -> None:
-    measures = finish(run_config("synthetic", rounds=1, clipping="public")).measures
-    assert measures["pure_epsilon"] is None
-    assert measures["epsilon"] is None
-    assert measures["max_budget"] == pytest.approx(0.4)
-
-
 def formal(mechanism: str) -> Release:
     return Release(Kind.TRAIN, 2, 5.0, Clipping.PUBLIC, mechanism=mechanism, hypotheses=2, choice_epsilon=0.5)
 
