@@ -51,7 +51,7 @@ def test_the_whole_sum_counts(site: dict[str, Any], digits: int) -> None:
 
 @pytest.mark.parametrize("wrong", [SHA256[:8], SHA256 + "0", SHA256[:-1] + "x", "any"])
 def test_what_is_no_sum_is_refused(site: dict[str, Any], wrong: str) -> None:
-    with pytest.raises(SiteError, match="bundle must be SHA-256 sums of 64 hexadecimal digits"):
+    with raises(SiteError, "site.conflict", "bundle", 64):
         reviewed(OWN, site | {"bundle": wrong})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.errors import raises
 from umbel.protocol.errors import ConfigError
 from umbel.protocol.home import append, write_atomically
 from umbel.protocol.home import umbel_home as home_of
@@ -37,7 +38,7 @@ def test_a_tilde_in_umbel_home_is_the_users_home(tmp_path: Path, monkeypatch: py
 def test_a_relative_home_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would mean another folder in every process."""
     monkeypatch.setenv("UMBEL_HOME", "flowers")
-    with pytest.raises(ConfigError, match="UMBEL_HOME must be an absolute path, got 'flowers'"):
+    with raises(ConfigError, "config.home", "'flowers'"):
         home_of()
 
 

@@ -28,23 +28,18 @@ def test_an_object_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "missing"),
     [
-        ("garden.roses:Factory", "cannot import 'garden.roses' of 'garden.roses:Factory': No module named 'garden'"),
-        ("os.roses:Factory", "cannot import 'os.roses' of 'os.roses:Factory': No module named 'os.roses'"),
-        ("umbel.protocol:Roses", r"'umbel.protocol' has no 'Roses' \(asked for 'umbel.protocol:Roses'\)"),
-        ("umbel.protocol:", r"'umbel.protocol' has no '' \(asked for 'umbel.protocol:'\)"),
-        ("umbel.protocol", r"'umbel.protocol' has no '' \(asked for 'umbel.protocol'\)"),
+        ("garden.roses:Factory", "'garden'"),
+        ("os.roses:Factory", "'os.roses'"),
+        ("umbel.protocol:Roses", "'Roses'"),
+        ("umbel.protocol", "''"),
+        (".roses:Factory", "'.roses'"),
+        ("", "''"),
     ],
 )
-def test_the_missing_half_of_a_name_is_told(name: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        import_by_name(name)
-
-
-@pytest.mark.parametrize("name", [":Factory", ".roses:Factory", ""])
-def test_a_name_without_a_module_is_told(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"cannot import '.*' of '{name}'"):
+def test_the_missing_half_of_a_name_is_told(name: str, missing: str) -> None:
+    with raises(ConfigError, "config.import", missing, repr(name)):
         import_by_name(name)
 
 
@@ -112,25 +107,30 @@ def test_a_name_may_be_written_with_hyphens_or_as_the_field() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "rule"),
     [
-        ("petals=4", "petals must be at least 5, got '4'"),
-        ("petals=100", "petals must be below 100, got '100'"),
-        ("max-height=0", "max_height must be above 0, got '0'"),
-        ("petals=five", "petals must be a whole number, got 'five'"),
-        ("petals=5.5", "petals must be a whole number, got '5.5'"),
-        ("petals=", "petals must be a whole number, got ''"),
-        ("max-height=tall", "max_height must be a number, got 'tall'"),
-        ("thorns=some", "thorns must be true or false, got 'some'"),
-        ("colour=blue", "colour must be 'red' or 'white', got 'blue'"),
-        ("kind=climbing", "kind must be 'tea' or 'wild', got 'climbing'"),
-        ("petal=7", "there is no option petal; did you mean petals?"),
-        ("max-heigth=7", "there is no option max_heigth; did you mean max_height?"),
-        ("zzz=7", "there is no option zzz; the options are petals, max_height, thorns, name, colour, kind, path"),
+        ("petals=4", "at least 5"),
+        ("petals=100", "below 100"),
+        ("max-height=0", "above 0"),
+        ("petals=5.5", "whole"),
+        ("petals=", "whole"),
+        ("max-height=tall", "a number"),
+        ("thorns=some", "true or false"),
+        ("colour=blue", "'red' or 'white'"),
+        ("kind=climbing", "'tea' or 'wild'"),
     ],
 )
-def test_an_option_that_cannot_be_used_is_named(text: str, reason: str) -> None:
-    with pytest.raises(ConfigError, match=f"^strategy-options: {reason}"):
+def test_an_option_that_cannot_be_used_is_named(text: str, rule: str) -> None:
+    name, _, value = text.partition("=")
+    with raises(ConfigError, "config.option-value", "strategy-options", name.replace("-", "_"), rule, repr(value)):
+        parse_options(Options, text, "strategy-options")
+
+
+@pytest.mark.parametrize(
+    ("text", "near"), [("petal=7", "petals?"), ("max-heigth=7", "max_height?"), ("zzz=7", "petals, max_height, thorns")]
+)
+def test_an_option_that_there_is_not_is_told_with_the_nearest(text: str, near: str) -> None:
+    with raises(ConfigError, "config.unknown-option", "strategy-options", near):
         parse_options(Options, text, "strategy-options")
 
 
@@ -141,13 +141,13 @@ def test_an_option_that_is_missing_is_named() -> None:
 
 
 def test_who_has_no_options_says_so() -> None:
-    with pytest.raises(ConfigError, match="there is no option petals; there are none"):
+    with raises(ConfigError, "config.unknown-option", "petals"):
         parse_options(Nothing, "petals=3", "strategy-options")
 
 
 @pytest.mark.parametrize("text", ["petals=6 petals=7", "max-height=1 max_height=2"])
 def test_an_option_is_given_once(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"each (name|option) once"):
+    with raises(ConfigError, "config.option-pairs", "strategy-options"):
         parse_options(Options, text, "strategy-options")
 
 

@@ -168,24 +168,24 @@ def test_no_type_of_the_senders_own_making_is_read(kind: Any) -> None:
     ("name", "words"),
     [
         ("", "Expecting value"),
-        ("{}", "its name does not tell arrays apart"),
+        ("{}", "apart"),
         ("2", "not iterable"),
         ('{"w":2}', "no len"),
-        ('{"w":[1.0,2]}', "its name says no shapes"),
-        ('{"w":[true,2]}', "its name says no shapes"),
-        ('{"w":[-1,-2]}', "its name says no shapes"),
-        ('{"w":[1099511627776,0],"v":[2]}', "its name says no shapes"),
-        ('{"w":%s}' % ([1] * 33 + [2]), "its name says no shapes"),
-        ('{"w":[1],"w":[1]}', "its name does not tell arrays apart"),
-        ('[[1,[2]]]', "its name does not tell arrays apart"),
-        ('{"w":[3]}', "it is of shape \\(2, 2\\), its name says 3 columns"),
+        ('{"w":[1.0,2]}', "no shapes"),
+        ('{"w":[true,2]}', "no shapes"),
+        ('{"w":[-1,-2]}', "no shapes"),
+        ('{"w":[1099511627776,0],"v":[2]}', "no shapes"),
+        ('{"w":%s}' % ([1] * 33 + [2]), "no shapes"),
+        ('{"w":[1],"w":[1]}', "apart"),
+        ('[[1,[2]]]', "apart"),
+        ('{"w":[3]}', "3 columns"),
         ("[" * 100_000, "recursion"),
         ('{"w":[%s]}' % ("9" * 5000), "digits"),
-        ("w" * (2**18 + 1), "its name is 262145 characters long"),
+        ("w" * (2**18 + 1), 262145),
     ],
 )  # fmt: skip
-def test_a_name_that_does_not_fit_the_matrix_is_told(name: str, words: str) -> None:
-    with pytest.raises(ProtocolError, match=words):
+def test_a_name_that_does_not_fit_the_matrix_is_told(name: str, words: object) -> None:
+    with raises(ProtocolError, "protocol.arrays", words):
         unpack(ArrayRecord({name: Array(np.zeros((2, 2), np.float32))}))
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.helpers.errors import raises
 from umbel.privacy.gate.time_limit import check_time, time_limit
 from umbel.protocol.errors import OutOfTime
 
@@ -28,7 +29,7 @@ def test_without_a_limit_there_is_time_for_ever() -> None:
 
 
 def test_time_that_is_over_ends_what_runs_inside() -> None:
-    with pytest.raises(OutOfTime, match="max-seconds"):
+    with raises(OutOfTime, "time.over", "max-seconds"):
         compute(1e-9, check_time)
     check_time()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.helpers.errors import raises
 from umbel.privacy.mechanisms import MECHANISMS, Gaussian, Laplace, load
 from umbel.protocol.errors import ConfigError
 
@@ -18,7 +19,9 @@ def test_your_own_mechanism_is_imported() -> None:
     assert load("umbel.privacy.mechanisms.gaussian:Gaussian") is Gaussian
 
 
-@pytest.mark.parametrize("name", ["lapalce", "umbel.privacy.mechanisms.gaussian:GaussianLoss"])
-def test_what_is_no_mechanism_is_an_error(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
+@pytest.mark.parametrize(
+    ("name", "code"), [("lapalce", "unknown-name"), ("umbel.privacy.mechanisms.gaussian:GaussianLoss", "not-built-on")]
+)
+def test_what_is_no_mechanism_is_an_error(name: str, code: str) -> None:
+    with raises(ConfigError, f"config.{code}", name):
         load(name)
