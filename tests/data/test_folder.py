@@ -18,7 +18,7 @@ from umbel.data import Dataset, check_out, open_dataset, read_manifest, write_da
 from umbel.protocol.errors import DatasetError
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.booleans().flatmap(datasets))
 def test_folder_gives_back_what_was_written(dataset: Dataset) -> None:
     with tempfile.TemporaryDirectory() as home:
@@ -83,7 +83,7 @@ def test_an_array_of_another_format_is_named(folder: Path, content: str) -> None
         open_dataset(folder)
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 127), st.integers(0, 255)), max_size=4), st.integers(0, 200))
 def test_a_damaged_header_is_named_or_does_no_harm(folder: Path, changes: list[tuple[int, int]], length: int) -> None:
     """Whatever numpy makes of it: some bytes are no more than white space."""

@@ -18,7 +18,7 @@ from umbel.data import Dataset, open_dataset, read_manifest, write_leaf
 from umbel.protocol.errors import DatasetError
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.booleans().flatmap(datasets))
 def test_leaf_gives_back_what_was_written(dataset: Dataset) -> None:
     clients = {f"user-{i}": dataset.client(i) for i in range(dataset.manifest.clients)}

@@ -108,10 +108,6 @@ def test_what_ray_says_is_told_with_the_fix(
 # --- versions
 
 
-def test_the_same_versions_will_do() -> None:
-    check_versions({"one": versions(), "two": versions()})
-
-
 def test_another_build_of_a_version_will_do() -> None:
     check_versions({"one": versions() | {"torch": f"{versions()['torch'].partition('+')[0]}+cu128"}})
 
@@ -119,12 +115,12 @@ def test_another_build_of_a_version_will_do() -> None:
 @pytest.mark.parametrize(
     ("package", "theirs", "told"),
     [
-        ("python", "3.9.1", rf"has python 3\.9\.1, and this one python {platform.python_version()}; there: run Python"),
-        ("torch", "1.0.0", r"has torch 1\.0\.0, and this one torch .*; there: pip install 'torch=="),
-        ("flwr", "", "has no flwr, and this one flwr .*; there: pip install 'flwr=="),
-        ("umbel", "0.0.1", r"has umbel 0\.0\.1, .*install the umbel that is here, and start its Ray again"),
+        ("python", "3.9.1", ("python 3.9.1", platform.python_version())),
+        ("torch", "1.0.0", ("torch 1.0.0", "pip install 'torch==")),
+        ("flwr", "", ("no flwr", "pip install 'flwr==")),
+        ("umbel", "0.0.1", ("umbel 0.0.1",)),
     ],
 )
-def test_another_version_is_told_with_the_machine_and_the_fix(package: str, theirs: str, told: str) -> None:
-    with raises(ClusterError, "cluster.versions", told):
+def test_another_version_is_told_with_the_machine_and_the_fix(package: str, theirs: str, told: tuple[str, ...]) -> None:
+    with raises(ClusterError, "cluster.versions", "two", *told):
         check_versions({"one": versions(), "two": versions() | {package: theirs}})
