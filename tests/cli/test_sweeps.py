@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import umbel
+from tests.research.experiments.conftest import in_process  # noqa: F401
 from umbel.protocol.errors import UmbelError
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("in_process")
 def test_every_combination_is_run_once_and_the_same_call_goes_on(
     umbel_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,10 +21,6 @@ def test_offsets_are_running_sums_of_lengths() -> None:
     assert offsets.dtype == np.int64
 
 
-def test_offsets_of_no_clients_hold_only_zero() -> None:
-    assert offsets_of([]).tolist() == [0]
-
-
 def test_client_owns_the_rows_between_its_offsets(folder: Path) -> None:
     features, targets = open_dataset(folder).client(2)
     assert features.tolist() == [[6, 7], [8, 9], [10, 11]]
@@ -73,7 +69,6 @@ def test_a_number_that_a_model_would_get_as_infinite_is_found(
     [
         ([0, 2, 6], ("data.offsets", "(clients + 1)", "int64", "(3,)")),
         ([0.0, 2.0, 3.0, 6.0], ("data.offsets", "(clients + 1)", "float64", "(4,)")),
-        ([1, 2, 3, 6], ("data.offsets", "6 rows")),
         ([0, 2, 3, 5], ("data.offsets", "6 rows")),
         ([0, 2, 2, 6], ("data.empty-client", "client 1", "(offsets 2 to 2)")),
         ([0, 4, 3, 6], ("data.empty-client", "client 1", "(offsets 4 to 3)")),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.datasets import FEATURES, MANIFEST, OFFSETS, TARGETS
 from tests.helpers.errors import raises
-from umbel.data import BUNDLED, find_dataset, open_dataset, read_manifest, write_dataset
+from umbel.data import BUNDLED, find_dataset, read_manifest, write_dataset
 from umbel.protocol.errors import DatasetError
 
 
@@ -23,10 +23,6 @@ def test_a_name_is_found_in_the_home_before_the_bundle(umbel_home: Path) -> None
     mine = umbel_home / "data" / "synthetic"
     write_dataset(mine, MANIFEST, FEATURES, TARGETS, OFFSETS)
     assert find_dataset("synthetic") == mine
-
-
-def test_the_bundled_dataset_opens(umbel_home: Path) -> None:
-    assert open_dataset(find_dataset("synthetic")).manifest.name == "synthetic"
 
 
 def test_a_path_is_taken_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,11 +41,6 @@ def test_an_unknown_name_lists_where_it_was_looked_for(umbel_home: Path) -> None
     places = umbel_home / "data" / "lilies", BUNDLED / "lilies.json"
     with raises(DatasetError, "data.unknown", *places, "umbel data import"):
         find_dataset("lilies")
-
-
-def test_a_path_to_nothing_is_named(tmp_path: Path) -> None:
-    with raises(DatasetError, "data.unknown", f"{tmp_path}/lilies"):
-        find_dataset(f"{tmp_path}/lilies")
 
 
 def test_no_name_says_how_to_give_one() -> None:

@@ -62,7 +62,7 @@ def test_tokens_outside_the_vocabulary_are_refused(
 
 
 def test_tokens_are_not_scaled() -> None:
-    with pytest.raises(DatasetError, match="tokens are taken as they are: leave out feature_scale"):
+    with raises(DatasetError, "data.conflict", "feature_scale"):
         Manifest(name="own", clients=1, split={"train": 1, "validation": 0}, tokens=5, feature_scale=0.5)
 
 
@@ -101,5 +101,5 @@ def test_a_manifest_says_only_what_there_is(tmp_path: Path) -> None:
 
 
 def test_categories_of_a_target_are_texts() -> None:
-    with pytest.raises(DatasetError, match=r"units\.target\.categories must be a list of texts, got \[1\]"):
+    with raises(DatasetError, "data.conflict", "units.target.categories", "[1]"):
         manifest(1, units={"target": {"categories": [1]}})

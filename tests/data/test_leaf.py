@@ -18,7 +18,7 @@ from umbel.data import Dataset, open_dataset, read_manifest, write_leaf
 from umbel.protocol.errors import DatasetError
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.booleans().flatmap(datasets))
 def test_leaf_gives_back_what_was_written(dataset: Dataset) -> None:
     clients = {f"user-{i}": dataset.client(i) for i in range(dataset.manifest.clients)}
@@ -73,85 +73,52 @@ def test_leaf_that_does_not_fit_its_manifest_is_named_by_its_own_path(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with raises(DatasetError, "data.no-file", f"{tmp_path}/none.json"):
-        open_dataset(tmp_path / "none.json")
+def one(**data: Any) -> dict[str, Any]:
+    """A file of one user, of one row unless its `y` says otherwise."""
+    return {"users": ["a"], "num_samples": [len(data["y"])], "user_data": {"a": data}}
+
+
+THREE = {"name": "three", "clients": 3, "split": {"train": 2, "validation": 1}}
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "parts"),
     [
-        ({"num_samples": [1]}, "users and num_samples must be lists of one length"),
-        ({"users": {"a": 0, "b": 1}}, "users and num_samples must be lists of one length"),
-        ({"num_samples": 2}, "users and num_samples must be lists of one length"),
-        ({"users": ["a", "a"]}, "users names a client twice"),
-        ({"users": ["a", 2]}, "the names in users must be text, got 2"),
-        ({"users": ["a", ["b"]]}, r"the names in users must be text, got \['b'\]"),
-        (
-            {"user_data": LEAF["user_data"] | {"a": {"x": [[1, 1e300]], "y": [0]}}},
-            "features of client 0, row 0, are not finite, or larger than a model can take",
-        ),
-        (
-            {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": 1, "y": [0]}}},
-            "client 'a' needs rectangular lists x and y in user_data",
-        ),
-        (
-            {"users": ["a"], "num_samples": [0], "user_data": {"a": {"x": [], "y": []}}},
-            "client 'a' has no rows; leave it out",
-        ),
-        (
-            {"user_data": LEAF["user_data"] | {"a": {"x": [[1, 2]], "y": [[0]]}}},
-            "clients differ in the shape of a row of y",
-        ),
-        ({"num_samples": [1, 3]}, "client 'b' has 2 x, 2 y and num_samples 3; make them equal"),
-        ({"users": ["a", "c"]}, "client 'c' needs rectangular lists x and y in user_data"),
-        (
-            {"users": ["a"], "num_samples": [2], "user_data": {"a": {"x": [[1, 2], [3]], "y": [0, 1]}}},
-            "client 'a' needs rectangular lists x and y in user_data",
-        ),
-        (
-            {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [["1", "2"]], "y": [0]}}},
-            "client 'a' holds values that are not numbers",
-        ),
-        (
-            {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1, None]], "y": [0]}}},
-            "client 'a' holds values that are not numbers",
-        ),
-        (
-            {"user_data": LEAF["user_data"] | {"a": {"x": [[1]], "y": [0]}}},
-            "clients differ in the shape of a row of x",
-        ),
-        (
-            {"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": [[1, float("nan")]], "y": [0]}}},
-            "features of client 0, row 0, are not finite",
-        ),
-        ({"users": [], "num_samples": [], "user_data": {}}, "the dataset has no clients"),
-        (
-            {"manifest": {"name": "three", "clients": 3, "split": {"train": 2, "validation": 1}}},
-            "2 users but the manifest says 3 clients",
-        ),
-        (
-            {"manifest": {"name": "two", "clients": 2, "split": {"train": 2, "validation": 1}}},
-            "split {.*} does not add up to 2 clients",
-        ),
+        ({"num_samples": [1]}, ("data.leaf", "users and num_samples")),
+        ({"users": {"a": 0, "b": 1}}, ("data.leaf", "users and num_samples")),
+        ({"users": ["a", "a"]}, ("data.twice", "users")),
+        ({"users": ["a", ["b"]]}, ("data.leaf", "users", "['b']")),
+        ({"num_samples": [1, 3]}, ("data.lengths", "'b'", "num_samples 3")),
+        ({"users": ["a", "c"]}, ("data.leaf", "'c'", "user_data")),
+        (one(x=[], y=[]), ("data.empty-client", "'a'")),
+        (one(x=[[1, 2], [3]], y=[0, 1]), ("data.leaf", "'a'", "user_data")),
+        (one(x=[["1", "2"]], y=[0]), ("data.not-numbers", "'a'")),
+        (one(x=[[1, None]], y=[0]), ("data.not-numbers", "'a'")),
+        (one(x=[[1, float("nan")]], y=[0]), ("data.not-finite", "features of client 0, row 0")),
+        (one(x=[[1, 1e300]], y=[0]), ("data.not-finite", "features of client 0, row 0")),
+        ({"user_data": LEAF["user_data"] | {"a": {"x": [[1, 2]], "y": [[0]]}}}, ("data.shape", "row of y")),
+        ({"user_data": LEAF["user_data"] | {"a": {"x": [[1]], "y": [0]}}}, ("data.shape", "row of x")),
+        ({"users": [], "num_samples": [], "user_data": {}}, ("data.no-rows",)),
+        ({"manifest": THREE}, ("data.lengths", "2 users", "3 clients")),
+        ({"manifest": THREE | {"clients": 2}}, ("data.conflict", "2 clients")),
     ],
 )
-def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+def test_leaf_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     path = save_leaf(tmp_path / "bad.json", **changes)
-    with pytest.raises(DatasetError, match=f"{path}: {reason}"):
+    with raises(DatasetError, *parts, path):
         open_dataset(path)
 
 
-def test_a_number_of_too_many_digits_is_no_json(tmp_path: Path) -> None:
-    path = tmp_path / "other.json"
-    path.write_text('{"users": ' + "9" * 5000 + "}")
-    with raises(DatasetError, "data.unreadable", path):
-        read_manifest(path)
-
-
-@pytest.mark.parametrize("content", ["[]", "{}", '{"users": [], "num_samples": []}'])
-def test_json_that_is_not_leaf_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        ('{"users": ' + "9" * 5000 + "}", "data.unreadable"),
+        ("[]", "data.leaf"),
+        ('{"users": [], "num_samples": []}', "data.leaf"),
+    ],
+)
+def test_json_that_is_not_leaf_is_refused(tmp_path: Path, content: str, code: str) -> None:
     path = tmp_path / "other.json"
     path.write_text(content)
-    with raises(DatasetError, "data.leaf", path, "num_samples", "user_data"):
+    with raises(DatasetError, code, path):
         read_manifest(path)

@@ -87,46 +87,43 @@ def test_the_classes_of_a_target_have_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("changes", "parts"),
     [
-        ({"target": {"name": "cost", "type": "money"}}, "must be one of number, integer, boolean, category"),
-        ({"target": {"name": "cost"}}, "lacks type"),
-        ({"target": {"name": "cost", "type": "number", "offset": 1}}, "'cost' can have a scale and no offset"),
-        ({"target": {"name": "cost", "type": "number", "scale": 0}}, "column 'cost': scale must not be 0"),
-        ({"target": {"name": "cost", "type": "number", "scael": 2}}, "there is no scael; did you mean scale?"),
-        ({"target": {"name": "age", "type": "number"}}, "has the column 'age' twice"),
-        ({"target": {"name": "t", "type": "category", "categories": ["a"]}}, "has one category, and nothing to"),
-        ({"target": {"name": "t", "type": "text"}}, "the type text is for the client's column"),
-        ({"client": {"name": "hospital", "type": "number"}}, "'hospital' must be of type text or integer"),
-        ({"features": []}, "features"),
-        ({"features": [{"name": "a", "type": "category"}]}, "'a' is of type category and lists none; set categories"),
-        ({"features": [{"name": "a", "type": "category", "categories": ["x", "x"]}]}, "lists the category 'x' twice"),
+        ({"target": {"name": "cost", "type": "money"}}, ("data.wrong-value", "type", "'money'")),
+        ({"features": []}, ("data.wrong-value", "features")),
+        ({"missing": "impute"}, ("data.wrong-value", "missing", "refuse, drop", "'impute'")),
+        ({"target": {"name": "cost"}}, ("data.missing-key", "type")),
+        ({"target": {"name": "cost", "type": "number", "scael": 2}}, ("data.unknown-key", "scael", "scale?")),
+        ({"target": {"name": "cost", "type": "number", "offset": 1}}, ("data.conflict", "'cost'", "offset")),
+        ({"target": {"name": "cost", "type": "number", "scale": 0}}, ("data.conflict", "'cost'", "scale")),
+        ({"target": {"name": "age", "type": "number"}}, ("data.conflict", "'age' twice")),
+        ({"target": {"name": "t", "type": "category", "categories": ["a"]}}, ("data.conflict", "'t'", "one category")),
+        ({"target": {"name": "t", "type": "text"}}, ("data.conflict", "'t'", "text")),
+        ({"client": {"name": "hospital", "type": "number"}}, ("data.conflict", "'hospital'", "text", "integer")),
+        ({"features": [{"name": "a", "type": "category"}]}, ("data.conflict", "'a'", "categories")),
         (
             {"features": [{"name": "a", "type": "category", "categories": ["other"], "other": "category"}]},
-            "lists the category 'other' twice",
+            ("data.conflict", "'other' twice"),
         ),
-        ({"features": [{"name": "a", "type": "number", "categories": ["x"]}]}, "are for the type category, not number"),
-        ({"features": [{"name": "a", "type": "boolean", "scale": 2}]}, "only numbers have a scale and an offset"),
-        ({"features": [{"name": "a", "type": "boolean", "minimum": 2}]}, "only numbers have a minimum and a maximum"),
-        ({"features": [{"name": "a", "type": "number", "minimum": 2, "maximum": 1}]}, "minimum 2 is above maximum 1"),
+        ({"features": [{"name": "a", "type": "number", "categories": ["x"]}]}, ("data.conflict", "categories")),
+        ({"features": [{"name": "a", "type": "boolean", "scale": 2}]}, ("data.conflict", "scale", "boolean")),
+        ({"features": [{"name": "a", "type": "boolean", "minimum": 2}]}, ("data.conflict", "minimum", "boolean")),
+        ({"features": [{"name": "a", "type": "number", "minimum": 2, "maximum": 1}]}, ("data.conflict", "2", "1")),
         (
             {"features": [{"name": "a", "type": "category", "categories": ["x"], "pattern": "("}]},
-            "is no regular expression",
+            ("data.conflict", "'('"),
         ),
         (
             {"features": [{"name": "a", "type": "category", "categories": ["x"], "pattern": "x"}]},
-            "needs a group, in parentheses",
+            ("data.conflict", "'x'", "group"),
         ),
-        ({"missing": "impute"}, "missing must be one of refuse, drop, got 'impute'"),
     ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
+)
+def test_what_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], parts: tuple[str, ...]) -> None:
     file = tmp_path / "own.json"
     file.write_text(json.dumps(ENTRIES | changes))
-    with pytest.raises(DatasetError) as raised:
+    with raises(DatasetError, *parts, f"{file}: "):
         Schema.read(file)
-    assert str(raised.value).startswith(f"{file}: ")
-    assert reason in str(raised.value)
 
 
 @pytest.mark.parametrize(

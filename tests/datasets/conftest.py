@@ -7,15 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+from numpy.typing import NDArray
 from typer.testing import CliRunner, Result
 
-from umbel.data import Dataset, open_dataset
+from umbel.data import Dataset, Manifest, open_dataset, write_dataset
+from umbel.protocol.run_config import RunConfig
+from umbel.server.setup import Setup
 
-RECIPES = Path(__file__).resolve().parents[2] / "umbel" / "datasets"
+PROJECT = Path(__file__).resolve().parents[2]
+RECIPES = PROJECT / "umbel" / "datasets"
 
 
 class Recipe:
@@ -85,3 +90,38 @@ def assert_same_rows(one: Dataset, other: Dataset) -> None:
     assert one.manifest.groups == other.manifest.groups
     for name in ("features", "targets", "offsets"):
         np.testing.assert_array_equal(getattr(one, name), getattr(other, name), strict=True)
+
+
+def image(row: int, turned: bool = False) -> NDArray[np.uint8]:
+    """Row + 1 in the corner at the top right, 99 to the left of it; turned by hand, at the top left and below."""
+    picture = np.zeros((28, 28), np.uint8)
+    if turned:
+        picture[0, 0], picture[1, 0] = row + 1, 99
+    else:
+        picture[0, 27], picture[0, 26] = row + 1, 99
+    return picture
+
+
+def rows_of(dataset: Dataset, client: int) -> dict[int, tuple[int, bool]]:
+    """Return the rows that a client holds, by the number drawn in the image: (class, whether turned)."""
+    found = {}
+    for picture, label in zip(*dataset.client(client), strict=True):
+        row = int(picture.max(where=picture != 99, initial=0)) - 1
+        turned = not np.array_equal(picture, image(row))
+        np.testing.assert_array_equal(picture, image(row, turned))
+        found[row] = int(label), turned
+    assert len(found) == len(dataset.client(client)[1])
+    return found
+
+
+def experiment(name: str, home: Path, manifest: Manifest, *shape: int) -> Setup:
+    """Read a configuration of the project, with a dataset of that manifest, one row a client, in its place."""
+    clients = manifest.clients
+    rows = np.zeros((clients, *shape), np.uint8 if len(shape) > 1 else np.float32)
+    write_dataset(home / "data" / manifest.name, manifest, rows, np.zeros(clients, int), np.arange(clients + 1))
+    config = tomllib.loads((PROJECT / "configs" / f"{name}.toml").read_text(encoding="utf-8"))
+    entries = RunConfig().entries()
+    assert config.keys() <= entries.keys()
+    setup = Setup.parse(entries | config)
+    assert setup.manifest == manifest
+    return setup

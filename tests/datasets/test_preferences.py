@@ -40,8 +40,7 @@ def chance_to_be_last(weights: NDArray[np.float64]) -> list[float]:
 # --- what is drawn
 
 
-@pytest.mark.parametrize("rows", [40, 37, 500])
-@pytest.mark.parametrize("like_rate", [0.05, 0.2, 0.45])
+@pytest.mark.parametrize(("rows", "like_rate"), [(40, 0.05), (37, 0.2), (500, 0.45)])
 def test_each_client_likes_that_share_of_its_items_and_those_of_the_highest_scores(rows: int, like_rate: float) -> None:
     features, targets, offsets, users, vectors = draw(clients=20, rows=rows, like_rate=like_rate)
     assert offsets.tolist() == list(range(0, 20 * rows + 1, rows))
@@ -118,11 +117,6 @@ def test_rows_vary_with_spread_from_20_to_all_items() -> None:
     assert (few.min(), few.max()) == (10, 30)
 
 
-def test_the_vector_of_a_client_does_not_depend_on_its_rows() -> None:
-    one, other = draw(clients=5), draw(clients=5, rows=100, skew=1.0, spread=1.0)
-    np.testing.assert_array_equal(one[3], other[3])
-
-
 # --- what is written
 
 
@@ -147,10 +141,6 @@ def test_the_output_counts_and_names_the_folder(tmp_path: Path) -> None:
         "18 training and 2 validation clients, 500 items, 800 rows, 20.0% of them likes",
         str(tmp_path / "out"),
     ]
-
-
-def test_one_client_validates_where_a_tenth_would_be_none(tmp_path: Path) -> None:
-    assert made(tmp_path / "out", "--clients", "2").manifest.split == {"train": 1, "validation": 1}
 
 
 def test_json_holds_the_same_clients_as_the_folder(tmp_path: Path) -> None:
@@ -182,13 +172,13 @@ def test_the_committed_file_is_found_by_name_and_small_enough_to_travel() -> Non
 # --- what cannot be used
 
 
-@pytest.mark.parametrize("like_rate", ["0", "0.5", "-0.2", "1", "nan"])
+@pytest.mark.parametrize("like_rate", ["0", "0.5", "nan"])
 def test_a_like_rate_against_assumption_1_is_refused(tmp_path: Path, like_rate: str) -> None:
     result = run(tmp_path / "out", "--like-rate", like_rate)
     assert_refused(result, tmp_path / "out", "--like-rate must be above 0 and below .5 (Assumption 1 of the paper)")
 
 
-@pytest.mark.parametrize(("rows", "like_rate", "liked"), [("2", "0.2", 0), ("10", "0.49", 5), ("3", "0.1", 0)])
+@pytest.mark.parametrize(("rows", "like_rate", "liked"), [("2", "0.2", 0), ("10", "0.49", 5)])
 def test_likes_that_round_to_none_or_to_half_are_refused(tmp_path: Path, rows: str, like_rate: str, liked: int) -> None:
     result = run(tmp_path / "out", "--rows", rows, "--like-rate", like_rate)
     assert_refused(result, tmp_path / "out", f"client 0 would like {liked} of its {rows} items", "--like-rate")
@@ -199,14 +189,9 @@ def test_more_rows_than_items_are_refused(tmp_path: Path) -> None:
     assert_refused(result, tmp_path / "out", "40 rows a client exceed the 39 items", "--rows", "--items")
 
 
-@pytest.mark.parametrize("option", ["--skew", "--spread"])
-@pytest.mark.parametrize("value", ["nan", "inf", "10.1"])
+@pytest.mark.parametrize(("option", "value"), [("--skew", "nan"), ("--skew", "10.1"), ("--spread", "inf")])
 def test_numbers_that_would_overflow_are_refused(tmp_path: Path, option: str, value: str) -> None:
     assert_refused(run(tmp_path / "out", option, value), tmp_path / "out", "--skew and --spread must be from 0 to 10")
-
-
-def test_the_steepest_that_may_be_asked_for_is_drawn() -> None:
-    assert np.diff(draw(items=30, rows=20, skew=10.0, spread=10.0)[2]).max() <= 30
 
 
 @pytest.mark.parametrize("option", ["--clients", "--items", "--factors", "--rows"])

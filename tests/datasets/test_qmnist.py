@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from tests.datasets.conftest import Recipe, assert_same
+from tests.datasets.conftest import PROJECT, Recipe, assert_same, experiment, image, rows_of
 from umbel import models
-from umbel.data import Dataset, Manifest, write_dataset
-from umbel.server.setup import Setup
+from umbel.data import Dataset, Manifest, open_dataset
 
-PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 REAL_IMAGES, REAL_LABELS = DATA / "train-images-idx3-ubyte.gz", DATA / "qmnist-train-labels-idx2-int.gz"
 needs_data = pytest.mark.skipif(
@@ -30,16 +27,6 @@ qmnist = recipe.module
 
 # Writer and digit of each row; the rows of a writer do not lie together. Row r is drawn by `image`.
 ROWS = [(7, 3), (2100, 0), (5, 9), (7, 4), (11, 1), (5, 9), (7, 3), (2100, 8)]
-
-
-def image(row: int, turned: bool = False) -> NDArray[np.uint8]:
-    """Row + 1 in the corner at the top right and 99 to the left of it; turned by hand, at the top left and below."""
-    picture = np.zeros((28, 28), np.uint8)
-    if turned:
-        picture[0, 0], picture[1, 0] = row + 1, 99
-    else:
-        picture[0, 27], picture[0, 26] = row + 1, 99
-    return picture
 
 
 def idx(array: NDArray[Any]) -> bytes:
@@ -89,18 +76,6 @@ def assert_refused(result: Any, out: Path, *texts: str) -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
-def rows_of(dataset: Dataset, client: int) -> dict[int, tuple[int, bool]]:
-    """Return the rows that a client holds, by the number drawn in the image: (digit, whether turned)."""
-    found = {}
-    for picture, digit in zip(*dataset.client(client), strict=True):
-        row = int(picture.max(where=picture != 99, initial=0)) - 1
-        turned = not np.array_equal(picture, image(row))
-        np.testing.assert_array_equal(picture, image(row, turned))
-        found[row] = int(digit), turned
-    assert len(found) == len(dataset.client(client)[1])
-    return found
-
-
 # --- a few digits
 
 
@@ -118,15 +93,7 @@ def test_a_client_is_a_writer_and_is_turned_as_a_whole(files: tuple[Path, Path],
     assert dataset.offsets.tolist() == [0, 2, 5, 6, 8]
 
 
-def test_the_last_line_is_the_folder_and_the_one_before_counts(files: tuple[Path, Path], tmp_path: Path) -> None:
-    result = run(files, tmp_path / "out", "--seed", "5")
-    assert result.stdout.splitlines() == [
-        "3 training and 1 validation clients, 8 rows; clients whose images are turned: 3",
-        str(tmp_path / "out"),
-    ]
-
-
-@pytest.mark.parametrize(("writers", "train"), [(2, 1), (9, 8), (10, 9), (11, 9), (19, 17), (20, 18)])
+@pytest.mark.parametrize(("writers", "train"), [(2, 1), (10, 9), (11, 9), (20, 18)])
 def test_a_tenth_of_the_writers_rounded_up_validates(tmp_path: Path, writers: int, train: int) -> None:
     dataset = made(write_files(tmp_path, [(writer, 0) for writer in range(writers)]), tmp_path / "out")
     assert dataset.manifest.split == {"train": train, "validation": writers - train}
@@ -179,14 +146,18 @@ def test_rows_are_kept_at_random_up_to_the_number_asked_for(files: tuple[Path, P
     assert "at most" not in whole.manifest.provenance
     # Each pair of the three rows of writer 7 comes up for some seed.
     pairs = set()
-    for seed in range(20):
+    for seed in range(12):
         drawn = made(files, tmp_path / "out", "--rows", "2", "--seed", str(seed))
         pairs |= {frozenset(rows) for client in range(4) if (rows := rows_of(drawn, client)).keys() <= {0, 3, 6}}
     assert pairs == {frozenset({0, 3}), frozenset({0, 6}), frozenset({3, 6})}
 
 
 def test_the_manifest_tells_model_scale_source_and_licence(files: tuple[Path, Path], tmp_path: Path) -> None:
-    dataset = made(files, tmp_path / "out")
+    assert run(files, tmp_path / "out", "--seed", "5").stdout.splitlines() == [
+        "3 training and 1 validation clients, 8 rows; clients whose images are turned: 3",
+        str(tmp_path / "out"),
+    ]
+    dataset = open_dataset(tmp_path / "out")
     manifest = dataset.manifest
     assert (manifest.name, manifest.model, manifest.loss) == ("qmnist", "cnn10", "cross-entropy")
     assert manifest.feature_scale == 1 / 255
@@ -217,43 +188,32 @@ def test_a_missing_file_is_named_with_where_to_get_it(files: tuple[Path, Path], 
 
 def test_files_the_wrong_way_round_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
     images, labels = files
-    out = tmp_path / "out"
-    assert_refused(
-        run((labels, images), out), out, f"{images} must begin with 00 00 0c 02, got 00 00 08 03", qmnist.LABELS_URL
-    )
-
-
-@pytest.mark.parametrize("content", [b"", b"\0\0\x0c\x02\0\0", b"PK\x03\x04 is how a .zip begins"])
-def test_a_file_that_is_not_idx_is_named(files: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
-    files[1].write_bytes(content)
-    assert_refused(run(files, tmp_path / "out"), tmp_path / "out", f"{files[1]} must begin with 00 00 0c 02")
-
-
-@pytest.mark.parametrize("cut", [slice(None, -1), slice(None, 100)])
-def test_a_file_cut_short_is_named(files: tuple[Path, Path], tmp_path: Path, cut: slice) -> None:
-    files[0].write_bytes(files[0].read_bytes()[cut])
-    assert_refused(run(files, tmp_path / "out"), tmp_path / "out", f"{files[0]}: ", "where 8 rows need 6272", "again")
+    reason = f"{images} must begin with 00 00 0c 02, got 00 00 08 03"
+    assert_refused(run((labels, images), tmp_path / "out"), tmp_path / "out", reason, qmnist.LABELS_URL)
 
 
 @pytest.mark.parametrize(
-    "content", [b"no gzip", gzip.compress(bytes(9999), mtime=0)[:20]], ids=["no gzip", "cut short"]
+    ("which", "content", "reason"),
+    [
+        (1, b"", "must begin with 00 00 0c 02"),
+        (1, b"\0\0\x0c\x02\0\0", "must begin with 00 00 0c 02"),
+        (0, idx(np.zeros((8, 28, 28), np.uint8))[:-1], "where 8 rows need 6272"),
+        (0, idx(np.zeros((8, 28, 28), np.uint8))[:100], "where 8 rows need 6272"),
+        (0, idx(np.zeros((8, 32, 32), np.uint8)), "holds rows of shape (32, 32), not (28, 28)"),
+        (0, idx(np.zeros((9, 28, 28), np.uint8)), "has 9 images and "),
+        (1, b"\x1f\x8b is no gzip", "cannot be read: "),
+        (1, gzip.compress(bytes(9999), mtime=0)[:20], "cannot be read: "),
+    ],
 )
-def test_a_broken_compressed_file_is_named(files: tuple[Path, Path], tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "broken.gz"
+def test_a_file_that_cannot_be_used_is_named(
+    files: tuple[Path, Path], tmp_path: Path, which: int, content: bytes, reason: str
+) -> None:
+    path = files[which]
+    if "cannot be read" in reason:
+        path = tmp_path / "broken.gz"
     path.write_bytes(content)
-    assert_refused(run((files[0], path), tmp_path / "out"), tmp_path / "out", f"{path} cannot be read: ", "again")
-
-
-def test_rows_of_another_shape_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    files[0].write_bytes(idx(np.zeros((8, 32, 32), np.uint8)))
-    result = run(files, tmp_path / "out")
-    assert_refused(result, tmp_path / "out", f"{files[0]} holds rows of shape (32, 32), not (28, 28)")
-
-
-def test_more_images_than_labels_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
-    files[0].write_bytes(idx(np.zeros((9, 28, 28), np.uint8)))
-    result = run(files, tmp_path / "out")
-    assert_refused(result, tmp_path / "out", f"{files[0]} has 9 images and {files[1]} has 8 labels")
+    given = (path, files[1]) if which == 0 else (files[0], path)
+    assert_refused(run(given, tmp_path / "out"), tmp_path / "out", str(path), reason)
 
 
 @pytest.mark.parametrize("digit", [-1, 10])
@@ -285,18 +245,12 @@ def test_no_rows_are_refused(files: tuple[Path, Path], tmp_path: Path) -> None:
 # --- the experiment
 
 
-def test_the_experiment_is_a_run_config(umbel_home: Path, run_config: dict[str, Any]) -> None:
+def test_the_experiment_is_a_run_config(umbel_home: Path) -> None:
     manifest = Manifest(
         name="qmnist", clients=539, split={"train": 485, "validation": 54}, model="cnn10", loss="cross-entropy"
     )
-    write_dataset(
-        umbel_home / "data" / "qmnist", manifest, np.zeros((539, 28, 28), np.uint8), np.zeros(539, int), np.arange(540)
-    )
-    config = tomllib.loads((PROJECT / "configs" / "qmnist.toml").read_text(encoding="utf-8"))
-    assert config.keys() <= run_config.keys()
-    setup = Setup.parse(run_config | config)
+    setup = experiment("qmnist", umbel_home, manifest, 28, 28)
     run = setup.config
-    assert setup.manifest == manifest
     assert (setup.model.name, setup.strategy.hypotheses) == ("cnn10", 2)
     assert (run.rounds, run.patience, run.validate_every, run.restarts) == (100, 5, 5, 1)
     assert setup.task().noise_multiplier == 3.0

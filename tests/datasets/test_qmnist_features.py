@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,17 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from typer.testing import CliRunner
 
-from tests.datasets.conftest import Recipe, assert_same
+from tests.datasets.conftest import PROJECT, Recipe, assert_same, experiment
 from tests.datasets.test_qmnist import idx
 from umbel import models
-from umbel.data import Dataset, Manifest, open_dataset, write_dataset
+from umbel.data import Dataset, Manifest
 from umbel.privacy.accounting.accountant import compose
 from umbel.privacy.mechanisms import Laplace
-from umbel.server.setup import Setup
 
-PROJECT = Path(__file__).parents[2]
 DATA = PROJECT.parent / "shared" / "data"
 REAL = {
     "--images": DATA / "train-images-idx3-ubyte.gz",
@@ -260,18 +253,6 @@ def test_the_manifest_of_images_names_a_network_and_no_public_images(files: dict
     assert "database 19. The images of a writer are dealt out to clients of 2 images:" in manifest.provenance
 
 
-def test_images_have_a_folder_of_their_own(files: dict[str, Path], umbel_home: Path) -> None:
-    options = [*options_of(files), "--rows", "2", "--kind", "images"]
-    result = CliRunner().invoke(module.app, list(map(str, options)))
-    dataset = open_dataset(umbel_home / "data" / "qmnist-images")
-    split = dataset.manifest.split
-    assert result.stdout.splitlines() == [
-        f"{split['train']} training and {split['validation']} validation clients, {len(dataset.targets)} images; "
-        "clients whose images are turned: 0",
-        str(umbel_home / "data" / "qmnist-images"),
-    ]
-
-
 # --- the whole
 
 
@@ -303,43 +284,27 @@ def test_the_seed_decides(files: dict[str, Path], tmp_path: Path) -> None:
     assert not np.array_equal(one.features, other.features)
 
 
-def test_the_script_runs_from_anywhere_and_writes_below_umbel_home(files: dict[str, Path], tmp_path: Path) -> None:
-    home, script = tmp_path / "home", PROJECT / "datasets" / "qmnist_features.py"
-    relative = [word.name if isinstance(word, Path) else word for word in options_of(files)]
-    done = subprocess.run(
-        [sys.executable, str(script), *relative, "--rows", "2", "--features", "4"],
-        cwd=tmp_path, env=os.environ | {"UMBEL_HOME": str(home)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    written = home / "data" / "qmnist-features"
-    assert done.stdout.splitlines()[-1] == str(written)
-    assert_same(open_dataset(written), made(files, tmp_path / "out", "--features", "4"))
-
-
 # --- what cannot be used
 
 
-def test_a_writer_who_is_public_is_refused(tmp_path: Path) -> None:
-    files = write_files(tmp_path, others=11)
-    out = tmp_path / "out"
-    recipe.assert_refused(
-        recipe.run(out, *options_of(files)), out, f"{files['--public-labels']}: writer 11", "not public", "test files"
-    )
+@pytest.mark.parametrize(
+    ("changed", "reasons"),
+    [
+        ({"others": 11}, ["writer 11", "not public", "test files"]),
+        ({"public": strokes(60, 0)}, ["10 features need 61 public images, got 60"]),
+    ],
+)
+def test_public_images_that_cannot_be_used_are_refused(
+    changed: dict[str, Any], reasons: list[str], tmp_path: Path
+) -> None:
+    files, out = write_files(tmp_path, **changed), tmp_path / "out"
+    recipe.assert_refused(recipe.run(out, *options_of(files), "--rows", "2"), out, *reasons)
 
 
-def test_too_few_public_images_are_refused(tmp_path: Path) -> None:
-    files = write_files(tmp_path, public=strokes(60, 0))
-    out = tmp_path / "out"
-    result = recipe.run(out, *options_of(files), "--rows", "2")
-    recipe.assert_refused(result, out, "10 features need 61 public images, got 60")
-
-
-def test_more_public_images_than_labels_are_refused(tmp_path: Path) -> None:
-    files = write_files(tmp_path)
+def test_more_public_images_than_labels_are_refused(files: dict[str, Path], tmp_path: Path) -> None:
     files["--public-images"].write_bytes(idx(strokes(PUBLIC + 2, 0)))
-    out = tmp_path / "out"
-    result = recipe.run(out, *options_of(files))
-    recipe.assert_refused(result, out, f"has {PUBLIC + 2} images", f"has {PUBLIC + 1} labels; give the two test files")
+    result = recipe.run(out := tmp_path / "out", *options_of(files))
+    recipe.assert_refused(result, out, f"has {PUBLIC + 2} images", f"has {PUBLIC + 1} labels")
 
 
 def test_a_missing_public_file_is_named_with_where_to_get_it(files: dict[str, Path], tmp_path: Path) -> None:
@@ -362,19 +327,12 @@ def test_clients_of_more_images_than_writers_have_are_refused(
 # --- the experiment
 
 
-def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path, run_config: dict[str, Any]) -> None:
+def test_the_experiment_is_a_run_config_at_eight(umbel_home: Path) -> None:
     manifest = Manifest(
         name="qmnist-features", clients=1757, split={"train": 1576, "validation": 181},
         model="softmax features=10 classes=10", loss="cross-entropy",
     )  # fmt: skip
-    write_dataset(
-        umbel_home / "data" / "qmnist-features", manifest,
-        np.zeros((1757, 10), np.float32), np.zeros(1757, int), np.arange(1758),
-    )  # fmt: skip
-    config = tomllib.loads((PROJECT / "configs" / "qmnist-features-epsilon-8.toml").read_text(encoding="utf-8"))
-    assert config.keys() <= run_config.keys()
-    setup = Setup.parse(run_config | config)
-    assert setup.manifest == manifest
+    setup = experiment("qmnist-features-epsilon-8", umbel_home, manifest, 10)
     assert (setup.config.rounds, setup.config.clients_per_round, setup.strategy.hypotheses) == (1, manifest.train, 1)
     assert setup.config.clipping == "public"
     # Clipped updates are two radii apart at most.

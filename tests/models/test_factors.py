@@ -33,17 +33,9 @@ def test_the_score_of_an_item_is_its_product_with_the_users_vector() -> None:
     assert factors(torch.tensor([[2.0], [0.0], [2.0]])).tolist() == [[45], [1], [45]]
 
 
-def test_a_user_is_local() -> None:
-    assert models.load("factors items=12 size=3").local_shapes == {"user": (3,)}
-
-
 def test_items_go_down_the_sum_over_a_minibatch() -> None:
     assert models.load("factors items=12 size=3").summed == {"items"}
     assert models.load("mlp").summed == set()
-
-
-def test_other_models_have_no_local_part() -> None:
-    assert [models.load(name).local_shapes for name in models.MODELS] == [{}] * len(models.MODELS)
 
 
 @losses

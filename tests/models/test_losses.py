@@ -133,22 +133,6 @@ def test_squared_error_of_classes_is_pytorchs(case: tuple[Tensor, Tensor]) -> No
     torch.testing.assert_close(LOSSES["mse"].per_sample(outputs, targets), expected)
 
 
-@settings(max_examples=50)
-@given(classified())
-def test_squared_error_of_numbers_is_pytorchs(case: tuple[Tensor, Tensor]) -> None:
-    outputs, targets = case[0], case[0].flip(-1)
-    expected = functional.mse_loss(outputs, targets, reduction="none").sum(-1)
-    torch.testing.assert_close(LOSSES["rmse"].per_sample(outputs, targets), expected)
-
-
-@settings(max_examples=50)
-@given(classified())
-def test_accuracy_is_the_share_of_equal_labels(case: tuple[Tensor, Tensor]) -> None:
-    outputs, targets = case
-    expected = np.mean(outputs.numpy().argmax(-1) == targets.numpy())
-    assert METRICS["accuracy"].per_sample(outputs, targets).mean().item() == pytest.approx(expected)
-
-
 # --- losses of the margin
 
 losses = pytest.mark.parametrize("loss", list(SLOPES))

@@ -96,14 +96,6 @@ def test_patterns_are_of_whole_names_in_their_own_case() -> None:
     assert of(Headed, frozen="body.bias head.*").shapes == {"body.weight": (3, 2)}
 
 
-def test_convolutions_are_frozen_by_their_name() -> None:
-    model = models.load("cnn", frozen="conv*")
-    assert {name for name, kind in model.kinds.items() if kind is Kind.FROZEN} == {
-        "conv1.weight", "conv1.bias", "conv2.weight", "conv2.bias",
-    }  # fmt: skip
-    assert model.num_parameters == 1_206_590 - (32 * 9 + 32) - (64 * 32 * 9 + 64)
-
-
 @pytest.mark.parametrize("asked", [{"frozen": "head.*"}, {"frozen": "*.bias"}, {"local": "head.weight"}])
 def test_a_networks_own_local_parameters_stay_local_whatever_is_asked(asked: dict[str, str]) -> None:
     """What a site's clients keep is not a server's to freeze, nor to share."""

@@ -32,11 +32,11 @@ from tests.helpers.ledgers import participations, spent
 from tests.helpers.messages import scores
 from tests.helpers.models import write_module
 from tests.helpers.runs import AppRun, run_app
-from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset, write_leaf
+from umbel.data import BUNDLED, Manifest, offsets_of, open_dataset, write_dataset
 from umbel.privacy.gate.ledger import Ledger
 from umbel.privacy.gate.memory_ledger import MemoryLedger
 from umbel.protocol.arrays import flatten
-from umbel.protocol.errors import ConfigError, DatasetError, FleetError
+from umbel.protocol.errors import ConfigError, FleetError
 from umbel.protocol.messages import asks, keep_request, round_request
 from umbel.protocol.records import pack, unpack
 from umbel.protocol.run_config import RunConfig
@@ -214,21 +214,6 @@ def test_the_releases_of_the_first_and_the_best_round_are_kept(play: Play, whole
         np.testing.assert_allclose(latest[j], releases[groups == j].mean(axis=0), rtol=1e-6)
 
 
-def test_releases_of_more_than_two_parameters_are_not_kept(play: Play, umbel_home: Path) -> None:
-    rng = np.random.default_rng(0)
-    manifest = Manifest(name="three", clients=12, split={"train": 8, "validation": 4}, model="mlp")
-    x, y = rng.random((48, 3), np.float32), rng.random(48, np.float32)
-    write_dataset(umbel_home / "data" / "three", manifest, x, y, offsets_of([4] * 12))
-    run = play(dataset="three", rounds=1)
-    assert not (run.folder / "releases.safetensors").exists()
-    assert "What clients released" not in (run.folder / "report.html").read_text()
-
-
-def test_best_and_latest_are_both_kept(whole: AppRun) -> None:
-    shapes = {name: value.shape for name, value in whole.arrays("hypotheses").items()}
-    assert shapes == {name: value.shape for name, value in whole.arrays("latest").items()} == {"weight": (2, 1, 2)}
-
-
 def test_a_run_that_is_killed_leaves_its_last_round(run_config: dict[str, Any], umbel_home: Path) -> None:
     def pull_the_plug(message: Message, context: Context) -> Message:
         if message.metadata.group_id == "3":
@@ -272,7 +257,6 @@ def test_ifca_finds_both_optima_without_noise(play: Play) -> None:
 # --- the same whatever it runs on
 
 VARIANTS: dict[str, dict[str, Any]] = {
-    "the default": {},
     "public radius": {"clipping": "public", "clip_norm": 0.5, "clip_norm_decay": 0.9},
     "shuffled minibatches": {"batch_size": 3, "local_epochs": 2, "validation_clients_per_round": 20},
     "IFCA": {"strategy": "ifca", "noise_multiplier": 0.0},
@@ -296,7 +280,7 @@ def test_no_bit_depends_on_the_number_of_nodes(play: Play, changes: dict[str, An
     assert seven.ledger == one.ledger
 
 
-@pytest.mark.parametrize("nodes", [1, 2, 7])
+@pytest.mark.parametrize("nodes", [1, 7])
 def test_batched_gives_the_same_to_rounding(play: Play, looped: AppRun, nodes: int) -> None:
     batched = play(nodes=nodes, engine="batched")
     np.testing.assert_allclose(batched.arrays("latest")["weight"], looped.arrays("latest")["weight"], rtol=1e-4)
@@ -325,8 +309,7 @@ def test_a_simulation_whose_nodes_refuse_to_train_ends_at_once_where_its_seed_be
 # --- what it costs
 
 
-@pytest.mark.parametrize("nodes", [1, 3])
-@pytest.mark.parametrize("noise_multiplier", [5.0, 0.3])
+@pytest.mark.parametrize(("nodes", "noise_multiplier"), [(1, 5.0), (3, 0.3)])
 def test_the_servers_ledger_is_the_sum_of_the_nodes_own(play: Play, nodes: int, noise_multiplier: float) -> None:
     run = play(nodes=nodes, noise_multiplier=noise_multiplier)
     kept = {}
@@ -495,12 +478,6 @@ def refused(play: Play, umbel_home: Path, expected: tuple[Any, ...], **changes: 
     assert not (umbel_home / "runs").exists(), "nothing is left behind"
 
 
-def test_a_config_that_cannot_be_run_is_an_error(play: Play, umbel_home: Path) -> None:
-    with pytest.raises(ConfigError, match="step-size must be a finite number above 0"):
-        play(step_size=0.0)
-    assert not (umbel_home / "runs").exists(), "nothing is left behind"
-
-
 @pytest.mark.parametrize("key", ["clients-per-round", "validation-clients-per-round"])
 def test_more_clients_than_there_are_is_an_error(play: Play, umbel_home: Path, key: str) -> None:
     refused(play, umbel_home, (ConfigError, "config.too-few-clients", key, 101, 100), **{key: 101})
@@ -508,14 +485,6 @@ def test_more_clients_than_there_are_is_an_error(play: Play, umbel_home: Path, k
 
 def test_a_node_that_says_no_in_a_simulation_is_an_error(play: Play, umbel_home: Path) -> None:
     refused(play, umbel_home, (FleetError, "nodes.refused", 1), app=failing({1}, parts=["query"]), nodes=2)
-
-
-def test_data_that_are_not_finite_are_an_error_before_any_node_is_asked(play: Play, umbel_home: Path) -> None:
-    path = umbel_home / "data" / "mine.json"
-    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="linear")
-    write_leaf(path, manifest, {"a": ([[1.5, 2.0]], [0.5])})
-    path.write_text(path.read_text().replace("1.5", "NaN"))
-    refused(play, umbel_home, (DatasetError, "data.not-finite", "client 0", "row 0"), dataset=str(path))
 
 
 # --- other data
@@ -593,13 +562,11 @@ def interrupted(play: Play, monkeypatch: pytest.MonkeyPatch, umbel_home: Path) -
 @pytest.mark.parametrize(
     ("file", "at_round"),
     [
-        ("hypotheses.safetensors", 4),
         ("history.jsonl", 4),
         ("participations.jsonl", 4),
         ("outcome.json", 2),
         ("ledger.csv", 4),
         ("latest.safetensors", 4),
-        ("history.jsonl", LAST),
         ("latest.safetensors", LAST),
     ],
 )
@@ -805,10 +772,8 @@ def test_what_a_run_cannot_start_from_is_said_before_any_work(
     ("value", "words"),
     [
         (np.full((2, 1, 2), np.nan, np.float32), (ConfigError, "config.run-damaged", "hypotheses")),
-        (np.full((2, 1, 2), np.inf, np.float32), (ConfigError, "config.run-damaged", "hypotheses")),
         (np.full((2, 1, 2), 3e38, np.float32), (ConfigError, "config.run-damaged", "38")),
         (np.ones((2, 1, 2)), (ConfigError, "config.run-damaged", "hypotheses")),
-        (np.ones((2, 1, 2), np.int64), (ConfigError, "config.run-damaged", "hypotheses")),
         (np.ones((0, 1, 2), np.float32), (ConfigError, "config.run-damaged", "hypotheses", "0")),
     ],
 )
@@ -819,7 +784,7 @@ def test_what_no_run_can_begin_with_is_named(play: Play, tmp_path: Path, value: 
         play(start_from=str(tmp_path), seed=1)
 
 
-@pytest.mark.parametrize("config", ["config = [1]", "other = 1", '[config]\nseed = "0"', "[config]\nseed = true"])
+@pytest.mark.parametrize("config", ["other = 1", "[config]\nseed = true"])
 def test_a_run_to_start_from_says_its_seed(play: Play, whole: AppRun, tmp_path: Path, config: str) -> None:
     (tmp_path / "config.toml").write_text(config)
     (tmp_path / "hypotheses.safetensors").write_bytes((whole.folder / "hypotheses.safetensors").read_bytes())

@@ -20,7 +20,7 @@ from umbel.protocol.tasks import TrainingSpec
 from umbel.server.observer import Observer
 from umbel.server.observers import named
 from umbel.server.setup import Setup
-from umbel.strategies import IFCA, FedAvg, GroupPrivacy
+from umbel.strategies import FedAvg, GroupPrivacy
 from umbel.strategies.base import ClipSchedule
 
 NAN, INF = math.nan, math.inf
@@ -62,12 +62,6 @@ TEXTS = [
     "strategy", "strategy-options", "dataset", "model", "loss", "metric", "frozen", "local", "resume", "mechanism",
     "observers", "optimizer-options", "pretrained", "start-from", "track", "track-options",
 ]  # fmt: skip
-MOST = {
-    "choice-epsilon": ", at most 30",
-    "hypotheses": ", at most 1000",
-    "quorum": ", at most 1",
-    "max-node-share": ", at most 1",
-}
 
 FACTORS = {"strategy": "recommender", "dataset": "preferences", "noise-multiplier": 0.0}
 
@@ -98,10 +92,6 @@ def test_the_defaults_run_algorithm_1_on_the_papers_synthetic_data(run_config: d
     )
     assert setup.release == Release(Kind.TRAIN, 2, 5.0, Clipping.UPDATE, hypotheses=2)
     assert setup.task("mine") == TrainingSpec(run="mine")
-
-
-def test_nothing_at_all_is_the_defaults(run_config: dict[str, Any]) -> None:
-    assert Setup.parse({}).config == Setup.parse(run_config).config
 
 
 def test_each_value_goes_where_it_belongs(run_config: dict[str, Any]) -> None:
@@ -163,21 +153,6 @@ def test_of_one_hypothesis_there_is_no_choice_to_pay_for(run_config: dict[str, A
     assert not release.chooses
 
 
-@pytest.mark.parametrize(
-    ("name", "strategy", "hypotheses"),
-    [
-        ("group-privacy", GroupPrivacy, 2),
-        ("fedavg", FedAvg, 1),
-        ("ifca", IFCA, 2),
-        ("umbel.strategies.fedavg:FedAvg", FedAvg, 1),
-    ],
-)
-def test_a_strategy_goes_by_its_name(run_config: dict[str, Any], name: str, strategy: type, hypotheses: int) -> None:
-    chosen = Setup.parse(run_config | {"strategy": name}).strategy
-    assert type(chosen) is strategy
-    assert chosen.hypotheses == hypotheses
-
-
 def test_noisy_messages_are_for_models_with_local_parameters(run_config: dict[str, Any]) -> None:
     noisy = run_config | {"message-noise": 0.5}
     assert Setup.parse(noisy | FACTORS).task().message_noise == 0.5
@@ -232,25 +207,12 @@ def test_the_server_knows_which_metrics_are_shares(run_config: dict[str, Any]) -
     assert Setup.parse(run_config | {"dataset": "", "model": "cnn"}).strategy.fleet.metric_is_share
 
 
-def test_without_a_dataset_every_node_serves_its_own(run_config: dict[str, Any]) -> None:
-    setup = Setup.parse(run_config | {"dataset": "", "model": "mlp"})
-    assert setup.manifest is None
-    assert setup.model.name == "mlp"
-
-
 def test_whole_numbers_do_for_numbers(run_config: dict[str, Any]) -> None:
     setup = Setup.parse(run_config | {"noise-multiplier": 0, "step-size": 1, "node-wait": 10})
     assert setup.task().noise_multiplier == 0.0
     assert setup.task().step_size == 1.0
     assert isinstance(setup.task().step_size, float)
     assert setup.fleet.run.node_wait == 10.0
-
-
-def test_the_server_reads_what_a_dataset_says_of_itself(run_config: dict[str, Any], umbel_home: Path) -> None:
-    folder = umbel_home / "data" / "mine"
-    manifest = Manifest(name="mine", clients=1, split={"train": 1, "validation": 0}, model="mlp")
-    write_dataset(folder, manifest, np.zeros((1, 3)), np.zeros(1), np.array([0, 1]))
-    assert Setup.parse(run_config | {"dataset": "mine"}).manifest == manifest
 
 
 def test_data_that_cannot_be_used_are_an_error_at_once(run_config: dict[str, Any], umbel_home: Path) -> None:

@@ -22,7 +22,7 @@ from umbel.server.rounds import initial_hypotheses, run_rounds
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
 
-ROUNDS = 120
+ROUNDS = 80
 NODES = 5
 
 
@@ -70,7 +70,7 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
     memory: list[int] = []
 
     def weigh(state: State) -> None:
-        if len(state.history) in (50, ROUNDS):
+        if len(state.history) in (30, ROUNDS):
             gc.collect()
             memory.append(psutil.Process().memory_info().rss)
 
@@ -94,5 +94,5 @@ def test_many_rounds_of_faults(run_config: dict[str, Any]) -> None:
     assert charged.sum() > fleet.participations.sum()
     # It learns all the same.
     assert state.best_loss < 0.8
-    # Replies that never come are not kept by the hundred: 70 rounds of them take next to nothing.
+    # Replies that never come are not kept by the hundred: 50 rounds of them take next to nothing.
     assert memory[1] - memory[0] < 30 * 2**20

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.serverapp import Grid
 
 from umbel.privacy.gate.site import runs_in_simulation
 from umbel.protocol.flower import ErrorCode, Run, TaskIdentity
@@ -53,10 +51,6 @@ def said(reply: Message, record: str = "said") -> dict[str, Any]:
 # --- nodes
 
 
-def test_it_is_a_grid_of_flowers_own_interface(grid: InProcessGrid) -> None:
-    assert isinstance(grid, Grid)
-
-
 def test_nodes_have_ids_of_their_own(grid: InProcessGrid) -> None:
     ids = list(grid.get_node_ids())
     assert len(set(ids)) == 3
@@ -74,11 +68,6 @@ def test_sites_get_the_configuration_they_were_given() -> None:
     grid = InProcessGrid(counting_app(), {}, node_configs=configs)
     replies = grid.send_and_receive([to(node, kind="query") for node in grid.get_node_ids()])
     assert [said(reply, "node") for reply in replies] == configs
-
-
-def test_every_node_gets_the_run_config(grid: InProcessGrid) -> None:
-    replies = grid.send_and_receive([to(node, kind="query") for node in grid.get_node_ids()])
-    assert [said(reply, "run") for reply in replies] == [{"seed": 7}] * 3
 
 
 def test_a_node_that_changes_its_configuration_changes_no_other() -> None:
@@ -108,15 +97,6 @@ def test_a_reply_says_what_it_is_a_reply_to(grid: InProcessGrid) -> None:
     assert (reply.metadata.src_node_id, reply.metadata.dst_node_id) == (node, message.metadata.src_node_id)
     assert (reply.metadata.message_type, reply.metadata.group_id) == ("train", "round-4")
     assert reply.metadata.run_id == message.metadata.run_id
-
-
-def test_messages_may_come_one_after_the_other(grid: InProcessGrid) -> None:
-    def stream() -> Iterator[Message]:
-        for node in grid.get_node_ids():
-            yield to(node)
-
-    assert len(list(grid.send_and_receive(stream(), timeout=3.0))) == 3
-    assert list(grid.send_and_receive([])) == []
 
 
 def test_a_message_of_the_grids_own_making_is_one_like_any_other(grid: InProcessGrid) -> None:
@@ -214,13 +194,6 @@ def test_a_node_keeps_its_state_from_round_to_round(grid: InProcessGrid) -> None
     (reply,) = grid.send_and_receive([to(second)])
     assert said(reply)["n"] == 1, "each its own"
     assert grid.contexts[first].state.config_records["calls"]["n"] == 3
-
-
-def test_two_grids_share_no_state() -> None:
-    for _ in range(2):
-        grid = InProcessGrid(counting_app(), {})
-        (reply,) = grid.send_and_receive([to(node) for node in grid.get_node_ids()])
-        assert said(reply)["n"] == 1
 
 
 @pytest.mark.parametrize("fail", [False, True])

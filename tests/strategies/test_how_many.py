@@ -64,11 +64,11 @@ def test_it_looks_at_the_last_rounds_and_chooses_once() -> None:
 
 def test_auto_and_0_are_the_same() -> None:
     assert RunConfig.parse({"hypotheses": "auto"}).entries()["hypotheses"] == 0
-    with pytest.raises(ConfigError, match="hypotheses must be a whole number of at least 0, at most 1000, got 'some'"):
+    with raises(ConfigError, "config.wrong-value", "hypotheses", "'some'"):
         RunConfig.parse({"hypotheses": "some"})
 
 
-@pytest.mark.parametrize(("clients", "most"), [(1, 2), (7, 2), (15, 3), (40, 8), (1000, 8)])
+@pytest.mark.parametrize(("clients", "most"), [(1, 2), (15, 3), (40, 8), (1000, 8)])
 def test_a_run_tries_no_more_than_its_releases_are_enough_for(clients: int, most: int) -> None:
     run = RunConfig(hypotheses=0, clients_per_round=clients)
     assert run.most_hypotheses == most
@@ -126,8 +126,7 @@ def config(run_config: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("noise_multiplier", [0.0, 3.0])
-@pytest.mark.parametrize("groups", [1, 2, 3, 5])
+@pytest.mark.parametrize(("groups", "noise_multiplier"), [(1, 3.0), (2, 3.0), (3, 0.0), (3, 3.0), (5, 3.0)])
 def test_as_many_are_left_as_there_are_groups(
     groups: int, noise_multiplier: float, tmp_path: Path, config: dict[str, Any]
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
@@ -35,12 +34,7 @@ def test_clients_are_asked_what_they_chose() -> None:
     assert training_in(message.content).disclose_choice is True
 
 
-def test_releases_go_where_the_clients_say() -> None:
-    labels = IFCA(Fleet()).assign(np.zeros((3, 1)), np.zeros((2, 1)), np.array([1, 0, 1]))
-    assert labels.tolist() == [1, 0, 1]
-
-
-@pytest.mark.parametrize("nodes", [1, 2, 3, 4])
+@pytest.mark.parametrize("nodes", [1, 3])
 def test_a_round_averages_the_clients_that_chose_a_hypothesis(nodes: int) -> None:
     grid = PaperGrid.simulated(train=4, nodes=nodes)
     strategy, messages = ask(grid)
@@ -57,22 +51,3 @@ def test_choices_are_those_of_the_clients_that_released() -> None:
     replies = grid.releases(messages, (RELEASE | {1: None, 2: None}).__getitem__, CHOICE.__getitem__)
     following, _ = strategy.aggregate_train(1, replies)
     assert vectors(from_array_record(following)).tolist() == [[0, 0, 0], [11, 11, 11]]
-
-
-@pytest.mark.parametrize(
-    "choices",
-    [None, 1, [0], [0, 1, 0], [0, 2], [0, -1], [0.0, 0.5], [0.0, float("inf")], [0.0, float("nan")], [0, 2**70]],
-)
-def test_a_reply_without_a_choice_for_each_release_is_dropped(choices: Any) -> None:
-    grid = PaperGrid.simulated(train=4, nodes=2)
-    strategy, messages = ask(grid)
-    replies = grid.releases(messages, RELEASE.__getitem__, CHOICE.__getitem__)
-    counts = replies[1].content.metric_records["released"]
-    if choices is None:
-        del counts["choices"]
-    else:
-        counts["choices"] = choices
-    following, metrics = strategy.aggregate_train(1, replies)
-    # The other node hosts clients 0 and 2, and both chose hypothesis 0.
-    assert vectors(from_array_record(following)).tolist() == [[5, 5, 5], [10, 10, 10]]
-    assert (metrics["releases"], metrics["lost-nodes"]) == (2, 1)

@@ -51,7 +51,7 @@ def test_lengths_play_no_part() -> None:
     assert halves(TWO_KINDS * np.logspace(-3, 3, 12)[:, None]).second.tolist() == ODD.tolist()
 
 
-@pytest.mark.parametrize(("count", "dimensions"), [(4, 2000), (6, 11), (10, 210), (20, 11)])
+@pytest.mark.parametrize(("count", "dimensions"), [(4, 210), (10, 210), (20, 11)])
 def test_clients_of_one_kind_seldom_look_like_two(count: int, dimensions: int) -> None:
     """What has a chance of 1 in 100 comes about so often: more than 12 times in 400 with probability .0003."""
     random = np.random.default_rng(9)
@@ -73,7 +73,7 @@ def test_dimensions_are_those_that_random_directions_lie_in() -> None:
     assert np.median(told) == pytest.approx(20, rel=0.2)
 
 
-@pytest.mark.parametrize("nu", [0, 1, 3])
+@pytest.mark.parametrize("nu", [0, 3])
 def test_noise_in_many_dimensions_hides_neither_the_halves_nor_the_gap(nu: float) -> None:
     random = np.random.default_rng(7)
     ways = random.normal(size=(2, 20_000))

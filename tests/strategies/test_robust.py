@@ -59,7 +59,7 @@ def test_a_group_that_may_be_hostile_as_a_whole_leaves_its_hypothesis(kind: type
 
 
 @pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
-@pytest.mark.parametrize("distance", [20.0, 1e3, 1e30])
+@pytest.mark.parametrize("distance", [20.0, 1e30])
 def test_a_fifth_far_away_captures_no_hypothesis(kind: type[Robust], distance: float) -> None:
     """Eight honest releases near each of two hypotheses, and four elsewhere."""
     rng = np.random.default_rng(1)
@@ -78,7 +78,7 @@ def test_a_fifth_far_away_captures_no_hypothesis(kind: type[Robust], distance: f
 @pytest.mark.parametrize("kind", [TrimmedMean, GeometricMedian])
 def test_no_hypothesis_moves_further_than_twice_the_median_release(kind: type[Robust]) -> None:
     rng = np.random.default_rng(2)
-    for _ in range(50):
+    for _ in range(20):
         sent, points = rng.normal(size=(3, 4)), rng.standard_cauchy((30, 4)) * 10.0 ** rng.uniform(0, 6, (30, 1))
         strategy = kind(Fleet(), hypotheses=3, options=HostileOptions(0.2))
         labels = strategy.assign(points, sent, None)
@@ -142,7 +142,7 @@ def error(strategy: GroupPrivacy, attack: Any, seed: int, rounds: int = 60, m: i
     return float(max(np.linalg.norm(sent - optimum, axis=1).min() for optimum in OPTIMA))
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("attack", [far, one_place, flipped, beside])
 def test_robust_centres_hold_with_a_fifth_hostile_where_the_mean_does_not(attack: Any, seed: int) -> None:
     assert error(GroupPrivacy(Fleet()), attack, seed) > 4

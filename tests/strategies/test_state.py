@@ -15,7 +15,6 @@ import umbel.client.app
 from tests.helpers.disk import Killed, kill_when
 from tests.helpers.runs import AppRun, run_app
 from umbel import strategies
-from umbel.server.nodes.fleet import Fleet
 from umbel.simulation.grid import InProcessGrid
 from umbel.strategies import GroupPrivacy
 
@@ -83,14 +82,6 @@ def left(run: AppRun) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Return every array that a run left, with its type and shape."""
     arrays = {f"{file}:{name}": value for file in ("latest", "hypotheses") for name, value in run.arrays(file).items()}
     return {name: (str(value.dtype), value.shape, value.tobytes()) for name, value in arrays.items()}
-
-
-def test_adam_a_cluster_steps_as_it_should_by_hand() -> None:
-    strategy = FedAdam(Fleet(), options=AdamOptions(rate=1.0, decay=0.5), hypotheses=2)
-    moved = strategy.combine(np.array([[3.0], [5.0]]), np.array([0.0]), 1)
-    # The mean change is 4: half of it over the root of a hundredth of its square.
-    assert moved.tolist() == [pytest.approx(2 / (0.4 + 1e-3))]
-    assert strategy.state["first"].tolist() == [[0.0], [2.0]]
 
 
 def test_a_run_that_was_killed_between_any_two_files_goes_on_bit_for_bit(

@@ -25,7 +25,6 @@ from umbel.protocol.run_config import RunConfig
 from umbel.server.nodes.fleet import Fleet
 from umbel.server.setup import Setup
 from umbel.simulation.grid import InProcessGrid
-from umbel.simulation.in_process import play
 from umbel.strategies import Stock
 from umbel.strategies.stock import adapted
 
@@ -136,25 +135,24 @@ def test_only_what_is_about_aggregation_is_an_option() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("name", "code", "parts"),
     [
-        ("FedAdm", "is no strategy of Flower's; choose from Bulyan, FedAdagrad, FedAdam, FedAvg, FedAvgM"),
-        ("Result", "is no strategy of Flower's"),
-        ("Strategy", "is no strategy of Flower's"),
-        ("FedProx", "does not work here: its proximal term is a part of the clients' training"),
-        ("QFedAvg", "does not work here: it weighs clients by their training losses, which never leave a node"),
-        ("FedXgbBagging", "does not work here: it is for trees"),
-        ("DifferentialPrivacyServerSideFixedClipping", "needs strategy, which no run config can say"),
-        ("nowhere.to.be:Found", None),
+        ("FedAdm", "config.unknown-name", ("FedAdm", "Bulyan", "FedAvgM")),
+        ("Result", "config.unknown-name", ("Result",)),
+        ("Strategy", "config.unknown-name", ("Strategy",)),
+        ("FedProx", "config.flower-strategy", ("FedProx", "proximal")),
+        ("QFedAvg", "config.flower-strategy", ("QFedAvg", "losses")),
+        ("FedXgbBagging", "config.flower-strategy", ("FedXgbBagging", "trees")),
+        ("DifferentialPrivacyServerSideFixedClipping", "config.flower-strategy", ("strategy",)),
+        ("nowhere.to.be:Found", "config.import", ("nowhere.to.be",)),
     ],
 )
-def test_what_does_not_work_is_named(name: str, reason: str | None) -> None:
-    text = f"strategy 'flower:{name}' {reason}" if reason else "cannot import 'nowhere.to.be'"
-    with pytest.raises(ConfigError, match=text):
+def test_what_does_not_work_is_named(name: str, code: str, parts: tuple[str, ...]) -> None:
+    with raises(ConfigError, code, *parts):
         strategies.load(f"flower:{name}")
 
 
-@pytest.mark.parametrize(("name", "options"), [*STATEFUL, ("Krum", ""), ("FedTrimmedAvg", ""), ("MultiKrum", "")])
+@pytest.mark.parametrize(("name", "options"), [*STATEFUL[1:3], ("Krum", ""), ("FedTrimmedAvg", "")])
 def test_stock_strategies_pass_a_trial_before_the_run(name: str, options: str) -> None:
     Setup.parse(RunConfig(strategy=f"flower:{name}", strategy_options=options).entries())
 
@@ -226,16 +224,9 @@ def test_a_strategy_somebody_wrote_for_flower_runs(own: str) -> None:
     assert json.loads(strategy.state["0/form"].tobytes()) == {"asked": {"value": 1}}
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("Chatty", (ConfigError, "config.flower-strategy")),
-        ("Hoarder", (ConfigError, "config.flower-strategy")),
-        ("Short", (ConfigError, "config.flower-strategy")),
-    ],
-)
-def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, name: str, reason: Any) -> None:
-    with raises(*reason, own, name):
+@pytest.mark.parametrize("name", ["Chatty", "Hoarder", "Short"])
+def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, name: str) -> None:
+    with raises(ConfigError, "config.flower-strategy", own, name):
         Setup.parse(RunConfig(strategy=f"{own}:{name}").entries())
 
 
@@ -243,9 +234,14 @@ def test_what_such_a_strategy_cannot_do_here_is_said_before_the_run(own: str, na
 
 
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize(("strategy", "options"), [("flower:FedAdam", "eta=1.0"), ("fedadam", "rate=1.0")])
-def test_a_run_that_was_stopped_goes_on_bit_for_bit(strategy: str, options: str, run_config: dict[str, Any]) -> None:
-    run_config |= {"strategy": strategy, "strategy-options": options, "rounds": 4, "restarts": 1, "hypotheses": 1}
+def test_a_run_that_was_stopped_goes_on_bit_for_bit(run_config: dict[str, Any]) -> None:
+    run_config |= {
+        "strategy": "flower:FedAdam",
+        "strategy-options": "eta=1.0",
+        "rounds": 4,
+        "restarts": 1,
+        "hypotheses": 1,
+    }
     run_config |= {"validation-clients-per-round": 5, "noise-multiplier": 1.0}
     whole = run_app(run_config, InProcessGrid(umbel.client.app.app, run_config))
     short = run_config | {"rounds": 2}
@@ -255,12 +251,6 @@ def test_a_run_that_was_stopped_goes_on_bit_for_bit(strategy: str, options: str,
     for name, value in whole.arrays("latest").items():
         assert resumed.arrays("latest")[name].tobytes() == value.tobytes(), name
     assert whole.history[-1]["loss"] < whole.history[0]["loss"]
-
-
-def test_our_average_and_flowers_give_one_run(run_config: dict[str, Any]) -> None:
-    run_config |= {"rounds": 3, "restarts": 1, "hypotheses": 1, "noise-multiplier": 1.0}
-    ours, flowers = (play(run_config | {"strategy": name}) for name in ("fedavg", "flower:FedAvg"))
-    np.testing.assert_allclose(flowers.state.hypotheses["weight"], ours.state.hypotheses["weight"], rtol=1e-5)
 
 
 def test_a_large_model_is_no_other(run_config: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ast
 import shutil
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ import numpy as np
 import pytest
 
 import umbel.client.app
-from tests.helpers.disk import Killed, kill_when
 from tests.helpers.errors import raises
 from tests.helpers.runs import AppRun, run_app
 from umbel import strategies
@@ -103,28 +101,6 @@ def test_its_options_change_what_it_does(run_config: dict[str, Any]) -> None:
     plain = play(run_config | MOMENTUM | {"strategy": "group-privacy", "strategy-options": ""}).arrays("latest")
     np.testing.assert_allclose(other, plain["weight"], rtol=1e-6)
     assert (one != other).all()
-
-
-@pytest.mark.parametrize(
-    "file", ["hypotheses.safetensors", "history.jsonl", "participations.jsonl", "ledger.csv", "latest.safetensors"]
-)
-def test_it_goes_on_as_if_nothing_had_happened_wherever_it_was_stopped(
-    run_config: dict[str, Any], file: str, monkeypatch: pytest.MonkeyPatch, umbel_home: Path
-) -> None:
-    """What it keeps and the hypotheses are of one round, whichever file was the last to be written."""
-    whole = play(run_config | MOMENTUM)
-    written = count(1)
-    with monkeypatch.context() as patched:
-        kill_when(patched, lambda path: path.name == file and next(written) == 3)
-        with pytest.raises(Killed):
-            play(run_config | MOMENTUM)
-    (broken,) = set((umbel_home / "runs").iterdir()) - {whole.folder}
-    resumed = play(run_config | MOMENTUM | {"resume": broken.name})
-    for name in ("latest", "hypotheses"):
-        expected = whole.arrays(name)
-        assert {key: value.tobytes() for key, value in resumed.arrays(name).items()} == {
-            key: value.tobytes() for key, value in expected.items()
-        }
 
 
 def test_a_run_cannot_go_on_with_other_options(run_config: dict[str, Any]) -> None:

@@ -127,14 +127,6 @@ def test_what_is_there_is_listed_and_described(stays: Path, umbel_home: Path) ->
     assert "clients 0 training, 2 validation" in said("data", "describe", "stays/test")
 
 
-def test_a_dataset_without_a_table_is_described_as_well(tmp_path: Path) -> None:
-    save_plane(tmp_path / "plane", 2, 1, provenance="made here")
-    told = said("data", "describe", tmp_path / "plane")
-    assert "rows 6; 1 to 3, median 2 a client" in told
-    assert "made here" in told
-    assert str(tmp_path) in refused("data.no-schema", "data", "describe", tmp_path / "plane", "--schema")
-
-
 def test_a_site_checks_its_own_table_and_serves_it(stays: Path, tmp_path: Path) -> None:
     said("data", "import", stays, "--client", "hospital", "--target", "cost", *SCALES)
     schema = tmp_path / "schema.toml"
@@ -269,13 +261,6 @@ def test_one_part_alone_may_be_written(tmp_path: Path) -> None:
     said("data", "shard", tmp_path / "plane", 3, "--only", 2, "--out", tmp_path / "out")
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["part-2"]
     assert "0 to 2" in refused("data", "data", "shard", tmp_path / "plane", 3, "--only", 3)
-
-
-def test_no_parts_are_refused(tmp_path: Path) -> None:
-    save_plane(tmp_path / "plane", 5, 2)
-    told = CliRunner().invoke(app, ["data", "shard", str(tmp_path / "plane"), "0"])
-    assert told.exit_code != 0
-    assert "0 is not in the range x>=1" in told.output
 
 
 def test_a_part_is_not_run_without_the_others(tmp_path: Path) -> None:

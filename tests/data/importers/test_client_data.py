@@ -33,11 +33,6 @@ def test_each_client_keeps_its_rows_in_order() -> None:
             np.testing.assert_array_equal(part.client(index)[1], [first, first + 10])
 
 
-def test_the_split_comes_from_the_seed() -> None:
-    assert list(data(seed=1).dataset.names) == list(data(seed=1).dataset.names)
-    assert list(data(seed=1).dataset.names) != list(data(seed=2).dataset.names)
-
-
 def test_clients_are_split_by_name() -> None:
     made = data(validation=["c3", "c1"], test=["c7"])
     assert list(made.dataset.names)[-2:] == ["c3", "c1"]
@@ -83,9 +78,3 @@ def test_a_path_is_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert open_dataset(folder).manifest.name == "own"
     with raises(DatasetError, "data.name", "''"):
         folder_of("")
-
-
-def test_it_says_what_it_is() -> None:
-    assert repr(data(test=0.1)).startswith(
-        "<ClientData 'data': 7 training, 2 validation, 1 test clients; features float32"
-    )

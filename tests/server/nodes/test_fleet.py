@@ -209,7 +209,7 @@ def test_clients_are_sampled_without_replacement() -> None:
     assert all(len(set(sampled(round=t))) == 3 for t in range(1, 20))
 
 
-@pytest.mark.parametrize("nodes", [2, 3, 10, 13])
+@pytest.mark.parametrize("nodes", [2, 13])
 def test_the_same_clients_are_asked_whatever_the_number_of_nodes(nodes: int) -> None:
     for t in range(1, 6):
         assert sampled(round=t, nodes=nodes) == sampled(round=t)
@@ -222,7 +222,7 @@ def test_rounds_and_seeds_differ_in_their_samples() -> None:
 
 
 def test_clients_are_asked_equally_often() -> None:
-    rounds, clients, of = 2000, 3, 10
+    rounds, clients, of = 500, 3, 10
     fleet, grid = Fleet(clients_per_round=clients), PaperGrid.simulated(train=of)
     times = np.zeros(of)
     for t in range(1, rounds + 1):

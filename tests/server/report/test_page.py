@@ -172,12 +172,6 @@ def test_a_guarantee_is_called_one_and_says_of_what() -> None:
     assert "It is a heuristic and guarantees nothing." in text, "the paper's budget is told all the same"
 
 
-def test_of_one_hypothesis_no_choice_is_covered() -> None:
-    text = report(mode="public", noise=400.0, hypotheses=1).text
-    assert "One participation has epsilon 0.009778, or 0.01 without that chance." in text
-    assert "randomised response" not in text
-
-
 def test_gaussian_noise_has_no_pure_epsilon_and_no_papers_budget() -> None:
     text = report(mode="public", mechanism="gaussian", choice=0.5).text
     assert re.search(r"One participation has epsilon [\d.]+; without that chance, none\.", text)
@@ -314,15 +308,6 @@ def test_the_spread_over_clients_is_told_in_the_unit_of_the_target() -> None:
     assert ">8 of 10 clients</text>" in page.html
 
 
-def test_a_metric_that_is_not_the_loss_has_a_spread_of_its_own() -> None:
-    page = report(spread_out(state()), model="cnn", manifest=None)
-    assert "the 10th 0.1 0.5 the 25th 0.2 0.4" in page.text
-
-
-def test_where_nobody_told_it_there_is_no_spread() -> None:
-    assert "Spread over clients" not in plain().text
-
-
 # --- what became of the hypotheses
 
 
@@ -405,10 +390,6 @@ def test_sections_come_in_order_and_a_picture_is_not_needed() -> None:
     page = report(sections=[Section("First"), Section("Second", ("With words.",))])
     assert page.text.index("First") < page.text.index("Second With words.")
     assert [attrs["id"] for attrs in page.of("h2") if attrs["id"].startswith("added")] == ["added-1", "added-2"]
-
-
-def test_without_observers_there_is_nothing_of_theirs() -> None:
-    assert "added-" not in plain().html
 
 
 # --- any run can be told
