@@ -1,4 +1,8 @@
-"""The ClientApp: what a node does when the server asks."""
+"""The ClientApp: what a node does when the server asks.
+
+The gate (`umbel.privacy.gate.own_app`) stands in front of `take_part`. A learner (`umbel.client.learner`) chooses,
+trains and scores behind it.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +152,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
 
 @app.query("keep", mods=[guard])
 def keep_models(msg: Message, context: Context) -> Message:
-    """Keep the hypothesis that fits each client best, where the site wants that; tell nobody."""
+    """Keep the hypothesis that fits each client best, where the site wants that; nothing leaves."""
     node = Node.of(context.node_config, context.run_config)
     hypotheses, name = hypotheses_in(msg.content), run_in(msg.content)
     check_hypotheses(hypotheses, node.site.policy)

@@ -1,4 +1,4 @@
-"""The reference: one client after the other."""
+"""The reference: one client after the other. `umbel.client.learner` calls it to score hypotheses and to train."""
 
 from __future__ import annotations
 

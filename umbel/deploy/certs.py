@@ -1,9 +1,9 @@
-"""Make what a dataset across machines proves itself by: a CA, the server's certificate, secrets, the nodes' keys.
+"""Make what server and nodes prove themselves by: a CA, the server's certificate, secrets, the nodes' keys.
 
     umbel certs --server umbel.example.org --node site-1 --node site-2
 
-What is there is kept. The server's certificate alone is made anew, when its names change or it is about to expire;
-nodes need nothing new then, because they trust the CA.
+Files that exist are kept. Only the server's certificate is replaced: when its names change or it is about to expire.
+Nodes then need nothing new, because they trust the CA.
 """
 
 from __future__ import annotations

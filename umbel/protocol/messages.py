@@ -148,15 +148,15 @@ def training_only(hypotheses: Arrays, task: TrainingSpec, assigned: NDArray[np.i
     Parameters
     ----------
     hypotheses : dict of ndarray, each (k, \\*shape)
-    task : Training
-    assigned : ndarray of int, a client
-        The hypothesis that it shall train, or -1 for the one that fits it best.
+    task : TrainingSpec
+    assigned : ndarray of int, one for each client
+        The hypothesis that the client trains, or -1 for the one that fits it best.
     """
     return RecordDict({_HYPOTHESES: Held(hypotheses), _TRAINING: Held(task), _ASSIGNED: Held(assigned)})
 
 
 def assigned_in(content: RecordDict) -> NDArray[np.int64]:
-    """Return what `training_only` says that each client shall train."""
+    """Return the hypothesis that `training_only` assigns to each client; -1 for the one that fits it best."""
     return held_in(content, _ASSIGNED, np.ndarray)
 
 
@@ -185,7 +185,7 @@ def training_reply(
     released : sequence of int
         1 for each asked client that released, 0 for each that did not.
     choices : sequence of int, optional
-        For each client that released, its hypothesis (`Training.disclose_choice`).
+        For each client that released, its hypothesis (`TrainingSpec.disclose_choice`).
     step : float
         A power of two, of which all numbers of the releases are multiples that 16 bits can count; they travel so.
         0 has them travel as they are.

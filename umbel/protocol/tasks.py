@@ -100,8 +100,9 @@ class TrainingSpec(_Spec):
     """What the server asks of the training clients of one node in a round.
 
     One object from the run config to the noise: `umbel.protocol.run_config.RunConfig.training` makes a template
-    without round and clients, the strategy replaces what it decides, the fleet fills in round and clients, and
-    the gate sanitises by it.
+    without round and clients, the strategy replaces what it decides (`HypothesisStrategy.task`),
+    `umbel.server.nodes.fleet` fills in round and clients, and the gate sanitises by it
+    (`umbel.privacy.gate.releases.Sanitiser`).
 
     Attributes
     ----------

@@ -1,4 +1,8 @@
-"""The rounds of a run: train, evaluate, keep the best, until all are done or an observer stops it."""
+"""The rounds of a run: train, evaluate, keep the best, until all are done or an observer stops it.
+
+The strategy (`umbel.strategies.base`) says what to ask and makes the next hypotheses of the replies.
+`umbel.server.nodes.fleet` samples the clients, and sends and reads the messages.
+"""
 
 from __future__ import annotations
 

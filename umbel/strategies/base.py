@@ -107,13 +107,13 @@ class HypothesisStrategy(Strategy):
     Parameters
     ----------
     fleet : Clients
-        The run's clients.
+        The run's nodes and their clients (`umbel.server.nodes.fleet.Fleet`).
     hypotheses : int
         k, the number of hypotheses; the most that there may be, where the strategy makes them more or fewer.
     min_releases : int
         A round with fewer releases leaves the hypotheses as they are.
     radius : ClipSchedule
-        Radius within which updates are hidden.
+        The clip norm of each round.
     options : Options
         The strategy's own.
     """

@@ -1,4 +1,7 @@
-"""Algorithm 1 of *Group privacy for personalized federated learning*."""
+"""Algorithm 1 of *Group privacy for personalized federated learning*: k-means over the releases.
+
+`umbel.strategies.base` calls `assign` here in each round, and averages each cluster.
+"""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ from umbel.strategies.cosines import cosines
 _IDLE, _TOLD = "respawn/idle", "respawn/told"
 _USED = 0.25  # of the releases that each would have if all had as many
 _LEAST = 2  # releases of a half
-_NOBODY = -1  # hypothesis of a release whose own is reborn
+_NONE = -1  # hypothesis of a release whose own is reborn
 _GAP = 0.7  # found on FEMNIST, where releases of one kind have up to .6 and those of two kinds 1 to 2
 _FALSE = 0.001  # how often releases of one kind may be taken for two
 _DRAWS = 999  # of releases of one kind, to see how often a gap is chance
@@ -84,7 +84,7 @@ def respawned(
         part = found[parent].second
         log(INFO, "round %d: hypothesis %d, idle for %d rounds, is reborn from %d of the %d releases of hypothesis %d",
             round, j, idle[j], len(part), counts[parent], parent)  # fmt: skip
-        labels[labels == j] = _NOBODY
+        labels[labels == j] = _NONE
         labels[part], idle[j] = j, 0
         told[:, [j, parent]] = 0
         for one in (parent, j):

@@ -1,4 +1,8 @@
-"""What a client pays for, what it may spend, and what it has spent: the words of every ledger."""
+"""What a client pays for, what it may spend, and what it has spent: the words of every ledger.
+
+`umbel.privacy.gate.gate` charges, and `umbel.privacy.gate.ledger` keeps the charges; in simulation
+`umbel.privacy.gate.memory_ledger` does.
+"""
 
 from __future__ import annotations
 

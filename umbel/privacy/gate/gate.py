@@ -142,7 +142,7 @@ class Passage:
         Its line of the site's log.
     clients : Clients
     hypotheses : dict of ndarray of float32, each (k, \*shape)
-        What clients start from; empty where nobody is asked to train.
+        What clients start from; empty where no client is asked to train.
 
     Raises
     ------
@@ -175,7 +175,7 @@ class Passage:
         site, seed = self.site, self.seed
         # Validate the task before charging the ledger.
         sanitiser = Sanitiser.of(site, self.hypotheses, task)
-        paid, paying = self._paying(task, sanitiser.release)
+        paid, paying = self._charge_for_training(task, sanitiser.release)
         assigned = np.full(len(paying), choice.OWN, np.int64)
         if sanitiser.release.choice_epsilon > 0:
             sources = randomness.noise(seed, task.round, site.client_ids(paying), "choice")
@@ -192,7 +192,7 @@ class Passage:
         """Return the sums of the clients that can pay, each of which pays the whole price."""
         site = self.site
         sanitiser = SiteSanitiser.of(site, self.hypotheses, task)
-        paid, paying = self._paying(task, sanitiser.release, site.policy.min_clients)
+        paid, paying = self._charge_for_training(task, sanitiser.release, site.policy.min_clients)
         # The noise on the counts hides what each of them chooses; trying another hypothesis only helps learning.
         sources = randomness.noise(self.seed, task.round, site.client_ids(paying), "choice")
         assigned = choice.at_random(task.explore, len(sanitiser.hypotheses), sources)
@@ -203,15 +203,15 @@ class Passage:
     def evaluate(self, task: EvaluationSpec) -> NDArray[np.float64]:
         """Return loss and metric (2, clients) of the asked clients, with noise where they train."""
         if not self.site.simulated:
-            # Before anybody reports: a crash may waste a count, it never hides a report.
+            # Before any client reports: a crash may waste a count, it never hides a report.
             Runs.of(self.site).count_evaluation(self.run, self.site.policy)
         reported = self.clients.report(task)
         values = reported.scores
         if not _is_array(values, np.float64, (2, len(task.clients))):
             raise Refused("the handler does not say loss and metric of each client", code="refused.result")
-        return values if reported.trains is False else self._noised(values, reported.clients, task)
+        return values if reported.trains is False else self._noisy_reports(values, reported.clients, task)
 
-    def _paying(
+    def _charge_for_training(
         self, task: TrainingSpec, release: Release, at_least: int = 1
     ) -> tuple[NDArray[np.bool_], tuple[ClientOnNode, ...]]:
         """Charge the asked clients that can pay: return a flag for each, and who they are.
@@ -221,7 +221,7 @@ class Passage:
         Raises
         ------
         Refused
-            When fewer than `at_least` can pay; then nobody is charged.
+            When fewer than `at_least` can pay; then none is charged.
         """
         self.site.check_priced(release)
         self.clients.check(task)
@@ -240,7 +240,7 @@ class Passage:
     def _charge(
         self, what: str, release: Release, round: int, clients: tuple[ClientOnNode, ...], at_least: int = 1
     ) -> NDArray[np.bool_]:
-        """Charge clients and return a flag for each that paid; nobody pays where fewer than `at_least` can."""
+        """Charge clients and return a flag for each that paid; none pays where fewer than `at_least` can."""
         charge, ids = Charge(self.run, round, release), self.site.client_ids(clients)
         paid = np.array(_ledger(self.site, self.state).charge(charge, ids, self.site.limits, at_least))
         number = int(paid.sum())
@@ -261,10 +261,12 @@ class Passage:
             raise Refused("the handler trained another hypothesis than the gate had drawn", code="refused.result")
         return trained.arrays, trained.chosen
 
-    def _noised(
+    def _noisy_reports(
         self, values: NDArray[np.float64], own: tuple[ClientOnNode, ...], task: EvaluationSpec
     ) -> NDArray[np.float64]:
-        """Return (2, clients) loss and metric, clipped and noised; NaN for clients that cannot pay.
+        """Charge clients that train for their reports: return loss and metric (2, clients), clipped and noised.
+
+        They are NaN for clients that cannot pay.
 
         Both lie in a square whose diagonal is the radius, so the guarantee holds between any two
         reports.

@@ -1,4 +1,9 @@
-"""A site's policy: every entry of a node's configuration, what it means, and what it refuses."""
+"""A site's policy: every entry of a node's configuration, what it means, and what it refuses.
+
+`Policy.check` refuses a task. Other refusals are elsewhere: a client over budget in `umbel.privacy.gate.charges`, a
+release without a price in `umbel.privacy.gate.site`, and a run without approval in `umbel.privacy.gate.consent`.
+`umbel.privacy.gate.refusals` makes the reply. Each has a code of ``refused.``; docs/errors.md lists them.
+"""
 
 from __future__ import annotations
 
@@ -39,12 +44,12 @@ class AcceptedRelease(StrEnum):
 
 
 class AcceptedRadius(StrEnum):
-    """Which radius a site accepts."""
+    """Which clipping a site accepts."""
 
     ANY = "any"
-    """The paper's as well, a heuristic."""
+    """The paper's as well, in which the norm of the update itself is the radius: a heuristic."""
     PUBLIC = "public"
-    """A radius that everybody knows, without which nothing is guaranteed."""
+    """A clip norm that everybody knows, without which nothing is guaranteed."""
 
 
 class Approval(StrEnum):

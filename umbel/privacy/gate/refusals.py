@@ -1,4 +1,7 @@
-"""How a node fails closed: the server reads "refused", and the reason stays in the node's own log and the site's."""
+"""How a node fails closed: the server reads "refused", and the reason stays in the node's own log and the site's.
+
+What is refused is decided elsewhere: `umbel.privacy.gate.policy` says where.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The mechanism applied to models: from what clients have trained to what may leave."""
+"""The mechanism applied to models: from what clients have trained to what may leave.
+
+`sanitise_in_place` adds the noise, which `umbel.privacy.mechanisms` draws. There a clip norm is called a radius, as in
+the paper: a public one in mode ``public``; in mode ``update`` the norm of the update itself, at least a floor.
+"""
 
 from __future__ import annotations
 
@@ -95,12 +99,12 @@ class Sanitiser:
 
     Attributes
     ----------
-    task : Training
+    task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
     mechanism : Mechanism or None
         None where no noise is asked for.
     radius : float
-        As the site has it.
+        The task's clip norm, raised to the site's floor and, outside simulation, to what 32-bit numbers need.
     finest : float
         See `umbel.privacy.gate.precision.resolution`.
     parts : sequence of slice, optional

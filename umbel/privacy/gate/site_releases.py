@@ -31,12 +31,12 @@ class SiteSanitiser:
 
     Attributes
     ----------
-    task : Training
+    task : TrainingSpec
     hypotheses : ndarray, shape (k, n)
     mechanism : Mechanism or None
         None where no noise is asked for.
     radius : float
-        As the site has it.
+        The clip norm: the task's, or the site's floor if that is larger.
     count_radius : float
         That of each count, in clients; 0 where counts get no noise.
     """

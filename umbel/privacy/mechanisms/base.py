@@ -3,6 +3,12 @@
 A mechanism adds noise to vectors of n numbers, in units of the radius that they lie within. Its price
 is told in two ways: pure epsilon, which adds up, and the privacy loss of one release, from which
 `umbel.privacy.accounting.accountant` computes epsilon at a delta.
+
+`umbel.privacy.gate.releases` calls `constrain` and `noise` for each update. The radius there is the clip norm.
+
+To write one of your own, subclass `Mechanism` or a built-in mechanism, and name it in the run config:
+``mechanism = "package.module:Class"``. A site must allow that name in its own ``mechanisms``. docs/privacy.md has a
+whole example.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def measure(model: Model, dataset: Dataset, hypotheses: Arrays, step_size: float
     """Measure hypotheses on all validation clients of a dataset.
 
     Of a model with local parameters each client fits its own first, with steps of `step_size`, and is
-    measured on rows that it did not fit; ``held_out`` then counts nobody.
+    measured on rows that it did not fit; ``held_out`` then counts no client.
 
     Returns
     -------
@@ -89,12 +89,12 @@ def local_only(model: Model, dataset: Dataset, run: RunConfig) -> dict[str, floa
     support, query = halves(validation_cohort(dataset, learner))
     if not len(query):
         raise DatasetError(_SINGLE_ROWS, code="data.single-rows")
-    start, nobody = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
+    start, chosen = draw_hypotheses(model, 1, run.seed, 0), np.zeros(len(support), np.int64)
     update = LocalUpdate(LOCAL_EPOCHS, run.step_size, run.batch_size, descent=LocalOptimizer.of(run))
     clients = range(len(support))
     fresh = model.initial_local(streams(run.seed, "local", 0, clients))
     shuffles = streams(run.seed, "shuffle", 0, clients)
-    trained, local = learner.train(start, nobody, support, update, shuffles, fresh)
+    trained, local = learner.train(start, chosen, support, update, shuffles, fresh)
     return _summary(model, _own_metrics(learner, query, trained, local))
 
 

@@ -104,10 +104,10 @@ def interactions(
     """Yield without end the items that clients trained (m, I, d), those they were sent, and their vectors (m, d)."""
     learner = learner_for(models.load(f"factors items={len(clients.items)} size={FACTORS}", LOSS), "cpu")
     sent = np.zeros_like(clients.items) if zero else clients.items
-    local, nobody = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
-    generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(nobody))]
+    local, chosen = {"user": clients.local}, np.zeros(len(clients.local), np.int64)
+    generators = [np.random.default_rng([seed, _BATCHES, c]) for c in range(len(chosen))]
     while True:
-        trained, local = learner.train({"items": sent[None]}, nobody, clients.cohort, update, generators, local)
+        trained, local = learner.train({"items": sent[None]}, chosen, clients.cohort, update, generators, local)
         yield trained["items"], sent, local["user"]
 
 

@@ -39,20 +39,20 @@ def furthest(task: TrainingSpec, hypotheses: NDArray[np.float64], most: float = 
     public, whole_vector = task.clipping is Clipping.PUBLIC, task.noise_per is NoisePer.VECTOR
     # A site raises a clip norm to its own floor, which is this where it sets none, and until the noise spans enough
     # steps of 32-bit numbers.
-    radius = max(task.clip_norm, ClipSchedule.floor)
+    clip_norm = max(task.clip_norm, ClipSchedule.floor)
     largest = float(np.abs(hypotheses).max())
     step = _spacing(largest)
     if mechanism is not None:
-        radius = max(radius, NOISE_STEPS * step / mechanism.deviation(n))
+        clip_norm = max(clip_norm, NOISE_STEPS * step / mechanism.deviation(n))
     if public:
-        update = max(radius, most)
+        update = max(clip_norm, most)
     else:
-        # Each layer or row has the floor for a radius of its own.
+        # Each layer or row has its own floor.
         parts = 1 if whole_vector else n
-        update = math.hypot(most or LARGEST_UPDATE, radius * math.sqrt(parts))
+        update = math.hypot(most or LARGEST_UPDATE, clip_norm * math.sqrt(parts))
     reach = update
     if mechanism is not None:
-        # A part's noise is longest, in its radius, where the part is smallest or largest.
+        # A part's noise is longest, in units of its radius, where the part is smallest or largest.
         sizes, rare = ((n,), _RARE) if public or whole_vector else ((1, n), _RARE + math.log(n))
         reach += update * max(mechanism.longest(size, rare) for size in sizes)
     return reach + _rounding(mechanism, n, update, step, reach)
@@ -72,12 +72,12 @@ def furthest_sum(task: TrainingSpec, k: int, n: int, clients: int, most: float =
         The longest update; 0 for the clip norm.
     """
     mechanism = _mechanism(task)
-    radius = max(task.clip_norm, ClipSchedule.floor, most)
-    reach = clients * radius
+    clip_norm = max(task.clip_norm, ClipSchedule.floor, most)
+    reach = clients * clip_norm
     step = _spacing(reach)
     if mechanism is not None:
-        reach += radius * mechanism.longest(n, _RARE + math.log(k))
-    return reach + _rounding(mechanism, n, radius, step, reach)
+        reach += clip_norm * mechanism.longest(n, _RARE + math.log(k))
+    return reach + _rounding(mechanism, n, clip_norm, step, reach)
 
 
 def _mechanism(task: TrainingSpec) -> Mechanism | None:

@@ -1,4 +1,8 @@
-"""The clients of a run, as a strategy sees them: who is asked, what they are sent, what came back."""
+"""The clients of a run, as a strategy sees them: who is asked, what they are sent, what came back.
+
+`umbel.server.nodes.exchange` sends the messages and waits, and `umbel.server.nodes.replies` checks the replies. On the
+node a message comes to `umbel.client.app`, behind the gate (`umbel.privacy.gate.own_app`).
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Asked:
     Attributes
     ----------
     clients : ndarray of int
-        Counted over the dataset, in increasing order.
+        Their numbers in the run (`umbel.protocol.clients.ClientInRun`), in increasing order.
     positions : dict from node id to ndarray of int
     disclose : bool
         Whether they were asked for the hypothesis that they chose.
@@ -50,7 +50,7 @@ class Asked:
 def read_releases(
     answers: Mapping[int, Message], asked: Asked, hypotheses: Arrays, furthest: float = math.inf
 ) -> Releases:
-    """Return the releases in nodes' replies; where there are several, they let go of them.
+    """Return the releases in nodes' replies. With several replies, each drops its arrays once they are copied.
 
     Parameters
     ----------
@@ -62,12 +62,12 @@ def read_releases(
         How far a release may lie from the nearest of them (`umbel.server.nodes.bounds.furthest`).
     """
     n = sum(value[0].size for value in hypotheses.values())
-    nobody = np.zeros(0, np.int64)
+    none = np.zeros(0, np.int64)
     taken = [one for node, reply in answers.items() if (one := _take(node, reply, asked, hypotheses, furthest))]
-    joined = np.concatenate([nobody, *(one.positions for one in taken)])
+    joined = np.concatenate([none, *(one.positions for one in taken)])
     order = np.argsort(joined)
-    outside = asked.clients[np.concatenate([nobody, *(one.outside for one in taken)])]
-    choices = np.concatenate([nobody, *(one.choices for one in taken)])[order] if asked.disclose else None
+    outside = asked.clients[np.concatenate([none, *(one.outside for one in taken)])]
+    choices = np.concatenate([none, *(one.choices for one in taken)])[order] if asked.disclose else None
     lost = len(asked.positions) - len(taken)
     vectors = _in_order(taken, order, n)
     vectors.flags.writeable = False  # whether one reply holds them all or several do

@@ -314,7 +314,7 @@ def hosting_of(answer: Answer, max_clients: int, together: bool) -> Hosting | No
         if answer.reply.has_error():
             raise ProtocolError(f"says {answer.reply.error.reason} (its own log says why)", code="protocol.node-error")
         return admitted(answer.reply.content, max_clients, together)
-    except Exception as error:  # the run goes on
+    except Exception as error:  # keep running: one bad node must not stop the run
         log(WARNING, "node %s cannot take part: it %s", answer.node, told(error))
         return None
 
