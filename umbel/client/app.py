@@ -147,7 +147,7 @@ def _evaluate(node: Node, task: EvaluationSpec, content: RecordDict, state: Reco
     reported = (np.take_along_axis(values, best, 0)[0] for values in (losses, metrics))
     # To the server, no number at all is a client that did not answer; here it is a model that blew up.
     loss, metric = (np.where(np.isnan(values), np.inf, values) for values in reported)
-    return local_report(loss, metric, node.site.local_ids(clients), node.training_clients_report)
+    return local_report(loss, metric, node.site.local_ids(clients) if needed else (), needed)
 
 
 @app.query("keep", mods=[guard])

@@ -103,7 +103,8 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if not targets.is_floating_point() and outputs.shape[-1] > 1 and targets.ndim < outputs.ndim:
         targets = nn.functional.one_hot(targets.long(), outputs.shape[-1])
-    return (outputs - targets.reshape(outputs.shape)).square().sum(-1)
+    squares = (outputs - targets.reshape(outputs.shape)).square()
+    return squares.squeeze(-1) if squares.shape[-1] == 1 else squares.sum(-1)
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, ClassVar, Self
 
 from flwr.app import ConfigRecord, MetricRecord
@@ -19,6 +19,8 @@ VERSION = 6
 _VERSION = "version"
 _MAX_WHOLE = 2**31  # more than any run needs, and nothing that a ledger cannot hold
 LONGEST_NAME = 200
+
+_OF_A_MESSAGE = ("round", "clients")  # the fields that differ between the messages of a run
 
 # The types that each field of a message may have; a bool is no number here.
 _KINDS: dict[str, tuple[type, ...]] = {
@@ -44,10 +46,10 @@ class _Spec:
 
     def to_record(self) -> ConfigRecord:
         """Return the spec as a ConfigRecord, with a key for each field."""
-        record = ConfigRecord()
-        for name in self._fields():
-            value = getattr(self, name)
-            record[name] = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, str) else value
+        values = {name: getattr(self, name) for name in self._fields()}
+        # Flower checks each entry, and most stay as they are from round to round.
+        record = _record(tuple((name, value) for name, value in values.items() if name not in _OF_A_MESSAGE)).copy()
+        record["round"], record["clients"] = self.round, list(self.clients)
         return record
 
     @classmethod
@@ -282,6 +284,12 @@ class Hosting:
     def simulated(self) -> bool:
         """Whether the node says it hosts a part of the run config's dataset."""
         return self.step > 0
+
+
+@lru_cache(maxsize=16)
+def _record(entries: tuple[tuple[str, Any], ...]) -> ConfigRecord:
+    """Return entries as a record, which must be copied before it is changed."""
+    return ConfigRecord({name: str(value) if isinstance(value, str) else value for name, value in entries})
 
 
 def _check_site_release(spec: TrainingSpec) -> None:

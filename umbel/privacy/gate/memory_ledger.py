@@ -29,7 +29,8 @@ class MemoryLedger:
 
     def __init__(self, state: RecordDict) -> None:
         self._state = state
-        self._record = state.config_records.get(_RECORD, ConfigRecord())
+        record = state.get(_RECORD)  # `RecordDict.config_records` makes a new dictionary of all of them each time
+        self._record = record if isinstance(record, ConfigRecord) else ConfigRecord()
 
     def charge(
         self, charge: Charge, clients: Sequence[ClientInDataset], limits: Limits = NO_LIMITS, at_least: int = 1
