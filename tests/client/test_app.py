@@ -99,15 +99,6 @@ def test_a_client_trains_the_hypothesis_that_fits_it_best(run_config: Config) ->
     np.testing.assert_allclose(rows(reply), expected, rtol=1e-5)
 
 
-def test_both_engines_release_the_same(run_config: Config) -> None:
-    changes = {"local_epochs": 3, "batch_size": 3}
-    loop, batched = (
-        rows(train(InProcessGrid(app, run_config | {"engine": engine}), *range(100), **changes))
-        for engine in ("loop", "batched")
-    )
-    np.testing.assert_allclose(batched, loop, rtol=1e-5)
-
-
 @pytest.mark.parametrize("engine", ["loop", "batched"])
 def test_a_release_does_not_depend_on_the_node_that_computes_it(engine: str, run_config: Config) -> None:
     config = run_config | {"engine": engine}

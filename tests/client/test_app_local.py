@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from numpy.typing import NDArray
 
@@ -367,17 +366,6 @@ def test_heads_survive_a_nodes_restart_and_other_runs_do_not_see_them(headed_con
     assert len(list(folder.rglob("*.safetensors"))) == 2
 
 
-def test_a_server_that_wishes_otherwise_is_refused(
-    headed_config: Config, site: Config, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = headed_config | {"local": "body.*"}
-    Path(site["ledger-path"]).parent.mkdir()
-    grid = InProcessGrid(app, config, node_configs=[site])
-    assert refused(ask(grid, asked(draw_hypotheses(model_in(config), 1), step(0, noise_multiplier=5.0))))
-    assert "the server asks for local parameters 'body.*'" in caplog.text
-    assert Ledger(Path(site["ledger-path"])).accounts() == {}, "nobody was charged"
-
-
 # --- frozen parameters
 
 
@@ -392,18 +380,6 @@ def test_a_server_with_other_frozen_parameters_is_refused(
         evaluation = ask(grid, asked(hypotheses, None, EvaluationSpec(1, (100,), frozen_digest=digest)), "evaluate")
         assert training.has_error() == evaluation.has_error() == (not right)
     assert f"the server's frozen parameters of model {model.name!r} differ from this node's" in caplog.text
-
-
-@pytest.mark.parametrize("engine", ["loop", "batched"])
-def test_a_frozen_body_does_not_move_and_is_not_paid_for(engine: str, headed_config: Config) -> None:
-    config = headed_config | {"local": "", "frozen": "body.*", "engine": engine}
-    model, grid = model_in(config), InProcessGrid(app, config)
-    before = {name: value.clone() for name, value in model.frozen_values.items()}
-    hypotheses = draw_hypotheses(model, 1)
-    reply = ask(grid, asked(hypotheses, step(0, 1, local_steps=3, frozen_digest=model.frozen_digest)))
-    assert list(releases(reply)) == ["head.weight", "head.bias"]
-    assert all((value != hypotheses[name]).all() for name, value in releases(reply).items())
-    assert all(torch.equal(value, before[name]) for name, value in model.frozen_values.items())
 
 
 def test_an_adapter_costs_a_site_its_own_numbers_alone(

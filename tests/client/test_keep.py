@@ -96,12 +96,6 @@ def test_a_site_may_make_them_each_clients_own(
     np.testing.assert_allclose(found, np.array(SLOPES) * 0.9, rtol=1e-5)
 
 
-def test_the_models_of_the_run_before_are_replaced(site: Config, tmp_path: Path, run_config: Config) -> None:
-    keep(run_config, site)
-    keep(run_config, site, {"weight": HYPOTHESES["weight"] * np.float32(0.5)}, run=2)
-    assert [own["weight"][0, 0] for own in models_in(tmp_path / "models").values()] == [2.5, -2, -2, 2.5]
-
-
 def test_a_site_that_does_not_want_models_gets_none(site: Config, tmp_path: Path, run_config: Config) -> None:
     del site["keep-model"]
     assert keep(run_config, site).content == RecordDict()

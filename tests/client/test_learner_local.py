@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.helpers.cohorts import (
-    CPU,
     ENGINES,
     InOrder,
     Rows,
@@ -34,14 +33,12 @@ from tests.helpers.cohorts import (
 from tests.helpers.models import ADAPTED, draw_hypotheses, headed, write_module
 from umbel import models
 from umbel.client.cohort import Cohort, LocalUpdate, Schedule
-from umbel.data import BUNDLED, open_dataset
 from umbel.models import Model
 from umbel.models.factors import SLOPES
 from umbel.protocol.arrays import Arrays
 
 Matrix = NDArray[Any]
 
-PREFERENCES = open_dataset(BUNDLED / "preferences.json")
 ITEMS = models.load("factors items=100 size=8").initial(0)["items"]
 
 losses = pytest.mark.parametrize("loss", list(SLOPES))
@@ -94,12 +91,6 @@ def test_the_update_of_items_of_zeros_is_the_users_vector_and_leaves_it_alone(en
         slope = {"log": -0.5, "hinge": -1.0, "margin": -1.0}[loss]
         np.testing.assert_allclose(items, [-0.25 * slope * labels * user], rtol=1e-6)
         np.testing.assert_array_equal(users, [user])
-
-
-@engines
-def test_with_a_second_step_the_users_vector_moves(engine: str) -> None:
-    _, users = train(engine, np.zeros((4, 2)), [[1.0, -2.0]], labelled(LIKES_ONE_OF_THREE), steps(2))
-    assert (users != [[1.0, -2.0]]).all()
 
 
 @engines
@@ -464,27 +455,6 @@ def test_a_newcomer_fits_its_local_parameters_alone_and_is_scored_on_every_fifth
             assert metrics[j, c] == pytest.approx(rmse, rel=1e-4)
 
 
-@engines
-def test_newcomers_of_one_row_each_are_scored_with_what_they_started_from(engine: str) -> None:
-    model = headed()
-    cohort = cohort_of(*[draw_client(model, 1, np.random.default_rng(n)) for n in (1, 2)])
-    hypotheses, fresh = draw_hypotheses(model, 2), model.initial_local(generators(2))
-    learner = learner_of(engine, model)
-    ours, theirs = learner.score_newcomers(hypotheses, cohort, fresh, 0.1), learner.score(hypotheses, cohort, fresh)
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-@engines
-def test_a_fitted_head_suits_a_newcomer_better_than_a_fresh_one(engine: str) -> None:
-    model = headed()
-    x = np.random.default_rng(0).uniform(-1, 1, (100, 2))
-    cohort = cohort_of((x, x @ [2.0, -1.0] + 5))
-    hypotheses, fresh = draw_hypotheses(model, 1), model.initial_local(generators(1))
-    learner = learner_of(engine, model)
-    assert learner.score_newcomers(hypotheses, cohort, fresh, 0.1)[0] < learner.score(hypotheses, cohort, fresh)[0] / 2
-
-
 def test_an_adapter_on_a_frozen_backbone_trains_its_own_numbers_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -507,22 +477,6 @@ def test_an_adapter_on_a_frozen_backbone_trains_its_own_numbers_alone(
     assert_close(*found)
     for name, value in model.frozen_values.items():
         assert torch.equal(value, backbone[name])
-
-
-# --- on real rows
-
-
-@engines
-def test_a_gathered_client_trains_as_the_paper_says(engine: str) -> None:
-    cohort = Cohort.gather(PREFERENCES, [3, 17], CPU)
-    users = ITEMS[:2]
-    moved, local = train(engine, ITEMS, users, cohort, steps(1, 0, 0.1))
-    for position, client in enumerate((3, 17)):
-        x, y = PREFERENCES.client(client)
-        rows = (x[:, 0].astype(int).tolist(), y.tolist())
-        v, u = client_update(ITEMS, users[position], rows, steps(1, 0, 0.1), "log", np.random.default_rng())
-        np.testing.assert_allclose(moved[position], v, **CLOSE)
-        np.testing.assert_allclose(local[position], u, **CLOSE)
 
 
 # --- priors

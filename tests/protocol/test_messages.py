@@ -78,10 +78,6 @@ def test_of_what_two_messages_ask_alike_the_first_stands() -> None:
     assert training_in(one.content) == TRAINING
 
 
-def test_no_messages_are_none() -> None:
-    assert merged([]) == []
-
-
 def test_what_the_gate_asks_within_a_node_is_handed_over_as_it_is() -> None:
     training, evaluation = training_only(STACKED, TRAINING, np.array([-1, 1])), evaluation_only(STACKED, EVALUATION)
     assert (training_in(training), evaluation_in(training)) == (TRAINING, None)

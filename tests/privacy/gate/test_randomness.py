@@ -50,13 +50,6 @@ def test_keys_that_differ_in_one_part_give_other_streams(key: Key, other: Key, p
     assert not set(draws(key).tolist()) & set(draws(changed).tolist())
 
 
-@given(keys, st.sampled_from([(1, 0), (0, 1)]))
-def test_neighbours_differ(key: Key, step: tuple[int, int]) -> None:
-    neighbour = replace(key, round=key.round - step[0], client=max(key.client - step[1], 0))
-    assume(neighbour != key)
-    assert not set(draws(key).tolist()) & set(draws(neighbour).tolist())
-
-
 def test_round_and_client_do_not_stand_in_for_each_other() -> None:
     swapped = draws(Key(seed=0, purpose="noise", round=7, client=3))
     assert (draws(Key(seed=0, purpose="noise", round=3, client=7)) != swapped).all()

@@ -380,15 +380,6 @@ def test_where_the_data_lie_is_said_to_a_node_itself(monkeypatch: pytest.MonkeyP
     assert simulated().data_path is None
 
 
-def test_what_used_to_close_a_site_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("KEEP_MODEL", "/models"), ("PLACE", "1/3"), ("INSECURE_SEED", "true"), ("ROLE", "split")):
-        monkeypatch.setenv(f"UMBEL_{name}", value)
-    site = own()
-    assert site.keep_model == Path("/models")
-    assert (site.first, site.step) == (1, 3)
-    assert site.seed(RunConfig(seed=7)) == 7
-
-
 @pytest.mark.parametrize("name", ["UMBEL_LEAST_NOISE", "UMBEL_", "UMBEL_GEONAMES_PATH"])
 def test_a_variable_that_there_is_not_closes_a_site_and_is_nothing_to_a_simulation(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -739,8 +739,3 @@ def test_a_share_of_a_sites_clients_is_told_what_to_train() -> None:
     assert not through_gate(content, of_node(SIMULATED), handler).has_error()
     [assigned] = seen
     assert np.bincount(assigned + 1) == pytest.approx([3000, 1500, 1500], abs=5 * math.sqrt(1500))
-
-
-def test_nobody_is_told_where_nothing_is_explored() -> None:
-    handler = hands_over(BOTH, np.ones((20, 1)), [1] * 20)
-    assert not through_gate(request(BOTH, 20, choice_epsilon=1.0), of_node(SIMULATED), handler).has_error()

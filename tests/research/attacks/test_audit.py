@@ -390,20 +390,12 @@ def test_a_run_of_one_hypothesis_and_another_mechanism_audits_that(run_config: C
     assert "claimed pure none" in section.paragraphs[1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"clipping": "update"}, "the radius is the norm of the client's own update"),
-        ({"choice_epsilon": 0.0}, "the choice among 2 hypotheses is open"),
-        ({"noise_multiplier": 0.0}, "there is no noise"),
-    ],
-)
-def test_a_heuristic_run_is_told_that_nothing_is_claimed(run_config: Config, changes: Config, reason: str) -> None:
-    observer = audited(run_config, **changes)
+def test_a_heuristic_run_is_told_that_nothing_is_claimed(run_config: Config) -> None:
+    observer = audited(run_config, clipping="update")
     assert observer.findings == []
     section = observer.section()
     assert section is not None
-    assert reason in section.paragraphs[0]
+    assert "the radius is the norm of the client's own update" in section.paragraphs[0]
 
 
 def test_a_run_is_not_lost_where_the_audit_cannot_be_made(run_config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -423,12 +415,6 @@ def test_what_exceeds_the_claim_is_said_aloud(run_config: Config, faulty: pytest
     ).section()
     assert section is not None
     assert "EXCEED" in section.paragraphs[0]
-
-
-def test_few_guesses_are_said_to_show_little(run_config: Config) -> None:
-    section = audited(run_config, noise_multiplier=0.05).section()
-    assert section is not None
-    assert "So many guesses cannot show more than" in section.paragraphs[2]
 
 
 # --- as a command

@@ -50,16 +50,8 @@ def test_it_prints_the_table_and_writes_what_it_says(umbel_home: Path) -> None:
     assert "An attack that fails proves nothing" in (folder / "table.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "exit_code", "part"),
-    [
-        (("--dataset", "roses", "--model", "cnn10"), 3, "'roses'"),
-        (("--dataset", "squares", "--model", "rose"), 2, "'rose'"),
-        (("--dataset", "squares", "--model", "cnn10", "--images", "3"), 3, "[data.too-few-clients]"),
-    ],
-)
 @pytest.mark.usefixtures("squares")
-def test_what_cannot_be_is_an_error(words: tuple[str, ...], exit_code: int, part: str) -> None:
-    code, output = run("reconstruct", *words)
-    assert code == exit_code
-    assert part in output
+def test_what_cannot_be_is_an_error() -> None:
+    code, output = run("reconstruct", "--dataset", "squares", "--model", "cnn10", "--images", "3")
+    assert code == 3
+    assert "[data.too-few-clients]" in output

@@ -20,8 +20,6 @@ from umbel.research.experiments.sweep import Result, _save
 from umbel.research.experiments.tables import by_arm
 from umbel.research.output import Section
 
-PROJECT = Path(__file__).resolve().parents[3]
-
 
 def read_csv(folder: Path) -> list[dict[str, str]]:
     with (folder / "table.csv").open() as file:
