@@ -328,9 +328,8 @@ def test_noise_makes_it_take_longer_and_cost_more(attack_config: Config) -> None
     assert [remark.split(":")[0] for remark in played.remarks] == ["Attack zero, no noise", "Attack zero, nu = 1"]
 
 
-@pytest.mark.parametrize("attack", ["zero", "jitter"])
-def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_config: Config, attack: str) -> None:
-    config = attack_config | options(attack=attack, multipliers="0,2") | {"message-noise": 0.01}
+def test_a_seed_gives_the_same_findings_whatever_the_number_of_nodes(attack_config: Config) -> None:
+    config = attack_config | options(attack="jitter", multipliers="0,2") | {"message-noise": 0.01}
     first, *others = (Attacked(config, nodes).findings for nodes in (1, 7))
     assert [first] == others
     assert Attacked(config | {"seed": 1}).findings != first

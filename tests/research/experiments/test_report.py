@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +41,19 @@ def run_app(home: Path, **changes: Any) -> Path:
     return max((home / "runs").iterdir(), key=lambda folder: folder.stat().st_mtime_ns)
 
 
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the app, which tests take a copy of."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UMBEL_HOME", str(home))
+        return run_app(home, rounds=5, observers=f"{__name__}:Talkative")
+
+
 @pytest.fixture
-def run(umbel_home: Path) -> Path:
+def run(done: Path, umbel_home: Path) -> Path:
     """A run of the app."""
-    return run_app(umbel_home, rounds=5, observers=f"{__name__}:Talkative")
+    return shutil.copytree(done, umbel_home / "runs" / done.name)
 
 
 class Talkative(Observer):
